@@ -1,0 +1,147 @@
+"""The typed config: what a recipe may say. Frozen, strict at every level; the field's description is its help text.
+
+Nothing beyond `engine/config` sees YAML or a DictConfig. Lengths are tokens, sizes are bytes, rates are per step.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.config.units import Bytes, Tokens
+
+
+class Section(BaseModel):
+    """A frozen part of the config that accepts no unknown key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Run(Section):
+    """The run: its length, its seed and where it writes."""
+
+    steps: int = Field(ge=1, description="optimizer updates")
+    seed: int = Field(ge=0, lt=2**63, description="seed of the initial weights and of the order of documents")
+    out: str = Field(min_length=1, description="run folder")
+    validate_every: int = Field(ge=1, description="steps between two validations; the last step always validates")
+    checkpoint_every: int = Field(ge=1, description="steps between two checkpoints; the last step always saves one")
+    keep_checkpoints: int = Field(ge=1, description="how many of the newest checkpoints stay")
+
+
+class Model(Section):
+    """The shape of a LLaMA model."""
+
+    name: str
+    layers: int = Field(ge=1)
+    hidden: int = Field(ge=2, description="width of the residual stream")
+    heads: int = Field(ge=1, description="query heads")
+    kv_heads: int = Field(ge=1, description="key and value heads; divides heads")
+    ffn: int = Field(ge=1, description="width of the SwiGLU layer")
+    vocab: int = Field(ge=1, description="rows of the embedding")
+    rope_theta: float = Field(gt=0)
+    norm_eps: float = Field(gt=0)
+    tied: bool = Field(description="the output head shares the embedding's weights")
+
+    @property
+    def head_dim(self) -> int:
+        """Return the size of a head."""
+        return self.hidden // self.heads
+
+
+class Data(Section):
+    """Where documents come from."""
+
+    name: str
+    path: str = Field(
+        min_length=1, description="a folder, a .jsonl file, or `stdlib`: the running Python's own library"
+    )
+    format: Literal["folder", "jsonl"]
+    pattern: str = Field(description="which files of a folder are documents, as a glob")
+    field: str = Field(description="which field of a JSONL line is the text")
+    encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` takes files as they are, UTF-8 or not")
+    tokenizer: Literal["bytes"]
+    runtime: Literal["local"] = Field(description="`ray` is not built yet")
+    validation_share: float = Field(ge=0, lt=1, description="share of the documents, by hash, kept for validation")
+    validation_tokens: Tokens = Field(ge=0, description="at most this many inputs are validated on; 0 turns it off")
+
+
+class Cluster(Section):
+    """The machine that is planned for or trained on."""
+
+    name: str
+    nodes: int = Field(ge=1)
+    ranks_per_node: int = Field(ge=1, description="one rank is one GPU or one CPU process")
+    device_memory: Bytes = Field(gt=0, description="bytes that one rank may use")
+    hostfile: str | None = Field(description="DeepSpeed's format; then nodes and ranks come from it")
+
+
+class Planner(Section):
+    """Who computes what."""
+
+    name: Literal["static", "naive", "balanced"] = Field(description="`adaptive` is not built yet")
+    mode: Literal["auto", "free", "lockstep"] = Field(description="`pipeline` is not built yet")
+    max_peers: int = Field(ge=1, description="ranks that one rank may talk to in a step")
+
+
+class Optimizer(Section):
+    """The update rule, its learning rate and its schedule."""
+
+    name: Literal["adamw", "sgd"]
+    lr: float = Field(gt=0)
+    min_lr_ratio: float = Field(ge=0, le=1, description="where the cosine ends, as a share of lr")
+    warmup_steps: int = Field(ge=0)
+    betas: tuple[float, float] = Field(description="AdamW's; SGD's momentum is the first")
+    eps: float = Field(gt=0)
+    weight_decay: float = Field(ge=0, description="on matrices only")
+    clip_norm: float = Field(ge=0, description="largest gradient norm over all ranks; 0 turns clipping off")
+
+
+class Zero(Section):
+    """How model states are sharded over all ranks."""
+
+    stage: Literal[1] = Field(description="2 and 3 are not built yet")
+
+
+class Offload(Section):
+    """Activation offload."""
+
+    ratio: Literal["auto"] | float = Field(description="not built yet: only auto (= 0) and 0")
+
+
+class Lengths(Section):
+    """Where `plan` takes sequence lengths from: the recipe's data, or a named mix."""
+
+    name: Literal["data", "github", "lognormal"]
+    mean: float = Field(gt=0, description="mean length of `lognormal`, tokens")
+    sigma: float = Field(gt=0, description="spread of `lognormal`")
+    max: Tokens = Field(ge=1, description="longest document of a mix")
+
+
+class Parallel(Section):
+    """Degrees orthogonal to HDP; 1 until they are built."""
+
+    tp: Literal[1]
+    pp: Literal[1]
+    ep: Literal[1]
+
+
+class Config(Section):
+    """A whole recipe."""
+
+    recipe: str = Field(description="name of the recipe")
+    context: Tokens = Field(ge=1, description="most inputs of one sequence; longer documents are split")
+    capacity: Tokens = Field(ge=1, description="tokens that a rank holds in one micro-batch")
+    batch_tokens: Tokens = Field(ge=1, description="inputs of a step; a longer document is a step of its own")
+    dtype: Literal["bf16", "fp32", "fp64"]
+    recompute: Literal["none"] = Field(description="`layer` and `layer_keep_attention` are not built yet")
+    run: Run
+    model: Model
+    data: Data
+    cluster: Cluster
+    planner: Planner
+    optimizer: Optimizer
+    zero: Zero
+    offload: Offload
+    lengths: Lengths
+    parallel: Parallel

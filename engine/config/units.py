@@ -1,0 +1,49 @@
+"""Lengths and sizes as people write them: 16K, 2M, 80GiB. K is 1024 for tokens and for bytes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(iB|B)?\s*", re.IGNORECASE)
+
+
+def parse_count(value: object, *, bytes_: bool = False) -> int:
+    """Return tokens (or bytes) of a number or of text such as `16K`, `1.5M` or, for bytes, `80GiB`.
+
+    Raises ValueError when it is not such a number, or not a whole number of tokens.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(_expected(value, bytes_))
+    match = _NUMBER.fullmatch(str(value))
+    if match is None or (match[3] and not bytes_):
+        raise ValueError(_expected(value, bytes_))
+    count = float(match[1]) * 1024 ** _POWERS[match[2].upper()]
+    if count != int(count):
+        raise ValueError(f"{value} is not a whole number of {'bytes' if bytes_ else 'tokens'}")
+    return int(count)
+
+
+def format_count(count: int) -> str:
+    """Return tokens as people write them: 2097152 -> `2M`, 1500 -> `1500`."""
+    for unit in ("T", "G", "M", "K"):
+        size = 1024 ** _POWERS[unit]
+        if count and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)
+
+
+def _expected(value: object, bytes_: bool) -> str:
+    examples = "80GiB or 512M" if bytes_ else "4096, 16K or 2M"
+    return f"{value!r} is not a {'size' if bytes_ else 'length'}; write {examples}"
+
+
+def _parse_bytes(value: object) -> int:
+    return parse_count(value, bytes_=True)
+
+
+Tokens = Annotated[int, BeforeValidator(parse_count)]
+Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
