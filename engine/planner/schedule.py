@@ -56,7 +56,7 @@ class Block(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """In a round a part sends the buffer of part `send` to its next and receives that of `receive` from its previous."""
+    """In a round a part sends the buffer of part `send` to its next, and receives `receive` from its previous."""
 
     kind: Literal["kv", "dkv"]
     send: int
