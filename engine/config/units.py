@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -21,9 +22,11 @@ def parse_count(value: object, *, bytes_: bool = False) -> int:
     match = _NUMBER.fullmatch(str(value))
     if match is None or (match[3] and not bytes_):
         raise ValueError(_expected(value, bytes_))
-    count = float(match[1]) * 1024 ** _POWERS[match[2].upper()]
-    if count != int(count):
+    count = Fraction(match[1]) * 1024 ** _POWERS[match[2].upper()]
+    if count.denominator != 1:
         raise ValueError(f"{value} is not a whole number of {'bytes' if bytes_ else 'tokens'}")
+    if count >= 2**63:
+        raise ValueError(f"{value} is more than 64 bits hold")
     return int(count)
 
 

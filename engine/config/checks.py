@@ -1,0 +1,85 @@
+"""What must hold between keys: each rule returns its problem, or None."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.config.not_built import not_built
+from engine.config.schema import Config
+from engine.config.units import format_count
+from engine.errors import Problem
+
+BYTES_VOCAB = 258  # 256 byte values, BOS and EOS
+
+
+def check(config: Config) -> list[Problem]:
+    """Return every rule that the config breaks."""
+    found = [rule(config) for rule in _RULES]
+    return [problem for problem in found if problem is not None]
+
+
+def context_problem(config: Config, ranks: int) -> Problem | None:
+    """Return the refusal of a context that `ranks` cannot hold together, a ring over all of them at most."""
+    if config.context <= config.capacity * ranks:
+        return None
+    holds = format_count(config.capacity * ranks)
+    message = (
+        f"{format_count(config.context)} does not fit: "
+        f"{ranks} ranks x capacity {format_count(config.capacity)} hold {holds} tokens"
+    )
+    return Problem(message, "context", f"context={holds}, or a larger capacity, or more ranks")
+
+
+def _context(config: Config) -> Problem | None:
+    """With a hostfile the ranks are known only when it is read; then whoever reads it asks `context_problem`."""
+    if config.cluster.hostfile is not None:
+        return None
+    return context_problem(config, config.cluster.nodes * config.cluster.ranks_per_node)
+
+
+def _head_groups(config: Config) -> Problem | None:
+    heads, kv_heads = config.model.heads, config.model.kv_heads
+    if heads % kv_heads == 0:
+        return None
+    return Problem(f"{kv_heads} does not divide model.heads={heads}", "model.kv_heads", f"for example {heads}")
+
+
+def _head_size(config: Config) -> Problem | None:
+    """Rotary embedding turns pairs, so a head's size is even."""
+    hidden, heads = config.model.hidden, config.model.heads
+    if hidden % (2 * heads) == 0:
+        return None
+    message = f"{hidden} is not a multiple of 2 x model.heads={heads}, and rotary embedding needs even heads"
+    return Problem(message, "model.hidden", f"for example {-(-hidden // (2 * heads)) * 2 * heads}")
+
+
+def _vocabulary(config: Config) -> Problem | None:
+    if config.model.vocab >= BYTES_VOCAB:
+        return None
+    message = f"{config.model.vocab} is too small for the bytes tokenizer"
+    return Problem(message, "model.vocab", f"at least {BYTES_VOCAB}: 256 bytes, BOS and EOS")
+
+
+def _betas(config: Config) -> Problem | None:
+    if all(0 <= beta < 1 for beta in config.optimizer.betas):
+        return None
+    betas = list(config.optimizer.betas)
+    return Problem(f"must be at least 0 and less than 1, not {betas}", "optimizer.betas", "for example [0.9,0.95]")
+
+
+def _offload(config: Config) -> Problem | None:
+    ratio = config.offload.ratio
+    if ratio in ("auto", 0):
+        return None
+    out_of_bounds = Problem(f"must be auto or from 0 to 1, not {ratio}", "offload.ratio", "available: auto or 0")
+    return not_built("offload.ratio", ratio, "auto or 0") or out_of_bounds
+
+
+_RULES: tuple[Callable[[Config], Problem | None], ...] = (
+    _context,
+    _head_groups,
+    _head_size,
+    _vocabulary,
+    _betas,
+    _offload,
+)

@@ -1,0 +1,32 @@
+"""Values that the design names and that are not built yet: refused with a sentence of their own, not as mistakes."""
+
+from __future__ import annotations
+
+from engine.errors import Problem
+
+_VALUES: dict[str, tuple[object, ...]] = {
+    "cluster": ("a100x8", "h200x8"),
+    "data.runtime": ("ray",),
+    "lengths": ("byted", "file"),
+    "planner": ("adaptive",),
+    "planner.mode": ("pipeline",),
+    "recompute": ("layer", "layer_keep_attention"),
+    "zero.stage": (2, 3),
+}
+
+
+def not_built(key: str, value: object, available: str) -> Problem | None:
+    """Return the refusal of a value that will exist one day, or None if it never will."""
+    if not _is_planned(key.removesuffix(".name"), value):
+        return None
+    return Problem(f"{value} is not built yet", key, f"available: {available}")
+
+
+def _is_planned(key: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return False
+    if key.startswith("parallel."):
+        return isinstance(value, int) and value > 1
+    if key == "offload.ratio":
+        return isinstance(value, (int, float)) and 0 < value <= 1
+    return value in _VALUES.get(key, ())

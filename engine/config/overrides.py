@@ -1,0 +1,82 @@
+"""Checks KEY=VALUE overrides against the recipes and the schema before Hydra applies them.
+
+Hydra stops at the first bad override and hints at `+key`, which is the wrong way out of a typing mistake; here every
+override is judged by itself, so all mistakes are reported together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from engine.config import keys, tree
+from engine.config.not_built import not_built
+from engine.errors import Problem
+
+
+def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
+    """Return the overrides that may be applied, and what is wrong with the others."""
+    good, problems = [], []
+    for text in texts:
+        problem = _spelling(text) or _meaning(text)
+        if problem is None:
+            good.append(text)
+        else:
+            problems.append(problem)
+    return good, problems
+
+
+def _spelling(text: str) -> Problem | None:
+    """Return what is wrong with the form of one override, before its key is looked up."""
+    key, equals, value = text.partition("=")
+    if text.startswith(("+", "~")):
+        return Problem(f"{text[0]} is not used here", text, "keys are neither added nor removed; write KEY=VALUE")
+    if not equals or not key:
+        hint = f"write recipe={text}" if text in tree.recipes() else "for example run.steps=100"
+        return Problem("is not KEY=VALUE", text, hint)
+    if not value:
+        return Problem("has no value", text, f"write {key}=VALUE, or leave it out")
+    return None
+
+
+def _meaning(text: str) -> Problem | None:
+    """Return what is wrong with the key or the kind of value of one override that is spelt KEY=VALUE."""
+    key, _, value = text.partition("=")
+    try:
+        override: Override = OverridesParser.create().parse_override(text)
+    except HydraException:
+        return Problem("cannot be read", text, f"put it in quotes, twice: '{key}=\"{value}\"'")
+    if override.is_sweep_override():
+        return Problem("gives several values", text, f"give one, or quote it: '{key}=\"{value}\"'")
+    if key in tree.groups():
+        return _choice(key, override.value())
+    return _key(key)
+
+
+def _choice(group: str, value: object) -> Problem | None:
+    """Return what is wrong with the option chosen for a group."""
+    options = tree.groups()[group]
+    if value in options:
+        return None
+    listed = ", ".join(options)
+    if isinstance(value, (dict, list)):
+        return Problem(
+            "is a group, not a value", group, f"choose one of {listed}, then set its keys: {group}.KEY=VALUE"
+        )
+    hint = keys.did_you_mean(str(value), options, f"there are {listed}")
+    return not_built(group, value, listed) or Problem(f"there is no {group} {value}", group, hint)
+
+
+def _key(key: str) -> Problem | None:
+    """Return what is wrong with a key that is no group."""
+    leaves = keys.leaves()
+    if key in leaves:
+        return None
+    if key in keys.sections():
+        inner = ", ".join(name for name in leaves if name.startswith(f"{key}."))
+        return Problem("holds other keys and has no value itself", key, f"set one of {inner}")
+    hint = keys.did_you_mean(key, [*leaves, *tree.groups()], "`bytescale config show` lists all keys")
+    return Problem("there is no such key", key, hint)

@@ -1,0 +1,93 @@
+"""From plain values to the typed Config, with every mistake told in plain English."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from engine.config import keys
+from engine.config.not_built import not_built
+from engine.config.schema import Config
+from engine.errors import Problem
+
+MISSING = "???"
+
+_SENTENCES = {
+    "missing": "is not set",
+    "extra_forbidden": "there is no such key",
+    "int_type": "is not a whole number: {value}",
+    "float_type": "is not a number: {value}",
+    "string_type": "is not text: {value}",
+    "bool_type": "is not true or false: {value}",
+    "finite_number": "is not a finite number: {value}",
+    "tuple_type": "is not a list: {value}",
+    "too_short": "has too few values: {value}",
+    "too_long": "has too many values: {value}",
+    "string_too_short": "is empty",
+    "greater_than": "must be more than {gt}, not {value}",
+    "greater_than_equal": "must be at least {ge}, not {value}",
+    "less_than": "must be less than {lt}, not {value}",
+    "less_than_equal": "must be at most {le}, not {value}",
+    "literal_error": "must be {expected}, not {value}",
+    "value_error": "{error}",
+}
+
+
+def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
+    """Return the config, or None and all that is wrong with `values`, one problem a key."""
+    try:
+        # Through JSON, because only there are lists taken for tuples while types stay strict: true is no number.
+        return Config.model_validate_json(json.dumps(_without_missing(values)), strict=True), []
+    except ValidationError as error:
+        problems: dict[str, Problem] = {}
+        for detail in error.errors(include_url=False):
+            key = _key(detail["loc"])
+            problems.setdefault(key, _problem(key, detail))
+        return None, list(problems.values())
+
+
+def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without those that are `???`, so that the schema finds them missing."""
+    return {
+        key: _without_missing(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value != MISSING
+    }
+
+
+def _key(location: tuple[int | str, ...]) -> str:
+    """Return the key of a location; pydantic goes on into list items and the members of a union, people do not."""
+    leaves = keys.leaves()
+    for end in range(1, len(location) + 1):
+        key = ".".join(str(part) for part in location[:end])
+        if key in leaves:
+            return key
+    return ".".join(str(part) for part in location)
+
+
+def _problem(key: str, detail: Any) -> Problem:
+    """Return one of pydantic's details as a problem."""
+    value, context = detail["input"], detail.get("ctx", {})
+    expected = str(context.get("expected", "")).replace("'", "")
+    facts = {**context, "value": value, "expected": expected}
+    kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
+    message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)
+    return not_built(key, value, expected) or Problem(message, key, _hint(key, kind, str(value), expected))
+
+
+def _hint(key: str, kind: str, value: str, expected: str) -> str | None:
+    """Return the way out: the nearest name, else what the key means."""
+    field = keys.leaves().get(key)
+    if field is None:
+        return keys.did_you_mean(key, keys.leaves())
+    means = f"{key}: {field.description}" if field.description else None
+    if kind == "missing":
+        return f"set {key}=..., {field.description}" if field.description else f"set {key}=..."
+    if kind == "literal_error":
+        return keys.did_you_mean(value, expected.replace(" or ", ", ").split(", "), means)
+    if kind == "string_type":
+        return f"quote it, twice: '{key}=\"{value}\"'"
+    return means
