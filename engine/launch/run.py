@@ -1,0 +1,150 @@
+"""From a config to processes, and from their ends to one answer. No torch here: the ranks import it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.cluster.cluster import Cluster
+from engine.config.schema import Config
+from engine.cost.model import Costs
+from engine.data.index import Index, build_index
+from engine.data.steps import Cursor, next_step
+from engine.data.tokenizer import VOCAB
+from engine.errors import ConfigError
+from engine.launch import prepare
+from engine.launch.commands import free_port, is_local, rank_commands
+from engine.launch.ranks import RankError, run_ranks
+from engine.planner.make import PlanSettings, plan_step
+from engine.report.run import write_report
+from engine.simulator.timeline import balance
+from engine.trainer import checkpoint as checkpoints
+from engine.trainer import metrics
+from engine.trainer.folder import RunFolder
+
+__all__ = ["RankError", "train"]
+
+Say = Callable[[str], None]
+OnStep = Callable[[Mapping[str, Any]], None]
+_DRY_STEPS = 3
+
+
+def train(
+    config: Config,
+    resume: str = "auto",
+    launcher: str | None = None,
+    dry_run: bool = False,
+    say: Say = print,
+    on_step: OnStep = lambda line: None,
+) -> dict[str, Any]:
+    """Train a recipe, or show what would be done; return what the command prints as JSON.
+
+    `resume` is `auto`, `never` or a checkpoint's path; `launcher` None chooses. `on_step` gets each step's metrics.
+    Raises BytescaleError: of a mistake before anything is written, or of the first failing rank.
+    """
+    cluster = Cluster.of(config.cluster)
+    check_trainable(config, cluster, launcher)
+    folder = RunFolder(Path(config.run.out))
+    if dry_run:
+        return _dry_run(config, cluster, folder)
+    if resume == "never" and folder.resolved.exists():
+        with prepare.locked(folder):
+            say(f"the old run is kept as {prepare.set_aside(folder)}")
+    with prepare.locked(folder):
+        return _train(config, cluster, folder, resume, say, on_step)
+
+
+def check_trainable(config: Config, cluster: Cluster, launcher: str | None) -> None:
+    """Raise ConfigError for what a plan may ask for but this machine cannot train."""
+    if config.dtype == "fp64":
+        raise ConfigError("fp64 is for tests: DeepSpeed's masters are fp32", key="dtype=fp64", hint="use fp32 or bf16")
+    if config.model.vocab < VOCAB:
+        key = f"model.vocab={config.model.vocab}"
+        raise ConfigError(f"the byte tokenizer has {VOCAB} tokens", key=key, hint=f"set model.vocab={VOCAB} or more")
+    if launcher == "slurm":
+        raise ConfigError("the Slurm launcher is not built yet", key="--launcher slurm", hint="use local or hostfile")
+    if launcher == "hostfile" and config.cluster.hostfile is None:
+        raise ConfigError("there is no hostfile", key="--launcher hostfile", hint="name one with --hostfile FILE")
+    if config.cluster.hostfile is None and len(cluster.nodes) > 1:
+        key = f"cluster.nodes={len(cluster.nodes)}"
+        raise ConfigError("several nodes need a hostfile", key=key, hint="name one with --hostfile FILE")
+    if launcher == "local" and not all(is_local(node.host) for node in cluster.nodes):
+        raise ConfigError("the hostfile names other hosts", key="--launcher local", hint="use --launcher hostfile")
+
+
+def _train(
+    config: Config, cluster: Cluster, folder: RunFolder, resume: str, say: Say, on_step: OnStep
+) -> dict[str, Any]:
+    prepare.check_owner(folder, config)
+    checkpoint = prepare.choose_checkpoint(folder, resume, say)
+    index = prepare.index_documents(folder, config, checkpoint)
+    costs = Costs.of(config)
+    prepare.write_facts(folder, config, index, costs.parameters)
+    say(f"{len(index.lengths):,} documents ({index.empty} empty), {costs.parameters:,} parameters")
+    step = checkpoints.read(checkpoint).step if checkpoint else 0
+    metrics.cut_back(folder.metrics, step)
+    say(f"going on from {checkpoint}" if checkpoint else f"starting in {folder.root}")
+    if step < config.run.steps:
+        tail = MetricsTail(folder.metrics, step, on_step)
+        run_ranks(rank_commands(cluster, folder, checkpoint, free_port()), folder, tail)
+    return _summary(folder, index, say)
+
+
+def _summary(folder: RunFolder, index: Index, say: Say) -> dict[str, Any]:
+    lines = metrics.read_metrics(folder.metrics)
+    validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    report = write_report(folder.root)
+    result = {
+        "steps": lines[-1]["step"],
+        "loss": lines[-1]["loss"],
+        "validation_loss": validated[-1] if validated else None,
+        "bigram_nats": index.bigram_nats,
+        "report": str(report),
+        "out": str(folder.root),
+    }
+    if validated:
+        verdict = "below" if validated[-1] < index.bigram_nats else "not below"
+        bigram = f"the bigram entropy of the corpus, {index.bigram_nats:.3f}"
+        say(f"validation loss {validated[-1]:.3f} nats a byte, {verdict} {bigram}")
+    say(f"report: {report}")
+    return {"train": result}
+
+
+def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, Any]:
+    prepare.check_owner(folder, config)
+    index, settings, costs, cursor = build_index(config.data), PlanSettings.of(config), Costs.of(config), Cursor()
+    steps = []
+    for number in range(1, _DRY_STEPS + 1):
+        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+        plan = plan_step(table.length, settings)
+        steps.append(
+            {
+                "step": number,
+                "sequences": plan.sequences,
+                "tokens": int(plan.lengths.sum()),
+                "micro_batches": plan.micro_batches,
+                "max_degree": int(plan.degrees.max()),
+                "balance": balance(plan, costs),
+            }
+        )
+    commands = [str(command) for command in rank_commands(cluster, folder, None, free_port())]
+    return {"dry_run": {"ranks": cluster.ranks, "out": str(folder.root), "steps": steps, "commands": commands}}
+
+
+class MetricsTail:
+    """Calls `on_step` for each line that the ranks add to the metrics."""
+
+    def __init__(self, path: Path, seen: int, on_step: OnStep) -> None:
+        self._path, self._seen, self._on_step, self._size = path, seen, on_step, -1
+
+    def __call__(self) -> None:
+        """Look whether there is something new."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == self._size:
+            return
+        self._size = size
+        lines = metrics.read_metrics(self._path)
+        for line in lines[self._seen :]:
+            self._on_step(line)
+        self._seen = len(lines)

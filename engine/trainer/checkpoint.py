@@ -1,0 +1,150 @@
+"""Checkpoints that are whole or not there: a temporary folder, a manifest of hashes, fsync, rename.
+
+A flipped bit loads silently in every checkpoint format (40 of 40 when tried), and a kill during an overwrite
+leaves ruins. So a checkpoint is written beside its place and renamed when all its bytes are on disk, and read only
+after its hashes have been checked. No torch here: the launcher chooses the checkpoint before any rank starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import CheckpointError
+from engine.trainer.folder import sync_folder, write_json
+
+_MANIFEST = "manifest.json"
+_PREFIX = "step-"
+_WRITING = ".writing-"
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """What a run needs beside the tensors: plain data, of the last *finished* step."""
+
+    step: int
+    epoch: int
+    position: int
+    ranks: int
+    fingerprint: str  # of the documents
+
+
+def folder_name(step: int) -> str:
+    """Return a checkpoint's name."""
+    return f"{_PREFIX}{step:08d}"
+
+
+def newest_first(checkpoints: Path) -> list[Path]:
+    """Return the finished checkpoints, newest first. Unfinished ones have another name and are not listed."""
+    return sorted((p for p in checkpoints.glob(f"{_PREFIX}*") if p.is_dir()), key=lambda p: p.name, reverse=True)
+
+
+def write(
+    checkpoints: Path,
+    state: TrainState,
+    rank: int,
+    save_tensors: Callable[[Path], None],
+    gather: Callable[[dict[str, str]], list[dict[str, str]]],
+) -> Path:
+    """Write one checkpoint together; all ranks call it and share a file system.
+
+    `save_tensors(folder)` writes the rank's files; `gather(hashes)` waits for all ranks and returns theirs on
+    each. Each rank hashes and syncs its share of the files.
+    """
+    final = checkpoints / folder_name(state.step)
+    draft = checkpoints / f"{_WRITING}{final.name}"
+    if rank == 0:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+    gather({})
+    save_tensors(draft)
+    gather({})
+    files = sorted(p for p in draft.rglob("*") if p.is_file())
+    hashes = {str(p.relative_to(draft)): _hash_and_sync(p) for p in files[rank :: state.ranks]}
+    manifest = {name: digest for part in gather(hashes) for name, digest in part.items()}
+    if rank == 0:
+        write_json(draft / _MANIFEST, {"state": asdict(state), "files": manifest})
+        for folder in {p.parent for p in files}:
+            sync_folder(folder)
+        if final.exists():  # the same step again after a resume from an older checkpoint: the new one takes its place
+            shutil.rmtree(final)
+        draft.rename(final)
+        sync_folder(checkpoints)
+    gather({})
+    return final
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what unfinished writes left."""
+    for old in newest_first(checkpoints)[keep:]:
+        ruin = old.with_name(f"{_WRITING}{old.name}")
+        old.rename(ruin)  # so that a kill in the middle leaves no half checkpoint under a good name
+    for ruin in checkpoints.glob(f"{_WRITING}*"):
+        shutil.rmtree(ruin)
+
+
+def read(folder: Path) -> TrainState:
+    """Check every file against the manifest and return the state. Raises CheckpointError naming what is damaged."""
+    way_out = "--resume auto takes the newest one that is whole"
+    try:
+        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
+        state = TrainState(**manifest["state"])
+        for name, digest in manifest["files"].items():
+            if _hash(folder / name) != digest:
+                raise CheckpointError(f"checkpoint is damaged: {name} changed", key=str(folder), hint=way_out)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint is damaged: {_reason(error)}", key=str(folder), hint=way_out) from error
+    return state
+
+
+def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
+    """Return the newest valid checkpoint, or None if there is none at all.
+
+    Damaged ones that are newer are set aside (renamed, not removed), so that they are neither read nor counted again.
+    Raises CheckpointError when there are checkpoints and all are damaged: to start over then would hide the loss.
+    """
+    damaged: list[Path] = []
+    for folder in newest_first(checkpoints):
+        try:
+            read(folder)
+        except CheckpointError as error:
+            say(f"{error} ({folder}); it is set aside, the one before is used")
+            damaged.append(folder)
+            continue
+        for ruin in damaged:
+            ruin.rename(ruin.with_name(f"damaged-{ruin.name}-{time.time_ns()}"))
+        return folder
+    if damaged:
+        hint = "--resume never starts over and keeps the old run beside the new one"
+        raise CheckpointError(f"all {len(damaged)} checkpoints are damaged", key=str(checkpoints), hint=hint)
+    return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{Path(error.filename).name} is missing"
+    return "its manifest is unreadable"
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _hash_and_sync(path: Path) -> str:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    return _hash(path)

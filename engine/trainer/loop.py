@@ -1,0 +1,183 @@
+"""The training loop of a rank: take the plan, run it, update, log, validate, save.
+
+All ranks run the same steps; rank 0 writes the metrics. Guards and sums of a step travel in one gather over the control
+group.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from engine.attention.comm import RingComm
+from engine.attention.kernels import choose
+from engine.config.load import read_resolved
+from engine.config.schema import Config
+from engine.cost.model import Costs
+from engine.data.index import Index, check_fingerprint
+from engine.data.reader import Reader
+from engine.data.slices import micro_batch_slices
+from engine.data.steps import Cursor, SequenceTable, validation_table
+from engine.errors import ExitCode
+from engine.models.llama.model import Llama
+from engine.planner.make import PlanSettings, plan_step
+from engine.planner.plan import StepPlan
+from engine.simulator.timeline import balance
+from engine.trainer import checkpoint as checkpoints
+from engine.trainer import metrics
+from engine.trainer.checkpoint import TrainState
+from engine.trainer.folder import RunFolder, write_durably, write_json
+from engine.trainer.groups import Groups, join_groups
+from engine.trainer.optimizer import build_optimizer, learning_rate
+from engine.trainer.planning import Feed, PlanAhead, compare_digests
+from engine.trainer.step import RankContext, StepTimes, evaluate, run_step
+from engine.zero.engine import ZeroEngine
+
+_LOG = logging.getLogger(__name__)
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
+
+
+def train(folder: RunFolder, checkpoint: Path | None, stop: Callable[[], bool]) -> int:
+    """Train until the last step, or until a rank is asked to stop; return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    trainer = Trainer(folder, read_resolved(folder.resolved), join_groups())
+    try:
+        trainer.begin(checkpoint)
+        return trainer.run(stop)
+    finally:
+        trainer.close()
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a rank knows after a step; the ranks exchange it."""
+
+    rank: int
+    loss_sum: float
+    times: StepTimes
+    stop: bool
+
+
+class Trainer:
+    """The state of a run on one rank. `begin`, then `run`, then `close`."""
+
+    def __init__(self, folder: RunFolder, config: Config, groups: Groups) -> None:
+        self.folder, self.config, self.groups = folder, config, groups
+        self.index = Index.load(folder.index)
+        self.reader = Reader(config.data, self.index)
+        self.settings, self.costs = PlanSettings.of(config), Costs.of(config)
+        kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
+        self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
+        model = Llama(config.model)
+        model.initialise(config.run.seed)
+        model.to(groups.device)
+        self.engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+        self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
+        self.validation = self._plan_validation()
+        self.step, self.cursor, self.traced_degree = 0, Cursor(), 0
+
+    def begin(self, checkpoint: Path | None) -> None:
+        """Start at step 0, or go on from a checkpoint that the launcher has verified."""
+        if checkpoint is not None:
+            state = checkpoints.read(checkpoint)
+            check_fingerprint(self.index, state.fingerprint)
+            self.engine.load(checkpoint)
+            self.step, self.cursor = state.step, Cursor(state.epoch, state.position)
+        self.ahead.request(self.cursor)
+
+    def run(self, stop: Callable[[], bool]) -> int:
+        """Run the steps that are left; return OK, or PREEMPTED with a checkpoint saved."""
+        while self.step < self.config.run.steps:
+            stopping = self.one_step(stop)
+            last = self.step == self.config.run.steps
+            if stopping or last or self.step % self.config.run.checkpoint_every == 0:
+                self.save()
+            if stopping and not last:
+                return ExitCode.PREEMPTED
+        return ExitCode.OK
+
+    def one_step(self, stop: Callable[[], bool]) -> bool:
+        """Run one step and log it; return whether some rank was asked to stop."""
+        began = time.perf_counter()
+        table, after, plan = self.ahead.take(self.cursor)
+        planned = time.perf_counter()
+        if self.step + 1 < self.config.run.steps:
+            self.ahead.request(after)
+        loss_tokens = int(table.loss_tokens.sum())
+        backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
+        loss_sum, times = run_step(plan, self.engine.forward, backward, self._slicer(table), self.context)
+        self.step, self.cursor = self.step + 1, after
+        rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
+        grad_norm = self.engine.step(rate)
+        results = self._exchange(StepResult(self.groups.rank, loss_sum, times, stop()))
+        ended = time.perf_counter()
+        line = {
+            "step": self.step,
+            "loss": sum(result.loss_sum for result in results) / loss_tokens,
+            "tokens": int(table.length.sum()),
+            "tokens_per_s": int(table.length.sum()) / (ended - began),
+            "step_s": ended - began,
+            "plan_wait_s": planned - began,
+            "data_wait_s": max(result.times.data_wait_s for result in results),
+            "max_degree": int(plan.degrees.max()),
+            "balance": balance(plan, self.costs),
+            "grad_norm": grad_norm,
+            "lr": rate,
+        }
+        self._log(line | self._validate(), plan, results)
+        return any(result.stop for result in results)
+
+    def save(self) -> None:
+        """Write a checkpoint of the step that has just finished, and remove the oldest."""
+        groups, run = self.groups, self.config.run
+        state = TrainState(self.step, self.cursor.epoch, self.cursor.position, groups.world, self.index.fingerprint)
+        checkpoints.write(self.folder.checkpoints, state, groups.rank, self.engine.save, self._exchange)
+        if groups.rank == 0:
+            checkpoints.prune(self.folder.checkpoints, run.keep_checkpoints)
+
+    def close(self) -> None:
+        """End the helpers of this rank."""
+        self.ahead.close()
+        dist.destroy_process_group()
+
+    def _plan_validation(self) -> tuple[SequenceTable, StepPlan] | None:
+        table = validation_table(self.index, self.config.context, self.config.data.validation_tokens)
+        if len(table) == 0:
+            return None
+        plan = plan_step(table.length, self.settings)
+        compare_digests(plan.digest, self.groups.control)
+        return table, plan
+
+    def _validate(self) -> dict[str, float]:
+        due = self.step % self.config.run.validate_every == 0 or self.step == self.config.run.steps
+        if self.validation is None or not due:
+            return {}
+        table, plan = self.validation
+        loss_sum = evaluate(plan, self.engine.module, self._slicer(table), self.context)
+        return {"validation_loss": sum(self._exchange(loss_sum)) / int(table.loss_tokens.sum())}
+
+    def _log(self, line: dict[str, Any], plan: StepPlan, results: list[StepResult]) -> None:
+        if self.groups.rank != 0:
+            return
+        metrics.append(self.folder.metrics, line)
+        if line["max_degree"] >= self.traced_degree:  # the report shows the newest step with the largest ring
+            self.traced_degree = line["max_degree"]
+            spans = [[result.rank, *span] for result in results for span in result.times.spans]
+            write_durably(self.folder.plan, plan.to_bytes())
+            write_json(self.folder.trace, {"step": line["step"], "spans": spans})
+
+    def _slicer(self, table: SequenceTable) -> Callable[..., Any]:
+        return partial(micro_batch_slices, self.reader, table)
+
+    def _exchange(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.groups.world
+        dist.all_gather_object(values, value, group=self.groups.control)
+        return values

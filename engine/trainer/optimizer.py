@@ -1,0 +1,32 @@
+"""The update rule: parameter groups, and the learning rate of each step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from engine.config.schema import Optimizer
+
+
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """Return the optimizer; weight decay acts on matrices only, not on norms."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0])
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+
+
+def learning_rate(step: int, steps: int, settings: Optimizer) -> float:
+    """Return the rate of update `step` (from 1) of `steps`: linear warm-up, then a cosine down to its floor."""
+    if step <= settings.warmup_steps:
+        return settings.lr * step / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(steps - settings.warmup_steps, 1)
+    floor = settings.min_lr_ratio
+    return settings.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))

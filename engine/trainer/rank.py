@@ -1,0 +1,58 @@
+"""One rank's process: joins the groups, trains, and says why it ended.
+
+The exit code is the error's own; the cause goes to `RUN/logs/rank-N.error.json`, where the launcher looks for it. A
+rank lives as long as its launcher: it ends when its standard input, a pipe that the launcher holds, is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+
+from engine.errors import BytescaleError, ExitCode, Problem
+from engine.trainer.folder import RunFolder, write_json
+
+
+def main(arguments: list[str]) -> int:
+    """Run `python -m engine.trainer RUN [CHECKPOINT]`; return the exit code."""
+    folder = RunFolder(Path(arguments[0]))
+    checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
+    rank = int(os.environ["RANK"])
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    try:
+        from engine.trainer.loop import train
+
+        return train(folder, checkpoint, stop.is_set)
+    except BaseException as error:
+        traceback.print_exc()
+        code, problem = explain(error)
+        cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}
+        write_json(folder.error(rank), cause | {"time": time.time()})
+        return int(code)
+
+
+def explain(error: BaseException) -> tuple[ExitCode, Problem]:
+    """Return the exit code and the cause of an error in one sentence."""
+    if isinstance(error, BytescaleError):
+        return error.code, error.problems[0]
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return ExitCode.STORAGE, Problem(f"storage failed: {error.strerror}", error.filename)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return ExitCode.MEMORY, Problem("out of memory", "capacity", "a smaller capacity needs less")
+    text = str(error).strip().splitlines()
+    return ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}")
+
+
+def _end_with_launcher() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os._exit(ExitCode.BUG)

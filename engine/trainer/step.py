@@ -1,0 +1,74 @@
+"""One step on one rank: the micro-batches that the plan gives it, in the plan's order, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from engine.attention.comm import RingComm
+from engine.attention.kernels import Kernel
+from engine.attention.layout import layout, whole
+from engine.attention.ring import attend
+from engine.data.slices import Slices
+from engine.models.loss import token_loss
+from engine.planner.plan import MicroBatch, StepPlan
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Forward = Callable[[Tensor, Tensor, Attend], Tensor]
+Slicer = Callable[[MicroBatch], Slices]
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """What every micro-batch of a rank needs: where it runs, how it talks to its rings, which kernel attends."""
+
+    rank: int
+    device: torch.device
+    comm: RingComm
+    kernel: Kernel
+
+
+@dataclass
+class StepTimes:
+    """What a step took on this rank: seconds of reading, and the spans (micro-batch, start, stop) from its start."""
+
+    data_wait_s: float = 0.0
+    spans: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+def micro_batch_loss(forward: Forward, micro: MicroBatch, slices: Slices, context: RankContext) -> Tensor:
+    """Return the summed loss of a rank's part of a micro-batch; an idle one gives a connected zero."""
+    shards = layout(micro) if micro.shards else whole(len(slices.tokens))
+    attention = partial(attend, layout=shards, comm=context.comm, kernel=context.kernel)
+    tokens, labels, positions = (
+        torch.from_numpy(part).to(context.device) for part in (slices.tokens, slices.labels, slices.positions)
+    )
+    return token_loss(forward(tokens, positions, attention), labels)
+
+
+def run_step(
+    plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], slicer: Slicer, context: RankContext
+) -> tuple[float, StepTimes]:
+    """Run forward and backward of this rank's micro-batches; return its summed loss and what it took."""
+    loss_sum, times, began = 0.0, StepTimes(), time.perf_counter()
+    for micro in plan.of_rank(context.rank):
+        start = time.perf_counter()
+        slices = slicer(micro)
+        times.data_wait_s += time.perf_counter() - start
+        loss = micro_batch_loss(forward, micro, slices, context)
+        backward(loss)
+        loss_sum += loss.item()
+        times.spans.append((micro.index, start - began, time.perf_counter() - began))
+    return loss_sum, times
+
+
+@torch.no_grad()
+def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> float:
+    """Return this rank's summed loss of a forward-only plan; idle micro-batches have nothing to add."""
+    busy = (micro for micro in plan.of_rank(context.rank) if micro.shards)
+    return sum(micro_batch_loss(model, micro, slicer(micro), context).item() for micro in busy)

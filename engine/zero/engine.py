@@ -1,0 +1,68 @@
+"""DeepSpeed under HDP: the one place that knows it.
+
+Model states are sharded over all ranks, whatever rings exist. The loss of a step is the sum over the loss tokens of all
+ranks divided by their number T; DeepSpeed averages gradients over the world, so the loss is multiplied by the world
+size first (ByteScale 1.1, "token-level loss"; DEEPSPEED.md, "the recipe that reproduced a single process").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed import ops
+from torch import Tensor, nn
+
+from engine.config.schema import Config
+from engine.zero.settings import deepspeed_settings
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_TAG = "zero"
+
+
+class ZeroEngine:
+    """A model whose optimizer states are sharded over the world.
+
+    `torch.distributed` must be initialised; its default group is ZeRO's. A step is any number (at least one) of
+    `forward` and `backward`, then one `step` on all ranks.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
+        if not torch.cuda.is_available():
+            ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for 35 s and serves inference only
+        deepspeed.init_distributed(auto_mpi_discovery=False)
+        self._world = torch.distributed.get_world_size()
+        self._engine: Any = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
+        )[0]
+
+    @property
+    def module(self) -> nn.Module:
+        """Return the model in the dtype in which it computes."""
+        return self._engine.module  # type: ignore[no-any-return]
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the logits [T, vocab] of one micro-batch; tokens and positions are [T]."""
+        return self._engine(tokens, positions, attend)  # type: ignore[no-any-return]
+
+    def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
+        """Accumulate the gradient of a micro-batch's summed loss, as its share of the whole step's mean."""
+        self._engine.backward(loss_sum * (self._world / step_loss_tokens), scale_wrt_gas=False)
+
+    def step(self, lr: float) -> float:
+        """Reduce, clip and update on all ranks; return the gradient's norm over all ranks, before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = lr
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm())
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's share of the states into `folder`; all ranks call it."""
+        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote with the same number of ranks; all ranks call it."""
+        self._engine.load_checkpoint(str(folder), tag=_TAG)

@@ -1,0 +1,133 @@
+"""Checkpoints are whole or not there, and a damaged one is never used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.trainer.checkpoint import TrainState, choose, newest_first, prune, read, write
+
+
+def state(step: int, ranks: int = 1) -> TrainState:
+    return TrainState(step=step, epoch=0, position=7 * step, ranks=ranks, fingerprint="f")
+
+
+def save(checkpoints: Path, step: int) -> Path:
+    def tensors(folder: Path) -> None:
+        (folder / "zero").mkdir()
+        (folder / "zero" / "a.pt").write_bytes(b"a" * 3000)
+        (folder / "zero" / "b.pt").write_bytes(bytes([step]) * 10)
+
+    return write(checkpoints, state(step), 0, tensors, lambda hashes: [hashes])
+
+
+def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
+    folder = save(tmp_path, 3)
+    assert folder.name == "step-00000003"
+    assert read(folder) == state(3)
+
+
+def test_two_ranks_share_the_hashing(tmp_path: Path) -> None:
+    """If a rank's files were left out of the manifest, damage in them would go unseen."""
+    barrier, boxes = threading.Barrier(2), [{}, {}]  # type: ignore[var-annotated]
+
+    def gather(rank: int) -> Callable[[dict[str, str]], list[dict[str, str]]]:
+        def exchange(hashes: dict[str, str]) -> list[dict[str, str]]:
+            boxes[rank] = hashes
+            barrier.wait(10)
+            both = list(boxes)
+            barrier.wait(10)
+            return both
+
+        return exchange
+
+    def one(rank: int) -> None:
+        def tensors(folder: Path) -> None:
+            (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
+
+        write(tmp_path, state(1, 2), rank, tensors, gather(rank))
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    folder = tmp_path / "step-00000001"
+    assert read(folder).ranks == 2
+    for rank in range(2):
+        (folder / f"rank{rank}.pt").write_bytes(b"x")
+        with pytest.raises(CheckpointError, match=f"rank{rank}"):
+            read(folder)
+        (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
+
+
+def flip(folder: Path) -> None:
+    data = bytearray((folder / "zero/a.pt").read_bytes())
+    data[1234] ^= 1
+    (folder / "zero/a.pt").write_bytes(data)
+
+
+def truncate(folder: Path) -> None:
+    (folder / "zero/b.pt").write_bytes(b"")
+
+
+def remove(folder: Path) -> None:
+    (folder / "zero/b.pt").unlink()
+
+
+def unmanifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def scramble(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, remove, unmanifest, scramble])
+def test_damage_is_refused_and_the_one_before_is_used(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
+    save(tmp_path, 1)
+    folder = save(tmp_path, 2)
+    damage(folder)
+    with pytest.raises(CheckpointError, match="damaged"):
+        read(folder)
+    said: list[str] = []
+    chosen = choose(tmp_path, said.append)
+    assert chosen is not None and chosen.name == "step-00000001"
+    assert "step-00000002" in said[0]
+    assert newest_first(tmp_path) == [chosen]
+    assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1, "a damaged checkpoint is kept for a look"
+
+
+def test_all_damaged_is_an_error_and_none_is_not(tmp_path: Path) -> None:
+    assert choose(tmp_path, print) is None
+    flip(save(tmp_path, 1))
+    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
+        choose(tmp_path, lambda line: None)
+    assert (tmp_path / "step-00000001").exists()
+
+
+def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
+    good = save(tmp_path, 1)
+
+    def dies(folder: Path) -> None:
+        (folder / "half.pt").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, state(2), 0, dies, lambda hashes: [hashes])
+    assert choose(tmp_path, print) == good
+    save(tmp_path, 2)
+    prune(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 10):
+        save(tmp_path, step)
+    prune(tmp_path, keep=2)
+    assert [read(p).step for p in newest_first(tmp_path)] == [10, 2]

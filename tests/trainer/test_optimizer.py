@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from engine.models.llama.model import Llama
+
+from engine.config.load import load
+from engine.config.schema import Optimizer
+from engine.trainer.optimizer import build_optimizer, learning_rate
+
+
+def settings(**changes: object) -> Optimizer:
+    values = load(["recipe=quickstart"]).optimizer.model_dump() | {"lr": 1.0, "warmup_steps": 10, "min_lr_ratio": 0.1}
+    return Optimizer(**(values | changes))
+
+
+def test_decay_acts_on_matrices_only() -> None:
+    model = Llama(load(["recipe=quickstart"]).model)
+    groups = build_optimizer(model, settings(weight_decay=0.1)).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert decay[id(parameter)] == (0.0 if "norm" in name else 0.1), name
+
+
+def test_adamw_is_the_recipe_of_llama() -> None:
+    optimizer = build_optimizer(torch.nn.Linear(2, 2), settings())
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_warm_up_rises_to_the_rate_and_the_cosine_falls_to_its_floor() -> None:
+    rates = [learning_rate(step, 110, settings()) for step in range(1, 111)]
+    assert rates[:10] == pytest.approx([i / 10 for i in range(1, 11)])
+    assert rates[59] == pytest.approx(0.1 + 0.9 * 0.5)  # half of the cosine
+    assert rates[-1] == pytest.approx(0.1)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_without_warm_up_the_first_step_learns() -> None:
+    assert learning_rate(1, 1, settings(warmup_steps=0, min_lr_ratio=0.5)) == 0.5
