@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 
 from engine.config import keys, tree
 from engine.config.not_built import not_built
+from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 
@@ -66,7 +67,7 @@ def _choice(group: str, value: object) -> Problem | None:
         return Problem(
             "is a group, not a value", group, f"choose one of {listed}, then set its keys: {group}.KEY=VALUE"
         )
-    hint = keys.did_you_mean(str(value), options, f"there are {listed}")
+    hint = did_you_mean(str(value), options, f"there are {listed}")
     return not_built(group, value, listed) or Problem(f"there is no {group} {value}", group, hint)
 
 
@@ -78,5 +79,5 @@ def _key(key: str) -> Problem | None:
     if key in keys.sections():
         inner = ", ".join(name for name in leaves if name.startswith(f"{key}."))
         return Problem("holds other keys and has no value itself", key, f"set one of {inner}")
-    hint = keys.did_you_mean(key, [*leaves, *tree.groups()], "`bytescale config show` lists all keys")
+    hint = did_you_mean(key, [*leaves, *tree.groups()], "`bytescale config show` lists all keys")
     return Problem("there is no such key", key, hint)

@@ -33,14 +33,14 @@ class Model(Section):
     """The shape of a LLaMA model."""
 
     name: str
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1, description="transformer blocks")
     hidden: int = Field(ge=2, description="width of the residual stream")
     heads: int = Field(ge=1, description="query heads")
     kv_heads: int = Field(ge=1, description="key and value heads; divides heads")
     ffn: int = Field(ge=1, description="width of the SwiGLU layer")
     vocab: int = Field(ge=1, description="rows of the embedding")
-    rope_theta: float = Field(gt=0)
-    norm_eps: float = Field(gt=0)
+    rope_theta: float = Field(gt=0, description="base of the rotary angles")
+    norm_eps: float = Field(gt=0, description="what RMSNorm adds under its root")
     tied: bool = Field(description="the output head shares the embedding's weights")
 
     @property
@@ -70,7 +70,7 @@ class Cluster(Section):
     """The machine that is planned for or trained on."""
 
     name: str
-    nodes: int = Field(ge=1)
+    nodes: int = Field(ge=1, description="machines")
     ranks_per_node: int = Field(ge=1, description="one rank is one GPU or one CPU process")
     device_memory: Bytes = Field(gt=0, description="bytes that one rank may use")
     hostfile: str | None = Field(description="DeepSpeed's format; then nodes and ranks come from it")
@@ -88,11 +88,11 @@ class Optimizer(Section):
     """The update rule, its learning rate and its schedule."""
 
     name: Literal["adamw", "sgd"]
-    lr: float = Field(gt=0)
+    lr: float = Field(gt=0, description="learning rate after the warm-up")
     min_lr_ratio: float = Field(ge=0, le=1, description="where the cosine ends, as a share of lr")
-    warmup_steps: int = Field(ge=0)
+    warmup_steps: int = Field(ge=0, description="steps in which the learning rate rises")
     betas: tuple[float, float] = Field(description="AdamW's; SGD's momentum is the first")
-    eps: float = Field(gt=0)
+    eps: float = Field(gt=0, description="what AdamW adds to its divisor")
     weight_decay: float = Field(ge=0, description="on matrices only")
     clip_norm: float = Field(ge=0, description="largest gradient norm over all ranks; 0 turns clipping off")
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from engine.config import keys
 from engine.config.not_built import not_built
 from engine.config.schema import Config
+from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 MISSING = "???"
@@ -72,22 +73,27 @@ def _problem(key: str, detail: Any) -> Problem:
     """Return one of pydantic's details as a problem."""
     value, context = detail["input"], detail.get("ctx", {})
     expected = str(context.get("expected", "")).replace("'", "")
-    facts = {**context, "value": value, "expected": expected}
+    facts = {name: _short(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
     message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)
     return not_built(key, value, expected) or Problem(message, key, _hint(key, kind, str(value), expected))
+
+
+def _short(fact: object) -> object:
+    """Return 1 for 1.0, as a person writes it."""
+    return int(fact) if isinstance(fact, float) and fact.is_integer() else fact
 
 
 def _hint(key: str, kind: str, value: str, expected: str) -> str | None:
     """Return the way out: the nearest name, else what the key means."""
     field = keys.leaves().get(key)
     if field is None:
-        return keys.did_you_mean(key, keys.leaves())
+        return did_you_mean(key, keys.leaves())
     means = f"{key}: {field.description}" if field.description else None
     if kind == "missing":
         return f"set {key}=..., {field.description}" if field.description else f"set {key}=..."
     if kind == "literal_error":
-        return keys.did_you_mean(value, expected.replace(" or ", ", ").split(", "), means)
+        return did_you_mean(value, expected.replace(" or ", ", ").split(", "), means)
     if kind == "string_type":
         return f"quote it, twice: '{key}=\"{value}\"'"
     return means

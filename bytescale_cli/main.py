@@ -1,0 +1,36 @@
+"""`bytescale`: parses, calls, prints. Everything heavy is imported inside the command that needs it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from bytescale_cli import config, plan, recipes
+from bytescale_cli.errors import report
+from bytescale_cli.train import train
+
+app = typer.Typer(
+    help="ByteScale trains language models on long contexts with hybrid data parallelism.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(train)
+app.command()(plan.plan)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(config.app, name="config")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (by default the process's own) and return its exit code; nothing but this catches errors."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = typer.main.get_command(app)
+    try:
+        return int(command.main(words or ["--help"], prog_name="bytescale", standalone_mode=False) or 0)
+    except BaseException as error:
+        # The process's edge: whatever comes out here is told to the user, and nothing is swallowed.
+        if isinstance(error, SystemExit):
+            raise
+        return report(error, as_json="--json" in words, debug="--debug" in words)

@@ -1,0 +1,59 @@
+"""What a command writes: stdout is data, stderr is talk. rich only on a terminal; it honours NO_COLOR by itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+SCHEMA = 1
+
+
+def say(text: str) -> None:
+    """Write one line of talk."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def emit(payload: Mapping[str, Any], text: str, *, as_json: bool) -> None:
+    """Write a command's result: one JSON object, or the same for people."""
+    print(_envelope(True, payload) if as_json else text.rstrip("\n"), flush=True)
+
+
+def emit_failure(error: Mapping[str, Any]) -> None:
+    """Write the one JSON object of a command that failed."""
+    print(_envelope(False, error), flush=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
+    """Return rows under their columns: drawn by rich on a terminal, else plain text in aligned columns.
+
+    `right` aligns all columns but the first to the right, as numbers are read.
+    """
+    if sys.stdout.isatty():
+        return _rich_table(columns, rows, right)
+    drawn = []
+    for number, column in enumerate(zip(columns, *rows, strict=True)):
+        width = max(map(len, column))
+        drawn.append([cell.rjust(width) if right and number else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*drawn, strict=True))
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]], right: bool) -> str:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table()
+    for number, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if right and number else "left")
+    for row in rows:
+        drawn.add_row(*map(Text, row))
+    console = Console()
+    with console.capture() as capture:
+        console.print(drawn)
+    return capture.get()
+
+
+def _envelope(ok: bool, payload: Mapping[str, Any]) -> str:
+    return json.dumps({"schema": SCHEMA, "ok": ok, **payload}, allow_nan=False)

@@ -1,0 +1,60 @@
+"""`bytescale train`: launches a recipe, or shows what would be launched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, Overrides, choice, whole_number, with_aliases
+
+LAUNCHERS = ("local", "hostfile")
+
+
+def train(
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, plan three steps, start nothing.")] = False,
+    resume: Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to go on from.")] = "auto",
+    nproc: Annotated[
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Ranks on a node: cluster.ranks_per_node.")
+    ] = None,
+    hostfile: Annotated[str | None, typer.Option(metavar="FILE", help="Hosts: cluster.hostfile.")] = None,
+    launcher: Annotated[
+        str | None, typer.Option(parser=choice(*LAUNCHERS), metavar="|".join(LAUNCHERS), help="How ranks start.")
+    ] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Run folder: run.out.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train a recipe."""
+    from engine.config.load import load
+
+    aliases = {
+        ("--nproc", "cluster.ranks_per_node"): nproc,
+        ("--hostfile", "cluster.hostfile"): hostfile,
+        ("--out", "run.out"): out,
+    }
+    config = load(with_aliases(overrides or [], aliases))
+
+    from bytescale_cli.progress import progress
+    from engine.launch.run import train as launch
+
+    with progress(config.run.steps) as (say, on_step):
+        payload = launch(config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step)
+    output.emit(payload, _text(payload), as_json=json)
+
+
+def _text(payload: Mapping[str, Any]) -> str:
+    """Return what a person reads on stdout: a dry run's plans and commands, or where a run ended."""
+    if "dry_run" not in payload:
+        return str(payload["train"]["out"])
+    dry = payload["dry_run"]
+    columns = list(dry["steps"][0])
+    rows = [[_cell(step[column]) for column in columns] for step in dry["steps"]]
+    return "\n".join([output.table(columns, rows, right=True), *dry["commands"]])
+
+
+def _cell(value: float) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"

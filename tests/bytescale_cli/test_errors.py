@@ -1,0 +1,75 @@
+"""One place turns errors into lines and codes: at most three lines for a mistake, one line each for several."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from bytescale_cli.errors import report
+from engine.errors import CheckpointError, ConfigError, DataError, PlanError, Problem
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+@pytest.mark.parametrize(("error", "code"), [(ConfigError("no"), 2), (DataError("no"), 4), (CheckpointError("no"), 5)])
+def test_each_error_has_its_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(error, as_json=False, debug=False) == code
+    assert lines(capsys) == ["error: no"]
+
+
+def test_cause_place_and_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    report(DataError("is not JSON", key="a.jsonl:7", hint="mend the line"), as_json=False, debug=False)
+    assert lines(capsys) == ["error: a.jsonl:7: is not JSON", "hint: mend the line"]
+
+
+def test_several_problems_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    error = ConfigError.of([Problem("bad", "a", "do b"), Problem("worse", "c")])
+    assert report(error, as_json=True, debug=False) == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == ["error: a: bad; do b", "error: c: worse"]
+    payload = json.loads(captured.out)
+    assert payload["error"] == {"code": 2, "message": "bad", "key": "a", "hint": "do b"}
+    assert [one["key"] for one in payload["errors"]] == ["a", "c"]
+
+
+def test_a_value_cannot_break_the_lines_or_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    report(ConfigError("a\nb\x1b[31m"), as_json=False, debug=False)
+    assert lines(capsys) == ["error: a b?[31m"]
+
+
+@pytest.mark.parametrize("error", [ValueError("two\nlines"), PlanError(4, "two lines"), FileNotFoundError(2, "x")])
+def test_a_bug_saves_its_traceback(
+    error: Exception, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert report(error, as_json=False, debug=False) == 70
+    (saved,) = tmp_path.iterdir()
+    cause, hint = lines(capsys)
+    assert type(error).__name__ in cause
+    assert str(saved) in hint
+    assert type(error).__name__ in saved.read_text(encoding="utf-8")
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise ConfigError("no")
+    except ConfigError as error:
+        report(error, as_json=False, debug=True)
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_a_storage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(errno.ENOSPC, "full", "runs/a"), as_json=False, debug=False) == 74
+    assert lines(capsys)[0].startswith("error: runs/a: ")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def test_an_interrupt_is_no_bug(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(error, as_json=False, debug=False) == 130
+    assert lines(capsys) == ["interrupted"]

@@ -1,0 +1,126 @@
+"""The command line as a user meets it: few lines, the right code, one JSON object, and a fast `--help`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bytescale_cli.main import run
+
+BYTESCALE = Path(sys.executable).parent / "bytescale"
+HEAVY = {"torch", "deepspeed", "ray", "numpy", "pydantic", "hydra", "matplotlib", "rich", "yaml"}
+
+MISTAKES = [
+    ("tran recipe=quickstart", "no such command 'tran'", "did you mean train?"),
+    ("config shw", "no such command 'shw'", "did you mean show?"),
+    ("recipes", "missing command", "bytescale recipes --help"),
+    ("train --nprok 2", "--nprok: there is no such flag", "did you mean --nproc?"),
+    ("train --qqq", "--qqq: there is no such flag", "bytescale train --help"),
+    ("train --nproc two", "--nproc: two is not a whole number", "bytescale train --help"),
+    ("train --nproc 0", "cluster.ranks_per_node: must be at least 1, not 0", "cluster.ranks_per_node"),
+    ("train --launcher locl", "--launcher: must be local or hostfile, not locl", "did you mean local?"),
+    ("train --out a run.out=b", "--out: a contradicts run.out=b", "one of the two"),
+    ("train --resume", "requires an argument", "--help"),
+    ("train recipe=quikstart", "recipe: there is no recipe quikstart", "did you mean quickstart?"),
+    ("train quickstart", "quickstart: is not key=value", "write recipe=quickstart"),
+    ("train run.step=3", "run.step: there is no such key", "did you mean run.steps?"),
+    ("train +run.step=3", "+run.step=3: + is not used here", "key=value"),
+    ("train dtype=fp23", "dtype: must be bf16, fp32 or fp64, not fp23", "did you mean fp32?"),
+    ("train run.steps=many", "run.steps: is not a whole number: many", "optimizer updates"),
+    ("train context=1M", "context: 1m does not fit: 2 ranks x capacity 2k hold 4k tokens", "more ranks"),
+    ("train zero.stage=3", "zero.stage: 3 is not built yet", "available: 1"),
+    ("train data=folder", "data.path: is not set", "set data.path="),
+    ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),
+    ("recipes show quikstart", "recipe: there is no recipe quikstart", "did you mean quickstart?"),
+    ("recipes show", "name: is missing", "bytescale recipes show --help"),
+]
+
+
+@pytest.mark.parametrize(("line", "cause", "hint"), MISTAKES)
+def test_mistakes(line: str, cause: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
+    captured = capsys.readouterr()
+    said = captured.err.lower().splitlines()
+    assert len(said) <= 3
+    assert said[0].startswith(f"error: {cause}") or cause in said[0]
+    assert said[-1].startswith("hint: ")
+    assert hint in said[-1]
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("line", [line for line, _, _ in MISTAKES])
+def test_mistakes_in_json(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*line.split(), "--json"] if line != "train --resume" else ["train", "--json", "--resume"]) == 2
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["ok"], answer["error"]["code"]) == (1, False, 2)
+    assert set(answer["error"]) == {"code", "message", "key", "hint"}
+
+
+def test_all_mistakes_of_a_config_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "run.step=3", "lr=1", "run.seed=-1"]) == 2
+    assert [line.split(":")[1].strip() for line in capsys.readouterr().err.splitlines()] == [
+        "run.step",
+        "lr",
+        "run.seed",
+    ]
+
+
+def test_a_bug_ends_in_70_and_a_saved_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(overrides: object) -> None:
+        raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("engine.config.load.load", broken)
+    assert run(["train"]) == 70
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2
+    assert "unforeseen" in said[0]
+    assert "unforeseen" in next(tmp_path.iterdir()).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", ["", "--help", "train --help", "plan --help", "recipes --help", "config show --help"])
+def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage: bytescale")
+    assert captured.err == ""
+
+
+def test_installed_command(tmp_path: Path) -> None:
+    """Through the real command and from another folder."""
+    done = subprocess.run([BYTESCALE, "train", "recipe=quikstart"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == ["error: recipe: there is no recipe quikstart", "hint: did you mean quickstart?"]
+
+
+def test_installed_command_in_json(tmp_path: Path) -> None:
+    command = [BYTESCALE, "config", "show", "context=64K", "capacity=32K", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["config"]["context"] == 65536
+    assert done.stderr == ""
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from bytescale_cli.main import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stderr.split()) & HEAVY == set()
+
+
+def test_help_is_fast() -> None:
+    """The best of five, since other work may hold the cores."""
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([BYTESCALE, "--help"], capture_output=True, check=True)
+        times.append(time.perf_counter() - start)
+        if times[-1] <= 0.5:
+            break
+    assert min(times) <= 0.5

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from bytescale_cli import output
+
+
+def test_talk_goes_to_stderr_and_data_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say("working")
+    output.emit({"a": 1}, "text\n", as_json=False)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("text\n", "working\n")
+
+
+def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    output.emit({"a": 1}, "text", as_json=True)
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "a": 1}
+
+
+def test_json_has_no_nan() -> None:
+    """NaN is no JSON: readers in other languages stop at it."""
+    with pytest.raises(ValueError, match="JSON"):
+        output.emit({"a": float("nan")}, "", as_json=True)
+
+
+def test_a_plain_table_is_aligned() -> None:
+    assert output.table(["n", "name"], [["1", "a"], ["10", "bc"]]) == "n   name\n1   a\n10  bc"
+    assert output.table(["n", "value"], [["1", "2.5"]], right=True) == "n  value\n1    2.5"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_a_drawn_table(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values in square brackets are text, not rich's markup."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    drawn = output.table(["name"], [["[bold]x"]])
+    assert "[bold]x" in drawn
+    assert "━" in drawn
+    assert "\x1b[3" not in drawn or not no_color

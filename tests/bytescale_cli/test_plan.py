@@ -1,0 +1,75 @@
+"""`plan` needs no GPU and no torch, and its JSON has the keys that others read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytescale_cli.main import run
+
+PROMISED = {
+    "ranks", "sequences", "tokens", "micro_batches", "max_degree", "max_peers", "planner", "planning_s", "makespan_s",
+    "lower_bound_s", "balance", "ring_bytes", "verified",
+}  # fmt: skip
+SMALL = [
+    "lengths=github",
+    "lengths.max=8K",
+    "batch_tokens=32K",
+    "context=8K",
+    "capacity=2K",
+    "cluster.ranks_per_node=4",
+]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["plan", *arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize("planner", ["static", "naive", "balanced"])
+def test_json_has_the_promised_keys(planner: str, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = planned(capsys, *SMALL, f"planner={planner}")
+    plan = answer["plan"]
+    assert set(plan) >= PROMISED
+    assert (plan["planner"], plan["ranks"], plan["verified"]) == (planner, 4, True)
+    assert 0 < plan["tokens"] <= 32768
+    assert 0 < plan["balance"] <= 1
+    assert 0 < plan["lower_bound_s"] <= plan["makespan_s"]
+
+
+def test_a_plan_is_a_function_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = planned(capsys, *SMALL)["plan"], planned(capsys, *SMALL)["plan"]
+    assert first | {"planning_s": 0} == second | {"planning_s": 0}
+    assert planned(capsys, *SMALL, "run.seed=7")["plan"]["sequences"] != first["sequences"]
+
+
+def test_steps_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = planned(capsys, *SMALL, "--steps", "3")["steps"]
+    assert len({step["sequences"] for step in steps}) > 1
+
+
+def test_lengths_of_the_recipes_own_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, size in enumerate((10, 3000, 0, 700)):
+        (tmp_path / f"{number}.txt").write_bytes(b"x" * size)
+    own = ["data=folder", f"data.path={tmp_path}", "data.validation_share=0", "batch_tokens=1M"]
+    assert planned(capsys, *own)["plan"]["sequences"] > 0
+
+
+def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *SMALL]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("planner balanced, 4 ranks x capacity 2,048 tokens")
+    assert "makespan_s" in text
+    assert "longest" in text
+
+
+def test_it_needs_no_torch() -> None:
+    code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL]!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bytescale_cli.progress import describe, progress
+
+LINE = {"step": 3, "loss": 2.5, "tokens_per_s": 12345.6, "balance": 0.9, "max_degree": 2}
+
+
+def test_describe() -> None:
+    assert describe(LINE) == "loss 2.500  12,346 tokens/s  balance 0.90  largest ring 2"
+
+
+def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(10) as (say, on_step):
+        say("starting")
+        on_step(LINE)
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == ["starting", f"step 3/10  {describe(LINE)}"]
+    assert captured.out == ""
+
+
+def test_a_live_line_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said is text: a path in square brackets is no markup."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "160")
+    with progress(10) as (say, on_step):
+        say("[runs/a]")
+        on_step(LINE)
+    captured = capsys.readouterr()
+    assert "[runs/a]" in captured.err
+    assert "largest ring 2" in captured.err
+    assert captured.out == ""

@@ -1,0 +1,94 @@
+"""`train` hands a checked config to the launcher, once, and prints what comes back."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from bytescale_cli.main import run
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.errors import BytescaleError, ExitCode
+
+Calls = list[dict[str, Any]]
+Say = Callable[[str], None]
+OnStep = Callable[[dict[str, Any]], None]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """A launcher that notes what it is asked for."""
+    noted: Calls = []
+
+    def train(config: Config, *, say: Say, on_step: OnStep, **options: object) -> dict[str, Any]:
+        noted.append({"config": config, **options})
+        if options["dry_run"]:
+            return {"dry_run": {"steps": [{"step": 1, "tokens": 16384, "balance": 0.5}], "commands": ["python -m x"]}}
+        say("starting")
+        on_step({"step": 1, "loss": 3.0, "tokens_per_s": 1e4, "balance": 1.0, "max_degree": 2, "validation_loss": 2.5})
+        return {"train": {"out": config.run.out}}
+
+    fake = types.ModuleType("engine.launch.run")
+    fake.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "engine.launch.run", fake)
+    return noted
+
+
+def test_defaults(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train"]) == 0
+    assert calls == [{"config": load([]), "resume": "auto", "launcher": None, "dry_run": False}]
+    captured = capsys.readouterr()
+    assert captured.out == "runs/quickstart\n"
+    assert captured.err.splitlines() == [
+        "starting",
+        "step 1/120  loss 3.000  10,000 tokens/s  balance 1.00  largest ring 2  validation loss 2.500",
+    ]
+
+
+def test_flags_are_other_names_of_keys(calls: Calls) -> None:
+    assert run(["train", "context=8K", "--nproc", "4", "--out", "runs/a b", "--hostfile", "hosts"]) == 0
+    (call,) = calls
+    same = ["context=8K", "cluster.ranks_per_node=4", "run.out=runs/a b", "cluster.hostfile=hosts"]
+    assert call["config"] == load(same)
+
+
+def test_the_rest_is_passed_on(calls: Calls) -> None:
+    assert run(["train", "--dry-run", "--resume", "never", "--launcher", "local"]) == 0
+    assert (calls[0]["dry_run"], calls[0]["resume"], calls[0]["launcher"]) == (True, "never", "local")
+
+
+def test_json(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "train": {"out": "runs/quickstart"}}
+
+
+def test_a_dry_run_prints_plans_and_commands(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["step", "tokens", "balance"]
+    assert lines[1].split() == ["1", "16,384", "0.500"]
+    assert lines[2] == "python -m x"
+
+
+def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:
+    assert run(["train", "run.steps=0"]) == 2
+    assert calls == []
+
+
+def test_a_ranks_own_code_is_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class RankError(BytescaleError):
+        code = ExitCode.HANG
+
+    def train(*args: object, **kwargs: object) -> dict[str, object]:
+        raise RankError("rank 1: no message for 60 s", key="rank 1", hint="logs: runs/a/logs")
+
+    fake = types.ModuleType("engine.launch.run")
+    fake.train = train  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "engine.launch.run", fake)
+    assert run(["train"]) == 124
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -1,0 +1,65 @@
+"""Rules between keys, each with a config that breaks it and one at its edge."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config.checks import check, context_problem
+from engine.config.compose import compose
+from engine.config.schema import Config
+from engine.config.validate import validate
+
+
+def config(*overrides: str) -> Config:
+    found, problems = validate(compose(overrides))
+    assert found is not None, problems
+    return found
+
+
+MISTAKES = [
+    (["context=8K"], "context", "8K does not fit: 2 ranks x capacity 2K hold 4K tokens", "context=4K"),
+    (["context=4097"], "context", "4097 does not fit", "more ranks"),
+    (["model.kv_heads=3"], "model.kv_heads", "3 does not divide model.heads=4", "4"),
+    (["model.hidden=132"], "model.hidden", "132 is not a multiple of 2 x model.heads=4", "136"),
+    (["model.vocab=257"], "model.vocab", "257 is too small", "258"),
+    (["optimizer.betas=[0.9,1]"], "optimizer.betas", "less than 1", "0.95"),
+    (["optimizer.betas=[-0.1,0.9]"], "optimizer.betas", "at least 0", "0.95"),
+    (["offload.ratio=0.5"], "offload.ratio", "0.5 is not built yet", "auto or 0"),
+    (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto or 0"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "key", "message", "hint"), MISTAKES)
+def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> None:
+    (problem,) = check(config(*overrides))
+    assert problem.key == key
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["context=4096"],
+        ["context=8K", "cluster.ranks_per_node=4"],
+        ["context=8K", "cluster.nodes=2"],
+        ["context=8K", "cluster.hostfile=hosts"],
+        ["model.kv_heads=1"],
+        ["model.hidden=136"],
+        ["optimizer.betas=[0,0.9]"],
+        ["offload.ratio=0"],
+        ["dtype=fp64"],
+    ],
+)
+def test_edges_pass(overrides: list[str]) -> None:
+    """With a hostfile the number of ranks is not known here."""
+    assert check(config(*overrides)) == []
+
+
+def test_several_rules_are_reported_together() -> None:
+    assert len(check(config("context=8K", "model.kv_heads=3", "offload.ratio=1"))) == 3
+
+
+def test_context_against_ranks_that_a_hostfile_gave() -> None:
+    assert context_problem(config("context=8K"), ranks=4) is None
+    assert context_problem(config("context=8K"), ranks=3) is not None

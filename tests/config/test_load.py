@@ -1,0 +1,68 @@
+"""The door as a whole: what wins over what, and that all mistakes come at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from engine.config.load import load, recipes
+from engine.errors import ConfigError, ExitCode, Problem
+
+
+def refused(*overrides: str) -> tuple[Problem, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(overrides)
+    return caught.value.problems
+
+
+def test_without_overrides_it_is_the_quickstart() -> None:
+    assert load([]) == load(["recipe=quickstart"])
+
+
+def test_recipe_wins_over_groups_and_command_line_over_the_recipe() -> None:
+    assert load(["recipe=llama7b-256k"]).model.name == "llama7b"
+    assert load(["recipe=llama7b-256k", "model=tiny"]).model.name == "tiny"
+    assert load(["recipe=llama7b-256k", "model=tiny"]).cluster.nodes == 128
+    assert load(["cluster.nodes=4", "recipe=llama7b-256k"]).cluster.nodes == 4
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_every_recipe_loads(recipe: str) -> None:
+    config = load([f"recipe={recipe}"])
+    assert config.recipe == recipe
+    assert config.run.out == f"runs/{recipe}"
+
+
+def test_lengths_and_sizes_are_read_as_people_write_them() -> None:
+    config = load(["context=3K", "capacity=1.5K", "data.validation_tokens=1M", "cluster.device_memory=80GiB"])
+    assert (config.context, config.capacity, config.data.validation_tokens) == (3072, 1536, 1 << 20)
+    assert config.cluster.device_memory == 80 << 30
+
+
+def test_the_last_of_two_equal_keys_counts() -> None:
+    assert load(["run.steps=3", "run.steps=4"]).run.steps == 4
+
+
+def test_all_mistakes_are_reported_together() -> None:
+    problems = refused("recipe=quikstart", "run.step=3", "run.steps=0", "optimizer.lr=fast", "planner=adaptive", "+a=1")
+    assert {problem.key for problem in problems} == {
+        "recipe", "run.step", "run.steps", "optimizer.lr", "planner", "+a=1"
+    }  # fmt: skip
+    assert all(problem.hint for problem in problems)
+
+
+def test_rules_between_keys_stay_silent_while_a_key_is_wrong() -> None:
+    """A mistyped recipe leaves the quickstart's capacity, which the user never meant."""
+    assert [problem.key for problem in refused("recipe=llama7b-256", "context=128K")] == ["recipe"]
+
+
+def test_a_config_error_is_a_usage_error() -> None:
+    assert ConfigError("x").code == ExitCode.USAGE
+
+
+def test_reading_a_resolved_text_imports_no_hydra() -> None:
+    """Ranks import this module; Hydra is a process-wide singleton and slow to load."""
+    code = "import sys, engine.config.load; sys.exit('hydra' in sys.modules or 'omegaconf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

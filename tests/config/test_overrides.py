@@ -1,0 +1,67 @@
+"""Every mistake in an override has its place and its way out, before Hydra sees it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.config.overrides import check
+
+MISTAKES = [
+    ("+typo=1", "+typo=1", "+ is not used here", "write KEY=VALUE"),
+    ("~run.steps", "~run.steps", "~ is not used here", "write KEY=VALUE"),
+    ("run.steps", "run.steps", "is not KEY=VALUE", "for example"),
+    ("quickstart", "quickstart", "is not KEY=VALUE", "write recipe=quickstart"),
+    ("=3", "=3", "is not KEY=VALUE", "for example"),
+    ("run.steps=", "run.steps=", "has no value", "run.steps=VALUE"),
+    ("run.steps=1,2", "run.steps=1,2", "several values", "'run.steps=\"1,2\"'"),
+    ("run.steps=range(1,3)", "run.steps=range(1,3)", "several values", "quote it"),
+    ("data.path=a=b", "data.path=a=b", "cannot be read", "'data.path=\"a=b\"'"),
+    ("data.path=[a", "data.path=[a", "cannot be read", "quotes"),
+    ("recipe=quikstart", "recipe", "there is no recipe quikstart", "did you mean quickstart?"),
+    ("model=tinny", "model", "there is no model tinny", "did you mean tiny?"),
+    ("cluster=xyz", "cluster", "there is no cluster xyz", "there are h100x8, local"),
+    ("planner=[static,naive]", "planner", "is a group", "balanced, naive, static"),
+    ("planner=null", "planner", "there is no planner None", "balanced, naive, static"),
+    ("planner=adaptive", "planner", "not built yet", "balanced, naive, static"),
+    ("lengths=byted", "lengths", "not built yet", "data, github, lognormal"),
+    ("cluster=h200x8", "cluster", "not built yet", "h100x8, local"),
+    ("planner@x=static", "planner@x", "no such key", "did you mean planner"),
+    ("run={steps: 3}", "run", "holds other keys", "run.steps"),
+    ("run.step=3", "run.step", "no such key", "did you mean run.steps?"),
+    ("lr=3", "lr", "no such key", "did you mean optimizer.lr?"),
+    ("contxt=4K", "contxt", "no such key", "did you mean context?"),
+    ("qqq=1", "qqq", "no such key", "config show"),
+    ("hydra.run.dir=x", "hydra.run.dir", "no such key", "config show"),
+    ("optimizer.betas.0=0.8", "optimizer.betas.0", "no such key", "did you mean optimizer.betas?"),
+]
+
+
+@pytest.mark.parametrize(("text", "key", "message", "hint"), MISTAKES)
+def test_mistakes(text: str, key: str, message: str, hint: str) -> None:
+    good, (problem,) = check([text])
+    assert good == []
+    assert problem.key == key
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+    assert "ydra" not in problem.message + (problem.hint or "").replace(text, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "context=4K",
+        "recipe=quickstart",
+        "optimizer.betas=[0.9,0.99]",
+        'data.path="a=b, c"',
+        "run.out=a b",
+        "run.seed=-1",
+    ],
+)
+def test_what_is_well_spelt_passes(text: str) -> None:
+    assert check([text]) == ([text], [])
+
+
+def test_good_ones_are_kept_beside_bad_ones() -> None:
+    good, problems = check(["run.steps=3", "run.stops=3", "context=8K", "+x=1"])
+    assert good == ["run.steps=3", "context=8K"]
+    assert len(problems) == 2

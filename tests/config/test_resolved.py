@@ -1,0 +1,61 @@
+"""The resolved text is what ranks train by: it gives the same config back, and names what differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load, recipes
+from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
+from engine.errors import ConfigError
+
+SMALL = ["optimizer.lr=1e-7", "optimizer.eps=1e-12", "run.out=\"ä: #1, 'x'\"", "data.pattern=null_"]
+
+
+@pytest.mark.parametrize("overrides", [[f"recipe={name}"] for name in recipes()] + [SMALL])
+def test_round_trip(overrides: list[str], tmp_path: Path) -> None:
+    config = load(overrides)
+    (tmp_path / "resolved.yaml").write_text(resolved_yaml(config), encoding="utf-8")
+    again = read_resolved(tmp_path / "resolved.yaml")
+    assert again == config
+    assert digest(again) == digest(config)
+
+
+def test_digest_tells_configs_apart() -> None:
+    assert digest(load(["run.seed=1"])) != digest(load(["run.seed=2"]))
+
+
+def test_diff_names_each_key_that_differs() -> None:
+    old, new = load([]), load(["optimizer.lr=1e-3", "run.steps=7", "planner=static"])
+    assert diff(old, new) == [
+        "run.steps: 120 -> 7",
+        "planner.name: balanced -> static",
+        "optimizer.lr: 0.002 -> 0.001",
+    ]
+    assert diff(old, old) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"\xff\xfe", "cannot be read"),
+        (b"a: [1", "cannot be read"),
+        (b"", "holds no resolved config"),
+        (b"- 1", "holds no resolved config"),
+        (b"context: 3", "capacity: is not set"),
+    ],
+)
+def test_a_damaged_text_is_refused(text: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "resolved.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError) as caught:
+        read_resolved(path)
+    (problem,) = caught.value.problems
+    assert problem.key == str(path)
+    assert message in problem.message or "is not set" in problem.message
+
+
+def test_a_missing_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_resolved(tmp_path / "resolved.yaml")

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.config.spelling import did_you_mean, nearest
+
+NAMES = ["context", "run.steps", "run.seed", "model.name", "data.name"]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("contxt", "context"),
+        ("steps", "run.steps"),
+        ("train.seed", "run.seed"),
+        ("run.step", "run.steps"),
+        ("qqq", None),
+    ],
+)
+def test_nearest(word: str, name: str | None) -> None:
+    assert nearest(word, NAMES) == name
+
+
+def test_hint() -> None:
+    assert did_you_mean("contxt", NAMES) == "did you mean context?"
+    assert did_you_mean("qqq", NAMES, "see the list") == "see the list"

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.config.units import format_count, parse_count
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (7, 7),
+        (4096.0, 4096),
+        ("16K", 16384),
+        ("16k", 16384),
+        (" 2 M ", 2 << 20),
+        ("1.5K", 1536),
+        ("2G", 2 << 30),
+        ("9007199254740993", 2**53 + 1),
+    ],
+)
+def test_tokens(text: object, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(("text", "count"), [("80GiB", 80 << 30), ("512MB", 512 << 20), ("1K", 1024), (5, 5)])
+def test_bytes(text: object, count: int) -> None:
+    assert parse_count(text, bytes_=True) == count
+
+
+@pytest.mark.parametrize(
+    "text", ["", "K", "-1", "4X", "80GiB", "1,000", True, None, [1], "0.3K", 1.5, "8192P", "9" * 40]
+)
+def test_what_is_no_length_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"is not|more than"):
+        parse_count(text)
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0"), (1500, "1500"), (2048, "2K"), (3 << 20, "3M"), (1 << 40, "1T")])
+def test_format(count: int, text: str) -> None:
+    assert format_count(count) == text
+    assert parse_count(text) == count

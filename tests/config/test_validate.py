@@ -1,0 +1,93 @@
+"""The typed layer in plain English: wrong types and bounds, unknown and missing keys."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+from engine.config.compose import compose
+from engine.config.validate import validate
+
+VALUES = compose([])
+
+MISTAKES: list[tuple[str, Any, str, str]] = [
+    ("run.steps", 0, "must be at least 1, not 0", "optimizer updates"),
+    ("run.steps", 1.5, "is not a whole number: 1.5", ""),
+    ("run.steps", True, "is not a whole number: True", ""),
+    ("run.steps", "three", "is not a whole number: three", ""),
+    ("run.steps", None, "is not a whole number: None", ""),
+    ("run.seed", 2**63, "must be less than 9223372036854775808", ""),
+    ("run.out", "", "is empty", "run folder"),
+    ("run.out", 3, "is not text: 3", "'run.out=\"3\"'"),
+    ("model.tied", 1, "is not true or false: 1", ""),
+    ("optimizer.lr", 0, "must be more than 0, not 0", ""),
+    ("optimizer.lr", "fast", "is not a number: fast", ""),
+    ("optimizer.lr", math.nan, "is not a finite number: nan", ""),
+    ("optimizer.lr", math.inf, "is not a finite number: inf", ""),
+    ("optimizer.min_lr_ratio", 1.1, "must be at most 1, not 1.1", ""),
+    ("optimizer.betas", 0.9, "is not a list: 0.9", ""),
+    ("optimizer.betas", [0.9], "has too few values", ""),
+    ("optimizer.betas", [0.9, 0.9, 0.9], "has too many values", ""),
+    ("optimizer.betas", [0.9, "x"], "is not a number: x", ""),
+    ("data.validation_share", 1, "must be less than 1, not 1", ""),
+    ("context", "4X", "'4X' is not a length; write 4096, 16K or 2M", "most inputs"),
+    ("context", "0.3K", "0.3K is not a whole number of tokens", ""),
+    ("context", 0, "must be at least 1, not 0", ""),
+    ("cluster.device_memory", "80Gb/s", "is not a size; write 80GiB or 512M", ""),
+    ("dtype", "fp23", "must be bf16, fp32 or fp64, not fp23", "did you mean fp32?"),
+    ("dtype", "fp16x8", "must be bf16, fp32 or fp64", ""),
+    ("data.path", "???", "is not set", "set data.path=..."),
+    ("model.layerz", 3, "there is no such key", "did you mean model.layers?"),
+    ("offload.ratio", "some", "must be auto, not some", "0"),
+    ("zero.stage", 3, "3 is not built yet", "available: 1"),
+    ("zero.stage", 4, "must be 1, not 4", ""),
+    ("recompute", "layer", "layer is not built yet", "available: none"),
+    ("planner.name", "adaptive", "adaptive is not built yet", "static, naive or balanced"),
+    ("planner.mode", "pipeline", "pipeline is not built yet", "auto, free or lockstep"),
+    ("data.runtime", "ray", "ray is not built yet", "available: local"),
+    ("parallel.tp", 2, "2 is not built yet", "available: 1"),
+    ("parallel.pp", 0, "must be 1, not 0", ""),
+]
+
+
+def changed(key: str, value: Any) -> dict[str, Any]:
+    values: dict[str, Any] = copy.deepcopy(VALUES)
+    *path, last = key.split(".")
+    inner = values
+    for part in path:
+        inner = inner[part]
+    inner[last] = value
+    return values
+
+
+@pytest.mark.parametrize(("key", "value", "message", "hint"), MISTAKES)
+def test_mistakes(key: str, value: Any, message: str, hint: str) -> None:
+    config, (problem,) = validate(changed(key, value))
+    assert config is None
+    assert problem.key == key
+    assert message in problem.message
+    assert hint in (problem.hint or "")
+    assert "nput should" not in problem.message
+
+
+def test_a_section_that_is_missing_is_named() -> None:
+    config, (problem,) = validate({key: value for key, value in VALUES.items() if key != "zero"})
+    assert config is None
+    assert (problem.key, problem.message) == ("zero", "is not set")
+
+
+def test_a_section_that_is_no_mapping_is_refused() -> None:
+    config, problems = validate(VALUES | {"zero": 1})
+    assert config is None
+    assert [problem.key for problem in problems] == ["zero"]
+
+
+def test_what_is_right_becomes_a_frozen_config() -> None:
+    config, problems = validate(VALUES)
+    assert config is not None
+    assert problems == []
+    with pytest.raises(ValueError, match="frozen"):
+        config.context = 3  # type: ignore[misc]

@@ -1,0 +1,122 @@
+"""The house's rules as DESIGN.md states them: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PURE = ("config", "cluster", "cost", "planner", "simulator", "data", "report")
+# Each layer may import those after it. Packages of one layer may import each other, as long as no cycle comes of it.
+LAYERS = (
+    {"bytescale_cli"},
+    {"trainer", "launch", "report"},
+    {"zero", "memory", "attention", "models"},
+    {"data", "simulator"},
+    {"planner"},
+    {"cost"},
+    {"cluster"},
+    {"config"},
+    {"errors"},
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, Path]:
+    """Return every module of the repository by its dotted name."""
+    files = [file for package in ("engine", "bytescale_cli") for file in (ROOT / package).rglob("*.py")]
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def imports(file: Path) -> Iterator[tuple[str, bool]]:
+    """Yield what a file imports, and whether it does so while it is itself imported (not inside a function)."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    later = {
+        node
+        for outer in ast.walk(tree)
+        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(outer)
+        for node in ast.walk(outer)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node not in later
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node not in later
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def package(name: str) -> str:
+    """Return the package of a module: engine.config.load -> config."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "engine" and len(parts) > 1 else parts[0]
+
+
+def ours(name: str, known: dict[str, Path]) -> str | None:
+    """Return the module of ours that an imported name is or lives in."""
+    parent = name.rpartition(".")[0]
+    return name if name in known else parent if parent in known else None
+
+
+MODULES = modules()
+IMPORTS = {name: list(imports(file)) for name, file in MODULES.items()}
+
+
+def test_there_is_something_to_hold() -> None:
+    assert {"engine.config.load", "bytescale_cli.main"} <= set(MODULES)
+    assert {package(name) for name in MODULES} - {"engine"} <= set(LEVEL)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_arrows_run_down(name: str) -> None:
+    for imported, _ in IMPORTS[name]:
+        target = ours(imported, MODULES)
+        if target is not None and package(target) != "engine":
+            assert LEVEL[package(name)] <= LEVEL[package(target)], f"{name} imports {target}"
+
+
+def test_there_is_no_import_cycle() -> None:
+    graph = {
+        name: {target for imported, _ in IMPORTS[name] if (target := ours(imported, MODULES)) and target != name}
+        for name in MODULES
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError and names the cycle
+
+
+@pytest.mark.parametrize(
+    ("library", "home"),
+    [("deepspeed", "engine.zero"), ("ray", "engine.data.ray"), ("hydra", "engine.config"), ("typer", "bytescale_cli")],
+)
+def test_a_library_has_one_home(library: str, home: str) -> None:
+    users = {name for name, found in IMPORTS.items() if any(i.split(".")[0] == library for i, _ in found)}
+    assert {name for name in users if not f"{name}.".startswith(f"{home}.")} == set()
+
+
+def test_pure_packages_import_no_torch() -> None:
+    """Not even through others: every module of them is imported in a fresh process."""
+    pure = [name for name in MODULES if package(name) in PURE and not name.startswith("engine.data.ray")]
+    code = f"import importlib, sys; [importlib.import_module(n) for n in {pure!r}]; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+
+
+def test_the_command_line_is_imported_without_what_is_heavy() -> None:
+    code = "import sys, bytescale_cli.main; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray", "pydantic", "hydra", "numpy"} == set()
+
+
+def test_package_init_files_stay_nearly_empty() -> None:
+    """An `__init__` that imports everything makes every import of one thing an import of all."""
+    inits = [file for package_ in ("engine", "bytescale_cli") for file in (ROOT / package_).rglob("__init__.py")]
+    assert [file for file in inits if len(file.read_text(encoding="utf-8").splitlines()) > 5] == []
