@@ -64,6 +64,12 @@ class DataError(BytescaleError):
     code = ExitCode.DATA
 
 
+class MemoryFitError(BytescaleError):
+    """What was asked for does not fit in a rank's memory."""
+
+    code = ExitCode.MEMORY
+
+
 class CheckpointError(BytescaleError):
     """No valid checkpoint where one is needed."""
 

@@ -1,0 +1,75 @@
+"""The only way to a plan: a planner, slots if asked for, and the proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from engine.config.units import format_count
+from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
+from engine.planner.balanced import balanced
+from engine.planner.lockstep import lockstep
+from engine.planner.naive import naive
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.settings import PlanSettings
+from engine.planner.static import static
+from engine.planner.verify import verify
+
+PLANNERS: dict[str, Callable[[Ints, PlanSettings], StepPlan]] = {
+    "static": static,
+    "naive": naive,
+    "balanced": balanced,
+}
+
+
+def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Return the verified plan of one step for sequences of `lengths` [S], in tokens.
+
+    A pure function: the same input gives the same bytes on every rank. Raises DataError for lengths that are none,
+    ConfigError for a sequence that the ranks cannot hold together, MemoryFitError where a full micro-batch does not fit
+    the device, and PlanError for a planner's mistake.
+    """
+    lengths = np.array(lengths, dtype=np.int64)  # a copy: a plan shares no memory with its caller
+    _check_lengths(lengths, settings)
+    _check_memory(int(lengths.sum()), settings)
+    plan = PLANNERS[settings.planner](lengths, settings)
+    if settings.mode == "lockstep":
+        plan = lockstep(plan)
+    if not np.array_equal(plan.lengths, lengths):
+        raise PlanError(0, "the plan is not of the sequences that were asked for")
+    verify(plan, settings)
+    return plan
+
+
+def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
+    if lengths.ndim != 1 or len(lengths) == 0:
+        raise DataError("a step without any sequence cannot be planned")
+    if lengths.min() < 1:
+        at = int(np.argmax(lengths < 1))
+        raise DataError(f"sequence {at} has {lengths[at]} tokens; every sequence of a step has at least one")
+    longest, ranks, capacity = int(lengths.max()), settings.ranks, settings.capacity
+    if longest > min(settings.context, ranks * capacity):
+        message = (
+            f"a sequence of {format_count(longest)} tokens is above context {format_count(settings.context)}"
+            if longest > settings.context
+            else f"a sequence of {format_count(longest)} tokens does not fit: {ranks} ranks x capacity "
+            f"{format_count(capacity)} hold {format_count(ranks * capacity)}"
+        )
+        raise ConfigError(message, key="context", hint="a smaller context, a larger capacity, or more ranks")
+
+
+def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
+    """Refuse a capacity whose full micro-batch, all of it in rings, does not fit the device."""
+    tokens = np.int64(min(settings.capacity, step_tokens))
+    peak = int(settings.costs.peak_bytes(tokens, tokens))
+    if peak <= settings.device_memory:
+        return
+    most = settings.costs.most_tokens(settings.device_memory)
+    gib = 2**30
+    message = (
+        f"{format_count(int(tokens))} tokens in a micro-batch need {peak / gib:.1f} GiB a rank, "
+        f"and the device has {settings.device_memory / gib:.1f} GiB"
+    )
+    hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
+    raise MemoryFitError(message, key="capacity", hint=hint)

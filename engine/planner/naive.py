@@ -1,0 +1,32 @@
+"""The paper's algorithm 1, naive HDP (PAPER.md 1.4): each sequence gets just the ranks it needs, nothing is balanced.
+
+Without offload r = 0, so equation 3 gives D = ceil(s / C). What the paper leaves unsaid, and what we chose: sequences
+come in the order of the step; a ring takes the next D ranks round the world, then each packed bin takes the next one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.planner.emit import Group, emit
+from engine.planner.pack import best_fit
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.rings import folded
+from engine.planner.settings import PlanSettings
+
+
+def naive(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Plan a step: rings of ceil(s / C) ranks for the long, best-fit packs of C tokens for the rest, round-robin."""
+    ranks, capacity = settings.ranks, settings.capacity
+    degrees = -(-lengths // capacity)
+    groups: list[Group] = []
+    next_rank = 0
+    for sequence in np.flatnonzero(lengths >= capacity).tolist():
+        degree = int(degrees[sequence])
+        groups.append([(sequence, folded(next_rank, degree, ranks))])
+        next_rank = (next_rank + degree) % ranks
+    short = np.flatnonzero(lengths < capacity)
+    for items in best_fit(lengths[short].tolist(), capacity):
+        groups.append([(sequence, (next_rank,)) for sequence in short[items].tolist()])
+        next_rank = (next_rank + 1) % ranks
+    return emit("naive", "free", ranks, capacity, lengths, groups)
