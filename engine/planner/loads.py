@@ -1,6 +1,6 @@
 """What each shard and each micro-batch of a plan holds, costs and sends.
 
-Letters: S sequences, K shards, M micro-batches (plan.py).
+Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 """
 
 from __future__ import annotations
@@ -44,6 +44,21 @@ def ring_bytes(plan: StepPlan, costs: Costs) -> int:
     kv_hops = int((plan.lengths * (plan.degrees - 1)).sum())
     dkv_hops = int((plan.lengths * plan.degrees * (plan.degrees > 1)).sum())
     return 2 * kv_hops * costs.forward_hop_bytes + dkv_hops * costs.backward_hop_bytes
+
+
+def links(plan: StepPlan) -> tuple[Ints, Ints]:
+    """Return the shards that send and those that receive: each part of a ring of two or more, and the next part."""
+    following = np.arange(1, len(plan.ring_ranks) + 1)
+    following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
+    sender = np.flatnonzero(plan.degrees[plan.shard_sequence] > 1)
+    return sender, following[sender]
+
+
+def peers(plan: StepPlan) -> Ints:
+    """Return the number of distinct ranks that each rank sends to or receives from, [P]."""
+    source, target = (plan.ring_ranks[shards] for shards in links(plan))
+    pairs = np.unique(np.concatenate([source * plan.ranks + target, target * plan.ranks + source]))
+    return np.bincount(pairs // plan.ranks, minlength=plan.ranks)
 
 
 def per_micro(plan: StepPlan, values: Ints) -> Ints:

@@ -16,6 +16,8 @@ from engine.planner.settings import PlanSettings
 from engine.planner.static import static
 from engine.planner.verify import verify
 
+__all__ = ["PLANNERS", "PlanSettings", "plan_step"]
+
 PLANNERS: dict[str, Callable[[Ints, PlanSettings], StepPlan]] = {
     "static": static,
     "naive": naive,

@@ -140,7 +140,7 @@ def rule_6_messages(plan: StepPlan) -> None:
     rings by which the first sends to the second come in the same order on both: the order of micro-batches on a rank,
     then of shards in a micro-batch.
     """
-    sender, receiver = _links(plan)
+    sender, receiver = loads.links(plan)
     place = np.empty(len(plan.shard_order), dtype=np.int64)
     place[plan.shard_order] = np.arange(len(plan.shard_order))
     pair = plan.ring_ranks[sender] * plan.ranks + plan.ring_ranks[receiver]
@@ -156,21 +156,10 @@ def rule_6_messages(plan: StepPlan) -> None:
 
 def rule_7_peers(plan: StepPlan, most: int) -> None:
     """No rank has more than `most` distinct peers: each one costs memory."""
-    sender, receiver = (plan.ring_ranks[shards] for shards in _links(plan))
-    pairs = np.unique(np.concatenate([sender * plan.ranks + receiver, receiver * plan.ranks + sender]))
-    peers = np.bincount(pairs // plan.ranks, minlength=plan.ranks)
+    peers = loads.peers(plan)
     rank = _first(peers > most)
     if rank is not None:
         raise PlanError(7, f"rank {rank} has {peers[rank]} peers, above {most}")
-
-
-def _links(plan: StepPlan) -> tuple[Ints, Ints]:
-    """Return the shards that send and those that receive: each part of a ring of two or more, and the next part."""
-    degrees = plan.degrees[plan.shard_sequence]
-    following = np.arange(1, len(plan.ring_ranks) + 1)
-    following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
-    sender = np.flatnonzero(degrees > 1)
-    return sender, following[sender]
 
 
 def _rows(name: str, start: Ints, rows: int, end: int, least: int) -> None:
