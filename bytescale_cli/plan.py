@@ -30,7 +30,8 @@ def plan(
         raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
     from engine.config.load import load
     from engine.cost.model import Costs
-    from engine.planner.make import PlanSettings, plan_step
+    from engine.planner.make import plan_step
+    from engine.planner.settings import PlanSettings
     from engine.simulator.facts import facts
 
     config = load(overrides or [])

@@ -9,8 +9,6 @@ from engine.config.schema import Config
 from engine.config.units import format_count
 from engine.errors import Problem
 
-BYTES_VOCAB = 258  # 256 byte values, BOS and EOS
-
 
 def check(config: Config) -> list[Problem]:
     """Return every rule that the config breaks."""
@@ -53,13 +51,6 @@ def _head_size(config: Config) -> Problem | None:
     return Problem(message, "model.hidden", f"for example {-(-hidden // (2 * heads)) * 2 * heads}")
 
 
-def _vocabulary(config: Config) -> Problem | None:
-    if config.model.vocab >= BYTES_VOCAB:
-        return None
-    message = f"{config.model.vocab} is too small for the bytes tokenizer"
-    return Problem(message, "model.vocab", f"at least {BYTES_VOCAB}: 256 bytes, BOS and EOS")
-
-
 def _betas(config: Config) -> Problem | None:
     if all(0 <= beta < 1 for beta in config.optimizer.betas):
         return None
@@ -79,7 +70,6 @@ _RULES: tuple[Callable[[Config], Problem | None], ...] = (
     _context,
     _head_groups,
     _head_size,
-    _vocabulary,
     _betas,
     _offload,
 )

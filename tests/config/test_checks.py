@@ -21,7 +21,6 @@ MISTAKES = [
     (["context=4097"], "context", "4097 does not fit", "more ranks"),
     (["model.kv_heads=3"], "model.kv_heads", "3 does not divide model.heads=4", "4"),
     (["model.hidden=132"], "model.hidden", "132 is not a multiple of 2 x model.heads=4", "136"),
-    (["model.vocab=257"], "model.vocab", "257 is too small", "258"),
     (["optimizer.betas=[0.9,1]"], "optimizer.betas", "less than 1", "0.95"),
     (["optimizer.betas=[-0.1,0.9]"], "optimizer.betas", "at least 0", "0.95"),
     (["offload.ratio=0.5"], "offload.ratio", "0.5 is not built yet", "auto or 0"),
