@@ -21,6 +21,7 @@ Ints = NDArray[np.int64]
 class Costs:
     """Work in cost units, memory and traffic in bytes."""
 
+    parameters: int
     linear: int  # units a token
     attention: int  # units a (query, key) pair
     fixed: int  # units a micro-batch, however small
@@ -42,6 +43,7 @@ class Costs:
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         linear = flops.linear_units(model)
         return cls(
+            parameters=memory.parameters(model),
             linear=linear,
             attention=flops.attention_units(model),
             fixed=flops.FIXED_TOKENS * linear,

@@ -1,4 +1,4 @@
-"""What each shard and each micro-batch of a plan holds, costs and sends.
+"""What each shard and each micro-batch of a plan holds and costs, and who sends to whom.
 
 Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 """
@@ -37,13 +37,6 @@ def peak_bytes(plan: StepPlan, costs: Costs) -> Ints:
     """Return the peak memory of each micro-batch's rank, [M]."""
     largest = -(-plan.lengths // plan.degrees) * (plan.degrees > 1)  # [S] a ring's buffers hold any member's shard
     return costs.peak_bytes(micro_tokens(plan), per_micro(plan, largest[plan.shard_sequence]))
-
-
-def ring_bytes(plan: StepPlan, costs: Costs) -> int:
-    """Return the bytes that all rings send in the step: K,V D - 1 times each way, and dK,dV D times (schedule.py)."""
-    kv_hops = int((plan.lengths * (plan.degrees - 1)).sum())
-    dkv_hops = int((plan.lengths * plan.degrees * (plan.degrees > 1)).sum())
-    return 2 * kv_hops * costs.forward_hop_bytes + dkv_hops * costs.backward_hop_bytes
 
 
 def links(plan: StepPlan) -> tuple[Ints, Ints]:

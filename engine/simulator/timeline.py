@@ -51,17 +51,6 @@ def balance(plan: StepPlan, costs: Costs) -> float:
     return useful / (plan.ranks * simulate(plan, costs).makespan)
 
 
-def lower_bound(plan: StepPlan, costs: Costs) -> int:
-    """Return cost units below which no plan of these sequences can stay (PLANNING.md, "Definitions").
-
-    With compute alone a sequence costs the same on every degree, so the bound is the mean load. Each rank runs at least
-    one micro-batch, and all of them at least the step's tokens / capacity.
-    """
-    micro_batches = max(plan.ranks, -(-int(plan.lengths.sum()) // plan.capacity))
-    work = int(costs.sequence(plan.lengths).sum()) + costs.fixed * micro_batches
-    return -(-work // plan.ranks)
-
-
 def _meetings(plan: StepPlan) -> list[Ints]:
     """Return the micro-batches that run together, in an order that every rank agrees with: gangs, or whole slots."""
     if plan.mode == "lockstep":
