@@ -73,3 +73,25 @@ def test_it_needs_no_torch() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL]!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+
+
+def test_mistakes_in_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A missing folder, an empty one, a file that is not UTF-8 and a line that is not JSON: each named, each code 4."""
+    empty, latin, lines = tmp_path / "empty", tmp_path / "latin", tmp_path / "lines.jsonl"
+    empty.mkdir()
+    latin.mkdir()
+    (latin / "a.txt").write_bytes(b"caf\xe9")
+    lines.write_text('{"text": "a"}\n{"text": \n', encoding="utf-8")
+    mistakes = {
+        tmp_path / "missing": f"{tmp_path / 'missing'}",
+        empty: f"{empty}",
+        latin: f"{latin / 'a.txt'}",
+        lines: f"{lines}:2",
+    }
+    for path, place in mistakes.items():
+        kind = "jsonl" if path == lines else "folder"
+        assert run(["plan", f"data={kind}", f"data.path={path}"]) == 4
+        said = capsys.readouterr().err.splitlines()
+        assert len(said) == 2
+        assert said[0].startswith(f"error: {place}")
+        assert said[1].startswith("hint: ")
