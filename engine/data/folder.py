@@ -96,8 +96,8 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
     Our own, because what `Path.glob` finds behind links and unreadable folders differs between Pythons.
     """
-    if not pattern or not parts:
-        return not pattern and not parts
+    if not pattern:
+        return not parts
     if pattern[0] == "**":
-        return _matches(parts, pattern[1:]) or _matches(parts[1:], pattern)
-    return fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+        return _matches(parts, pattern[1:]) or (bool(parts) and _matches(parts[1:], pattern))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])

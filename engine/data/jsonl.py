@@ -41,7 +41,7 @@ class JsonlSource:
     def _parse(self, document: int) -> bytes:
         with reading(self._path) as file:
             file.seek(self._offsets[document])
-            line = file.readline()
+            line = file.readline().rstrip(b"\r\n")
         return text_of(line, self._field, self.place(document))
 
 

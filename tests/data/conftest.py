@@ -1,0 +1,63 @@
+"""Fixtures of the data tests: a config of documents, and an index without any document on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import schema
+from engine.data.index import Index
+
+
+@pytest.fixture(scope="session")
+def make_data() -> Callable[..., schema.Data]:
+    """Return a maker of `Data` sections: the path, and what differs from a folder of UTF-8 files."""
+
+    def make(path: Path | str, **changes: Any) -> schema.Data:
+        values: dict[str, Any] = {
+            "name": "test",
+            "path": str(path),
+            "format": "folder",
+            "pattern": "**/*",
+            "field": "text",
+            "encoding": "utf-8",
+            "tokenizer": "bytes",
+            "runtime": "local",
+            "validation_share": 0.0,
+            "validation_tokens": 1024,
+        }
+        return schema.Data(**(values | changes))
+
+    return make
+
+
+@pytest.fixture
+def write_files(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
+    """Return a writer of files, given by relative path, into a folder that it returns."""
+
+    def write(files: Mapping[str, bytes]) -> Path:
+        root = tmp_path / "documents"
+        root.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(text)
+        return root
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def make_index() -> Callable[..., Index]:
+    """Return a maker of indices from lengths (inputs), and which documents are kept for validation."""
+
+    def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Index:
+        kept = np.zeros(len(lengths), dtype=np.bool_)
+        kept[list(validation)] = True
+        names = tuple(f"document-{number}" for number in range(len(lengths)))
+        return Index(names, np.array(lengths, dtype=np.int64), kept, "fingerprint", 0, 1.0)
+
+    return make
