@@ -32,8 +32,8 @@ class RankCommand:
 
 def rank_commands(cluster: Cluster, folder: RunFolder, checkpoint: Path | None, port: int) -> list[RankCommand]:
     """Return a command for each rank. All hosts must see the run folder and the data under the same path."""
-    program = (sys.executable, "-m", "engine.trainer", str(folder.root.absolute()))
-    program += (str(checkpoint),) if checkpoint else ()
+    arguments = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
+    program = (sys.executable, "-m", "engine.trainer", *arguments)
     return [_command(cluster, rank, program, port) for rank in range(cluster.ranks)]
 
 

@@ -1,0 +1,187 @@
+"""Ring attention: executes the schedule of a micro-batch, one autograd Function a layer.
+
+Round 0 is one packed causal call over all shards, whole sequences and ring shards alike. Then all rings advance
+together, round by round: the next part's K,V travel while the present block is computed, and blocks are merged.
+
+Letters: T tokens of this rank in the micro-batch, H query heads, G key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.attention.comm import Comm, Exchange, Pending
+from engine.attention.kernels import Call, Kernel, wider
+from engine.attention.layout import Layout
+from engine.planner.schedule import Direction
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel) -> Tensor:
+    """Return causal attention within each sequence of the micro-batch, [T,H,D], in the dtype of `q`.
+
+    q is [T,H,D], k and v are [T,G,D]. `comm` may be None where the layout has no ring. All members of a ring call this
+    for the same layer in the same order, forward and backward.
+    """
+    return _RingAttention.apply(q, k, v, layout, comm, kernel)  # type: ignore[no-any-return]
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel) -> Tensor:
+        out, lse = _forward(q, k, v, layout, comm, kernel)
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.layout, ctx.comm, ctx.kernel = layout, comm, kernel
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _backward(_Saved(dout, *ctx.saved_tensors), ctx.layout, ctx.comm, ctx.kernel)
+        return *(gradient.to(dout.dtype) for gradient in gradients), None, None, None
+
+
+class _Saved(NamedTuple):
+    """What the backward pass starts from; `out` and `lse` are the merged ones, which blocks need."""
+
+    dout: Tensor  # [T,H,D]
+    q: Tensor  # [T,H,D]
+    k: Tensor  # [T,G,D]
+    v: Tensor  # [T,G,D]
+    out: Tensor  # [T,H,D]
+    lse: Tensor  # [T,H]
+
+
+class _Block(NamedTuple):
+    """Queries `rows` of this rank meet the first keys of the part that ring number `ring` holds; neither is empty."""
+
+    ring: int
+    rows: slice
+    kv: Tensor  # [2,S,G,D]
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel
+) -> tuple[Tensor, Tensor]:
+    """Return the merged output [T,H,D] and log-sum-exp [T,H], both in the wider dtype."""
+    held = _pack(k, v, layout)
+    out, lse = q.new_zeros(q.shape, dtype=wider(q.dtype)), q.new_zeros(q.shape[:2], dtype=wider(q.dtype))
+    for round_ in range(layout.rounds("forward")):
+        pending, arriving, _ = _post(layout, round_, "forward", comm, held, [])
+        if round_ == 0 and layout.tokens:
+            out, lse = kernel.forward(q, k, v, Call(layout.bounds, layout.bounds, causal=True))
+        elif blocks := _blocks(layout, round_, held):
+            part_out, part_lse = kernel.forward(_rows(q, blocks), *_keys(blocks), _call(blocks))
+            for block, o, part in zip(blocks, *_split(blocks, part_out, part_lse), strict=True):
+                _merge(out[block.rows], lse[block.rows], o, part)
+        _wait(pending)
+        held = arriving
+    return out, lse
+
+
+def _backward(saved: _Saved, layout: Layout, comm: Comm | None, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dq [T,H,D], dk and dv [T,G,D], all in the wider dtype, in which dK,dV also travel."""
+    dout, q, k, v, out, lse = saved
+    held, sums = _pack(k, v, layout), list[Tensor]()
+    dq, dk, dv = (x.new_zeros(x.shape, dtype=wider(x.dtype)) for x in (q, k, v))
+    for round_ in range(layout.rounds("backward")):
+        pending, arriving, sums_arriving = _post(layout, round_, "backward", comm, held, sums)
+        blocks = _blocks(layout, round_, held) if round_ else []
+        if round_ == 0 and layout.tokens:
+            dq, dk, dv = kernel.backward(*saved, Call(layout.bounds, layout.bounds, causal=True))
+        elif blocks:
+            inputs = (_rows(dout, blocks), _rows(q, blocks), *_keys(blocks), _rows(out, blocks), _rows(lse, blocks))
+            shares = kernel.backward(*inputs, _call(blocks))
+        _wait(pending)
+        held, sums = arriving, sums_arriving if round_ else _pack(dk, dv, layout)
+        if blocks:
+            _add_shares(dq, sums, blocks, *shares)
+    for ring, home in zip(layout.rings, sums, strict=True):
+        rows = slice(ring.offset, ring.offset + ring.tokens)
+        dk[rows], dv[rows] = home
+    return dq, dk, dv
+
+
+def _pack(k: Tensor, v: Tensor, layout: Layout) -> list[Tensor]:
+    """Return a contiguous buffer [2,S,G,D] of each ring shard's keys and values: one message instead of two."""
+    rows = (slice(ring.offset, ring.offset + ring.tokens) for ring in layout.rings)
+    return [torch.stack((k[shard], v[shard])) for shard in rows]
+
+
+def _post(
+    layout: Layout, round_: int, direction: Direction, comm: Comm | None, held: list[Tensor], sums: list[Tensor]
+) -> tuple[Pending | None, list[Tensor], list[Tensor]]:
+    """Start a round's transfers; return them and the buffers (K,V and dK,dV) that hold the next round when they end."""
+    exchanges, buffers = [], {"kv": list(held), "dkv": list(sums)}
+    for number, ring in enumerate(layout.rings):
+        for kind, _, receive in ring.transfers(round_, direction):
+            outgoing = buffers[kind][number]
+            incoming = outgoing.new_empty((2, ring.tokens_of(receive), *outgoing.shape[2:]))
+            exchanges.append(Exchange(outgoing, ring.next_rank, incoming, ring.previous_rank))
+            buffers[kind][number] = incoming
+    pending = comm.post(exchanges) if exchanges and comm is not None else None
+    return pending, buffers["kv"], buffers["dkv"]
+
+
+def _wait(pending: Pending | None) -> None:
+    if pending is not None:
+        pending.wait()
+
+
+def _blocks(layout: Layout, round_: int, held: list[Tensor]) -> list[_Block]:
+    """Return the blocks of a round, without those that have an empty side: they would kill the kernel."""
+    blocks = []
+    for number, ring in enumerate(layout.rings):
+        if round_ < ring.degree and not (block := ring.block(round_)).empty:
+            rows = slice(ring.offset + block.q_start, ring.offset + block.q_stop)
+            blocks.append(_Block(number, rows, held[number][:, : block.kv_stop]))
+    return blocks
+
+
+def _call(blocks: Sequence[_Block]) -> Call:
+    queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
+    keys = accumulate((block.kv.shape[1] for block in blocks), initial=0)
+    return Call(tuple(queries), tuple(keys), causal=False)
+
+
+def _rows(x: Tensor, blocks: Sequence[_Block]) -> Tensor:
+    return x[blocks[0].rows] if len(blocks) == 1 else torch.cat([x[block.rows] for block in blocks])
+
+
+def _keys(blocks: Sequence[_Block]) -> tuple[Tensor, Tensor]:
+    kv = blocks[0].kv if len(blocks) == 1 else torch.cat([block.kv for block in blocks], dim=1)
+    return kv[0], kv[1]
+
+
+def _split(blocks: Sequence[_Block], *packed: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+    """Return packed rows as one piece a block."""
+    sizes = [block.rows.stop - block.rows.start for block in blocks]
+    return tuple(x.split(sizes) for x in packed)
+
+
+def _merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+    """Merge a block into the rows `out` [T,H,D] and `lse` [T,H], in place.
+
+    Softmax over keys A and B together, from softmax over each (online softmax; Milakov and Gimelshein 2018):
+        out = (exp(lse_A) out_A + exp(lse_B) out_B) / (exp(lse_A) + exp(lse_B))
+    which overflows; the stable form with lse = log(exp(lse_A) + exp(lse_B)):
+        out = exp(lse_A - lse) out_A + exp(lse_B - lse) out_B
+    """
+    merged = torch.logaddexp(lse, part_lse)
+    out.mul_((lse - merged).exp()[..., None]).add_(part_out * (part_lse - merged).exp()[..., None])
+    lse.copy_(merged)
+
+
+def _add_shares(dq: Tensor, sums: list[Tensor], blocks: Sequence[_Block], *shares: Tensor) -> None:
+    """Add the blocks' dq [T,H,D] to our queries, and their dk, dv [S,G,D] to what travels with the keys."""
+    block_dq, block_dk, block_dv = shares
+    sizes = [block.kv.shape[1] for block in blocks]
+    for block, share in zip(blocks, *_split(blocks, block_dq), strict=True):
+        dq[block.rows] += share
+    for block, dk, dv in zip(blocks, block_dk.split(sizes), block_dv.split(sizes), strict=True):
+        sums[block.ring][0, : len(dk)] += dk
+        sums[block.ring][1, : len(dv)] += dv

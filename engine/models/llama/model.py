@@ -1,0 +1,46 @@
+"""LLaMA: single-device code on packed tokens. Which tokens meet in attention is the caller's `attend`, nothing else.
+
+Letters: T tokens, C hidden size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from engine.config.schema import Model
+from engine.models.llama.layers import Attend, Layer, RMSNorm, rotation
+
+_INIT_STD = 0.02  # LLaMA's initializer_range
+
+
+class Llama(nn.Module):
+    """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2)."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Return the logits [T, vocab] of tokens [T] at positions [T] in their sequences. T may be 0."""
+        x = self.embedding(tokens)
+        by = rotation(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        for layer in self.layers:
+            x = layer(x, by, attend)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw the weights as LLaMA does: matrices from N(0, 0.02), norms 1. The same on every rank and world size."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0, _INIT_STD, generator=generator)
+            else:
+                parameter.fill_(1)

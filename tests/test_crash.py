@@ -1,0 +1,111 @@
+"""Killed runs go on as if nothing had happened: every later loss is the uninterrupted run's, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.trainer.checkpoint import newest_first, read
+
+pytestmark = pytest.mark.world
+
+SMALL = [
+    "recipe=quickstart",
+    "context=256",
+    "capacity=128",
+    "batch_tokens=512",
+    "model.layers=2",
+    "model.hidden=32",
+    "model.ffn=48",
+    "data.validation_tokens=512",
+    "run.validate_every=4",
+    "run.checkpoint_every=3",
+]
+
+
+def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
+    places = [f"run.out={out}", f"data.path={data}", f"run.steps={steps}"]
+    return [sys.executable, "-m", "bytescale_cli", "train", *SMALL, *places, *more]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few real source files: this repository's own."""
+    folder = tmp_path_factory.mktemp("data")
+    for path in sorted((Path(__file__).parents[1] / "engine" / "planner").glob("*.py")):
+        if path.stat().st_size:
+            (folder / path.name).write_bytes(path.read_bytes()[:1500])
+    return folder
+
+
+def losses(out: Path) -> dict[int, tuple[float, float | None]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), "each step once"
+    return {line["step"]: (line["loss"], line.get("validation_loss")) for line in lines}
+
+
+def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """Return the rank processes, rank 0 first."""
+    children = psutil.Process(process.pid).children()
+    return [child for child in children if "engine.trainer" in child.cmdline()]
+
+
+def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> int:
+    """Start a run, kill -9 some of its ranks as soon as `due`, and return the launcher's exit code."""
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not due():
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.0005)
+    for rank in ranks_of(process)[victims]:
+        os.kill(rank.pid, signal.SIGKILL)
+    return process.wait(60)
+
+
+def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> None:
+    for dtype in ("fp32", "bf16"):
+        whole, killed = tmp_path / f"{dtype}-whole", tmp_path / f"{dtype}-killed"
+        subprocess.run(command(whole, data, 14, f"dtype={dtype}"), check=True, capture_output=True)
+        arguments = command(killed, data, 14, f"dtype={dtype}")
+        metrics = killed / "metrics.jsonl"
+        code = run_until(arguments, lambda m=metrics: m.exists() and m.read_bytes().count(b"\n") >= 7, slice(1, 2))
+        assert code == 137, "128 + SIGKILL"
+        again = subprocess.run(arguments, check=True, capture_output=True, text=True)
+        assert "going on from" in again.stderr
+        assert losses(killed) == losses(whole)
+        assert len(losses(whole)) == 14
+
+
+def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_path: Path, data: Path) -> None:
+    out = tmp_path / "run"
+    arguments = command(out, data, 60)
+    seen: set[str] = set()
+
+    def writing() -> bool:
+        folder = out / "checkpoints"
+        names = {p.name for p in folder.glob(".writing-step-*")} if newest_first(folder) else set()
+        seen.update(names)
+        return bool(names)
+
+    assert run_until(arguments, writing, slice(None)) == 137
+    left = newest_first(out / "checkpoints")
+    assert seen and not {f".writing-{p.name}" for p in left} & seen, "the kill came too late to hit the write"
+    state = read(left[0])  # raises if it is damaged
+    again = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    assert again.stderr is not None
+    while "going on from" not in (line := again.stderr.readline()):
+        assert line, "the second run did not go on"
+    again.terminate()
+    again.communicate(timeout=60)
+    assert again.returncode == 75
+    assert left[0].name in line
+    assert losses(out)[state.step + 1]

@@ -1,0 +1,94 @@
+"""Runs a function on a world of gloo processes and returns what each rank returned.
+
+Processes start from a server that has imported torch and DeepSpeed already; still, put several cases into one world.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "deepspeed", "engine.planner.make"])
+
+
+def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 240) -> list[Any]:
+    """Return `function(*arguments)` of each rank of a new gloo world, rank 0 first.
+
+    `function` is a module's own. Raises AssertionError with the traceback of the rank that failed first; a rank that
+    dies or does not answer in time fails the world, and no process is left behind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
+        meeting = Path(folder) / "meeting"
+        processes = [
+            _CONTEXT.Process(target=_rank, args=(rank, size, meeting, pipes[rank][1], function, arguments), daemon=True)
+            for rank in range(size)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            for _, sender in pipes:
+                sender.close()
+            return _collect([receiver for receiver, _ in pipes], timeout_s)
+        finally:
+            for process in processes:
+                if process.pid is not None:
+                    process.kill()
+                    process.join()
+                    process.close()
+            for receiver, _ in pipes:
+                receiver.close()
+
+
+def _collect(receivers: list[Connection], timeout_s: float) -> list[Any]:
+    results: dict[int, Any] = {}
+    deadline = time.monotonic() + timeout_s
+    while len(results) < len(receivers):
+        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
+        ready = wait(waiting, timeout=deadline - time.monotonic())
+        if not ready:
+            silent = [rank for rank in range(len(receivers)) if rank not in results]
+            raise AssertionError(f"ranks {silent} did not answer within {timeout_s:.0f} s")
+        for receiver in ready:
+            rank = receivers.index(receiver)  # type: ignore[arg-type]
+            results[rank] = _receive(rank, receiver)  # type: ignore[arg-type]
+    return [results[rank] for rank in range(len(receivers))]
+
+
+def _receive(rank: int, receiver: Connection) -> Any:
+    try:
+        failed, value = receiver.recv()
+    except EOFError:
+        raise AssertionError(f"rank {rank} died") from None
+    if failed:
+        raise AssertionError(f"rank {rank} failed:\n{value}")
+    return value
+
+
+def _rank(
+    rank: int, size: int, meeting: Path, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
+    torch.set_num_threads(1)
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        method = f"file://{meeting}"
+        dist.init_process_group("gloo", method, timedelta(seconds=30), rank=rank, world_size=size)
+        result = function(*arguments)
+        dist.barrier()
+        sender.send((False, result))
+        dist.destroy_process_group()
+    except BaseException:
+        sender.send((True, traceback.format_exc()))
