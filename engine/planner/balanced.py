@@ -20,8 +20,8 @@ micro-batches. What the paper leaves unsaid, and what we chose:
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -34,74 +34,67 @@ from engine.planner.settings import PlanSettings
 
 @dataclass
 class _Share:
-    """Short sequences that one rank runs from `start` on; a gap before a ring, or the end of the rank's step."""
+    """Short sequences that one rank runs from `start` on, in cost units: in a gap of `room`, or behind its rings."""
 
     rank: int
     start: int
+    room: int = 0
     sequences: list[int] = field(default_factory=list)
 
 
-Timed = list[tuple[int, Group]]  # groups with the time at which they may start, in cost units
+Timed = list[tuple[int, Group]]  # groups with the time at which they may start
 
 
 def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan a step: long sequences first, each on the least busy ranks, then short ones into what is left."""
+    capacity = settings.capacity
     order = np.argsort(-lengths, kind="stable")
     load = np.zeros(settings.ranks, dtype=np.int64)
-    gaps: list[tuple[int, int, int]] = []
-    timed = _place_rings(lengths, order[lengths[order] > settings.capacity], settings, load, gaps)
-    for share in _deal(lengths, order[lengths[order] <= settings.capacity], settings, load, gaps):
-        timed += _packed(share, lengths, settings.capacity)
+    timed, gaps = _place_rings(lengths, order[lengths[order] > capacity], settings, load)
+    ends = [_Share(rank, start) for rank, start in enumerate(load.tolist())]
+    # A micro-batch costs `fixed`, and a sequence pays for its part of one.
+    prices = settings.costs.sequence(lengths) + settings.costs.fixed * lengths // capacity
+    _deal(order[lengths[order] <= capacity].tolist(), prices.tolist(), gaps, ends)
+    for share in gaps + ends:
+        timed += _packed(share, lengths, capacity)
     timed.sort(key=lambda item: item[0])
-    groups = [group for _, group in timed]
-    return emit("balanced", "free", settings.ranks, settings.capacity, lengths, groups)
+    return emit("balanced", "free", settings.ranks, capacity, lengths, [group for _, group in timed])
 
 
-def _place_rings(
-    lengths: Ints, order: Ints, settings: PlanSettings, load: Ints, gaps: list[tuple[int, int, int]]
-) -> Timed:
-    """Return the rings, and raise `load` [P]; adds to `gaps` each (minus its width, rank, start)."""
+def _place_rings(lengths: Ints, order: Ints, settings: PlanSettings, load: Ints) -> tuple[Timed, list[_Share]]:
+    """Return the rings and the gaps before them; raises `load` [P] to the time at which each rank is free."""
     degrees = -(-lengths // settings.capacity)
     cost = settings.costs.sequence(lengths) // degrees + settings.costs.fixed
     timed: Timed = []
+    gaps: list[_Share] = []
     for sequence in order.tolist():
         degree = int(degrees[sequence])
         ring = folded(least_busy(load, degree), degree, settings.ranks)
         start = int(load[ring].max())
         early = ring[load[ring] < start]
-        gaps += [(at - start, rank, at) for rank, at in zip(early.tolist(), load[early].tolist(), strict=True)]
+        gaps += [_Share(rank, at, start - at) for rank, at in zip(early.tolist(), load[early].tolist(), strict=True)]
         load[ring] = start + cost[sequence]
         timed.append((start, [(sequence, ring)]))
-    return timed
+    return timed, gaps
 
 
-def _deal(
-    lengths: Ints, order: Ints, settings: PlanSettings, load: Ints, gaps: list[tuple[int, int, int]]
-) -> list[_Share]:
-    """Return the shares of short sequences: into the widest gap while one is wide enough, else to the least busy rank.
-
-    Each micro-batch costs `fixed`, so a sequence also pays for its part of one.
-    """
-    fixed = settings.costs.fixed
-    cost = settings.costs.sequence(lengths) + fixed * lengths // settings.capacity
-    wide = [(room + fixed, at, _Share(rank, at)) for room, rank, at in gaps]
-    shares = [share for _, _, share in wide] + [_Share(rank, at) for rank, at in enumerate(load.tolist())]
-    # The number breaks ties, so that shares are never compared.
-    open_gaps = [(room, number) for number, (room, _, _) in enumerate(wide)]
-    ends = [(share.start, number) for number, share in enumerate(shares[len(gaps) :], start=len(gaps))]
-    heapq.heapify(open_gaps)
-    heapq.heapify(ends)
-    for sequence in order.tolist():
-        price = int(cost[sequence])
-        fits = bool(open_gaps) and -open_gaps[0][0] >= price
-        heap = open_gaps if fits else ends
+def _deal(order: list[int], prices: list[int], gaps: list[_Share], ends: list[_Share]) -> None:
+    """Deal out short sequences: into the widest gap while it has room, else to the rank that is done the earliest."""
+    widest = [(-share.room, number) for number, share in enumerate(gaps)]
+    earliest = [(share.start, number) for number, share in enumerate(ends)]
+    heapify(widest)
+    heapify(earliest)
+    for sequence in order:
+        price = prices[sequence]
+        fits = bool(widest) and -widest[0][0] >= price
+        heap, shares = (widest, gaps) if fits else (earliest, ends)
         key, number = heap[0]
-        heapq.heapreplace(heap, (key + price, number))
+        heapreplace(heap, (key + price, number))
         shares[number].sequences.append(sequence)
-    return shares
 
 
 def _packed(share: _Share, lengths: Ints, capacity: int) -> Timed:
     """Return the micro-batches of a share."""
-    bins = best_fit(lengths[share.sequences].tolist() if share.sequences else [], capacity)
+    sizes = [int(lengths[sequence]) for sequence in share.sequences]
+    bins = best_fit(sizes, capacity)
     return [(share.start, [(share.sequences[item], (share.rank,)) for item in items]) for items in bins]

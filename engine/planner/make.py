@@ -50,15 +50,16 @@ def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
     if lengths.min() < 1:
         at = int(np.argmax(lengths < 1))
         raise DataError(f"sequence {at} has {lengths[at]} tokens; every sequence of a step has at least one")
-    longest, ranks, capacity = int(lengths.max()), settings.ranks, settings.capacity
-    if longest > min(settings.context, ranks * capacity):
+    longest, holds = int(lengths.max()), settings.ranks * settings.capacity
+    if longest > settings.context:
+        message = f"a sequence of {format_count(longest)} tokens is longer than {format_count(settings.context)}"
+        raise ConfigError(message, key="context", hint="cut documents to the context")
+    if longest > holds:
         message = (
-            f"a sequence of {format_count(longest)} tokens is above context {format_count(settings.context)}"
-            if longest > settings.context
-            else f"a sequence of {format_count(longest)} tokens does not fit: {ranks} ranks x capacity "
-            f"{format_count(capacity)} hold {format_count(ranks * capacity)}"
+            f"a sequence of {format_count(longest)} tokens does not fit: {settings.ranks} ranks x capacity "
+            f"{format_count(settings.capacity)} hold {format_count(holds)}"
         )
-        raise ConfigError(message, key="context", hint="a smaller context, a larger capacity, or more ranks")
+        raise ConfigError(message, key="context", hint=f"context={holds}, or a larger capacity, or more ranks")
 
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:

@@ -126,9 +126,13 @@ class StepPlan:
         for index in range(int(self.micro_start[rank]), int(self.micro_start[rank + 1])):
             yield self.micro_batch(index)
 
+    def arrays(self) -> dict[str, Ints]:
+        """Return the plan's arrays by name, in the order in which they are written."""
+        return {name: getattr(self, name) for name in _ARRAYS}
+
     def to_bytes(self) -> bytes:
         """Return the plan as one buffer: a JSON head of one line, then the arrays, little-endian."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        arrays = self.arrays()
         head = {name: getattr(self, name) for name in _SCALARS} | {"sizes": {n: len(a) for n, a in arrays.items()}}
         body = b"".join(np.ascontiguousarray(array, dtype="<i8").tobytes() for array in arrays.values())
         return json.dumps(head, sort_keys=True).encode() + b"\n" + body

@@ -41,6 +41,7 @@ def static(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
 
 def degree(settings: PlanSettings) -> int:
-    """Return CP: the least divisor of the world size whose ranks hold `context`. It is the same for the whole run."""
+    """Return CP, the same for the whole run: the least divisor of the world size whose ranks hold `context`."""
     ranks = settings.ranks
-    return next(cp for cp in range(1, ranks + 1) if ranks % cp == 0 and cp * settings.capacity >= settings.context)
+    divisors = (cp for cp in range(1, ranks) if ranks % cp == 0)
+    return next((cp for cp in divisors if cp * settings.capacity >= settings.context), ranks)

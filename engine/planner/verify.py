@@ -38,6 +38,9 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
         got, asked = getattr(plan, name), getattr(settings, name)
         if got != asked:
             raise PlanError(0, f"the plan's {name} is {got}, not {asked}")
+    for name, array in plan.arrays().items():
+        if array.ndim != 1 or array.dtype != np.int64:
+            raise PlanError(0, f"{name} is not a row of 64-bit integers")
     sequences, shards, micro_batches = len(plan.lengths), len(plan.ring_ranks), len(plan.gang)
     if sequences == 0:
         raise PlanError(0, "the plan has no sequence")

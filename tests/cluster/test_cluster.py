@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.config import schema
+from engine.errors import ConfigError
+
+UNEVEN = Cluster((Node("a", 2), Node("b", 1), Node("c", 3)), device_memory=100)
+
+
+def config(hostfile: Path | None = None, nodes: int = 1) -> schema.Cluster:
+    path = None if hostfile is None else str(hostfile)
+    return schema.Cluster(name="local", nodes=nodes, ranks_per_node=4, device_memory=2**30, hostfile=path)
+
+
+def test_ranks_are_counted_through_the_nodes() -> None:
+    assert UNEVEN.ranks == 6
+    assert [UNEVEN.place(rank) for rank in range(6)] == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
+    assert [list(UNEVEN.node_ranks(node)) for node in range(3)] == [[0, 1], [2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("rank", [-1, 6])
+def test_a_rank_that_is_none_is_refused(rank: int) -> None:
+    with pytest.raises(IndexError, match=f"rank {rank} is not one of 6 ranks"):
+        UNEVEN.place(rank)
+
+
+def test_without_a_hostfile_nodes_are_alike() -> None:
+    assert Cluster.of(config()) == Cluster((Node("localhost", 4),), 2**30)
+    assert Cluster.of(config(nodes=3)).ranks == 12
+
+
+def test_a_hostfile_takes_the_place_of_nodes_and_ranks(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=2\nb slots=5\n")
+    assert Cluster.of(config(hosts, nodes=9)).nodes == (Node("a", 2), Node("b", 5))
+
+
+def test_bad_lines_are_named_by_file_and_line(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=2\nb\n")
+    with pytest.raises(ConfigError) as caught:
+        Cluster.of(config(hosts))
+    assert caught.value.problems[0].key == f"{hosts}:2"
+
+
+def test_a_missing_hostfile_is_an_error_and_no_fall_back(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
+        Cluster.of(config(tmp_path / "nope"))
+    assert caught.value.problems[0].key == "cluster.hostfile"
+
+
+def test_a_folder_or_a_binary_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        Cluster.of(config(tmp_path))
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        Cluster.of(config(binary))

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import hostfiles
+from engine.cluster.hostfile import Node, parse
+from engine.errors import ConfigError
+
+EXAMPLES = sorted(p for p in Path(hostfiles.__file__).parent.iterdir() if p.is_file() and p.suffix != ".py")
+
+
+def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
+    text = "# two hosts\n\nworker-1 slots=8\n  10.0.0.2   slots=4  # the small one\n\t\nme@gpu_3.site slots=1"
+    assert parse(text, "hosts") == (Node("worker-1", 8), Node("10.0.0.2", 4), Node("me@gpu_3.site", 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("worker-1", "host worker-1 has no slots"),
+        ("worker-1 slots=0", "host worker-1 has 0 slots"),
+        ("worker-1 slots=x", "'slots=x' is not slots=N"),
+        ("worker-1 slots=-1", "'slots=-1' is not slots=N"),
+        ("worker-1 slots=", "'slots=' is not slots=N"),
+        ("worker-1 slots=1.5", "'slots=1.5' is not slots=N"),
+        ("worker-1 8", "'8' is not slots=N"),
+        ("worker-1 slots = 8", "followed by more than its slots: = 8"),
+        ("worker-1 slots=8 slots=4", "followed by more than its slots: slots=4"),
+        ("good slots=2", "host good is named twice"),
+        ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name"),
+        ("slots=8", "'slots=8' is not a host name"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(f"good slots=2\n{line}\n", "hosts")
+    (problem,) = caught.value.problems
+    assert message in problem.message
+    assert problem.key == "hosts:2"
+    assert "HOST slots=N" in str(problem.hint)
+
+
+def test_all_bad_lines_are_reported_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("a\nb slots=2\n# fine\nc slots=0\nb slots=2 x", "hosts")
+    assert [problem.key for problem in caught.value.problems] == ["hosts:1", "hosts:4", "hosts:5"]
+
+
+@pytest.mark.parametrize("text", ["", "\n \n", "# only a comment\n"])
+def test_a_hostfile_without_hosts_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="names no host"):
+        parse(text, "hosts")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_examples_parse_and_are_commented(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert parse(text, path.name) and text.startswith("# ")
+
+
+def test_there_are_examples() -> None:
+    assert {"local", "two-nodes"} <= {path.name for path in EXAMPLES}

@@ -1,0 +1,91 @@
+"""Settings, lengths and hand-made plans that the planner's tests share."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from engine.cost.model import Costs
+from engine.planner.gangs import components
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.settings import PlanSettings
+
+COSTS = Costs(
+    parameters=1_000_000,
+    linear=1000,
+    attention=1,
+    fixed=10_000,
+    token_bytes=100,
+    working_bytes=10,
+    ring_bytes=5,
+    fixed_bytes=1000,
+    passing_bytes=500,
+    forward_hop_bytes=8,
+    backward_hop_bytes=16,
+    flops_per_s=10**9,
+)
+PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
+
+
+def ints(*values: int) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def settings(
+    planner: str = "balanced",
+    ranks: int = 4,
+    capacity: int = 16,
+    mode: str = "free",
+    context: int | None = None,
+    max_peers: int = 4,
+    device_memory: int = 2**40,
+) -> PlanSettings:
+    """Return settings; the context is all that the ranks hold unless it is given."""
+    return PlanSettings(
+        planner=planner,
+        mode=mode,
+        ranks=ranks,
+        capacity=capacity,
+        context=context or ranks * capacity,
+        max_peers=max_peers,
+        device_memory=device_memory,
+        costs=COSTS,
+    )
+
+
+def lengths(longest: int, most: int = 40) -> st.SearchStrategy[list[int]]:
+    """Return lists of lengths up to `longest`: any, short ones, primes, and the longest itself."""
+    primes = [prime for prime in PRIMES if prime <= longest] or [1]
+    one = st.one_of(st.integers(1, longest), st.integers(1, min(3, longest)), st.sampled_from(primes), st.just(longest))
+    return st.lists(one, min_size=1, max_size=most)
+
+
+def by_hand(
+    lengths: list[int], rings: list[tuple[int, ...]], micros: list[list[list[int]]], capacity: int = 16
+) -> StepPlan:
+    """Return the plan, valid or not, in which rank r runs micros[r], lists of micro-batches, lists of sequences.
+
+    A sequence that stands in a micro-batch of a rank of its ring puts that rank's shard there. Gangs are what rings
+    connect, numbered by their first micro-batch.
+    """
+    ring_start = np.cumsum([0, *map(len, rings)])
+    flat = [(rank, micro) for rank, row in enumerate(micros) for micro in row]
+    shards = [[int(ring_start[s]) + rings[s].index(rank) for s in micro] for rank, micro in flat]
+    shard_order = np.array([shard for row in shards for shard in row], dtype=np.int64)
+    shard_micro = np.empty_like(shard_order)
+    shard_micro[shard_order] = np.repeat(np.arange(len(flat)), [len(row) for row in shards])
+    label = components(shard_micro, ring_start, len(flat))
+    return StepPlan(
+        planner="by hand",
+        mode="free",
+        ranks=len(micros),
+        capacity=capacity,
+        lengths=ints(*lengths),
+        ring_start=ring_start,
+        ring_ranks=np.array([rank for ring in rings for rank in ring], dtype=np.int64),
+        micro_start=np.cumsum([0, *map(len, micros)]),
+        shard_start=np.cumsum([0, *map(len, shards)]),
+        shard_order=shard_order,
+        gang=np.unique(label, return_inverse=True)[1],
+        slot=np.full(len(flat), -1, dtype=np.int64),
+    )

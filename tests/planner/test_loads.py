@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.planner import loads, schedule
+from engine.planner.emit import emit
+from engine.planner.make import PLANNERS, plan_step
+from tests.planner.samples import COSTS, ints, lengths, settings
+
+
+@given(st.sampled_from(sorted(PLANNERS)), st.integers(1, 9), st.data())
+def test_tokens_and_pairs_are_those_of_the_schedule(planner: str, ranks: int, data: st.DataObject) -> None:
+    plan = plan_step(ints(*data.draw(lengths(ranks * 16))), settings(planner, ranks))
+    tokens, pairs = loads.shard_tokens(plan).tolist(), loads.shard_pairs(plan).tolist()
+    for index in range(plan.micro_batches):
+        for shard in plan.micro_batch(index).shards:
+            at = int(plan.ring_start[shard.sequence]) + shard.part
+            spans = schedule.shard_spans(shard.length, shard.degree, shard.part)
+            assert tokens[at] == sum(span.tokens for span in spans)
+            assert pairs[at] == sum(position + 1 for span in spans for position in range(*span))
+    assert loads.micro_tokens(plan).sum() == plan.lengths.sum()
+
+
+@given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=8), st.integers(1, 6))
+def test_cutting_a_sequence_changes_neither_its_pairs_nor_its_cost(step: list[int], ranks: int) -> None:
+    plan = emit("by hand", "free", ranks, 10**9, ints(*step), [[(s, range(ranks))] for s in range(len(step))])
+    assert loads.shard_pairs(plan).sum() == sum(s * (s + 1) // 2 for s in step)
+    work = loads.micro_costs(plan, COSTS).sum() - COSTS.fixed * plan.micro_batches
+    assert work == COSTS.sequence(plan.lengths).sum()
+
+
+def test_peak_counts_the_buffers_of_rings_by_their_largest_shard() -> None:
+    """A ring of three over 7 tokens: the last shard has 2, its neighbours' keys 3."""
+    plan = emit("by hand", "free", 3, 16, ints(7, 4), [[(0, (0, 1, 2)), (1, (2,))]])
+    tokens = loads.micro_tokens(plan)
+    assert tokens.tolist() == [3, 2, 6]
+    assert loads.peak_bytes(plan, COSTS).tolist() == [COSTS.peak_bytes(ints(t), ints(3))[0] for t in tokens.tolist()]
+    alone = emit("by hand", "free", 1, 16, ints(7), [[(0, (0,))]])
+    assert loads.peak_bytes(alone, COSTS).tolist() == COSTS.peak_bytes(ints(7), ints(0)).tolist()
+
+
+def test_peers_are_neighbours_in_any_ring() -> None:
+    plan = emit("by hand", "free", 5, 16, ints(9, 9, 2), [[(0, (0, 1, 2))], [(1, (1, 3))], [(2, (4,))]])
+    assert loads.peers(plan).tolist() == [2, 3, 2, 1, 0]

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.planner.emit import emit
+from engine.planner.lockstep import lockstep
+from engine.planner.make import PLANNERS, plan_step
+from engine.planner.verify import verify
+from tests.planner.executor import finishes
+from tests.planner.samples import by_hand, ints, lengths, settings
+
+
+@given(st.sampled_from(sorted(PLANNERS)), st.integers(1, 8), st.data())
+def test_rings_stay_and_micro_batches_stay_whole(planner: str, ranks: int, data: st.DataObject) -> None:
+    plan = plan_step(ints(*data.draw(lengths(ranks * 16))), settings(planner, ranks))
+    slotted = lockstep(plan)
+    verify(slotted, settings(planner, ranks, mode="lockstep"))
+    assert np.array_equal(slotted.ring_start, plan.ring_start) and np.array_equal(slotted.ring_ranks, plan.ring_ranks)
+    for rank in range(ranks):
+        before, after = ({micro.shards for micro in p.of_rank(rank) if micro.shards} for p in (plan, slotted))
+        assert before == after
+        assert [micro.slot for micro in slotted.of_rank(rank)] == list(range(len(list(slotted.of_rank(rank)))))
+
+
+def test_a_gang_takes_the_first_slot_in_which_all_its_ranks_are_free() -> None:
+    groups = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))], [(3, (1,))]]
+    plan = lockstep(emit("by hand", "free", 2, 16, ints(4, 9, 5, 6), groups))
+    slots = [[[s.sequence for s in micro.shards] for micro in plan.of_rank(rank)] for rank in range(2)]
+    assert slots == [[[0], [1], []], [[2], [1], [3]]]
+
+
+def test_it_takes_gangs_of_any_numbers() -> None:
+    """Gang numbers need not follow the order of ranks; slots give an order of their own."""
+    plan = by_hand([9, 9, 3], [(0, 1), (1, 2), (0,)], [[[2], [0]], [[1], [0]], [[1]]])
+    slotted = lockstep(plan)
+    verify(slotted, settings(ranks=3, mode="lockstep"))
+    assert finishes(slotted)

@@ -1,0 +1,139 @@
+"""Every planner, on any world, holds every rule; what cannot be planned is refused in plain words."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
+from engine.planner import make
+from engine.planner.emit import emit
+from engine.planner.make import PLANNERS, plan_step
+from engine.planner.plan import StepPlan
+from engine.planner.verify import verify
+from tests.planner.executor import finishes
+from tests.planner.samples import COSTS, ints, lengths, settings
+
+MODES = ("free", "lockstep")
+
+
+@given(
+    planner=st.sampled_from(sorted(PLANNERS)),
+    mode=st.sampled_from(MODES),
+    ranks=st.integers(1, 64),
+    capacity=st.integers(1, 300),
+    data=st.data(),
+)
+def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capacity: int, data: st.DataObject) -> None:
+    step = ints(*data.draw(lengths(ranks * capacity)))
+    asked = settings(planner, ranks, capacity, mode)
+    plan = plan_step(step, asked)
+    verify(plan, asked)
+    assert (plan.planner, plan.mode) == (planner, mode)
+    assert np.array_equal(plan.lengths, step)
+
+
+@given(
+    planner=st.sampled_from(sorted(PLANNERS)),
+    mode=st.sampled_from(MODES),
+    ranks=st.integers(1, 6),
+    capacity=st.integers(1, 20),
+    data=st.data(),
+)
+def test_every_plan_finishes(planner: str, mode: str, ranks: int, capacity: int, data: st.DataObject) -> None:
+    step = ints(*data.draw(lengths(ranks * capacity, most=12)))
+    assert finishes(plan_step(step, settings(planner, ranks, capacity, mode)))
+
+
+@pytest.mark.parametrize("planner", ["naive", "balanced"])
+def test_hdp_gives_each_sequence_just_the_ranks_it_needs(planner: str) -> None:
+    step = ints(1, 15, 16, 17, 32, 33, 112)
+    assert plan_step(step, settings(planner, ranks=7)).degrees.tolist() == [1, 1, 1, 2, 2, 3, 7]
+
+
+IN_ANOTHER_PROCESS = """
+import numpy as np
+from engine.planner.make import plan_step
+from tests.planner.samples import settings
+lengths = np.random.default_rng(3).integers(1, 200, 90)
+print(plan_step(lengths, settings("PLANNER", ranks=13)).digest)
+"""
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_the_same_input_gives_the_same_bytes_in_another_process(planner: str, pytestconfig: pytest.Config) -> None:
+    step = np.random.default_rng(3).integers(1, 200, 90)
+    plan = plan_step(step, settings(planner, ranks=13))
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS.replace("PLANNER", planner)]
+    other = subprocess.run(command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath)
+    assert other.stdout.strip() == plan.digest
+
+
+def test_a_plan_shares_no_memory_with_its_caller() -> None:
+    step = ints(3, 40)
+    plan = plan_step(step, settings())
+    step[0] = 99
+    assert plan.lengths.tolist() == [3, 40]
+
+
+def test_a_sequence_that_all_ranks_cannot_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="65 tokens does not fit: 4 ranks x capacity 16 hold 64") as caught:
+        plan_step(ints(3, 65), settings(context=100))
+    assert caught.value.problems[0].key == "context"
+
+
+def test_a_sequence_above_the_context_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a sequence of 33 tokens is longer than 32"):
+        plan_step(ints(3, 33), settings(context=32))
+
+
+@pytest.mark.parametrize("length", [0, -5])
+def test_a_length_that_is_not_positive_is_refused(length: int) -> None:
+    with pytest.raises(DataError, match=f"sequence 1 has {length} tokens"):
+        plan_step(ints(3, length), settings())
+
+
+def test_a_step_without_sequences_is_refused() -> None:
+    with pytest.raises(DataError, match="without any sequence"):
+        plan_step(ints(), settings())
+
+
+def test_a_capacity_that_the_device_cannot_hold_is_refused_with_one_that_it_can() -> None:
+    full = int(COSTS.peak_bytes(ints(16), ints(16))[0])
+    plan_step(ints(30, 30), settings(device_memory=full))
+    with pytest.raises(MemoryFitError) as caught:
+        plan_step(ints(30, 30), settings(device_memory=full - 1))
+    problem = caught.value.problems[0]
+    assert (problem.key, problem.hint) == ("capacity", "capacity=15 fits")
+    plan_step(ints(30, 30), settings(device_memory=full - 1, capacity=15))
+
+
+def test_a_model_that_the_device_cannot_hold_is_refused() -> None:
+    with pytest.raises(MemoryFitError) as caught:
+        plan_step(ints(30), settings(device_memory=COSTS.fixed_bytes))
+    assert "model states alone" in str(caught.value.problems[0].hint)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_planner_that_breaks_a_rule_is_caught(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(step: np.ndarray, asked: object) -> StepPlan:
+        return emit("broken", "free", 4, 16, step, [[(0, (0, 1))], [(1, (2,))]])
+
+    monkeypatch.setitem(make.PLANNERS, "balanced", broken)
+    with pytest.raises(PlanError, match="rank 2 holds 17 tokens") as caught:
+        plan_step(ints(9, 17), settings(mode=mode))
+    assert caught.value.rule == 2
+
+
+def test_a_planner_that_plans_other_sequences_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_step(ints(9, 12), settings())
+    monkeypatch.setitem(make.PLANNERS, "balanced", lambda step, asked: replace(plan, lengths=ints(9, 11)))
+    with pytest.raises(PlanError, match="not of the sequences") as caught:
+        plan_step(ints(9, 12), settings())
+    assert caught.value.rule == 0
