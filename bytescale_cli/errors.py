@@ -37,7 +37,7 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
 
 def _known(error: BaseException) -> BytescaleError:
     """Return the error as one of ours; what nothing here knows is a bug, and its traceback is saved."""
-    if isinstance(error, BytescaleError) and error.code != ExitCode.BUG:
+    if isinstance(error, BytescaleError) and (error.traced or error.code != ExitCode.BUG):
         return error
     if isinstance(error, UsageError):
         return _usage(error)

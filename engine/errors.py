@@ -38,6 +38,7 @@ class BytescaleError(Exception):
     """An error whose cause the user can mend. Subclasses say which exit code it ends in."""
 
     code: ExitCode = ExitCode.BUG
+    traced: bool = False  # a traceback lies where `key` says
 
     def __init__(self, message: str, *, key: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)

@@ -35,7 +35,7 @@ WORLDS = (1, 2, 3, 4)
 CAPACITIES = (16, 40)
 PLANNERS = ("static", "naive", "balanced")
 MODES = ("free", "lockstep")
-LR, STEPS = 0.5, 3
+LR, STEPS, SCALE = 2.0, 3, 5.0
 
 pytestmark = pytest.mark.world
 
@@ -72,8 +72,13 @@ def config(world: int, capacity: int, planner: str, *more: str) -> Config:
 
 
 def llama(settings: Config, dtype: torch.dtype) -> Llama:
+    """Return a model whose weights are larger than at the start of a training, so that every weight's change is more
+    than the rounding of a norm's weight, which is near 1."""
     model = Llama(settings.model)
     model.initialise(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(SCALE if parameter.dim() > 1 else 1)
     return model.to(dtype)
 
 
@@ -105,7 +110,7 @@ def cases(world: int) -> Iterator[tuple[int, str, str]]:
 
 
 def local_gradients(world: int) -> list[dict[str, Any]]:
-    """On one rank: loss sum and gradients of its own micro-batches, for every case, in float64 and without DeepSpeed."""
+    """On one rank: loss sum and gradients of its own micro-batches, for every case, in float64."""
     results, context = [], rank_context(torch.float64)
     for capacity, planner, mode in cases(world):
         settings = config(world, capacity, planner, f"planner.mode={mode}")
@@ -176,7 +181,7 @@ def plain_run(settings: Config, step_tables: list[tuple[SequenceTable, FakeReade
     return {"change": {n: p.detach() - before[n] for n, p in model.named_parameters()}, "norms": norms}
 
 
-CLIPS = (0, 0.1)
+CLIPS = (0, 0.4)
 
 
 def fp32_cases(world: int) -> Iterator[tuple[int, str, str, float]]:
@@ -209,7 +214,7 @@ def test_float32_steps_through_deepspeed_are_those_of_one_process(world: int) ->
             for parameter, change in expected["change"].items():
                 assert error(rank[case]["change"][parameter], change) < 1e-5, f"{name}, {parameter}"
         if clip:
-            assert min(expected["norms"]) > 2 * clip, "clipping did nothing: the test shows too little"
+            assert min(expected["norms"]) > 1.2 * clip, "clipping did nothing: the test shows too little"
 
 
 def idle_rank_results(world: int) -> dict[str, Any]:

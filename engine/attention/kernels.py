@@ -75,7 +75,7 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int, prefer: str 
 
 
 def _fused_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    q, k, v = (x.to(wider(x.dtype)) for x in (q, k, v))
+    q, k, v = map(_wide, (q, k, v))
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
     for rows, keys in call.sequences():
         part = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -88,7 +88,7 @@ def _fused_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor,
 def _fused_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dout, q, k, v, out = (x.to(wider(x.dtype)) for x in (dout, q, k, v, out))
+    dout, q, k, v, out = map(_wide, (dout, q, k, v, out))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for rows, keys in call.sequences():
         gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -101,13 +101,18 @@ def _fused_backward(
     return dq, dk, dv
 
 
+def _wide(x: Tensor) -> Tensor:
+    """Return x as kernels take it; given heads that are strided, PyTorch's kernel (2.13) returns wrong results."""
+    return x.to(wider(x.dtype)).contiguous()
+
+
 def _batched(x: Tensor) -> Tensor:
     """Return [T,H,D] as the [1,H,T,D] that PyTorch's kernel takes, without a copy."""
     return x.transpose(0, 1)[None]
 
 
 def _reference_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-    q, k, v = (x.to(wider(x.dtype)) for x in (q, k, v))
+    q, k, v = map(_wide, (q, k, v))
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
     for rows, keys in call.sequences():
         scores = _scores(q[rows], k[keys], call.causal)  # [H,T,S]
@@ -120,7 +125,7 @@ def _reference_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Ten
 def _reference_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dout, q, k, v, out = (x.to(wider(x.dtype)) for x in (dout, q, k, v, out))
+    dout, q, k, v, out = map(_wide, (dout, q, k, v, out))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     heads, scale = q.shape[1], q.shape[2] ** -0.5
     for rows, keys in call.sequences():
@@ -135,7 +140,7 @@ def _reference_backward(
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    scores = torch.einsum("thd,shd->hts", q, _repeat(k, q.shape[1])) * q.shape[2] ** -0.5
+    scores: Tensor = torch.einsum("thd,shd->hts", q, _repeat(k, q.shape[1])) * q.shape[2] ** -0.5
     if causal:
         future = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).triu(1)
         scores = scores.masked_fill(future, float("-inf"))

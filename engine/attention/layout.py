@@ -60,8 +60,8 @@ def layout(micro: MicroBatch) -> Layout:
 
 
 def whole(tokens: int) -> Layout:
-    """Return the layout of one whole sequence."""
-    return Layout(tokens, (0, tokens), ())
+    """Return the layout of one whole sequence, which may be empty."""
+    return Layout(tokens, tuple(sorted({0, tokens})), ())
 
 
 def _ring_shard(shard: Shard, offset: int, tokens: int) -> RingShard:

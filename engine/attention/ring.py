@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from engine.attention.comm import Comm, Exchange, Pending
 from engine.attention.kernels import Call, Kernel, wider
@@ -25,8 +26,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, k
     """Return causal attention within each sequence of the micro-batch, [T,H,D], in the dtype of `q`.
 
     q is [T,H,D], k and v are [T,G,D]. `comm` may be None where the layout has no ring. All members of a ring call this
-    for the same layer in the same order, forward and backward.
+    for the same layer in the same order, forward and backward. Raises ValueError where the arguments do not belong
+    together: what came out would be uninitialised memory.
     """
+    if len(q) != layout.tokens:
+        raise ValueError(f"{len(q)} tokens for a layout of {layout.tokens}")
+    if layout.rings and comm is None:
+        raise ValueError("a layout with rings needs a comm")
     return _RingAttention.apply(q, k, v, layout, comm, kernel)  # type: ignore[no-any-return]
 
 
@@ -40,6 +46,7 @@ class _RingAttention(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         gradients = _backward(_Saved(dout, *ctx.saved_tensors), ctx.layout, ctx.comm, ctx.kernel)
         return *(gradient.to(dout.dtype) for gradient in gradients), None, None, None

@@ -23,6 +23,8 @@ _GRACE_S = 5.0  # how long the others may take to say what they saw when one has
 class RankError(BytescaleError):
     """A rank ended with an error; `code` is that rank's own exit code, or 128 + N if signal N killed it."""
 
+    traced = True
+
     def __init__(self, message: str, code: int, folder: RunFolder, rank: int, hint: str | None) -> None:
         super().__init__(message, key=str(folder.log(rank)), hint=hint or f"the other ranks' logs are in {folder.logs}")
         self.code = code  # type: ignore[assignment]  # a signal's code is outside the table

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -53,6 +52,6 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
 
 
 def _end_with_launcher() -> None:
-    while sys.stdin.buffer.read(4096):
+    while os.read(0, 4096):  # not sys.stdin: its lock would still be held when Python shuts down
         pass
     os._exit(ExitCode.BUG)

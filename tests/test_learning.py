@@ -1,0 +1,72 @@
+"""The quickstart learns what only attention can give: with attention muted it cannot beat a table of byte pairs.
+
+`make quickstart` prints its validation loss against the bigram entropy of the corpus; here is the other half. A model
+whose attention gives zero sees one token at a time, so its logits depend on that token alone, and the loss of a step is
+that of its pairs of tokens: exact, and cheap enough for a test.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config.load import load
+from engine.data.index import build_index
+from engine.data.reader import Reader
+from engine.data.steps import Cursor, SequenceTable, next_step, validation_table
+from engine.data.tokenizer import VOCAB
+from engine.models.llama.model import Llama
+from engine.models.loss import token_loss
+from engine.trainer.optimizer import build_optimizer, learning_rate
+
+
+def muted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.zeros_like(q)
+
+
+def pairs(reader: Reader, table: SequenceTable) -> Tensor:
+    """Return how often each label follows each input in the sequences of a step, [vocab, vocab]."""
+    counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
+    for document, start, length in zip(table.document, table.start, table.length, strict=True):
+        tokens = reader.tokens(int(document), int(start), int(start + length) + 1)
+        counts += np.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB * VOCAB)
+    return torch.from_numpy(counts.reshape(VOCAB, VOCAB))
+
+
+def muted_loss(model: Llama, counts: Tensor) -> Tensor:
+    """Return the mean loss of a step for a model without attention."""
+    logits = model(torch.arange(VOCAB), torch.zeros(VOCAB, dtype=torch.long), muted)
+    return -(counts * logits[:, :VOCAB].log_softmax(-1)).sum() / counts.sum()
+
+
+def test_pairs_are_all_that_a_model_without_attention_sees() -> None:
+    model = Llama(load(["recipe=quickstart"]).model)
+    model.initialise(1)
+    tokens = torch.randint(0, VOCAB, (300,), generator=torch.Generator().manual_seed(0))
+    counts = torch.zeros(VOCAB, VOCAB)
+    counts.index_put_((tokens[:-1], tokens[1:]), torch.tensor(1.0), accumulate=True)
+    direct = token_loss(model(tokens[:-1], torch.arange(299), muted), tokens[1:]) / 299
+    assert abs(direct.item() - muted_loss(model, counts).item()) < 1e-5
+
+
+def test_the_quickstart_without_attention_stays_above_the_bigram_entropy() -> None:
+    config = load(["recipe=quickstart"])
+    index, cursor = build_index(config.data), Cursor()
+    reader = Reader(config.data, index)
+    model = Llama(config.model)
+    model.initialise(config.run.seed)
+    optimizer = build_optimizer(model, config.optimizer)
+    for step in range(1, config.run.steps + 1):
+        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+        optimizer.zero_grad()
+        muted_loss(model, pairs(reader, table)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, config.run.steps, config.optimizer)
+        optimizer.step()
+    validation = pairs(reader, validation_table(index, config.context, config.data.validation_tokens))
+    with torch.no_grad():
+        loss = muted_loss(model, validation).item()
+    assert loss > index.bigram_nats, f"{loss:.3f} against {index.bigram_nats:.3f}: the corpus is too easy to show it"
+    assert loss < index.bigram_nats + 1, "it did not learn the pairs either: the test shows too little"
