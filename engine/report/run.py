@@ -1,0 +1,23 @@
+"""From a run folder to one HTML page that needs nothing else: no network, no other file, no script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.report.data import RunData, read_run
+from engine.trainer.folder import write_durably
+
+__all__ = ["RunData", "read_run", "write_report"]
+
+
+def write_report(folder: Path) -> Path:
+    """Write RUN/report.html from what the run folder holds, whole or not at all; return its path.
+
+    Raises ConfigError if the folder has no readable resolved.yaml.
+    """
+    # The launcher imports this file before it starts the ranks; matplotlib can wait until they are done.
+    from engine.report.page import render
+
+    path = folder / "report.html"
+    write_durably(path, render(read_run(folder)).encode())
+    return path
