@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -30,7 +31,7 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
         meeting = Path(folder) / "meeting"
         processes = [
-            _CONTEXT.Process(target=_rank, args=(rank, size, meeting, pipes[rank][1], function, arguments), daemon=True)
+            _CONTEXT.Process(target=_rank, args=(rank, size, meeting, pipes[rank][1], function, arguments))
             for rank in range(size)
         ]
         try:
@@ -66,7 +67,7 @@ def _collect(receivers: list[Connection], timeout_s: float) -> list[Any]:
 
 def _receive(rank: int, receiver: Connection) -> Any:
     try:
-        failed, value = receiver.recv()
+        failed, value = pickle.loads(receiver.recv_bytes())
     except EOFError:
         raise AssertionError(f"rank {rank} died") from None
     if failed:
@@ -82,13 +83,17 @@ def _rank(
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
-    torch.multiprocessing.set_sharing_strategy("file_system")
     try:
         method = f"file://{meeting}"
         dist.init_process_group("gloo", method, timedelta(seconds=30), rank=rank, world_size=size)
         result = function(*arguments)
         dist.barrier()
-        sender.send((False, result))
+        _send(sender, failed=False, value=result)
         dist.destroy_process_group()
     except BaseException:
-        sender.send((True, traceback.format_exc()))
+        _send(sender, failed=True, value=traceback.format_exc())
+
+
+def _send(sender: Connection, failed: bool, value: Any) -> None:
+    """Send by value: `sender.send` would put tensors into shared memory, which may end with this process."""
+    sender.send_bytes(pickle.dumps((failed, value)))

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine.models.llama.model import Llama
 
 from engine.config.load import load
 from engine.config.schema import Optimizer
+from engine.models.llama.model import Llama
 from engine.trainer.optimizer import build_optimizer, learning_rate
 
 

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from pathlib import Path
+
+from engine.cluster.cluster import Cluster, Node
+from engine.launch.commands import free_port, is_local, rank_commands
+from engine.trainer.folder import RunFolder
+
+
+def test_local_ranks_share_one_rendezvous(tmp_path: Path) -> None:
+    cluster = Cluster((Node("localhost", 3),), 2**30)
+    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234)
+    assert [c.environment["RANK"] for c in commands] == ["0", "1", "2"]
+    assert {(c.environment["MASTER_ADDR"], c.environment["MASTER_PORT"]) for c in commands} == {("127.0.0.1", "1234")}
+    assert all(c.arguments[:3] == (sys.executable, "-m", "engine.trainer") for c in commands)
+
+
+def test_ranks_of_other_hosts_start_over_ssh_and_find_the_first_host(tmp_path: Path) -> None:
+    """What ssh runs there must set every variable itself: ssh carries none over."""
+    cluster = Cluster((Node("alpha", 1), Node("beta", 2)), 2**30)
+    folder = RunFolder(tmp_path / "a run")
+    commands = rank_commands(cluster, folder, tmp_path / "step 1", 1234)
+    assert [c.host for c in commands] == ["alpha", "beta", "beta"]
+    last = commands[2]
+    assert last.arguments[:4] == ("ssh", "-o", "BatchMode=yes", "beta")
+    words = shlex.split(last.arguments[4])
+    for setting in ("RANK=2", "LOCAL_RANK=1", "WORLD_SIZE=3", "MASTER_ADDR=alpha", "MASTER_PORT=1234"):
+        assert setting in words
+    assert words[-2:] == [str(folder.root), str(tmp_path / "step 1")]
+
+
+def test_hosts_that_are_this_machine() -> None:
+    assert is_local("localhost") and is_local("127.0.0.1") and is_local(socket.gethostname())
+    assert not is_local("some-other-host")
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", free_port()))
