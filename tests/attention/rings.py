@@ -1,0 +1,187 @@
+"""Rings for tests: sequences on ranks, their tensors cut and joined, dense attention, and a transport within a process.
+
+A case is a list of sequences, each with its length and its ring; every rank has one micro-batch, with its shards in the
+order of the sequences. Cutting is written here once more, with NumPy, so that a fault of `schedule` shows.
+Letters: N tokens of all sequences of a case, T tokens of one rank, H query heads, G key and value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from queue import Queue
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.comm import Comm, Exchange
+from engine.attention.kernels import Kernel, choose
+from engine.attention.layout import layout, whole
+from engine.attention.ring import attend
+from engine.planner.plan import MicroBatch, Shard
+
+CPU = torch.device("cpu")
+PATIENCE_S = 10  # a message that has not come by then does not come
+NAMES = ("out", "dq", "dk", "dv")
+Four = tuple[Tensor, ...]  # out, dq, dk, dv
+
+
+class Placed(NamedTuple):
+    """A sequence and the ordered ranks that share it."""
+
+    length: int
+    ring: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sequences on ranks, and the shape, dtype and seed of their tensors."""
+
+    sequences: tuple[Placed, ...]
+    world: int
+    heads: int = 2
+    groups: int = 1
+    head_dim: int = 4
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+    kernel: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        return sum(sequence.length for sequence in self.sequences)
+
+    def inputs(self) -> Four:
+        """Return q [N,H,D], k and v [N,G,D] and the output's gradient [N,H,D], all sequences one after the other."""
+        generator = torch.Generator().manual_seed(self.seed)
+        heads = (self.heads, self.groups, self.groups, self.heads)
+        shapes = ((self.tokens, count, self.head_dim) for count in heads)
+        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype) for shape in shapes)
+
+    def micro_batch(self, rank: int) -> MicroBatch:
+        shards = (
+            Shard(number, length, ring, ring.index(rank))
+            for number, (length, ring) in enumerate(self.sequences)
+            if rank in ring
+        )
+        return MicroBatch(index=rank, rank=rank, gang=0, slot=-1, shards=tuple(shards))
+
+    def rows(self, rank: int) -> Tensor:
+        """Return which of the N tokens a rank holds, in its order: [T]."""
+        rows, start = [np.zeros(0, dtype=np.int64)], 0
+        for length, ring in self.sequences:
+            if rank in ring:
+                chunks, part = np.array_split(np.arange(start, start + length), 2 * len(ring)), ring.index(rank)
+                rows += [chunks[part], chunks[-1 - part]]
+            start += length
+        return torch.from_numpy(np.concatenate(rows))
+
+
+def dense(case: Case) -> Four:
+    """Return out, dq, dk, dv of plain attention in float64, one whole sequence at a time."""
+    q, k, v, dout = (x.double() for x in case.inputs())
+    parts, start = [], 0
+    for length, _ in case.sequences:
+        rows = slice(start, start + length)
+        parts.append(attention(q[rows], k[rows], v[rows], dout[rows], causal=True))
+        start += length
+    return tuple(torch.cat(part) for part in zip(*parts, strict=True))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Four:
+    """Return out, dq, dk, dv of softmax(q k / sqrt(D)) v by autograd."""
+    q, k, v = (x.detach().clone().requires_grad_() for x in (q, k, v))
+    keys, values = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("thd,shd->hts", q, keys) / q.shape[2] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[1:], dtype=torch.bool).triu(1), float("-inf"))
+    out = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def on_rank(case: Case, rank: int, comm: Comm) -> Four:
+    """Return out, dq, dk, dv of one rank's micro-batch, forward and backward through the ring."""
+    micro, rows = case.micro_batch(rank), case.rows(rank)
+    q, k, v, dout = (x[rows] for x in case.inputs())
+    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    kernel: Kernel = choose(CPU, case.dtype, case.head_dim, case.kernel)
+    out = attend(q, k, v, layout(micro) if micro.shards else whole(0), comm, kernel)
+    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def joined(case: Case, ranks: Sequence[Four]) -> Four:
+    """Return the N rows of each tensor, from those of the ranks. Raises if a token is not on exactly one rank."""
+    rows = torch.cat([case.rows(rank) for rank in range(case.world)])
+    assert sorted(rows.tolist()) == list(range(case.tokens))
+    return tuple(torch.cat(parts)[rows.argsort()] for parts in zip(*ranks, strict=True))
+
+
+def in_process(case: Case) -> Four:
+    """Return out, dq, dk, dv of the case, each rank a thread."""
+    links = links_between(case.world)
+    with ThreadPoolExecutor(case.world) as pool:
+        futures = [pool.submit(partial(on_rank, case, rank, ThreadComm(rank, links))) for rank in range(case.world)]
+        return joined(case, [future.result() for future in futures])
+
+
+def errors(results: Four, expected: Four) -> dict[str, float]:
+    """Return max|a - b| / max|b| of each; where b is nothing but rounding (one token has no dq, dk), of its size."""
+    return {
+        name: float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
+        for name, a, b in zip(NAMES, results, expected, strict=True)
+    }
+
+
+def rms(results: Four, expected: Four) -> dict[str, float]:
+    """Return the root of the mean square of a - b."""
+    return {
+        name: float((a.double() - b).pow(2).mean().sqrt()) for name, a, b in zip(NAMES, results, expected, strict=True)
+    }
+
+
+Links = dict[tuple[int, int], "Queue[Tensor]"]  # messages under way by (source, target), in the order of posting
+
+
+def links_between(world: int) -> Links:
+    return {(source, target): Queue() for source in range(world) for target in range(world)}
+
+
+class ThreadComm:
+    """A transport between threads, as strict as a transport may be.
+
+    A buffer under way may be read or written at any moment until `wait`: what is sent is kept and must not change, what
+    is received is spoilt until then. A message of another shape or dtype than its receiver expects fails.
+    """
+
+    def __init__(self, rank: int, links: Links) -> None:
+        self.rank, self.links = rank, links
+
+    def post(self, exchanges: Sequence[Exchange]) -> Flight:
+        kept, expected = [], []
+        for send, next_rank, receive, previous_rank in exchanges:
+            assert send.is_contiguous() and receive.is_contiguous()
+            if send.numel():
+                kept.append((send, send.clone()))
+                self.links[self.rank, next_rank].put(kept[-1][1])
+            if receive.numel():
+                receive.fill_(float("nan"))
+                expected.append((receive, self.links[previous_rank, self.rank]))
+        return Flight(kept, expected)
+
+
+class Flight(NamedTuple):
+    """Messages under way."""
+
+    kept: list[tuple[Tensor, Tensor]]
+    expected: list[tuple[Tensor, Queue[Tensor]]]
+
+    def wait(self) -> None:
+        for buffer, link in self.expected:
+            message = link.get(timeout=PATIENCE_S)
+            assert (message.shape, message.dtype) == (buffer.shape, buffer.dtype), "another message was expected"
+            buffer.copy_(message)
+        for buffer, message in self.kept:
+            assert torch.equal(buffer, message), "a buffer changed while it was sent"

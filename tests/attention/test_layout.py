@@ -1,0 +1,78 @@
+"""Where shards lie in a rank's packed tokens, and what each ring does there round by round."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.attention.layout import Layout, layout, whole
+from engine.planner.plan import MicroBatch, Shard
+from engine.planner.schedule import Block, Transfer
+
+
+def micro(*shards: Shard) -> MicroBatch:
+    return MicroBatch(index=0, rank=0, gang=0, slot=-1, shards=shards)
+
+
+# A whole sequence, part 1 of a ring of 3 (2D = 6 chunks of 2, the first one longer), an empty part, a whole sequence.
+MIXED = micro(Shard(0, 5, (4,), 0), Shard(1, 13, (7, 4, 2), 1), Shard(2, 2, (1, 3, 5, 4), 3), Shard(3, 3, (4,), 0))
+
+
+def test_shards_lie_one_after_the_other() -> None:
+    found = layout(MIXED)
+    assert found.tokens == 5 + 4 + 0 + 3
+    assert found.bounds == (0, 5, 9, 12), "an empty shard has no bounds of its own: no kernel may see it"
+    assert [(ring.offset, ring.tokens) for ring in found.rings] == [(5, 4), (9, 0)]
+
+
+def test_only_shards_of_rings_are_listed_with_their_neighbours() -> None:
+    middle, last = layout(MIXED).rings
+    assert (middle.length, middle.degree, middle.part) == (13, 3, 1)
+    assert (middle.previous_rank, middle.next_rank) == (7, 2)
+    assert (last.previous_rank, last.next_rank) == (5, 1), "the ring closes"
+
+
+def test_a_member_with_an_empty_shard_still_passes_messages_on() -> None:
+    last = layout(MIXED).rings[1]
+    assert [last.tokens_of(part) for part in range(4)] == [1, 1, 0, 0]
+    assert last.transfers(0, "forward") == (Transfer("kv", send=3, receive=2),)
+    assert last.transfers(2, "forward") == (Transfer("kv", send=1, receive=0),)
+    assert all(last.block(round_).empty for round_ in range(4))
+
+
+def test_blocks_of_a_ring_follow_the_keys_that_it_holds() -> None:
+    """Part 1 of 13 tokens on 3 ranks: chunks of 3 2 2 2 2 2 tokens, ours are chunks 1 and 4."""
+    ring = layout(MIXED).rings[0]
+    assert ring.block(0) == Block(0, 4, 4, causal=True)
+    assert ring.block(1) == Block(0, 4, 3, causal=False), "part 0: its low chunk only"
+    assert ring.block(2) == Block(2, 4, 4, causal=False), "part 2: before our high chunk only"
+
+
+def test_all_rings_advance_together_as_far_as_the_largest() -> None:
+    found = layout(MIXED)
+    assert (found.rounds("forward"), found.rounds("backward")) == (4, 5)
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_a_whole_sequence_needs_one_round_and_no_ring(tokens: int) -> None:
+    assert whole(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), ())
+    assert (whole(tokens).rounds("forward"), whole(tokens).rounds("backward")) == (1, 1)
+
+
+def test_no_token_has_no_bounds_that_a_kernel_would_see() -> None:
+    assert whole(0) == layout(micro()) == Layout(0, (0,), ())
+
+
+@given(st.data())
+def test_bounds_are_those_of_the_shards_that_hold_tokens(data: st.DataObject) -> None:
+    shards = []
+    for number in range(data.draw(st.integers(0, 6))):
+        degree = data.draw(st.integers(1, 5))
+        part = data.draw(st.integers(0, degree - 1))
+        shards.append(Shard(number, data.draw(st.integers(1, 12)), tuple(range(degree)), part))
+    found = layout(micro(*shards))
+    assert found.bounds[0] == 0 and found.bounds[-1] == found.tokens
+    assert all(start < stop for start, stop in zip(found.bounds, found.bounds[1:], strict=False))
+    assert {ring.offset for ring in found.rings} <= set(found.bounds)
+    assert len(found.rings) == sum(shard.degree > 1 for shard in shards)
