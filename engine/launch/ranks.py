@@ -31,7 +31,7 @@ class RankError(BytescaleError):
 
 
 class PreemptedError(BytescaleError):
-    """The run was asked to stop, and saved a checkpoint."""
+    """The run was asked to stop; its ranks saved a checkpoint first, unless they were still starting."""
 
     code = ExitCode.PREEMPTED
 
@@ -60,13 +60,13 @@ def run_ranks(commands: Sequence[RankCommand], folder: RunFolder, tick: Callable
     try:
         for command in commands:
             ranks.append(_start(command, folder))
-        with _signals_passed_on(ranks):
+        with _signals_passed_on(ranks) as asked:
             codes = _wait(ranks, tick)
     finally:
         for rank in ranks:
             rank.signal(signal.SIGKILL)
             rank.process.communicate()  # waits, and closes the pipe
-    _judge(codes, folder)
+    _judge(codes, folder, asked=bool(asked))
 
 
 def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
@@ -98,31 +98,31 @@ def _wait(ranks: Sequence[RankProcess], tick: Callable[[], None]) -> dict[int, i
 
 
 @contextmanager
-def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[None]:
-    """Let the first SIGINT or SIGTERM ask the ranks to save and stop, and the second one kill them."""
-    asked = False
+def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
+    """Let the first SIGINT or SIGTERM ask the ranks to save and stop, and the second one kill them; yield both."""
+    asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
         for rank in ranks:
             rank.signal(signal.SIGKILL if asked else signal.SIGTERM)
-        asked = True
+        asked.append(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _judge(codes: dict[int, int], folder: RunFolder) -> None:
+def _judge(codes: dict[int, int], folder: RunFolder, asked: bool) -> None:
     failed = {rank: code for rank, code in codes.items() if code != 0}
     if not failed:
         return
-    if all(code == ExitCode.PREEMPTED for code in failed.values()):
-        hint = "the same command goes on from there"
-        raise PreemptedError("stopped as asked; a checkpoint is saved", key=str(folder.root), hint=hint)
+    stopped = (ExitCode.PREEMPTED, -signal.SIGTERM) if asked else (ExitCode.PREEMPTED,)  # not yet listening when asked
+    if all(code in stopped for code in failed.values()):
+        hint = "the same command goes on from the last checkpoint"
+        raise PreemptedError("stopped as asked", key=str(folder.root), hint=hint)
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
     for rank, code in failed.items():  # whoever died without a word died first: the others report that it is gone
         if rank not in causes and code != ExitCode.PREEMPTED:

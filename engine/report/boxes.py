@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.schedule import shard_tokens
 
+Bools = NDArray[np.bool_]
+
 MOST_GROUPS = 6  # ring sizes that still have clearly different colours
 
 
@@ -29,24 +31,32 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """One row a micro-batch. `degree` is its largest ring: 1 without rings, 0 when it is idle."""
+    """One row a micro-batch. `degree` is its largest ring: 1 without rings, 0 when it is idle.
+
+    `above` and `below` say whether the rank before or after it runs a micro-batch of the same gang.
+    """
 
     rank: Ints  # [M]
     start_s: NDArray[np.float64]  # [M]
     stop_s: NDArray[np.float64]  # [M]
     degree: Ints  # [M]
     tokens: Ints  # [M]
+    above: Bools  # [M]
+    below: Bools  # [M]
 
 
 def boxes(plan: StepPlan, spans: Sequence[Span]) -> Boxes:
     """Return the boxes of the spans, in their order. The spans must be `of_plan`."""
     micros = [plan.micro_batch(span.micro_batch) for span in spans]
+    gangs = {(micro.gang, micro.rank) for micro in micros}
     return Boxes(
         rank=np.array([span.rank for span in spans], dtype=np.int64),
         start_s=np.array([span.start_s for span in spans], dtype=np.float64),
         stop_s=np.array([span.stop_s for span in spans], dtype=np.float64),
         degree=np.array([max((s.degree for s in m.shards), default=0) for m in micros], dtype=np.int64),
         tokens=np.array([sum(shard_tokens(s.length, s.degree, s.part) for s in m.shards) for m in micros], np.int64),
+        above=np.array([(micro.gang, micro.rank - 1) in gangs for micro in micros], dtype=np.bool_),
+        below=np.array([(micro.gang, micro.rank + 1) in gangs for micro in micros], dtype=np.bool_),
     )
 
 

@@ -11,26 +11,27 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
 from engine.planner.plan import StepPlan
-from engine.report.boxes import Boxes, Span, boxes, degree_groups, label_ranks, short_tokens
-from engine.report.svg import INK, PAPER, QUIET, WIDE, Size, Words, draw
+from engine.report.boxes import Bools, Boxes, Span, boxes, degree_groups, label_ranks, short_tokens
+from engine.report.svg import FIRST, INK, PAPER, QUIET, SECOND, WIDE, Size, Words, draw
 
 Floats = NDArray[np.float64]
 
 # Okabe and Ito's colours that also stand out from white and from black; the ink is what is read on each.
-BLUE, VERMILLION = "#0072b2", "#d55e00"
 RINGS = (
-    (BLUE, "white"),
+    ("#0072b2", "white"),
     ("#e69f00", "black"),
     ("#009e73", "black"),
     ("#cc79a7", "black"),
     ("#56b4e9", "black"),
-    (VERMILLION, "black"),
+    ("#d55e00", "black"),
 )
+_MANY = 500  # steps that need thin lines
 _LABEL_ROW = 14.0  # pixels: lower rows hold no readable label
 
 
@@ -43,17 +44,15 @@ def loss_picture(steps: Floats, loss: Floats, validation: Floats, bigram_nats: f
     measured = np.isfinite(validation)
 
     def paint(axes: Axes) -> None:
-        axes.plot(steps, loss, color=BLUE, label="training", **_dots(steps))
+        axes.plot(steps, loss, color=FIRST, label="training", **_curve(steps))
         if measured.any():
-            axes.plot(
-                steps[measured], validation[measured], color=VERMILLION, marker="o", linewidth=1, label="validation"
-            )
+            dots = {"marker": "o", "markersize": 5, "linewidth": 1}
+            axes.plot(steps[measured], validation[measured], color=SECOND, label="validation", **dots)
         if np.isfinite(bigram_nats):
-            axes.axhline(
-                bigram_nats, color=INK, linestyle="--", linewidth=1.2, label=f"bigram entropy, {bigram_nats:.2f}"
-            )
-        axes.set(xlabel="step", ylabel="loss (nats a token)")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            name = f"bigram entropy, {bigram_nats:.2f}"
+            axes.axhline(bigram_nats, color=INK, linestyle="--", linewidth=1.2, label=name)
+        axes.set_ylabel("loss (nats a token)")
+        _step_axis(axes, steps)
 
     told = f"Training loss: {_first_and_last(loss)}. Validation loss: {_first_and_last(validation)}."
     words = Words("loss", "Loss of each step", f"{told} Bigram entropy of the corpus: {bigram_nats:.3f}.")
@@ -66,11 +65,11 @@ def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -
     kept = np.isfinite(rate)
 
     def paint(axes: Axes) -> None:
-        axes.plot(steps, rate, color=BLUE, linestyle="", marker="o", markersize=3.5, alpha=0.45, label="one step")
-        axes.plot(steps[kept], running_median(rate[kept]), color=VERMILLION, linewidth=2.2, label="running median")
-        axes.set(xlabel="step", ylabel="throughput (tokens/s)")
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        dots = {"linestyle": "", "marker": "o", "markersize": 3.5} if len(steps) < _MANY else {"linewidth": 0.8}
+        axes.plot(steps, rate, color=FIRST, alpha=0.6, label="one step", **dots)
+        axes.plot(steps[kept], running_median(rate[kept]), color=SECOND, linewidth=2.2, label="running median")
+        axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.08 * rate[kept].max(initial=1.0)))
+        _step_axis(axes, steps)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
     told = f"Median {np.median(rate[kept]):,.0f} tokens a second." if kept.any() else "No step was measured."
@@ -85,7 +84,8 @@ def timeline_picture(plan: StepPlan, spans: Sequence[Span], size: Size = WIDE) -
 
     def paint(axes: Axes) -> None:
         for kind in kinds:
-            axes.add_collection(PolyCollection(list(_corners(found, kind.chosen, row)), label=kind.name, **kind.look))
+            boxes_of_kind = Path.make_compound_path_from_polys(_corners(found, kind.chosen, row))
+            axes.add_patch(PathPatch(boxes_of_kind, label=kind.name, **kind.look))  # one path: no seams, small pages
         _write_labels(axes, found, kinds, row, size)
         _name_axes(axes, found, plan.ranks, row)
 
@@ -105,19 +105,19 @@ class _Kind:
     """Boxes that look alike: their name in the legend, which they are [M], how they look, and the ink on them."""
 
     name: str
-    chosen: NDArray[np.bool_]
+    chosen: Bools
     look: dict[str, Any]
     ink: str
 
 
 def _kinds(found: Boxes, row: float) -> list[_Kind]:
     """Return the kinds that occur. Idle boxes are hatched, so that they differ without any colour."""
-    edge = {"edgecolors": PAPER, "linewidths": 1.0 if row >= 8 else 0.0}
-    kinds = [_Kind("whole sequences", found.degree == 1, edge | {"facecolors": QUIET}, INK)]
+    edge = {"edgecolor": PAPER, "linewidth": 1.0 if row >= 8 else 0.0}
+    kinds = [_Kind("whole sequences", found.degree == 1, edge | {"facecolor": QUIET}, INK)]
     for group, (colour, ink) in zip(degree_groups(found.degree), RINGS, strict=False):
         ours = (found.degree >= group.start) & (found.degree < group.stop)
-        kinds.append(_Kind(_group_name(group), ours, edge | {"facecolors": colour}, ink))
-    idle = {"facecolors": "none", "edgecolors": QUIET, "hatch": "/////", "linewidths": 0.6}
+        kinds.append(_Kind(_group_name(group), ours, edge | {"facecolor": colour}, ink))
+    idle = {"facecolor": "none", "edgecolor": QUIET, "hatch": "/////", "linewidth": 0.6}
     kinds.append(_Kind("idle", found.degree == 0, idle, INK))
     return [kind for kind in kinds if kind.chosen.any()]
 
@@ -126,12 +126,16 @@ def _group_name(group: range) -> str:
     return f"ring of {group[0]}" if len(group) == 1 else f"rings of {group[0]} to {group[-1]}"
 
 
-def _corners(found: Boxes, chosen: NDArray[np.bool_], row: float) -> Floats:
-    """Return the corners of the chosen boxes, [boxes, 4, 2]; rows leave a little space while they are high enough."""
-    half = 0.42 if row >= 8 else 0.5
+def _corners(found: Boxes, chosen: Bools, row: float) -> Floats:
+    """Return the corners of the chosen boxes, [boxes, 5, 2]; the last is the first again.
+
+    Rows leave a little space while they are high enough, but those of one gang touch: so one sees who shares a ring.
+    """
+    half = 0.4 if row >= 8 else 0.5
     left, right = found.start_s[chosen], found.stop_s[chosen]
-    low, high = found.rank[chosen] - half, found.rank[chosen] + half
-    return np.stack([left, low, right, low, right, high, left, high], axis=1).reshape(-1, 4, 2)
+    low = found.rank[chosen] - np.where(found.above[chosen], 0.5, half)
+    high = found.rank[chosen] + np.where(found.below[chosen], 0.5, half)
+    return np.stack([left, low, right, low, right, high, left, high, left, low], axis=1).reshape(-1, 5, 2)
 
 
 def _write_labels(axes: Axes, found: Boxes, kinds: list[_Kind], row: float, size: Size) -> None:
@@ -153,10 +157,10 @@ def _labels(found: Boxes, at: np.intp) -> tuple[str, ...]:
     """Return what may stand in a box, the longest first."""
     degree, tokens = int(found.degree[at]), short_tokens(int(found.tokens[at]))
     if degree == 0:
-        return ("idle",)
+        return ()
     if degree == 1:
         return (f"{tokens} tokens", tokens)
-    return (f"ring of {degree}, {tokens} tokens", f"ring of {degree}, {tokens}", f"{degree}: {tokens}", str(degree))
+    return (f"ring of {degree} · {tokens} tokens", f"ring of {degree} · {tokens}", f"{degree} · {tokens}", str(degree))
 
 
 def _name_axes(axes: Axes, found: Boxes, ranks: int, row: float) -> None:
@@ -173,6 +177,13 @@ def _row_height(ranks: int) -> float:
     return min(44.0, max(11.0, 480 / ranks)) if ranks <= 64 else 704 / ranks
 
 
+def _step_axis(axes: Axes, steps: Floats) -> None:
+    """Name the axis of steps, whole numbers, with room for a single one."""
+    room = max(0.5, 0.02 * np.ptp(steps))
+    axes.set(xlabel="step", xlim=(steps.min() - room, steps.max() + room))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
 def _curve_height(size: Size) -> float:
     return 0.36 * size.width if size is WIDE else 0.72 * size.width
 
@@ -187,6 +198,8 @@ def _first_and_last(values: Floats) -> str:
     return f"from {kept[0]:.3f} to {kept[-1]:.3f}" if len(kept) else "none"
 
 
-def _dots(steps: Floats) -> dict[str, Any]:
-    """Return the look of a curve of so few steps that a line alone would hardly show."""
-    return {"marker": "o", "markersize": 4} if len(steps) < 10 else {}
+def _curve(steps: Floats) -> dict[str, Any]:
+    """Return the look of a curve: dots where a line would hardly show, a thin line where a thick one would blur."""
+    if len(steps) < 10:
+        return {"marker": "o", "markersize": 4}
+    return {"linewidth": 1.8 if len(steps) < _MANY else 0.9}

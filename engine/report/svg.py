@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,11 +39,14 @@ class Words:
 
 # Colours that the page chooses, for light and for dark. matplotlib knows no CSS, so it draws with these stand-ins.
 INK, GRID, QUIET, PAPER = "#010203", "#040506", "#070809", "#0a0b0c"
+FIRST, SECOND = "#0d0e0f", "#101112"  # of curves
 _CSS = {
     INK: "currentColor",
     GRID: "var(--grid, #d9dde3)",
     QUIET: "var(--quiet, #c3c9d2)",
     PAPER: "var(--paper, #ffffff)",
+    FIRST: "var(--first, #0072b2)",
+    SECOND: "var(--second, #d55e00)",
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # they would name the day, and load nothing
 
@@ -80,7 +84,8 @@ def draw(words: Words, size: Size, height: float, paint: Callable[[Axes], None])
         paint(axes)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            columns = len(handles) if size.width >= 150 * len(handles) else 2
+            rows = math.ceil(150 * len(handles) / size.width)  # a legend's entry is at most so wide
+            columns = math.ceil(len(handles) / rows)
             figure.legend(handles, labels, loc="outside upper left", ncols=columns)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=_NO_METADATA)

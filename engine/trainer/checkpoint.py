@@ -23,6 +23,7 @@ from engine.trainer.folder import sync_folder, write_json
 _MANIFEST = "manifest.json"
 _PREFIX = "step-"
 _WRITING = ".writing-"
+_REMOVING = ".removing-"
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ def write(
 def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints, and what unfinished writes left."""
     for old in newest_first(checkpoints)[keep:]:
-        ruin = old.with_name(f"{_WRITING}{old.name}")
-        old.rename(ruin)  # so that a kill in the middle leaves no half checkpoint under a good name
-    for ruin in checkpoints.glob(f"{_WRITING}*"):
-        shutil.rmtree(ruin)
+        old.rename(old.with_name(f"{_REMOVING}{old.name}"))  # a kill in the middle leaves no half one under a good name
+    for prefix in (_REMOVING, _WRITING):
+        for ruin in checkpoints.glob(f"{prefix}*"):
+            shutil.rmtree(ruin)
 
 
 def read(folder: Path) -> TrainState:
