@@ -58,8 +58,8 @@ def _timeline(run: RunData) -> Figure:
     if trace is None:
         return Figure("Timeline of a step", "The run stopped before it had measured a whole step, so none is shown.")
     caption = (
-        f"Step {trace.step:,} as it was measured: each box is one micro-batch, forward and backward, with its ring size "
-        "and its rank's tokens (K = 1,024) where they fit, and boxes that touch from rank to rank share rings."
+        f"Step {trace.step:,} as it was measured: each box is one micro-batch, forward and backward, with its ring "
+        "size and its rank's tokens (K = 1,024) where they fit, and boxes that touch from rank to rank share rings."
     )
     return Figure.of("Timeline of a step", caption, lambda size: timeline_picture(trace.plan, trace.spans, size))
 

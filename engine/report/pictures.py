@@ -46,7 +46,7 @@ def loss_picture(steps: Floats, loss: Floats, validation: Floats, bigram_nats: f
     def paint(axes: Axes) -> None:
         axes.plot(steps, loss, color=FIRST, label="training", **_curve(steps))
         if measured.any():
-            dots = {"marker": "o", "markersize": 5, "linewidth": 1}
+            dots: dict[str, Any] = {"marker": "o", "markersize": 5, "linewidth": 1}
             axes.plot(steps[measured], validation[measured], color=SECOND, label="validation", **dots)
         if np.isfinite(bigram_nats):
             name = f"bigram entropy, {bigram_nats:.2f}"
@@ -65,7 +65,9 @@ def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -
     kept = np.isfinite(rate)
 
     def paint(axes: Axes) -> None:
-        dots = {"linestyle": "", "marker": "o", "markersize": 3.5} if len(steps) < _MANY else {"linewidth": 0.8}
+        dots: dict[str, Any] = (
+            {"linestyle": "", "marker": "o", "markersize": 3.5} if len(steps) < _MANY else {"linewidth": 0.8}
+        )
         axes.plot(steps, rate, color=FIRST, alpha=0.6, label="one step", **dots)
         axes.plot(steps[kept], running_median(rate[kept]), color=SECOND, linewidth=2.2, label="running median")
         axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.08 * rate[kept].max(initial=1.0)))
@@ -127,7 +129,7 @@ def _group_name(group: range) -> str:
 
 
 def _corners(found: Boxes, chosen: Bools, row: float) -> Floats:
-    """Return the corners of the chosen boxes, [boxes, 5, 2]; the last is the first again.
+    """Return the corners of the chosen boxes, [boxes, 4, 2].
 
     Rows leave a little space while they are high enough, but those of one gang touch: so one sees who shares a ring.
     """
@@ -135,7 +137,7 @@ def _corners(found: Boxes, chosen: Bools, row: float) -> Floats:
     left, right = found.start_s[chosen], found.stop_s[chosen]
     low = found.rank[chosen] - np.where(found.above[chosen], 0.5, half)
     high = found.rank[chosen] + np.where(found.below[chosen], 0.5, half)
-    return np.stack([left, low, right, low, right, high, left, high, left, low], axis=1).reshape(-1, 5, 2)
+    return np.stack([left, low, right, low, right, high, left, high], axis=1).reshape(-1, 4, 2)
 
 
 def _write_labels(axes: Axes, found: Boxes, kinds: list[_Kind], row: float, size: Size) -> None:

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.planner.plan import StepPlan
+from engine.report.run import read_run, write_report
+from tests.report.runs import metrics, plan, spans, write_run
+
+NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
+LOADING = ("src", "srcset", "href", "data", "action", "poster", "background")
+
+
+class Elements(HTMLParser):
+    """Collects the tags of a page, and their attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def page(folder: Path) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+def titles(text: str) -> list[str]:
+    """Return the titles of the page's pictures, each once though drawn in two sizes."""
+    return list(dict.fromkeys(re.findall(r'<title id="[^"]*">([^<]*)</title>', text)))
+
+
+def test_the_page_has_all_its_pictures_inside(tmp_path: Path) -> None:
+    text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
+    assert titles(text) == ["Loss of each step", "Timeline of a step", "Tokens a second of each step"]
+    assert text.count("<svg ") == 6  # each for a wide page and for a narrow one
+    assert text.count("<figcaption>") == 3
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
+    assert "http" not in NAMESPACE.sub("", text)
+    assert "@import" not in text and not re.search(r"url\((?!#)", text)
+    for tag, attributes in Elements(text).found:
+        assert tag not in ("script", "link", "iframe", "object", "embed", "img")
+        for name in attributes:
+            value = attributes[name] or ""
+            assert name.removeprefix("xlink:") not in LOADING or value.startswith("#")
+
+
+def test_no_two_elements_share_an_id(tmp_path: Path) -> None:
+    """Two pictures with one clip path would hide each other's curves."""
+    text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
+    ids = [attributes["id"] for _, attributes in Elements(text).found if "id" in attributes]
+    assert len(ids) == len(set(ids)) > 0
+
+
+def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lines=metrics(30), traced=plan(2))
+    assert page(folder) == page(folder)
+    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == [
+        "report.html"
+    ]  # nothing half-written
+
+
+def test_a_recipe_name_is_text_and_no_markup(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lines=metrics(3), traced=None)
+    resolved = folder / "resolved.yaml"
+    resolved.write_text(resolved.read_text().replace("recipe: quickstart", "recipe: a<script>&b"))
+    text = page(folder)
+    assert "<script" not in text
+    assert "<title>a&lt;script&gt;&amp;b" in text
+
+
+def test_a_last_line_cut_short_is_ignored(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lines=metrics(5), traced=None)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "loss": 1.')
+    assert len(read_run(folder).lines) == 5
+    assert "5 of 120" in page(folder)
+
+
+@pytest.mark.parametrize("missing", ["trace.json", "plan.bin"])
+def test_without_a_trace_the_page_says_so(tmp_path: Path, missing: str) -> None:
+    folder = write_run(tmp_path, lines=metrics(5), traced=plan(2))
+    (folder / missing).unlink()
+    text = page(folder)
+    assert "stopped before it had measured a whole step" in text
+    assert titles(text) == ["Loss of each step", "Tokens a second of each step"]
+
+
+def test_a_trace_of_another_plan_is_not_drawn(tmp_path: Path) -> None:
+    """A crash between the two writes leaves the new plan beside the old trace."""
+    folder = write_run(tmp_path, lines=metrics(5), traced=plan(2))
+    (folder / "plan.bin").write_bytes(plan(3).to_bytes())
+    assert read_run(folder).trace is None
+    assert "Timeline of a step" not in titles(page(folder))
+
+
+def test_a_run_that_stopped_before_its_first_step_has_a_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lines=[], traced=None)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "summary.json").unlink()
+    text = page(folder)
+    assert "<svg" not in text and "<table" not in text
+    assert "no loss to show" in text
+
+
+@pytest.mark.parametrize(("ranks", "mode"), [(1, "free"), (2, "lockstep"), (300, "free")])
+def test_any_number_of_ranks(tmp_path: Path, ranks: int, mode: str) -> None:
+    made = plan(ranks, sequences=200, mode=mode)
+    text = page(write_run(tmp_path, lines=metrics(12), traced=made))
+    assert len(titles(text)) == 3
+    assert f"<dd>{ranks}</dd>" in text
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite(tmp_path: Path, bad: float) -> None:
+    lines = metrics(12)
+    lines[-1] |= {"loss": bad, "validation_loss": bad, "grad_norm": bad}
+    text = page(write_run(tmp_path, lines=lines, traced=None))
+    assert "The loss is not finite at 1 of 12 steps, first at step 12." in text
+    assert "Loss of each step" in titles(text)
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    made = plan(3)
+    run = read_run(write_run(tmp_path, lines=metrics(12), traced=made))
+    assert run.config.recipe == "quickstart"
+    assert run.bigram_nats == 2.432
+    assert run.column("step").tolist() == list(range(1, 13))
+    assert run.column("validation_loss")[:9].tolist() == pytest.approx([math.nan] * 9, nan_ok=True)
+    assert run.trace is not None
+    assert (run.trace.step, run.trace.plan.digest) == (7, made.digest)
+    assert list(run.trace.spans) == [tuple(span) for span in json.loads(json.dumps(spans(made)))]
+    assert isinstance(run.trace.plan, StepPlan)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read") as refused:
+        write_report(tmp_path)
+    assert refused.value.problems[0].key == str(tmp_path / "resolved.yaml")
+    assert list(tmp_path.iterdir()) == []
