@@ -40,8 +40,8 @@ def table(run: RunData) -> list[Pair]:
         ("steps with a ring of 2 or more", f"{rings:,} ({rings / len(degree):.0%})"),
         ("largest ring", _largest(degree)),
         ("median throughput", f"{_median(run.column('tokens_per_s')):,.0f} tokens/s"),
-        ("wait for plans, all steps", _share(run.column("plan_wait_s"), seconds)),
-        ("wait for data, all steps", _share(run.column("data_wait_s"), seconds)),
+        ("wait for plans", _share(run.column("plan_wait_s"), seconds)),
+        ("wait for data", _share(run.column("data_wait_s"), seconds)),
     ]
 
 
@@ -80,9 +80,9 @@ def _median(values: NDArray[np.float64]) -> float:
 
 def _largest(degree: NDArray[np.float64]) -> str:
     largest = int(np.nanmax(degree))
-    return f"{largest:,} ranks" if largest > 1 else "none: every sequence stayed whole"
+    return f"{largest:,} ranks" if largest > 1 else "none"
 
 
 def _share(waits: NDArray[np.float64], seconds: NDArray[np.float64]) -> str:
     wait, whole = float(np.nansum(waits)), float(np.nansum(seconds))
-    return f"{wait:,.2f} s ({wait / whole:.1%} of the time)" if whole > 0 else f"{wait:,.2f} s"
+    return f"{wait:,.2f} s ({wait / whole:.1%} of step time)" if whole > 0 else f"{wait:,.2f} s"
