@@ -59,20 +59,21 @@ def _collect(receivers: list[Connection], timeout_s: float) -> list[Any]:
         if not ready:
             silent = [rank for rank in range(len(receivers)) if rank not in results]
             raise AssertionError(f"ranks {silent} did not answer within {timeout_s:.0f} s")
-        for receiver in ready:
-            rank = receivers.index(receiver)  # type: ignore[arg-type]
-            results[rank] = _receive(rank, receiver)  # type: ignore[arg-type]
+        answers = {receivers.index(receiver): _receive(receiver) for receiver in ready}  # type: ignore[arg-type]
+        failures = [(failed_at, f"rank {rank} {value}") for rank, (failed_at, value) in answers.items() if failed_at]
+        if failures:
+            raise AssertionError(min(failures)[1])
+        results |= {rank: value for rank, (_, value) in answers.items()}
     return [results[rank] for rank in range(len(receivers))]
 
 
-def _receive(rank: int, receiver: Connection) -> Any:
+def _receive(receiver: Connection) -> tuple[float | None, Any]:
+    """Return what a rank answered, and when it failed if it did; of several, the one that died is the cause."""
     try:
-        failed, value = pickle.loads(receiver.recv_bytes())
+        answer: tuple[float | None, Any] = pickle.loads(receiver.recv_bytes())
     except EOFError:
-        raise AssertionError(f"rank {rank} died") from None
-    if failed:
-        raise AssertionError(f"rank {rank} failed:\n{value}")
-    return value
+        return -1, "died"
+    return answer
 
 
 def _rank(
@@ -88,12 +89,12 @@ def _rank(
         dist.init_process_group("gloo", method, timedelta(seconds=30), rank=rank, world_size=size)
         result = function(*arguments)
         dist.barrier()
-        _send(sender, failed=False, value=result)
+        _send(sender, None, result)
         dist.destroy_process_group()
     except BaseException:
-        _send(sender, failed=True, value=traceback.format_exc())
+        _send(sender, time.monotonic(), f"failed:\n{traceback.format_exc()}")
 
 
-def _send(sender: Connection, failed: bool, value: Any) -> None:
+def _send(sender: Connection, failed_at: float | None, value: Any) -> None:
     """Send by value: `sender.send` would put tensors into shared memory, which may end with this process."""
-    sender.send_bytes(pickle.dumps((failed, value)))
+    sender.send_bytes(pickle.dumps((failed_at, value)))

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from queue import Queue
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.comm import Comm, Exchange
-from engine.attention.kernels import Kernel, choose
+from engine.attention.kernels import Call, Kernel, choose
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard
@@ -48,6 +49,7 @@ class Case:
     head_dim: int = 4
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    scale: float = 1  # of q and k
     kernel: str | None = None
 
     @property
@@ -59,7 +61,8 @@ class Case:
         generator = torch.Generator().manual_seed(self.seed)
         heads = (self.heads, self.groups, self.groups, self.heads)
         shapes = ((self.tokens, count, self.head_dim) for count in heads)
-        return tuple(torch.randn(shape, generator=generator, dtype=torch.float64).to(self.dtype) for shape in shapes)
+        q, k, v, dout = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        return tuple(x.to(self.dtype) for x in (q * self.scale, k * self.scale, v, dout))
 
     def micro_batch(self, rank: int) -> MicroBatch:
         shards = (
@@ -107,9 +110,27 @@ def on_rank(case: Case, rank: int, comm: Comm) -> Four:
     micro, rows = case.micro_batch(rank), case.rows(rank)
     q, k, v, dout = (x[rows] for x in case.inputs())
     q, k, v = (x.requires_grad_() for x in (q, k, v))
-    kernel: Kernel = choose(CPU, case.dtype, case.head_dim, case.kernel)
+    kernel = strict(choose(CPU, case.dtype, case.head_dim, case.kernel))
     out = attend(q, k, v, layout(micro) if micro.shards else whole(0), comm, kernel)
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+
+
+def strict(kernel: Kernel) -> Kernel:
+    """Return the kernel, refusing a call without sequences or one with an empty side, which may kill the process."""
+
+    def checked(call: Call) -> None:
+        for bounds in (call.q_bounds, call.kv_bounds):
+            assert len(bounds) > 1 and all(start < stop for start, stop in pairwise(bounds)), call
+
+    def forward(*arguments: Any) -> Any:
+        checked(arguments[-1])
+        return kernel.forward(*arguments)
+
+    def backward(*arguments: Any) -> Any:
+        checked(arguments[-1])
+        return kernel.backward(*arguments)
+
+    return replace(kernel, forward=forward, backward=backward)
 
 
 def joined(case: Case, ranks: Sequence[Four]) -> Four:

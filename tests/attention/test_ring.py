@@ -128,6 +128,12 @@ def test_any_rings_and_whole_sequences_in_one_micro_batch(one: Case) -> None:
     check(one, in_process(one))
 
 
+def test_blocks_with_large_scores_are_merged() -> None:
+    """The plain formula of the merge overflows here."""
+    one = case((61, (0, 1, 2)), (30, (2, 0)), world=3, scale=40)
+    check(one, in_process(one))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_have_the_inputs_dtype(dtype: torch.dtype) -> None:
     one = case((61, (0, 1, 2)), (7, (1,)), world=3, dtype=dtype)

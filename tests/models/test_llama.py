@@ -77,7 +77,7 @@ def run(model: Llama, tokens: Tensor, kernel: str | None = None) -> Tensor:
 
 
 def error(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max() / b.abs().max())
+    return ((a - b).abs().max() / b.abs().max()).item()
 
 
 def compare(shape: Model, dtype: torch.dtype) -> dict[str, float]:
@@ -178,19 +178,28 @@ def test_rotary_angles_are_exact_far_out(position: int, theta: float) -> None:
                 assert abs(mpmath.sin(off / 2) * 2) < 1e-6, "rad between neighbours"
 
 
-def test_rotation_keeps_what_only_the_distance_says() -> None:
-    """In bf16 too, q at m and k at n score by m - n alone, as well as bf16 can hold the rotated q and k."""
-    generator = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(1, 1, 128, generator=generator).bfloat16().expand(512, 1, 128) for _ in range(2))
+def test_only_the_distance_of_two_tokens_counts() -> None:
+    q, k = torch.randn(2, 1, 1, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def scores(start: int, dtype: torch.dtype) -> Tensor:
-        by = rotation(torch.arange(start, start + 512), 128, 5e5, dtype)
-        return rotate(q.to(dtype), by)[:, 0].double() @ rotate(k.to(dtype), by)[:, 0].double().T
+    def scores(start: int) -> Tensor:
+        by = rotation(torch.arange(start, start + 512), 128, 5e5, torch.float64)
+        return rotate(q.expand(512, 1, 128), by)[:, 0] @ rotate(k.expand(512, 1, 128), by)[:, 0].T
 
-    near, far = scores(0, torch.float64), scores(2_000_000, torch.float64)
-    assert error(far, near) < 1e-8
-    rounded = sum(x.pow(2).sum() for x in (q[0], k[0])).item() * 2**-9 / 8
-    assert (scores(2_000_000, torch.bfloat16) - near).pow(2).mean().sqrt() < rounded
+    assert error(scores(2_000_000), scores(0)) < 1e-8
+
+
+def nearly_all_rounded_once(found: Tensor, exact: Tensor) -> bool:
+    """Whether bf16 values are the exact ones rounded; float32 inside may tip the scales once in a thousand."""
+    assert found.dtype == torch.bfloat16
+    return bool((found == exact.bfloat16()).double().mean() > 0.995)
+
+
+def test_bf16_is_rotated_in_float32_and_rounded_once() -> None:
+    """With cos and sin in bf16 the error of q.k was 1.5 to 2 times as large."""
+    x = torch.randn(256, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    positions = torch.arange(2_000_000, 2_000_256)
+    exact = rotate(x.double(), rotation(positions, 64, 5e5, torch.float64))
+    assert nearly_all_rounded_once(rotate(x, rotation(positions, 64, 5e5, torch.bfloat16)), exact)
 
 
 def test_initial_weights_are_those_of_the_seed() -> None:
@@ -234,9 +243,7 @@ def test_no_token_runs_forward_and_backward(kernel: str) -> None:
     assert all(p.grad is not None and (p.grad == 0).all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_the_norm_is_taken_in_the_wider_dtype(dtype: torch.dtype) -> None:
-    """Squares of 2^9 ones summed in bf16 would stop at 2^8."""
-    x = torch.ones(1, 512, dtype=dtype) * 3
-    assert (RMSNorm(512, 1e-5).to(dtype)(x) - 1).abs().max() < 1e-5
-    assert RMSNorm(512, 1e-5).to(dtype)(x).dtype == dtype
+def test_the_norm_of_bf16_is_taken_in_float32_and_rounded_once() -> None:
+    x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-5).sqrt()
+    assert nearly_all_rounded_once(RMSNorm(512, 1e-5).bfloat16()(x), exact)
