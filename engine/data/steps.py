@@ -92,15 +92,15 @@ def next_step(index: Index, cursor: Cursor, seed: int, batch_tokens: int, contex
 
 
 def validation_table(index: Index, context: int, tokens: int) -> SequenceTable:
-    """Return the fixed set to validate on: the pieces of the validation documents while they fit into `tokens` inputs.
+    """Return the fixed set to validate on: pieces of the validation documents while they fit into `tokens` inputs.
 
-    Documents come in an order of their own, the same in every run: the index goes by name, and names that begin alike
-    hold texts that are alike. At least one piece if there is any document; none if `tokens` is 0.
+    Pieces come in an order of their own, the same in every run, so that a small set still meets many documents. At
+    least one piece if there is any document; none if `tokens` is 0.
     """
-    documents = np.flatnonzero(index.validation).astype(np.int64)
-    pieces = cut(documents[_order(len(documents), seed=0, epoch=0)], index, context)
-    fitting = int(np.searchsorted(np.cumsum(pieces.length), tokens, side="right"))
-    return _head(pieces, max(1, fitting) if tokens else 0)
+    pieces = cut(np.flatnonzero(index.validation).astype(np.int64), index, context)
+    order = _order(len(pieces), seed=0, epoch=0)
+    fitting = int(np.searchsorted(np.cumsum(pieces.length[order]), tokens, side="right"))
+    return _select(pieces, order[: max(1, fitting) if tokens else 0])
 
 
 @lru_cache(maxsize=2)
@@ -119,5 +119,5 @@ def _after(cursor: Cursor, documents: int) -> Cursor:
     return Cursor(cursor.epoch + 1, 0)
 
 
-def _head(table: SequenceTable, count: int) -> SequenceTable:
-    return SequenceTable(table.document[:count], table.start[:count], table.length[:count], table.loss_tokens[:count])
+def _select(table: SequenceTable, rows: Ints) -> SequenceTable:
+    return SequenceTable(table.document[rows], table.start[rows], table.length[rows], table.loss_tokens[rows])

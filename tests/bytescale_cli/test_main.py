@@ -32,7 +32,7 @@ MISTAKES = [
     ("train +run.step=3", "+run.step=3: + is not used here", "key=value"),
     ("train dtype=fp23", "dtype: must be bf16, fp32 or fp64, not fp23", "did you mean fp32?"),
     ("train run.steps=many", "run.steps: is not a whole number: many", "optimizer updates"),
-    ("train context=1M", "context: 1m does not fit: 2 ranks x capacity 2k hold 4k tokens", "more ranks"),
+    ("train context=1M capacity=2K", "context: 1m does not fit: 2 ranks x capacity 2k hold 4k tokens", "more ranks"),
     ("train zero.stage=3", "zero.stage: 3 is not built yet", "available: 1"),
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),

@@ -10,8 +10,11 @@ from engine.config.schema import Config
 from engine.config.validate import validate
 
 
+BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
+
+
 def config(*overrides: str) -> Config:
-    found, problems = validate(compose(overrides))
+    found, problems = validate(compose([*BASE, *overrides]))
     assert found is not None, problems
     return found
 

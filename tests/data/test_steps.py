@@ -121,18 +121,18 @@ def test_the_order_of_a_seed_is_the_same_on_every_machine(make_index: MakeIndex)
     ("tokens", "expected"),
     [
         (0, []),
-        (9, [(1, 0, 4), (1, 4, 4)]),
-        (4, [(1, 0, 4)]),
         (1, [(1, 0, 4)]),
-        (10, [(1, 0, 4), (1, 4, 4), (1, 8, 2)]),
-        (12, [(1, 0, 4), (1, 4, 4), (1, 8, 2)]),
-        (13, [(1, 0, 4), (1, 4, 4), (1, 8, 2), (3, 0, 3)]),
-        (99, [(1, 0, 4), (1, 4, 4), (1, 8, 2), (3, 0, 3)]),
+        (4, [(1, 0, 4)]),
+        (9, [(1, 0, 4), (1, 8, 2), (3, 0, 3)]),
+        (12, [(1, 0, 4), (1, 8, 2), (3, 0, 3)]),
+        (13, [(1, 0, 4), (1, 8, 2), (3, 0, 3), (1, 4, 4)]),
+        (99, [(1, 0, 4), (1, 8, 2), (3, 0, 3), (1, 4, 4)]),
     ],
 )
 def test_the_validation_set_is_what_fits(
     tokens: int, expected: list[tuple[int, int, int]], make_index: MakeIndex
 ) -> None:
+    """In an order of its own: taken by name, a small set would be one or two documents."""
     index = make_index([7, 10, 7, 3], validation=[1, 3])
     assert pieces(validation_table(index, context=4, tokens=tokens)) == expected
 
