@@ -51,7 +51,7 @@ def cells(folder: Path) -> list[Cell]:
     corpora = {"standard library": (), "github mix, 32K": ("data=jsonl", f"data.path={github}")}
     return [
         Cell(
-            context, name, (*overrides, f"context={context}", f"capacity={context // 2}", f"batch_tokens={4 * context}")
+            context, name, (*overrides, f"context={context}", f"capacity={context // 2}", f"batch_tokens={2 * context}")
         )
         for context in CONTEXTS
         for name, overrides in corpora.items()
@@ -104,8 +104,8 @@ def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, obje
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -46,7 +46,7 @@ def test_defaults(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == "runs/quickstart\n"
     assert captured.err.splitlines() == [
         "starting",
-        "step 1/300  loss 3.000  10,000 tokens/s  balance 1.00  largest ring 2  validation loss 2.500",
+        "step 1/500  loss 3.000  10,000 tokens/s  balance 1.00  largest ring 2  validation loss 2.500",
     ]
 
 

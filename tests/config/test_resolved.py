@@ -29,9 +29,9 @@ def test_digest_tells_configs_apart() -> None:
 def test_diff_names_each_key_that_differs() -> None:
     old, new = load([]), load(["optimizer.lr=1e-3", "run.steps=7", "planner=static"])
     assert diff(old, new) == [
-        "run.steps: 300 -> 7",
+        "run.steps: 500 -> 7",
         "planner.name: balanced -> static",
-        "optimizer.lr: 0.006 -> 0.001",
+        "optimizer.lr: 0.004 -> 0.001",
     ]
     assert diff(old, old) == []
 
