@@ -82,7 +82,7 @@ class Trainer:
         self.engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
         self.validation = self._plan_validation()
-        self.step, self.cursor, self.traced_degree = 0, Cursor(), 0
+        self.step, self.cursor, self.traced = 0, Cursor(), (0, False)
 
     def begin(self, checkpoint: Path | None) -> None:
         """Start at step 0, or go on from a checkpoint that the launcher has verified."""
@@ -168,8 +168,9 @@ class Trainer:
         if self.groups.rank != 0:
             return
         metrics.append(self.folder.metrics, line)
-        if line["max_degree"] >= self.traced_degree:  # the report shows the newest step with the largest ring
-            self.traced_degree = line["max_degree"]
+        shows = line["max_degree"], bool((plan.degrees == 1).any())
+        if shows >= self.traced:  # the report shows the newest step that mixes the largest ring and whole ones
+            self.traced = shows
             spans = [[result.rank, *span] for result in results for span in result.times.spans]
             write_durably(self.folder.plan, plan.to_bytes())
             write_json(self.folder.trace, {"step": line["step"], "spans": spans})
