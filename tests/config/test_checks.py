@@ -9,7 +9,6 @@ from engine.config.compose import compose
 from engine.config.schema import Config
 from engine.config.validate import validate
 
-
 BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
 
 
