@@ -88,7 +88,7 @@ def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, obje
     speeds: dict[str, list[float]] = {planner: [] for planner in PLANNERS}
     for number in range(rounds):
         for planner in PLANNERS:
-            out = folder / f"{cell.context}-{cell.data}-{planner}-{number}"
+            out = folder / f"{cell.context}-{cell.data.split()[0]}-{planner}-{number}"
             speeds[planner].append(tokens_per_s(cell, planner, steps, out))
     static, balanced = (statistics.median(speeds[planner]) for planner in PLANNERS)
     return {
