@@ -101,3 +101,7 @@ class PlanError(BytescaleError):
     def __init__(self, rule: int, message: str) -> None:
         super().__init__(message)
         self.rule = rule
+
+    def __reduce__(self) -> tuple[type[PlanError], tuple[int, str]]:
+        """Return how to make it again: it travels from the planning process."""
+        return PlanError, (self.rule, str(self))

@@ -74,10 +74,11 @@ def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> 
 
 
 def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> None:
-    for dtype in ("fp32", "bf16"):
+    hosts = f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
+    for dtype, more in (("fp32", []), ("bf16", [hosts])):
         whole, killed = tmp_path / f"{dtype}-whole", tmp_path / f"{dtype}-killed"
-        subprocess.run(command(whole, data, 14, f"dtype={dtype}"), check=True, capture_output=True)
-        arguments = command(killed, data, 14, f"dtype={dtype}")
+        subprocess.run(command(whole, data, 14, f"dtype={dtype}", *more), check=True, capture_output=True)
+        arguments = command(killed, data, 14, f"dtype={dtype}", *more)
         metrics = killed / "metrics.jsonl"
         code = run_until(arguments, lambda m=metrics: m.exists() and m.read_bytes().count(b"\n") >= 7, slice(1, 2))
         assert code == 137, "128 + SIGKILL"
@@ -114,3 +115,20 @@ def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_pat
     assert any("going on from" in line and left[0].name in line for line in said)
     assert said[-1].startswith(f"step {state.step + 1}/")
     assert read(newest_first(out / "checkpoints")[0]).step == max(losses(out))
+
+
+def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) -> None:
+    """Ranks, and the process that plans, end by themselves: a scheduler takes the machine for free."""
+    process = subprocess.Popen(
+        command(tmp_path / "run", data, 1000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 2):
+        assert process.poll() is None
+        time.sleep(0.02)
+    started = psutil.Process(process.pid).children(recursive=True)
+    assert len(started) >= 3, "two ranks and the planning process"
+    process.kill()
+    process.wait()
+    _, left = psutil.wait_procs(started, timeout=20)
+    assert not left

@@ -42,7 +42,7 @@ def check_owner(folder: RunFolder, config: Config) -> None:
     """Raise ConfigError, with the differences, if the folder belongs to another config; nothing is written."""
     if not folder.resolved.exists():
         return
-    changes = diff(read_resolved(folder.resolved), config)
+    changes = [line for line in diff(read_resolved(folder.resolved), config) if not line.startswith("run.out:")]
     if changes:
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
         raise ConfigError(

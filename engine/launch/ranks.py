@@ -43,10 +43,14 @@ class RankProcess:
     rank: int
     process: subprocess.Popen[bytes]
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the rank and all that it started."""
+    def ask_to_stop(self) -> None:
+        """Tell the rank alone: what it started must go on until the rank has finished its step."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the rank and all that it started, now."""
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def run_ranks(commands: Sequence[RankCommand], folder: RunFolder, tick: Callable[[], None]) -> None:
@@ -64,7 +68,7 @@ def run_ranks(commands: Sequence[RankCommand], folder: RunFolder, tick: Callable
             codes = _wait(ranks, tick)
     finally:
         for rank in ranks:
-            rank.signal(signal.SIGKILL)
+            rank.kill()
             rank.process.communicate()  # waits, and closes the pipe
     _judge(codes, folder, asked=bool(asked))
 
@@ -104,7 +108,7 @@ def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
 
     def forward(number: int, frame: FrameType | None) -> None:
         for rank in ranks:
-            rank.signal(signal.SIGKILL if asked else signal.SIGTERM)
+            rank.kill() if asked else rank.ask_to_stop()
         asked.append(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}

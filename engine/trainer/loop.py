@@ -49,11 +49,10 @@ def train(folder: RunFolder, checkpoint: Path | None, stop: Callable[[], bool]) 
     """Train until the last step, or until a rank is asked to stop; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     trainer = Trainer(folder, read_resolved(folder.resolved), join_groups())
-    try:
-        trainer.begin(checkpoint)
-        return trainer.run(stop)
-    finally:
-        trainer.close()
+    trainer.begin(checkpoint)
+    code = trainer.run(stop)
+    trainer.close()  # not after an error: the other ranks may be gone, and the cause must be told at once
+    return code
 
 
 @dataclass(frozen=True)

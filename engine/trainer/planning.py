@@ -6,6 +6,8 @@ Rank 0 plans and broadcasts over the control group; all ranks compare the bytes'
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,13 +53,25 @@ def _plan(feed: Feed, cursor: Cursor, settings: PlanSettings) -> bytes:
     return plan_step(feed.step(cursor)[0].length, settings).to_bytes()
 
 
+def _end_with_rank() -> None:
+    """Let the planning process end when its rank is gone, however: a killed rank cannot tell it."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 class PlanAhead:
     """Gives the plan of the step at a cursor, and starts on the next one. All ranks call `take` for the same steps."""
 
     def __init__(self, feed: Feed, settings: PlanSettings, rank: int, control: dist.ProcessGroup) -> None:
         self._feed, self._settings, self._rank, self._control = feed, settings, rank, control
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and communicators
-        self._pool = ProcessPoolExecutor(1, mp_context=context) if rank == 0 else None
+        self._pool = ProcessPoolExecutor(1, context, initializer=_end_with_rank) if rank == 0 else None
         self._pending: Future[bytes] | None = None
 
     def request(self, cursor: Cursor) -> None:

@@ -16,7 +16,7 @@ def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Pat
     folder = RunFolder(tmp_path)
     check_owner(folder, load(["recipe=quickstart"]))
     folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "optimizer.lr=0.5"])))
-    check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5"]))
+    check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]))
     with pytest.raises(ConfigError, match=r"optimizer\.lr: 0\.5 -> 0\.25"):
         check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.25"]))
 
