@@ -2,16 +2,15 @@
 
 Usage: python benchmarks/hdp_vs_static.py [--steps N] [--rounds N] [--json]
 
-Each cell trains for real through `bytescale train`, static and balanced in turn, and compares the medians of their
-tokens per second (all tokens after the first step, over all seconds after it). Beside each ratio stands the share of
-tokens whose sequence needs no ring: what HDP need not cut.
+Each cell trains for real through `bytescale train`, static and balanced in turn, and compares the best round of each
+(all tokens after the first step over all seconds after it): whatever else the machine does only slows a round down.
+Beside each ratio stands the share of tokens whose sequence needs no ring: what HDP need not cut.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from engine.data.steps import Cursor, next_step
 MODEL = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.kv_heads=1", "model.ffn=176"]
 QUIET = ["data.validation_tokens=0", "run.checkpoint_every=1000000"]
 CONTEXTS = (8 * 1024, 32 * 1024)
+BATCH_TOKENS = 128 * 1024  # enough of them that a step of the github mix has long documents too
 PLANNERS = ("static", "balanced")
 
 
@@ -51,7 +51,9 @@ def cells(folder: Path) -> list[Cell]:
     corpora = {"standard library": (), "github mix, 32K": ("data=jsonl", f"data.path={github}")}
     return [
         Cell(
-            context, name, (*overrides, f"context={context}", f"capacity={context // 2}", f"batch_tokens={2 * context}")
+            context,
+            name,
+            (*overrides, f"context={context}", f"capacity={context // 2}", f"batch_tokens={BATCH_TOKENS}"),
         )
         for context in CONTEXTS
         for name, overrides in corpora.items()
@@ -90,7 +92,7 @@ def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, obje
         for planner in PLANNERS:
             out = folder / f"{cell.context}-{cell.data.split()[0]}-{planner}-{number}"
             speeds[planner].append(tokens_per_s(cell, planner, steps, out))
-    static, balanced = (statistics.median(speeds[planner]) for planner in PLANNERS)
+    static, balanced = (max(speeds[planner]) for planner in PLANNERS)
     return {
         "context": cell.context,
         "data": cell.data,
@@ -104,7 +106,7 @@ def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, obje
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
