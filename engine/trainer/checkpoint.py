@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.trainer.folder import sync_folder, write_json
+from engine.trainer.folder import sync, write_json
 
 _MANIFEST = "manifest.json"
 _PREFIX = "step-"
@@ -73,11 +72,11 @@ def write(
     if rank == 0:
         write_json(draft / _MANIFEST, {"state": asdict(state), "files": manifest})
         for folder in {p.parent for p in files}:
-            sync_folder(folder)
+            sync(folder)
         if final.exists():  # the same step again after a resume from an older checkpoint: the new one takes its place
             shutil.rmtree(final)
         draft.rename(final)
-        sync_folder(checkpoints)
+        sync(checkpoints)
     gather({})
     return final
 
@@ -143,9 +142,5 @@ def _hash(path: Path) -> str:
 
 
 def _hash_and_sync(path: Path) -> str:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path)
     return _hash(path)

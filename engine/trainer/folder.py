@@ -81,7 +81,7 @@ def write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -89,9 +89,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_durably(path, (json.dumps(value) + "\n").encode())
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the folder's entries (new, renamed, removed files) durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file's content, or a folder's entries (new, renamed, removed files), durable."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
