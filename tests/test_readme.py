@@ -1,0 +1,32 @@
+"""What the README names is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PATHS = re.findall(r"`((?:engine|recipes|tests|benchmarks|docs|hostfiles)/[^`]*)`", README)
+COMMANDS = [line.split("  #")[0].strip() for line in README.splitlines() if line.startswith("bytescale ")]
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(PATHS) >= 6
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_composes(command: str) -> None:
+    overrides = [word for word in shlex.split(command) if "=" in word]
+    assert load(overrides).recipe
