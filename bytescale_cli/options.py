@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
@@ -53,16 +52,9 @@ def with_aliases(overrides: Sequence[str], aliases: Mapping[tuple[str, str], str
             continue
         other = given.get(key)
         if other is None:
-            added.append(f"{key}={value if isinstance(value, int) else _quoted(value)}")
+            added.append(f"{key}={value}")  # keys that are paths take any text
         elif other.strip("'\"") != str(value):
             problems.append(Problem(f"{value} contradicts {key}={other}", flag, "give one of the two"))
     if problems:
         raise ConfigError.of(problems)
     return [*overrides, *added]
-
-
-def _quoted(value: str) -> str:
-    """Return a flag's value so that Hydra's grammar reads it as this text, whatever it holds."""
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)  # backslashes are doubled only before a quote,
-    end = len(escaped) - len(escaped.rstrip("\\"))  # as the closing one is
-    return '"' + escaped + "\\" * end + '"'

@@ -6,7 +6,9 @@ override is judged by itself, so all mistakes are reported together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -17,17 +19,34 @@ from engine.config.not_built import not_built
 from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
+_PATHS = ("data.path", "run.out", "cluster.hostfile")
+
 
 def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
     """Return the overrides that may be applied, and what is wrong with the others."""
     good, problems = [], []
-    for text in texts:
+    for text in map(_path_quoted, texts):
         problem = _spelling(text) or _meaning(text)
         if problem is None:
             good.append(text)
         else:
             problems.append(problem)
     return good, problems
+
+
+def _quoted(value: str) -> str:
+    """Return a value so that Hydra's grammar reads it as this text, whatever it holds."""
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)  # backslashes are doubled only before a quote,
+    end = len(escaped) - len(escaped.rstrip("\\"))  # as the closing one is
+    return '"' + escaped + "\\" * end + '"'
+
+
+def _path_quoted(text: str) -> str:
+    """Return KEY=PATH with the path as a shell's user means it: `~` is the home folder, a comma is a comma."""
+    key, equals, value = text.partition("=")
+    if key not in _PATHS or not value or value[0] in "'\"" or text == "cluster.hostfile=null":
+        return text
+    return f"{key}{equals}{_quoted(str(Path(value).expanduser()) if value.startswith('~') else value)}"
 
 
 def _spelling(text: str) -> Problem | None:

@@ -12,7 +12,7 @@ OUT, NPROC = ("--out", "run.out"), ("--nproc", "cluster.ranks_per_node")
 
 
 def test_flags_become_overrides() -> None:
-    assert with_aliases(["a=1"], {OUT: "b", NPROC: 3}) == ["a=1", 'run.out="b"', "cluster.ranks_per_node=3"]
+    assert with_aliases(["a=1"], {OUT: "b", NPROC: 3}) == ["a=1", "run.out=b", "cluster.ranks_per_node=3"]
     assert with_aliases(["a=1"], {OUT: None, NPROC: None}) == ["a=1"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config.load import load
 from engine.config.overrides import check
 
 MISTAKES = [
@@ -15,8 +16,8 @@ MISTAKES = [
     ("run.steps=", "run.steps=", "has no value", "run.steps=VALUE"),
     ("run.steps=1,2", "run.steps=1,2", "several values", "'run.steps=\"1,2\"'"),
     ("run.steps=range(1,3)", "run.steps=range(1,3)", "several values", "quote it"),
-    ("data.path=a=b", "data.path=a=b", "cannot be read", "'data.path=\"a=b\"'"),
-    ("data.path=[a", "data.path=[a", "cannot be read", "quotes"),
+    ("data.pattern=a=b", "data.pattern=a=b", "cannot be read", "'data.pattern=\"a=b\"'"),
+    ("data.pattern=[a", "data.pattern=[a", "cannot be read", "quotes"),
     ("recipe=quikstart", "recipe", "there is no recipe quikstart", "did you mean quickstart?"),
     ("model=tinny", "model", "there is no model tinny", "did you mean tiny?"),
     ("cluster=xyz", "cluster", "there is no cluster xyz", "there are h100x8, local"),
@@ -53,12 +54,23 @@ def test_mistakes(text: str, key: str, message: str, hint: str) -> None:
         "recipe=quickstart",
         "optimizer.betas=[0.9,0.99]",
         'data.path="a=b, c"',
-        "run.out=a b",
+        "cluster.hostfile=null",
         "run.seed=-1",
     ],
 )
 def test_what_is_well_spelt_passes(text: str) -> None:
     assert check([text]) == ([text], [])
+
+
+@pytest.mark.parametrize("path", ["a b", "a=b, c", "[x", 'say "hi"', "back\\slash\\", "ü", "a'b"])
+def test_a_path_is_taken_as_it_is(path: str) -> None:
+    assert load([f"run.out={path}", f"data.path={path}"]).run.out == path
+
+
+def test_a_path_may_start_at_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shells leave the tilde of KEY=~/x alone."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert load(["data.path=~/texts"]).data.path == "/home/someone/texts"
 
 
 def test_good_ones_are_kept_beside_bad_ones() -> None:
