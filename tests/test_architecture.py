@@ -1,4 +1,4 @@
-"""The house's rules as DESIGN.md states them: who may import whom."""
+"""The house's rules as docs/design.md states them: who may import whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan invariance: one global batch gives the same loss and gradients under every plan (DESIGN.md, "Correctness").
+"""Plan invariance: one global batch gives the same loss and gradients under every plan (docs/design.md).
 
 If these fail, what a run learns depends on how it was parallelised. The reference is a plain model in one process that
 sees each sequence alone and knows nothing of rings. Error of a tensor = max|a - b| / max|b|.

@@ -60,7 +60,7 @@ def ring_bytes(model: schema.Model, dtype: str) -> int:
 
 
 def state_bytes(model: schema.Model, dtype: str, ranks: int) -> int:
-    """Return a rank's model states under ZeRO-1 (DEEPSPEED.md, "Memory, by optimizer class"), P parameters.
+    """Return a rank's model states under ZeRO-1 of P parameters, by DeepSpeed's optimizer class.
 
     bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients, and three
     tensors (master weights and two moments) in the wider dtype over all ranks.

@@ -1,4 +1,4 @@
-"""The paper's algorithm 1, naive HDP (PAPER.md 1.4): each sequence gets just the ranks it needs, nothing is balanced.
+"""The paper's algorithm 1, naive HDP: each sequence gets just the ranks it needs, nothing is balanced.
 
 Without offload r = 0, so equation 3 gives D = ceil(s / C). What the paper leaves unsaid, and what we chose: sequences
 come in the order of the step; a ring takes the next D ranks round the world, then each packed bin takes the next one.

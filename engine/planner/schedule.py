@@ -3,7 +3,7 @@
 Data, not code: `verify` checks it, the simulator times it, the data plane slices by it, attention executes it.
 
 A sequence on a ring of degree D is cut into 2D chunks; part i holds chunks i and 2D-1-i, so that every part has about
-the same share of the causal triangle (PAPER.md 1.2). D = 3, one row a query chunk, letters are parts:
+the same share of the causal triangle (ByteScale, dist-attention). D = 3, one row a query chunk, letters are parts:
 
 ```
  chunk   0 1 2 3 4 5

@@ -1,6 +1,6 @@
 """The baseline: a fixed mesh of data-parallel groups, each a ring of context-parallel ranks, with packing.
 
-As strong as the paper's (PAPER.md 1.2, 1.7): the least degree that divides the world and holds the longest sequence
+As strong as the paper's baseline: the least degree that divides the world and holds the longest sequence
 that the run allows, packed micro-batches, balanced causal shards, and packed micro-batches dealt out by cost.
 """
 

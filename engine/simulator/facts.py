@@ -11,7 +11,7 @@ from engine.simulator.timeline import balance, simulate
 def facts(plan: StepPlan, costs: Costs) -> dict[str, str | int | float]:
     """Return the facts of a verified plan. Seconds are nominal (`cost/rates.py`) and count compute only.
 
-    Then a sequence costs the same on every ring, and the lower bound of PLANNING.md is the mean work of a rank.
+    Then a sequence costs the same on every ring, and the lower bound (docs/design.md) is the mean work of a rank.
     """
     bound = int(costs.sequence(plan.lengths).sum()) / plan.ranks
     return {

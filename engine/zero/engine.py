@@ -2,7 +2,7 @@
 
 Model states are sharded over all ranks, whatever rings exist. The loss of a step is the sum over the loss tokens of all
 ranks divided by their number T; DeepSpeed averages gradients over the world, so the loss is multiplied by the world
-size first (ByteScale 1.1, "token-level loss"; DEEPSPEED.md, "the recipe that reproduced a single process").
+size first (ByteScale, token-level loss).
 """
 
 from __future__ import annotations

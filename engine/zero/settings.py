@@ -1,6 +1,6 @@
 """The DeepSpeed settings of a run, from the typed config alone; nobody writes DeepSpeed JSON by hand.
 
-DeepSpeed accepts unknown top-level keys in silence (DEEPSPEED.md, wrong answer 6); a test holds each key here against
+DeepSpeed accepts unknown top-level keys in silence; a test holds each key here against
 DeepSpeed's own names.
 """
 
@@ -18,7 +18,7 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
 
     With `managed_gradient_accumulation` off, `backward` accumulates on the rank and nothing is reduced before `step`:
     ranks may run different numbers of micro-batches, and rings and reductions never meet (Note: [reductions and
-    rings] in DESIGN.md). In bf16, gradients accumulate in fp32, which selects BF16_Optimizer.
+    rings] in docs/design.md). In bf16, gradients accumulate in fp32, which selects BF16_Optimizer.
     """
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,

@@ -21,7 +21,7 @@ def lengths(name: str = "github", mean: float = 8192, sigma: float = 1.5, max_: 
 
 @pytest.mark.parametrize("longest", [2048 * K, 512 * K])
 def test_github_has_the_token_shares_of_the_paper(longest: int) -> None:
-    """PAPER.md 1.7, in percent of the tokens; a mix that is scaled has its shares at scaled bounds."""
+    """ByteScale, evaluation, in percent of the tokens; a mix that is scaled has its shares at scaled bounds."""
     drawn = github(Generator(Philox(key=1)), lengths(max_=longest), 2_000_000)
     scale = longest / (2048 * K)
     share = {

@@ -45,6 +45,6 @@ def test_every_file_says_what_it_is_and_loads(group: str, option: str) -> None:
 
 
 def test_the_7b_shape_is_the_papers() -> None:
-    """PAPER.md 1.7: layers 32, heads 32, KV groups 8, hidden 4096."""
+    """ByteScale, evaluation: layers 32, heads 32, KV groups 8, hidden 4096."""
     model = load(["model=llama7b"]).model
     assert (model.layers, model.heads, model.kv_heads, model.hidden) == (32, 32, 8, 4096)
