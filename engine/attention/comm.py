@@ -1,7 +1,7 @@
 """Ring traffic: one batched group of sends and receives a round, over one process group of all ranks.
 
-A ring is only an ordered list of ranks, so no ring needs a communicator of its own (ByteScale, communicators). Messages between
-two ranks match in the order in which they are posted: ring by ring, K,V before dK,dV.
+A ring is only an ordered list of ranks, so no ring needs a communicator of its own (ByteScale, communicators).
+Messages between two ranks match in the order in which they are posted: ring by ring, K,V before dK,dV.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _K = 1024
 _LONGEST = 2048 * _K  # of the paper's mixes
 _DRAWN_FIRST = 4096
 
-# ByteScale, evaluation, GitHub: the share of the *tokens* that are in documents of a length between two bounds, in percent.
+# ByteScale, evaluation, GitHub: the share of the *tokens* in documents of a length between two bounds, in percent.
 # Stated: up to 2K, 128-256K, 256-512K; 9.8 above 256K; 16.2 above 128K.
 # Assumed: the rest is spread evenly over the doublings from 2K to 128K (49.8 over 6) and from 512K to 2M (5.3 over 2);
 # no document is shorter than 128 tokens; lengths are log-uniform inside a bucket.

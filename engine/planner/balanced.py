@@ -1,4 +1,4 @@
-"""The paper's algorithm 2, the balance scheduler, in its form without pipelines (ByteScale, section on the balance scheduler).
+"""The paper's balance scheduler, in its form without pipelines (ByteScale, algorithm 2).
 
 As naive, each sequence gets D = ceil(s / C) ranks; and ranks get equal work by running different numbers of
 micro-batches. What the paper leaves unsaid, and what we chose:

@@ -4,7 +4,7 @@
 - rings: K,V and dK,dV, sent in batched groups only;
 - control: gloo, for plans, hashes and guards, used by the training thread alone.
 
-Rings have a communicator of their own over all ranks, so that a ring of any ranks needs no new group (ByteScale, communicators).
+Rings have a communicator of their own over all ranks, so that no ring needs a new group (ByteScale, communicators).
 """
 
 from __future__ import annotations
