@@ -14,6 +14,7 @@ from types import FrameType
 
 from engine.errors import BytescaleError, ExitCode
 from engine.launch.commands import RankCommand
+from engine.trainer.checkpoint import newest_first
 from engine.trainer.folder import RunFolder
 
 _POLL_S = 0.05
@@ -53,7 +54,9 @@ class RankProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def run_ranks(commands: Sequence[RankCommand], folder: RunFolder, tick: Callable[[], None]) -> None:
+def run_ranks(
+    commands: Sequence[RankCommand], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
+) -> None:
     """Start the ranks and wait until all have ended; `tick` is called while waiting.
 
     Raises RankError with the first failing rank's cause, or PreemptedError. No rank outlives this call.
@@ -64,13 +67,13 @@ def run_ranks(commands: Sequence[RankCommand], folder: RunFolder, tick: Callable
     try:
         for command in commands:
             ranks.append(_start(command, folder))
-        with _signals_passed_on(ranks) as asked:
+        with _signals_passed_on(ranks, say) as asked:
             codes = _wait(ranks, tick)
     finally:
         for rank in ranks:
             rank.kill()
             rank.process.communicate()  # waits, and closes the pipe
-    _judge(codes, folder, asked=bool(asked))
+    _judge(codes, folder, asked=len(asked))
 
 
 def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
@@ -102,13 +105,15 @@ def _wait(ranks: Sequence[RankProcess], tick: Callable[[], None]) -> dict[int, i
 
 
 @contextmanager
-def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
+def _signals_passed_on(ranks: Sequence[RankProcess], say: Callable[[str], None]) -> Iterator[list[int]]:
     """Let the first SIGINT or SIGTERM ask the ranks to save and stop, and the second one kill them; yield both."""
     asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         for rank in ranks:
             rank.kill() if asked else rank.ask_to_stop()
+        if not asked:
+            say("stopping when this step is done and saved; once more stops at once")
         asked.append(number)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -119,14 +124,14 @@ def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _judge(codes: dict[int, int], folder: RunFolder, asked: bool) -> None:
+def _judge(codes: dict[int, int], folder: RunFolder, asked: int) -> None:
     failed = {rank: code for rank, code in codes.items() if code != 0}
     if not failed:
         return
-    stopped = (ExitCode.PREEMPTED, -signal.SIGTERM) if asked else (ExitCode.PREEMPTED,)  # not yet listening when asked
+    # A rank that was not listening yet ends by the signal itself; asked twice, all are killed.
+    stopped = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
     if all(code in stopped for code in failed.values()):
-        hint = "the same command goes on from the last checkpoint"
-        raise PreemptedError("stopped as asked", key=str(folder.root), hint=hint)
+        raise PreemptedError("stopped as asked", key=str(folder.root), hint=_way_on(folder))
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
     for rank, code in failed.items():  # whoever died without a word died first: the others report that it is gone
         if rank not in causes and code != ExitCode.PREEMPTED:
@@ -140,6 +145,13 @@ def _judge(codes: dict[int, int], folder: RunFolder, asked: bool) -> None:
 def _died(rank: int, code: int, folder: RunFolder) -> RankError:
     if code < 0:
         name = signal.Signals(-code).name
-        hint = "the same command goes on from the last checkpoint"
-        return RankError(f"rank {rank} was killed by {name}", 128 - code, folder, rank, hint)
+        return RankError(f"rank {rank} was killed by {name}", 128 - code, folder, rank, _way_on(folder))
+    if code == ExitCode.STORAGE:
+        return RankError(f"rank {rank}: the disk is full, or writing failed", code, folder, rank, _way_on(folder))
     return RankError(f"rank {rank} ended with exit code {code} and gave no reason", ExitCode.BUG, folder, rank, None)
+
+
+def _way_on(folder: RunFolder) -> str:
+    if newest_first(folder.checkpoints):
+        return "the same command goes on from the last checkpoint"
+    return "the same command starts again: there is no checkpoint yet"

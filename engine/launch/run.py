@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from engine.data.tokenizer import VOCAB
 from engine.errors import ConfigError
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, rank_commands
-from engine.launch.ranks import RankError, run_ranks
+from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.planner.make import PlanSettings, plan_step
 from engine.report.run import write_report
 from engine.simulator.timeline import balance
@@ -81,14 +81,33 @@ def _train(
     index = prepare.index_documents(folder, config, checkpoint)
     costs = Costs.of(config)
     prepare.write_facts(folder, config, index, costs.parameters)
-    say(f"{len(index.lengths):,} documents ({index.empty} empty), {costs.parameters:,} parameters")
+    for line in _facts(config, cluster, index, costs.parameters):
+        say(line)
     step = checkpoints.read(checkpoint).step if checkpoint else 0
     metrics.cut_back(folder.metrics, step)
     say(f"going on from {checkpoint}" if checkpoint else f"starting in {folder.root}")
     if step < config.run.steps:
         tail = MetricsTail(folder.metrics, step, on_step)
-        run_ranks(rank_commands(cluster, folder, checkpoint, free_port()), folder, tail)
+        try:
+            run_ranks(rank_commands(cluster, folder, checkpoint, free_port()), folder, tail, say)
+        except (RankError, PreemptedError):
+            if metrics.read_metrics(folder.metrics):
+                write_report(folder.root)  # of the steps that there are
+            raise
     return _summary(folder, index, say)
+
+
+def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> Iterator[str]:
+    """Yield what is trained on what, and what might surprise."""
+    yield f"recipe {config.recipe}: {parameters:,} parameters, {cluster.ranks} ranks, {config.run.steps} steps"
+    empty = f" (and {index.empty} empty ones, skipped)" if index.empty else ""
+    what = f" that match {config.data.pattern}" if config.data.format == "folder" else ""
+    yield f"documents in {config.data.path}{what}: {len(index.lengths):,}{empty}"
+    long = int((index.lengths > config.batch_tokens).sum())
+    if long:
+        yield f"longer than batch_tokens={config.batch_tokens}, so each a step of its own: {long:,}"
+    if config.data.validation_tokens and not index.validation.any():
+        yield "no document is kept for validation"
 
 
 def _summary(folder: RunFolder, index: Index, say: Say) -> dict[str, Any]:
@@ -112,8 +131,8 @@ def _summary(folder: RunFolder, index: Index, say: Say) -> dict[str, Any]:
 
 
 def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, Any]:
-    prepare.check_owner(folder, config)
     index, settings, costs, cursor = build_index(config.data), PlanSettings.of(config), Costs.of(config), Cursor()
+    prepare.check_owner(folder, config)
     steps = []
     for number in range(1, _DRY_STEPS + 1):
         table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)

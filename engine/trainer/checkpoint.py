@@ -93,6 +93,8 @@ def prune(checkpoints: Path, keep: int) -> None:
 def read(folder: Path) -> TrainState:
     """Check every file against the manifest and return the state. Raises CheckpointError naming what is damaged."""
     way_out = "--resume auto takes the newest one that is whole"
+    if not folder.is_dir():
+        raise CheckpointError("there is no checkpoint of this name", key=str(folder), hint=way_out)
     try:
         manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
         state = TrainState(**manifest["state"])

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import BytescaleError, ExitCode, Problem
@@ -32,10 +33,11 @@ def main(arguments: list[str]) -> int:
 
         return train(folder, checkpoint, stop.is_set)
     except BaseException as error:
-        traceback.print_exc()
         code, problem = explain(error)
         cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}
-        write_json(folder.error(rank), cause | {"time": time.time()})
+        with suppress(OSError):  # on a full disk there is no room for the reason either; the exit code tells it
+            write_json(folder.error(rank), cause | {"time": time.time()})
+            traceback.print_exc()
         return int(code)
 
 
@@ -45,6 +47,8 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
         return error.code, error.problems[0]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return ExitCode.STORAGE, Problem(f"storage failed: {error.strerror}", error.filename)
+    if "PytorchStreamWriter" in str(error) or "iostream error" in str(error):  # torch.save hides the OSError
+        return ExitCode.STORAGE, Problem("storage failed while a checkpoint was written")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ExitCode.MEMORY, Problem("out of memory", "capacity", "a smaller capacity needs less")
     text = str(error).strip().splitlines()

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def run(folder: RunFolder, *programs: str) -> None:
     commands = [RankCommand(r, "localhost", (sys.executable, "-c", p), {}) for r, p in enumerate(programs)]
-    run_ranks(commands, folder, lambda: None)
+    run_ranks(commands, folder, lambda: None, lambda line: None)
 
 
 def children() -> list[psutil.Process]:
@@ -80,6 +80,21 @@ def test_a_signal_reaches_the_ranks_once_and_preemption_is_told(folder: RunFolde
     assert caught.value.code == 75
 
 
+def test_asked_twice_the_ranks_are_killed_and_it_is_still_a_stop_that_was_asked_for(folder: RunFolder) -> None:
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(30)"
+    for delay in (1.0, 1.5):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(PreemptedError, match="stopped as asked") as caught:
+        run(folder, deaf, deaf)
+    assert "starts again" in (caught.value.problems[0].hint or "")
+
+
+def test_a_rank_that_could_not_write_its_reason_still_tells_a_full_disk(folder: RunFolder) -> None:
+    with pytest.raises(RankError, match="disk is full") as caught:
+        run(folder, "import sys; sys.exit(74)")
+    assert caught.value.code == 74
+
+
 def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path, folder: RunFolder) -> None:
     """Orphans would go on computing on a cluster that thinks it is free."""
     from engine.trainer.rank import _end_with_launcher  # noqa: F401  (the program below imports it)
@@ -93,7 +108,7 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path, folder: RunFolder
         "import sys\nfrom pathlib import Path\nfrom engine.launch.commands import RankCommand\n"
         "from engine.launch.ranks import run_ranks\nfrom engine.trainer.folder import RunFolder\n"
         f"run_ranks([RankCommand(0, 'localhost', (sys.executable, '-c', {rank!r}), {{}})],"
-        f" RunFolder(Path({str(tmp_path)!r})), lambda: None)"
+        f" RunFolder(Path({str(tmp_path)!r})), lambda: None, print)"
     )
     process = psutil.Popen([sys.executable, "-c", launcher])
     deadline = time.monotonic() + 30

@@ -103,6 +103,11 @@ def test_damage_is_refused_and_the_one_before_is_used(tmp_path: Path, damage: Ca
     assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1, "a damaged checkpoint is kept for a look"
 
 
+def test_a_checkpoint_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint of this name"):
+        read(tmp_path / "nowhere")
+
+
 def test_all_damaged_is_an_error_and_none_is_not(tmp_path: Path) -> None:
     assert choose(tmp_path, print) is None
     flip(save(tmp_path, 1))
