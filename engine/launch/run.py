@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def _train(
             run_ranks(rank_commands(cluster, folder, checkpoint, free_port()), folder, tail, say)
         except (RankError, PreemptedError):
             if metrics.read_metrics(folder.metrics):
-                write_report(folder.root)  # of the steps that there are
+                with suppress(OSError):  # the cause is told, not what came of it
+                    write_report(folder.root)
             raise
     return _summary(folder, index, say)
 

@@ -6,8 +6,11 @@ Error of a tensor = max|a - b| / max|b|.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from queue import Empty
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +18,24 @@ import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.attention.comm import RingComm
-from engine.attention.kernels import choose
+from engine.attention.comm import Comm, Exchange, RingComm
+from engine.attention.kernels import Kernel, choose
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
-from tests.attention.rings import CPU, Case, Four, Placed, dense, errors, in_process, joined, on_rank, rms
+from tests.attention.rings import (
+    CPU,
+    Case,
+    Four,
+    Placed,
+    ThreadComm,
+    dense,
+    errors,
+    in_process,
+    joined,
+    links_between,
+    on_rank,
+    rms,
+)
 from tests.world import run_world
 
 DEGREES = range(1, 7)
@@ -198,6 +214,48 @@ def test_a_gradient_of_the_gradient_is_refused() -> None:
     (gradient,) = torch.autograd.grad(out.pow(2).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+class Diary:
+    """A transport and a kernel that note what happens when."""
+
+    def __init__(self, comm: Comm, kernel: Kernel) -> None:
+        self.comm, self.inner, self.events = comm, kernel, list[str]()
+        self.kernel = replace(kernel, forward=self.forward, backward=self.backward)
+
+    def post(self, exchanges: Sequence[Exchange]) -> Diary:
+        self.events.append("post")
+        self.pending = self.comm.post(exchanges)
+        return self
+
+    def wait(self) -> None:
+        self.events.append("wait")
+        self.pending.wait()
+
+    def forward(self, *arguments: Any) -> Any:
+        self.events.append("compute")
+        return self.inner.forward(*arguments)
+
+    def backward(self, *arguments: Any) -> Any:
+        self.events.append("compute")
+        return self.inner.backward(*arguments)
+
+
+def test_a_round_is_computed_while_its_transfers_are_under_way() -> None:
+    """If this fails results are right, but every transfer's time adds to the step's."""
+    one, links = case((60, (0, 1, 2)), world=3), links_between(3)
+    diaries = [Diary(ThreadComm(rank, links), choose(CPU, one.dtype, one.head_dim)) for rank in range(3)]
+
+    def run(rank: int) -> None:
+        q, k, v, dout = (x[one.rows(rank)].requires_grad_() for x in one.inputs())
+        diary = diaries[rank]
+        attend(q, k, v, layout(one.micro_batch(rank)), diary, diary.kernel).backward(dout.detach())
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(run, range(3)))
+    under_way = ["post", "compute", "wait"]
+    forward, home = [*under_way * 2, "compute"], ["post", "wait"]
+    assert all(diary.events == [*forward, *under_way * 3, *home] for diary in diaries)
 
 
 def test_ranks_that_disagree_on_the_order_of_rings_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
