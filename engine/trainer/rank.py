@@ -47,7 +47,7 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
         return error.code, error.problems[0]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
         return ExitCode.STORAGE, Problem(f"storage failed: {error.strerror}", error.filename)
-    if "PytorchStreamWriter" in str(error) or "iostream error" in str(error):  # torch.save hides the OSError
+    if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
         return ExitCode.STORAGE, Problem("storage failed while a checkpoint was written")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ExitCode.MEMORY, Problem("out of memory", "capacity", "a smaller capacity needs less")

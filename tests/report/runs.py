@@ -62,7 +62,7 @@ def write_run(
 ) -> Path:
     """Write a run folder; without `traced` it is one that stopped before a step was measured."""
     folder.mkdir(exist_ok=True)
-    (folder / "resolved.yaml").write_text(resolved_yaml(load(overrides)))
+    (folder / "resolved.yaml").write_text(resolved_yaml(load(["run.steps=120", *overrides])))
     facts = {"bigram_nats": BIGRAM_NATS, "documents": 9, "empty_documents": 0, "validation_documents": 1}
     (folder / "summary.json").write_text(json.dumps(facts | {"parameters": 804480}))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

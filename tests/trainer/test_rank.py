@@ -12,6 +12,7 @@ ERRORS = [
     (DataError("gone", key="a.txt"), ExitCode.DATA, "gone"),
     (OSError(errno.ENOSPC, "No space left on device", "x"), ExitCode.STORAGE, "No space left"),
     (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/3"), ExitCode.STORAGE, "checkpoint"),
+    (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), ExitCode.STORAGE, "checkpoint"),
     (MemoryError(), ExitCode.MEMORY, "out of memory"),
     (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.MEMORY, "out of memory"),
     (ValueError("odd\nmore"), ExitCode.BUG, "ValueError: odd"),
