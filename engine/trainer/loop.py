@@ -143,7 +143,7 @@ class Trainer:
             checkpoints.prune(self.folder.checkpoints, run.keep_checkpoints)
 
     def close(self) -> None:
-        """End the helpers of this rank."""
+        """End the planning process and leave the groups."""
         self.ahead.close()
         dist.destroy_process_group()
 
