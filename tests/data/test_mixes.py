@@ -1,22 +1,27 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.random import Generator, Philox
+from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.data.index import build_index
-from engine.data.mixes import draw, draw_documents, github, lognormal, write_jsonl
+from engine.data.mixes import MIXES, byted, draw, draw_documents, github, lognormal, write_jsonl
 
 K = 1024
 
 
 def lengths(name: str = "github", mean: float = 8192, sigma: float = 1.5, max_: int = 2048 * K) -> schema.Lengths:
-    return schema.Lengths(name=name, mean=mean, sigma=sigma, max=max_)  # type: ignore[arg-type]
+    return schema.Lengths(name=name, path=None, mean=mean, sigma=sigma, max=max_)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("longest", [2048 * K, 512 * K])
@@ -33,9 +38,39 @@ def test_github_has_the_token_shares_of_the_paper(longest: int) -> None:
     assert drawn.max() <= longest
 
 
-def test_github_above_2m_is_not_stretched() -> None:
+@pytest.mark.parametrize("longest", [2048 * K, 512 * K])
+def test_byted_has_the_shares_of_the_paper(longest: int) -> None:
+    """ByteScale, evaluation; tolerances are four standard errors of this many documents, and the paper's rounding."""
+    drawn = byted(Generator(Philox(key=1)), lengths(max_=longest), 2_000_000)
+    scale, tokens = longest / (2048 * K), drawn.sum()
+
+    def documents(chosen: NDArray[np.bool_]) -> float:
+        return float(100 * chosen.mean())
+
+    def share(chosen: NDArray[np.bool_]) -> float:
+        return float(100 * drawn[chosen].sum() / tokens)
+
+    assert documents(drawn <= 4 * K * scale) == pytest.approx(80, abs=0.5)
+    assert documents(drawn >= 128 * K * scale) == pytest.approx(1, abs=0.03)
+    assert share(drawn >= 128 * K * scale) == pytest.approx(44.3, abs=0.7)
+    assert share(drawn > 256 * K * scale) == pytest.approx(37, abs=0.7)
+    assert documents(drawn == longest) == pytest.approx(0.05, abs=0.0064)
+    assert share(drawn == longest) == pytest.approx(12.1, abs=1.3)
+    assert drawn.mean() == pytest.approx(8700 * scale, rel=0.03)
+    assert drawn.max() == longest
+
+
+def test_a_step_of_byted_is_as_large_as_the_paper_says() -> None:
+    """A batch of 32M tokens is about 3,900 documents, of which about 2 have 2M."""
+    steps = [draw_documents(lengths("byted"), 32 * K * K, seed) for seed in range(40)]
+    assert np.mean([len(step) for step in steps]) == pytest.approx(3900, rel=0.05)
+    assert np.mean([(step == 2048 * K).sum() for step in steps]) == pytest.approx(2, abs=0.7)
+
+
+@pytest.mark.parametrize("name", ["github", "byted"])
+def test_a_mix_of_the_paper_above_2m_is_not_stretched(name: str) -> None:
     random = [Generator(Philox(key=1)) for _ in range(2)]
-    plain, larger = (github(r, lengths(max_=m), 1000) for r, m in zip(random, (2048 * K, 8192 * K), strict=True))
+    plain, larger = (MIXES[name](r, lengths(max_=m), 1000) for r, m in zip(random, (2048 * K, 8192 * K), strict=True))
     np.testing.assert_array_equal(plain, larger)
 
 
@@ -50,7 +85,7 @@ def test_lognormal_is_clipped() -> None:
     assert (drawn.min(), drawn.max()) == (1, 64)
 
 
-@pytest.mark.parametrize("name", ["github", "lognormal"])
+@pytest.mark.parametrize("name", ["github", "byted", "lognormal"])
 def test_a_step_is_as_full_as_it_can_be_and_cut_at_the_context(name: str) -> None:
     mix = lengths(name, max_=64 * K)
     documents = draw_documents(mix, 256 * K, seed=3)
@@ -69,6 +104,27 @@ def test_a_document_longer_than_the_step_is_a_step_of_its_own() -> None:
 def test_a_draw_is_a_function_of_the_seed() -> None:
     first, again, other = (draw(lengths(), K * K, 64 * K, seed).tolist() for seed in (0, 0, 1))
     assert first == again != other
+
+
+@pytest.mark.parametrize("name", sorted(MIXES))
+def test_every_process_draws_the_same(name: str) -> None:
+    """Else ranks that draw for themselves would plan different steps."""
+    code = (
+        "import hashlib; from engine.config.schema import Lengths; from engine.data.mixes import draw;"
+        f"mix = Lengths(name={name!r}, path=None, mean=8192, sigma=1.5, max=2**21);"
+        "print(hashlib.sha256(draw(mix, 2**24, 2**18, 3).tobytes()).hexdigest())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    own = draw(lengths(name), 2**24, 2**18, seed=3)
+    assert done.stdout.strip() == hashlib.sha256(own.tobytes()).hexdigest()
+
+
+def test_as_many_documents_as_the_largest_cluster_takes_are_drawn_in_milliseconds() -> None:
+    """131,072 documents; a loop over them in Python would take a hundred times as long."""
+    for mix in MIXES.values():
+        started = time.process_time()
+        mix(Generator(Philox(key=1)), lengths(), 131_072)
+        assert time.process_time() - started < 0.1
 
 
 def test_written_documents_have_the_lengths_that_were_asked(

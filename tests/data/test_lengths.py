@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config.load import load
+from engine.data.lengths import packed, read_lengths, step_lengths
+from engine.data.mixes import draw
+from engine.errors import DataError
+
+
+def steps_of(steps: int, *overrides: str) -> list[list[int]]:
+    return [lengths.tolist() for lengths in step_lengths(load(["cluster.ranks_per_node=8", *overrides]), steps)]
+
+
+@pytest.mark.parametrize("name", ["github", "byted", "lognormal"])
+def test_a_mix_is_drawn_anew_for_each_step(name: str) -> None:
+    overrides = [f"lengths={name}", "lengths.max=8K", "context=2K", "batch_tokens=32K", "run.seed=5"]
+    config = load(overrides)
+    drawn = [draw(config.lengths, 32768, 2048, seed).tolist() for seed in (5, 6)]
+    assert steps_of(2, *overrides) == drawn
+    assert drawn[0] != drawn[1]
+
+
+def test_documents_come_as_training_takes_them(tmp_path: Path) -> None:
+    for number, size in enumerate((9, 99, 0, 29)):
+        (tmp_path / f"{number}.txt").write_bytes(b"x" * size)
+    own = ["data=folder", f"data.path={tmp_path}", "data.validation_share=0", "context=64", "batch_tokens=140"]
+    steps = steps_of(2, *own)
+    assert sorted(steps[0]) == [10, 30, 36, 64]
+    assert sorted(steps[1]) == [10, 30, 36, 64]
+
+
+def test_a_file_in_its_order_and_from_its_beginning_again(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("# tokens\n5\n\n7  # cut\n 3\n", encoding="utf-8")
+    file = ["lengths=file", f"lengths.path={path}", "context=4", "batch_tokens=12"]
+    assert steps_of(3, *file) == [[4, 1, 4, 3], [3, 4, 1], [4, 3, 3]]
+
+
+def test_a_long_document_of_a_file_is_a_step_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("1\n20\n1\n", encoding="utf-8")
+    assert steps_of(3, "lengths=file", f"lengths.path={path}", "context=8", "batch_tokens=8") == [
+        [1],
+        [8, 8, 4],
+        [1, 1],
+    ]
+
+
+def one_by_one(documents: list[int], batch_tokens: int, steps: int) -> list[list[int]]:
+    """Pack as the docstring says, a document at a time."""
+    at, found = 0, []
+    for _ in range(steps):
+        taken = [documents[at % len(documents)]]
+        while sum(taken) + documents[(at + len(taken)) % len(documents)] <= batch_tokens:
+            taken.append(documents[(at + len(taken)) % len(documents)])
+        at += len(taken)
+        found.append(taken)
+    return found
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 100))
+def test_packing_is_that_of_one_document_at_a_time(documents: list[int], batch_tokens: int) -> None:
+    steps = islice(packed(np.array(documents, dtype=np.int64), batch_tokens, context=100), 4)
+    assert [step.tolist() for step in steps] == one_by_one(documents, batch_tokens, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint16])
+def test_an_array_is_read(tmp_path: Path, dtype: Any) -> None:
+    np.save(tmp_path / "a.npy", np.array([3, 70, 1], dtype=dtype))
+    read = read_lengths(tmp_path / "a.npy")
+    assert (read.dtype, read.tolist()) == (np.int64, [3, 70, 1])
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("0", "a length is at least 1, not 0"),
+        ("-7", "a length is at least 1, not -7"),
+        ("4K", "'4K' is not a whole number of tokens"),
+        ("1.5", "'1.5' is not a whole number"),
+        ("12 13", "'12 13' is not a whole number"),
+        ("9" * 5000, "more than the largest length, 4294967296"),
+        ("4294967297", "more than the largest length"),
+        ("é", "'é' is not a whole number"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, fault: str) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text(f"# first\n12\n{line}\n5\n", encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_lengths(path)
+    (problem,) = caught.value.problems
+    assert problem.key == f"{path}:3"
+    assert fault in problem.message
+    assert problem.hint is not None
+
+
+def test_ten_wrong_lines_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("8\n" + "0\n" * 13, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        read_lengths(path)
+    *named, last = caught.value.problems
+    assert [problem.key for problem in named] == [f"{path}:{line}" for line in range(2, 12)]
+    assert (last.message, last.key) == ("3 more are wrong", str(path))
+
+
+def test_a_wrong_entry_of_an_array_is_named(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([3, 0, 2**40]))
+    with pytest.raises(DataError) as caught:
+        read_lengths(tmp_path / "a.npy")
+    assert [problem.key for problem in caught.value.problems] == [f"{tmp_path}/a.npy[1]", f"{tmp_path}/a.npy[2]"]
+
+
+def write_nothing(path: Path) -> Path:
+    return path / "missing.txt"
+
+
+def write_empty(path: Path) -> Path:
+    (path / "a.txt").write_text("# nothing\n\n", encoding="utf-8")
+    return path / "a.txt"
+
+
+def write_text_as_array(path: Path) -> Path:
+    (path / "a.npy").write_text("12\n", encoding="utf-8")
+    return path / "a.npy"
+
+
+def write_half_an_array(path: Path) -> Path:
+    np.save(path / "a.npy", np.arange(1, 99))
+    (path / "a.npy").write_bytes((path / "a.npy").read_bytes()[:300])
+    return path / "a.npy"
+
+
+def write_floats(path: Path) -> Path:
+    np.save(path / "a.npy", np.array([1.5]))
+    return path / "a.npy"
+
+
+def write_table(path: Path) -> Path:
+    np.save(path / "a.npy", np.ones((2, 2), dtype=np.int64))
+    return path / "a.npy"
+
+
+def write_no_rows(path: Path) -> Path:
+    np.save(path / "a.npy", np.array([], dtype=np.int64))
+    return path / "a.npy"
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (write_nothing, "there is no such file"),
+        (lambda path: path, "is a folder"),
+        (write_empty, "holds no length"),
+        (write_text_as_array, "is not an array"),
+        (write_half_an_array, "is not an array"),
+        (write_floats, "holds float64 of shape"),
+        (write_table, r"int64 of shape \(2, 2\)"),
+        (write_no_rows, "holds no length"),
+    ],
+)
+def test_files_that_are_no_lengths_are_refused(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:
+    path = write(tmp_path)
+    with pytest.raises(DataError, match=message) as caught:
+        read_lengths(path)
+    assert caught.value.problems[0].key == str(path)
+    assert caught.value.problems[0].hint is not None
