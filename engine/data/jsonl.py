@@ -18,7 +18,7 @@ class JsonlSource:
     """The lines of a file that are not blank; a document's name is `file:line`. `blank` counts the others."""
 
     def __init__(self, data: schema.Data) -> None:
-        self._path = _file(data)
+        self._path = file_of(data)
         self._field = data.field
         self._lines, self._offsets, self.blank = _scan(self._path)
         self.names = tuple(f"{self._path.name}:{line}" for line in self._lines)
@@ -87,7 +87,8 @@ def _field_hint(field: str, fields: list[str]) -> str:
     return f"set data.field to one of {', '.join(map(repr, fields[:8]))}" if fields else "the object is empty"
 
 
-def _file(data: schema.Data) -> Path:
+def file_of(data: schema.Data) -> Path:
+    """Return the path of a config's file. Raises DataError when there is none."""
     path = Path(data.path)
     found = kind(path)
     if found == "missing":

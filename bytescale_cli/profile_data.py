@@ -1,0 +1,167 @@
+"""`bytescale profile-data`: how long documents are, and what that asks of a cluster. Without any GPU and torch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, Overrides, whole_number
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
+    from engine.planner.plan import Ints
+    from engine.planner.settings import PlanSettings
+
+_BAR = 24  # characters of the longest bar of a histogram
+_SECONDS = 5.0  # between two lines of progress
+_PLANNED = ("planner", "balance", "largest ring", "micro-batches", "ring GiB", "makespan s")
+
+
+def profile_data(
+    overrides: Overrides = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="Read or draw about N documents; large sources: 100000."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show how long documents are, what each planner makes of them, and a capacity for them."""
+    if sample is not None and sample < 1:
+        raise ConfigError(f"must be at least 1, not {sample}", key="--sample", hint="for example --sample 10000")
+    from dataclasses import replace
+
+    from engine.config.load import load
+    from engine.data.profile import a_step, describe, documents, suggest
+    from engine.planner.settings import PlanSettings
+
+    config = load(overrides or [])
+    settings = PlanSettings.of(config)
+    with _progress() as progress:
+        found = documents(config, sample, progress)
+    suggested = suggest(found.lengths, config, settings)
+    data = describe(found, config.context) | {
+        "source": _source(config),
+        "suggested_capacity": suggested.capacity,
+        "suggested_ring_limit": suggested.ring_limit,
+        "reason": suggested.reason,
+        "fits": suggested.fits,
+    }
+    planned = _planned(a_step(config, found), replace(settings, capacity=suggested.capacity)) if suggested.fits else []
+    text = "\n\n".join([_head(data), _histogram(data["buckets"]), _advice(data, config, settings), _planners(planned)])
+    output.emit({"data": data, "planners": planned}, text, as_json=json)
+
+
+def _planned(lengths: Ints, settings: PlanSettings) -> list[dict[str, Any]]:
+    """Return the facts of one verified plan by each planner."""
+    from engine.planner.make import PLANNERS, plan_step
+    from engine.simulator.facts import facts
+
+    return [dict(facts(plan_step(lengths, settings.by(name)), settings.costs)) for name in PLANNERS]
+
+
+def _source(config: Config) -> str:
+    """Return where the lengths come from, as people say it."""
+    lengths = config.lengths
+    if lengths.name == "data":
+        return f"data.path={config.data.path}"
+    return f"lengths.path={lengths.path}" if lengths.name == "file" else f"lengths={lengths.name}"
+
+
+def _head(data: dict[str, Any]) -> str:
+    about = "about " if data["read"]["share"] < 1 else ""
+    text = f"{data['source']}: {about}{data['samples']:,} documents, {about}{data['tokens']:,} tokens"
+    if data["empty"]:
+        text += f"; {about}{data['empty']:,} more are empty"
+    if about:
+        read = data["read"]
+        text += (
+            f"\na sample of {read['samples']:,} documents, {read['share']:.2%} of the source, was read; counts are "
+            "extrapolated, and longer documents than the longest may exist"
+        )
+    names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
+    return text + "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in names.items())
+
+
+def _histogram(buckets: list[dict[str, int]]) -> str:
+    """Return a line a bucket: the share of documents and of tokens, with bars of the same scale."""
+    from engine.config.units import format_count
+
+    rows = []
+    sums = {kind: sum(bucket[kind] for bucket in buckets) for kind in ("samples", "tokens")}
+    for bucket in buckets:
+        row = [format_count(bucket["upto"])]
+        for kind in ("samples", "tokens"):
+            share = bucket[kind] / sums[kind]
+            row += [f"{bucket[kind]:,}", f"{share:.1%}", ("#" * round(_BAR * share)).ljust(_BAR)]
+        rows.append(row)
+    return output.table(["up to", "documents", "share", "", "tokens", "share", ""], rows, right=True)
+
+
+def _advice(data: dict[str, Any], config: Config, settings: PlanSettings) -> str:
+    from engine.config.units import format_count
+
+    about = "about " if data["read"]["share"] < 1 else ""
+    cut = f"cut at context={format_count(config.context)}: {about}{data['sequences']:,} sequences\n"
+    capacity = format_count(data["suggested_capacity"])
+    if not data["fits"]:
+        held = f"each of {settings.ranks:,} ranks would have to hold {capacity} tokens, more than its memory allows"
+        return f"{cut}the context does not fit: {held}"
+    return (
+        f"{cut}suggested capacity={capacity} ({data['reason']}; the recipe has {format_count(config.capacity)})\n"
+        f"largest ring at that capacity: {data['suggested_ring_limit']:,} of {settings.ranks:,} ranks"
+    )
+
+
+def _planners(planned: list[dict[str, Any]]) -> str:
+    """Return a line a planner: what it makes of one step at the suggested capacity."""
+    if not planned:
+        return ""
+    rows = [
+        [
+            fact["planner"],
+            f"{fact['balance']:.3f}",
+            f"{fact['max_degree']:,}",
+            f"{fact['micro_batches']:,}",
+            f"{fact['ring_bytes'] / 2**30:,.1f}",
+            f"{fact['makespan_s']:,.3f}",
+        ]
+        for fact in planned
+    ]
+    head = f"one step of {planned[0]['sequences']:,} sequences, {planned[0]['tokens']:,} tokens, at that capacity:"
+    return f"{head}\n{output.table(_PLANNED, rows, right=True)}"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """Give a function that takes the share that is done: a bar on a terminal, else a line from time to time."""
+    if sys.stderr.isatty():
+        with _live() as progress:
+            yield progress
+        return
+    told = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _SECONDS:
+            told = time.monotonic()
+            output.say(f"read {share:.0%} of the documents")
+
+    yield tell
+
+
+@contextmanager
+def _live() -> Iterator[Callable[[float], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

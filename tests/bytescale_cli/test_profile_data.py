@@ -1,0 +1,114 @@
+"""`profile-data` needs no GPU and no torch, and its JSON has the keys that others read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytescale_cli import profile_data
+from bytescale_cli.main import run
+from engine.planner.make import PLANNERS
+
+PROMISED = {"samples", "tokens", "p50", "p90", "p99", "max", "buckets", "suggested_capacity", "suggested_ring_limit"}
+SMALL = ["lengths=github", "lengths.max=8K", "batch_tokens=32K", "context=8K", "capacity=2K"]
+
+
+def profiled(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert run(["profile-data", "cluster.ranks_per_node=4", *arguments, "--json"]) == 0
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> list[str]:
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_bytes(b"x" * 100 * number)
+    return ["data=folder", f"data.path={tmp_path}"]
+
+
+def test_json_has_the_promised_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = profiled(capsys, *SMALL, "--sample", "3000")
+    data = answer["data"]
+    assert set(data) >= PROMISED
+    assert data["samples"] == sum(bucket["samples"] for bucket in data["buckets"]) == 3000
+    assert data["tokens"] == sum(bucket["tokens"] for bucket in data["buckets"])
+    assert set(data["buckets"][0]) == {"upto", "samples", "tokens"}
+    assert data["p50"] <= data["p90"] <= data["p99"] <= data["max"] <= 8192
+
+
+def test_each_planner_makes_its_plan_at_the_suggested_capacity(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = profiled(capsys, *SMALL)
+    planned = answer["planners"]
+    assert [fact["planner"] for fact in planned] == list(PLANNERS)
+    assert len({fact["tokens"] for fact in planned}) == 1
+    for fact in planned:
+        assert set(fact) >= {"balance", "max_degree", "ring_bytes"}
+        assert 1 <= fact["max_degree"] <= 4
+
+
+def test_a_recipes_own_documents(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    data = profiled(capsys, *folder)["data"]
+    assert (data["samples"], data["empty"], data["max"]) == (29, 1, 2901)
+    part = profiled(capsys, *folder, "--sample", "15")["data"]
+    assert part["read"]["share"] == 0.5
+    assert part["samples"] == 2 * part["read"]["samples"]
+
+
+def test_a_file_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("5\n600\n", encoding="utf-8")
+    data = profiled(capsys, "lengths=file", f"lengths.path={tmp_path / 'a.txt'}")["data"]
+    assert (data["samples"], data["tokens"]) == (2, 605)
+    (tmp_path / "a.txt").write_text("5\n0\n-1\n", encoding="utf-8")
+    assert run(["profile-data", "lengths=file", f"lengths.path={tmp_path / 'a.txt'}"]) == 4
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"error: {tmp_path / 'a.txt'}:2: a length is at least 1, not 0"
+    assert said[1] == f"error: {tmp_path / 'a.txt'}:3: a length is at least 1, not -1"
+
+
+def test_people_get_a_histogram_and_advice(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile-data", *folder]) == 0
+    text = capsys.readouterr().out
+    assert "29 documents, 43,529 tokens; 1 more are empty" in text
+    assert "up to  documents" in text
+    assert "suggested capacity=2K" in text
+    assert "balanced" in text
+    assert run(["profile-data", *folder, "--sample", "10"]) == 0
+    assert "33.33% of the source, was read" in capsys.readouterr().out
+
+
+def test_a_context_that_no_capacity_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    own = ["lengths=github", "cluster.device_memory=8M", "context=2K", "--sample", "100"]
+    assert run(["profile-data", *own]) == 0
+    assert "the context does not fit: each of 2 ranks would have to hold 1K tokens" in capsys.readouterr().out
+    assert run(["profile-data", *own, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["data"]["fits"] is False
+    assert answer["planners"] == []
+
+
+@pytest.mark.parametrize("sample", ["0", "-3", "many"])
+def test_a_sample_of_nothing_is_refused(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile-data", "--sample", sample]) == 2
+    assert "--sample" in capsys.readouterr().err
+
+
+def test_progress_is_told_from_time_to_time(
+    folder: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["profile-data", *folder]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(profile_data, "_SECONDS", 0.0)
+    assert run(["profile-data", *folder]) == 0
+    assert capsys.readouterr().err == "read 100% of the documents\n"
+
+
+def test_it_needs_no_torch() -> None:
+    command = ["profile-data", *SMALL, "--sample", "100"]
+    code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()

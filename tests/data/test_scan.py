@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import schema
+from engine.data import scan as module
+from engine.data.index import build_index
+from engine.data.scan import lines, scan
+from engine.errors import DataError
+
+MakeData = Callable[..., schema.Data]
+WriteFiles = Callable[[Mapping[str, bytes]], Path]
+MANY = {f"{number:03d}.txt": b"x" * (number % 50) for number in range(150)}
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+
+
+@pytest.fixture
+def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+
+def write_lines(path: Path, sizes: Sequence[int]) -> Path:
+    """Write a document a line, and a blank line after every tenth."""
+    with path.open("w", encoding="utf-8") as file:
+        for number, size in enumerate(sizes):
+            file.write(json.dumps({"text": "é" * (size // 2)}) + "\n" * (2 if number % 10 == 9 else 1))
+    return path
+
+
+@pytest.mark.parametrize("processes", ["one_process", "two_processes"])
+def test_a_folder_is_as_its_index_says(
+    processes: str, request: pytest.FixtureRequest, write_files: WriteFiles, make_data: MakeData
+) -> None:
+    request.getfixturevalue(processes)
+    data = make_data(write_files(MANY))
+    found, index = scan(data, None, seed=0), build_index(data)
+    np.testing.assert_array_equal(found.lengths, index.lengths)
+    assert (found.empty, found.share) == (index.empty, 1.0)
+
+
+@pytest.mark.parametrize("processes", ["one_process", "two_processes"])
+def test_a_jsonl_file_is_as_its_index_says(
+    processes: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    make_data: MakeData,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request.getfixturevalue(processes)
+    monkeypatch.setattr(module, "_PART_BYTES", 100)
+    data = make_data(write_lines(tmp_path / "a.jsonl", range(0, 80, 2)), format="jsonl")
+    found, index = scan(data, None, seed=0), build_index(data)
+    np.testing.assert_array_equal(found.lengths, index.lengths)
+    assert (found.empty, found.share) == (index.empty, 1.0)
+
+
+@given(st.lists(st.sampled_from([b"\n", b"a", b"bc", b"defgh\n"]), max_size=40), st.integers(1, 20))
+def test_every_line_is_in_the_one_range_that_it_begins_in(chunks: list[bytes], step: int) -> None:
+    text = b"".join(chunks)
+    ranges = [(start, min(len(text), start + step)) for start in range(0, len(text), step)]
+    found = [(start, stop, at, line) for start, stop in ranges for at, line in lines(io.BytesIO(text), start, stop)]
+    assert [line for *_, line in found] == text.splitlines(keepends=True)
+    assert all(start <= at < stop and text[at:].startswith(line) for start, stop, at, line in found)
+
+
+def test_a_range_inside_a_line_is_not_read_beyond(tmp_path: Path) -> None:
+    """Else ranges of a line of gigabytes would each read it to its end."""
+
+    class Counted(io.BytesIO):
+        read_bytes = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            self.read_bytes += len(line)
+            return line
+
+    file = Counted(b"x" * 10_000 + b"\n")
+    assert list(lines(file, 100, 200)) == []
+    assert file.read_bytes <= 101
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_sample_of_a_folder(write_files: WriteFiles, make_data: MakeData) -> None:
+    data = make_data(write_files({f"{n:03d}": b"x" * n for n in range(1, 151)}))
+    found, again, other = (scan(data, 30, seed).lengths.tolist() for seed in (1, 1, 2))
+    assert found == again != other
+    assert len(set(found)) == 30
+    assert scan(data, 30, seed=1).share == 30 / 150
+    assert scan(data, 1000, seed=1).share == 1.0
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_sample_of_a_jsonl_file_has_no_bias(
+    tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long lines are as likely as short ones, wherever they stand: first all short ones, then all long ones."""
+    monkeypatch.setattr(module, "_BLOCK", 256)
+    data = make_data(write_lines(tmp_path / "a.jsonl", [10] * 500 + [400] * 100), format="jsonl")
+    found = [scan(data, 100, seed) for seed in range(60)]
+    short = [int((some.lengths == 11).sum()) / some.share for some in found]
+    long = [int((some.lengths == 401).sum()) / some.share for some in found]
+    assert np.mean(short) == pytest.approx(500, rel=0.1)
+    assert np.mean(long) == pytest.approx(100, rel=0.1)
+    assert np.mean([len(some.lengths) for some in found]) == pytest.approx(100, rel=0.35)
+    assert scan(data, 100, seed=3).lengths.tolist() == found[3].lengths.tolist()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_what_is_large_is_sampled_unasked(
+    write_files: WriteFiles, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"_WHOLE_FILES": 100, "_WHOLE_BYTES": 1000, "_SAMPLE": 40, "_BLOCK": 64}.items():
+        monkeypatch.setattr(module, name, value)
+    assert scan(make_data(write_files(MANY)), None, seed=0).share == 40 / 150
+    path = write_lines(tmp_path / "a.jsonl", [20] * 400)
+    assert 0.05 < scan(make_data(path, format="jsonl"), None, seed=0).share < 0.2
+
+
+def test_progress_ends_at_one(write_files: WriteFiles, make_data: MakeData) -> None:
+    told: list[float] = []
+    scan(make_data(write_files(MANY)), None, 0, told.append)
+    assert told == [1 / 3, 2 / 3, 1.0]
+
+
+def test_a_wrong_line_is_named_by_its_number(
+    tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch, two_processes: None
+) -> None:
+    monkeypatch.setattr(module, "_PART_BYTES", 64)
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n\n' * 20 + '{"words": "a"}\n' + '{"text": "a"}\n' * 20, encoding="utf-8")
+    with pytest.raises(DataError, match="has no field 'text'") as caught:
+        scan(make_data(path, format="jsonl"), None, seed=0)
+    assert caught.value.problems[0].key == f"{path}:41"
+
+
+def test_a_file_that_is_not_text_is_named(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a": b"a", "b": b"caf\xe9"})
+    with pytest.raises(DataError, match="is not UTF-8") as caught:
+        scan(make_data(root), None, seed=0)
+    assert caught.value.problems[0].key == str(root / "b")
+
+
+@pytest.mark.parametrize("sample", [None, 5])
+def test_nothing_to_measure_is_refused(
+    sample: int | None, write_files: WriteFiles, tmp_path: Path, make_data: MakeData
+) -> None:
+    with pytest.raises(DataError, match="all 2 documents are empty"):
+        scan(make_data(write_files({"a": b"", "b": b""})), sample, seed=0)
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    with pytest.raises(DataError, match="has no line with a document"):
+        scan(make_data(tmp_path / "a.jsonl", format="jsonl"), sample, seed=0)
+    with pytest.raises(DataError, match="there is no such file"):
+        scan(make_data(tmp_path / "b.jsonl", format="jsonl"), sample, seed=0)
+
+
+class Deadly:
+    """What ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
+        return os._exit, (1,)
+
+
+def test_a_process_that_is_killed_is_told(two_processes: None) -> None:
+    with pytest.raises(DataError, match="was killed"):
+        list(module._read([Deadly(), Deadly()]))  # type: ignore[list-item]
