@@ -28,7 +28,11 @@ def profile_data(
     overrides: Overrides = None,
     sample: Annotated[
         int | None,
-        typer.Option(parser=whole_number, metavar="N", help="Read or draw about N documents; large sources: 100000."),
+        typer.Option(
+            parser=whole_number,
+            metavar="N",
+            help="Read or draw about N documents. Else all, or of a large source a part.",
+        ),
     ] = None,
     json: Json = False,
     debug: Debug = False,

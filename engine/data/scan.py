@@ -28,13 +28,14 @@ from engine.planner.plan import Ints
 
 Progress = Callable[[float], None]  # called with the share of the work that is done
 
-_SAMPLE = 100_000  # documents: a hundred of them are longer than the 99.9th percentile
-_WHOLE_FILES = 100_000  # a folder of more files is sampled
-_WHOLE_BYTES = 1 << 30  # a JSONL file of more bytes is sampled
+# What is read unless a sample is asked for: of more files, or of a larger JSONL file, so many. A hundred of 100,000
+# documents are longer than the 99.9th percentile; 1 GiB takes seconds.
+_FILES = 100_000
+_BYTES = 1 << 30
 _PART_FILES = 64
 _PART_BYTES = 16 << 20
 _BLOCK = 64 << 10  # bytes of a JSONL file that are taken or left together
-_PILOT = 16  # blocks that tell how many documents a block has
+_PILOT = 256  # blocks that tell how many documents a block has
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +93,7 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
     """Return the lengths of a source's documents, or of about `sample` of them that `seed` chooses.
 
     Without `sample` a folder of up to 100,000 files and a JSONL file of up to 1 GiB are read whole, and of larger ones
-    about 100,000 documents. Lines of a JSONL file are chosen by blocks of 64 KiB: each line with the same probability.
+    so much. Lines of a JSONL file are chosen by blocks of 64 KiB: each line with the same probability.
     Raises DataError when a document is refused, and when all are empty.
     """
     parts, share = (_folder_parts if data.format == "folder" else _jsonl_parts)(data, sample, seed)
@@ -122,7 +123,7 @@ def lines(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
 def _folder_parts(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Part], float]:
     source = FolderSource(data)
     files = len(source.names)
-    count = min(files, sample or (files if files <= _WHOLE_FILES else _SAMPLE))
+    count = min(files, sample or _FILES)
     chosen = _choose(files, count, seed)
     parts: list[Part] = []
     for first in range(0, count, _PART_FILES):
@@ -136,18 +137,24 @@ def _jsonl_parts(data: schema.Data, sample: int | None, seed: int) -> tuple[list
     path = file_of(data)
     with reading(path) as file:
         size = file.seek(0, os.SEEK_END)
-    if size == 0 or (sample is None and size <= _WHOLE_BYTES):
+    if size == 0 or (sample is None and size <= _BYTES):
         return [JsonlPart(path, data.field, [some]) for some in _ranges(size, _PART_BYTES)], 1.0
     blocks = _ranges(size, _BLOCK)
-    pilot = JsonlPart(path, data.field, [blocks[b] for b in _choose(len(blocks), min(_PILOT, len(blocks)), seed)])
-    in_block = max(1, len(pilot.sizes())) / len(pilot.ranges)
-    count = min(len(blocks), -int(-(sample or _SAMPLE) // in_block))
+    asked = _BYTES // _BLOCK if sample is None else _blocks_of(sample, path, data.field, blocks, seed)
+    count = min(len(blocks), asked)
     chosen = [blocks[block] for block in _choose(len(blocks), count, seed)]
     together = _PART_BYTES // _BLOCK
     parts: list[Part] = [
         JsonlPart(path, data.field, chosen[first : first + together]) for first in range(0, count, together)
     ]
     return parts, sum(stop - start for start, stop in chosen) / size
+
+
+def _blocks_of(sample: int, path: Path, field: str, blocks: list[tuple[int, int]], seed: int) -> int:
+    """Return how many blocks hold about `sample` documents, judged by some of them."""
+    chosen = _choose(len(blocks), min(_PILOT, len(blocks)), seed)
+    found = len(JsonlPart(path, field, [blocks[block] for block in chosen]).sizes())
+    return -int(-sample * len(chosen) // max(1, found))
 
 
 def _ranges(size: int, step: int) -> list[tuple[int, int]]:

@@ -123,11 +123,13 @@ def test_a_sample_of_a_jsonl_file_has_no_bias(
 def test_what_is_large_is_sampled_unasked(
     write_files: WriteFiles, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"_WHOLE_FILES": 100, "_WHOLE_BYTES": 1000, "_SAMPLE": 40, "_BLOCK": 64}.items():
+    for name, value in {"_FILES": 40, "_BYTES": 1024, "_BLOCK": 64}.items():
         monkeypatch.setattr(module, name, value)
     assert scan(make_data(write_files(MANY)), None, seed=0).share == 40 / 150
     path = write_lines(tmp_path / "a.jsonl", [20] * 400)
-    assert 0.05 < scan(make_data(path, format="jsonl"), None, seed=0).share < 0.2
+    found = scan(make_data(path, format="jsonl"), None, seed=0)
+    assert found.share == pytest.approx(1024 / path.stat().st_size, rel=0.1)
+    assert 1 < len(found.lengths) < 100
 
 
 def test_progress_ends_at_one(write_files: WriteFiles, make_data: MakeData) -> None:
