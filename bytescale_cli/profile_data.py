@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.planner.plan import Ints
     from engine.planner.settings import PlanSettings
 
-_BAR = 24  # characters of the longest bar of a histogram
+_BAR = 10  # characters of the longest bar of a histogram
 _SECONDS = 5.0  # between two lines of progress
 _PLANNED = ("planner", "balance", "largest ring", "micro-batches", "ring GiB", "makespan s")
 
@@ -95,18 +95,17 @@ def _head(data: dict[str, Any]) -> str:
 
 
 def _histogram(buckets: list[dict[str, int]]) -> str:
-    """Return a line a bucket: the share of documents and of tokens, with bars of the same scale."""
+    """Return a line a bucket: its share of documents and of tokens, and bars against the largest share."""
     from engine.config.units import format_count
 
-    rows = []
-    sums = {kind: sum(bucket[kind] for bucket in buckets) for kind in ("samples", "tokens")}
-    for bucket in buckets:
-        row = [format_count(bucket["upto"])]
-        for kind in ("samples", "tokens"):
-            share = bucket[kind] / sums[kind]
-            row += [f"{bucket[kind]:,}", f"{share:.1%}", ("#" * round(_BAR * share)).ljust(_BAR)]
-        rows.append(row)
-    return output.table(["up to", "documents", "share", "", "tokens", "share", ""], rows, right=True)
+    columns = [[format_count(bucket["upto"]) for bucket in buckets]]
+    for kind in ("samples", "tokens"):
+        counts = [bucket[kind] for bucket in buckets]
+        columns.append([f"{count:,}" for count in counts])
+        columns.append([f"{count / sum(counts):.1%}" for count in counts])
+        columns.append([("#" * round(_BAR * count / max(counts))).ljust(_BAR, ".") for count in counts])
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return output.table(["up to", "documents", "share", "", "tokens", "share", ""], rows, right=True).rstrip("\n")
 
 
 def _advice(data: dict[str, Any], config: Config, settings: PlanSettings) -> str:
