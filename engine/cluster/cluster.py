@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.cluster.hostfile import Node, parse
 from engine.config import schema
 from engine.errors import ConfigError
 
+Ints = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order; ranks are counted through them. `device_memory` is in bytes a rank."""
+    """Nodes in order; ranks are counted through them. `device_memory` is in bytes a rank, where a node has no own.
+
+    Beside processes the same object stands for HDP ranks, each of d_tp x d_pp devices (`of` with degrees).
+    """
 
     nodes: tuple[Node, ...]
     device_memory: int
 
     @classmethod
-    def of(cls, config: schema.Cluster) -> Cluster:
+    def of(cls, config: schema.Cluster, parallel: schema.Parallel | None = None) -> Cluster:
         """Return the cluster of a config: its hostfile's nodes if it names one, else `nodes` x `ranks_per_node`.
 
-        Raises ConfigError for a hostfile that is missing, unreadable, empty or malformed.
+        With `parallel` its ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
+        malformed, and for degrees that do not divide its devices.
         """
         if config.hostfile is not None:
-            return cls(_read(config.hostfile), config.device_memory)
-        nodes = tuple(Node(_host(index, config.nodes), config.ranks_per_node) for index in range(config.nodes))
-        return cls(nodes, config.device_memory)
+            nodes = _read(config.hostfile)
+        else:
+            nodes = tuple(Node(_host(index, config.nodes), config.ranks_per_node) for index in range(config.nodes))
+        cluster = cls(nodes, config.device_memory)
+        return cluster if parallel is None else cluster._hdp(parallel.tp, parallel.pp)
+
+    def _hdp(self, tp: int, pp: int) -> Cluster:
+        """Return the HDP ranks. The d_tp devices of one are neighbours, and stages lie in other nodes if they can.
+
+        So a ring, which is one stage's, sees slots / d_tp ranks in a node; one that spans nodes is a node of its own.
+        """
+        if tp == pp == 1:
+            return self
+        if self.ranks % (tp * pp):
+            message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {self.ranks} devices"
+            raise ConfigError(message, key="parallel.tp", hint="choose degrees that divide them")
+        homes = [self.place(rank * tp)[0] for rank in range(self.ranks // (tp * pp))]
+        nodes = [replace(self.nodes[home], slots=slots) for home, slots in Counter(homes).items()]
+        return Cluster(tuple(nodes), self.device_memory)
 
     @property
     def ranks(self) -> int:
@@ -37,19 +64,39 @@ class Cluster:
 
     def place(self, rank: int) -> tuple[int, int]:
         """Return the node's index and the rank's place in that node. Raises IndexError out of 0..ranks-1."""
-        for index in range(len(self.nodes)):
-            if rank in self.node_ranks(index):
-                return index, rank - self._first[index]
-        raise IndexError(f"rank {rank} is not one of {self.ranks} ranks")
+        if not 0 <= rank < self.ranks:
+            raise IndexError(f"rank {rank} is not one of {self.ranks} ranks")
+        node = bisect_right(self._first, rank) - 1
+        return node, rank - self._first[node]
 
     def node_ranks(self, node: int) -> range:
         """Return the ranks of a node."""
         return range(self._first[node], self._first[node + 1])
 
     @cached_property
+    def node_of(self) -> Ints:
+        """Return the node of each rank, [ranks]."""
+        return np.repeat(np.arange(len(self.nodes), dtype=np.int64), self._slots)
+
+    @cached_property
+    def speed(self) -> Ints:
+        """Return each rank's speed in percent, [ranks]."""
+        return np.repeat(np.array([node.speed for node in self.nodes], dtype=np.int64), self._slots)
+
+    @cached_property
+    def memory(self) -> Ints:
+        """Return each rank's memory in bytes, [ranks]."""
+        own = [self.device_memory if node.memory is None else node.memory for node in self.nodes]
+        return np.repeat(np.array(own, dtype=np.int64), self._slots)
+
+    @property
+    def _slots(self) -> list[int]:
+        return [node.slots for node in self.nodes]
+
+    @cached_property
     def _first(self) -> tuple[int, ...]:
         """Return the first rank of each node, and behind them the number of ranks."""
-        return tuple(accumulate((node.slots for node in self.nodes), initial=0))
+        return tuple(accumulate(self._slots, initial=0))
 
 
 def _host(index: int, nodes: int) -> str:

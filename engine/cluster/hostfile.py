@@ -1,23 +1,30 @@
-"""DeepSpeed's hostfile: one host a line with its number of ranks, `worker-0 slots=8`; `#` starts a comment."""
+"""DeepSpeed's hostfile: one host a line with its number of ranks, `worker-0 slots=8`; `#` starts a comment.
+
+Of a mixed cluster a line may say more, each rank's share of full speed and its memory: `old-0 slots=8 speed=50% memory=40GiB`.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
+from engine.config.units import parse_count
 from engine.errors import ConfigError, Problem
 
 _HOST = re.compile(r"\w[\w.:@-]*")  # a leading dash would reach ssh as an option
 _SLOTS = re.compile(r"slots=([0-9]+)")
+_SPEED = re.compile(r"speed=([0-9]+)%")
 _FORM = "write HOST slots=N, for example worker-0 slots=8"
 
 
 @dataclass(frozen=True)
 class Node:
-    """One host and the number of ranks that it runs."""
+    """One host and the number of ranks that it runs; their speed in percent, their memory in bytes if it is special."""
 
     host: str
     slots: int
+    speed: int = 100
+    memory: int | None = None
 
 
 def parse(text: str, name: str) -> tuple[Node, ...]:
@@ -33,7 +40,7 @@ def parse(text: str, name: str) -> tuple[Node, ...]:
         if problem is not None:
             problems.append(Problem(problem, f"{name}:{number}", _FORM))
         elif words:
-            nodes[words[0]] = Node(words[0], int(words[1].removeprefix("slots=")))
+            nodes[words[0]] = _node(words)
     if not nodes and not problems:
         problems.append(Problem("the hostfile names no host", name, _FORM))
     if problems:
@@ -50,9 +57,27 @@ def _problem(words: list[str], seen: dict[str, Node]) -> str | None:
         return f"host {host} is named twice"
     if len(words) == 1:
         return f"host {host} has no slots"
-    if len(words) > 2:
-        return f"host {host} is followed by more than its slots: {' '.join(words[2:])}"
     slots = _SLOTS.fullmatch(words[1])
     if slots is None:
         return f"host {host}: {words[1]!r} is not slots=N"
-    return None if int(slots[1]) > 0 else f"host {host} has 0 slots; a host runs at least one rank"
+    if int(slots[1]) == 0:
+        return f"host {host} has 0 slots; a host runs at least one rank"
+    wrong = next((word for word in words[2:] if not _is_extra(word)), None)
+    return None if wrong is None else f"host {host}: {wrong!r} is not speed=N% (1 to 100) or memory=SIZE"
+
+
+def _is_extra(word: str) -> bool:
+    speed = _SPEED.fullmatch(word)
+    if speed is not None:
+        return 1 <= int(speed[1]) <= 100
+    try:
+        return word.startswith("memory=") and parse_count(word.removeprefix("memory="), bytes_=True) > 0
+    except ValueError:
+        return False
+
+
+def _node(words: list[str]) -> Node:
+    """Return the node of a line without mistakes."""
+    values = dict(word.split("=", 1) for word in words[1:])
+    memory = parse_count(values["memory"], bytes_=True) if "memory" in values else None
+    return Node(words[0], int(values["slots"]), int(values.get("speed", "100%").rstrip("%")), memory)

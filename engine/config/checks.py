@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.config.not_built import not_built
 from engine.config.schema import Config
 from engine.config.units import format_count
 from engine.errors import Problem
@@ -32,7 +31,8 @@ def _context(config: Config) -> Problem | None:
     """With a hostfile the ranks are known only when it is read; then whoever reads it asks `context_problem`."""
     if config.cluster.hostfile is not None:
         return None
-    return context_problem(config, config.cluster.nodes * config.cluster.ranks_per_node)
+    devices = config.cluster.nodes * config.cluster.ranks_per_node
+    return context_problem(config, devices // (config.parallel.tp * config.parallel.pp))
 
 
 def _head_groups(config: Config) -> Problem | None:
@@ -60,10 +60,48 @@ def _betas(config: Config) -> Problem | None:
 
 def _offload(config: Config) -> Problem | None:
     ratio = config.offload.ratio
-    if ratio in ("auto", 0):
+    if ratio == "auto" or 0 <= ratio <= 1:
         return None
-    out_of_bounds = Problem(f"must be auto or from 0 to 1, not {ratio}", "offload.ratio", "available: auto or 0")
-    return not_built("offload.ratio", ratio, "auto or 0") or out_of_bounds
+    return Problem(f"must be auto or from 0 to 1, not {ratio}", "offload.ratio", "for example auto")
+
+
+def _experts(config: Config) -> Problem | None:
+    experts, top_k = config.model.experts, config.model.top_k
+    if top_k <= experts:
+        return None
+    return Problem(f"{top_k} is more than model.experts={experts}", "model.top_k", f"at most {experts}")
+
+
+def _lengths_file(config: Config) -> Problem | None:
+    if config.lengths.name != "file" or config.lengths.path is not None:
+        return None
+    return Problem("is not set", "lengths.path", "name a file of one length a line")
+
+
+def _devices(config: Config) -> Problem | None:
+    """With a hostfile the devices are known only when it is read; `Cluster.of` asks then."""
+    if config.cluster.hostfile is not None:
+        return None
+    devices = config.cluster.nodes * config.cluster.ranks_per_node
+    group = config.parallel.tp * config.parallel.pp
+    if devices % group == 0:
+        return None
+    message = f"parallel.tp x parallel.pp = {group} does not divide {devices} devices"
+    return Problem(message, "parallel.tp", "choose degrees that divide them, or other nodes")
+
+
+def _modes(config: Config) -> Problem | None:
+    """A pipeline has stages, stages are a pipeline, and ZeRO-2/3 meet in slots."""
+    mode, stages, stage = config.planner.mode, config.parallel.pp, config.zero.stage
+    if mode == "pipeline" and stages == 1:
+        return Problem("a pipeline needs stages", "planner.mode", "set parallel.pp=2 or more")
+    if mode in ("free", "lockstep") and stages > 1:
+        return Problem(f"{stages} stages are a pipeline, not {mode}", "planner.mode", "leave planner.mode=auto")
+    if stages > 1 and stage > 1:
+        return Problem(f"ZeRO-{stage} does not go with pipeline stages", "zero.stage", "zero.stage=1 does")
+    if mode == "free" and stage > 1:
+        return Problem(f"ZeRO-{stage} gathers in slots, and free mode has none", "planner.mode", "planner.mode=lockstep")
+    return None
 
 
 _RULES: tuple[Callable[[Config], Problem | None], ...] = (
@@ -72,4 +110,8 @@ _RULES: tuple[Callable[[Config], Problem | None], ...] = (
     _head_size,
     _betas,
     _offload,
+    _experts,
+    _lengths_file,
+    _devices,
+    _modes,
 )

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from engine.errors import Problem
 
-_VALUES: dict[str, tuple[object, ...]] = {
-    "cluster": ("a100x8", "h200x8"),
-    "data.runtime": ("ray",),
-    "lengths": ("byted", "file"),
-    "planner": ("adaptive",),
-    "planner.mode": ("pipeline",),
-    "recompute": ("layer", "layer_keep_attention"),
-    "zero.stage": (2, 3),
-}
+_VALUES: dict[str, tuple[object, ...]] = {"data.runtime": ("ray",)}
 
 
 def not_built(key: str, value: object, available: str) -> Problem | None:
@@ -25,8 +17,6 @@ def not_built(key: str, value: object, available: str) -> Problem | None:
 def _is_planned(key: str, value: object) -> bool:
     if isinstance(value, bool):
         return False
-    if key.startswith("parallel."):
+    if key == "parallel.ep":
         return isinstance(value, int) and value > 1
-    if key == "offload.ratio":
-        return isinstance(value, (int, float)) and 0 < value <= 1
     return value in _VALUES.get(key, ())

@@ -37,7 +37,9 @@ class Model(Section):
     hidden: int = Field(ge=2, description="width of the residual stream")
     heads: int = Field(ge=1, description="query heads")
     kv_heads: int = Field(ge=1, description="key and value heads; divides heads")
-    ffn: int = Field(ge=1, description="width of the SwiGLU layer")
+    ffn: int = Field(ge=1, description="width of the SwiGLU layer, or of each expert")
+    experts: int = Field(ge=1, description="experts of a layer; 1 is a dense model")
+    top_k: int = Field(ge=1, description="experts that a token is sent to")
     vocab: int = Field(ge=1, description="rows of the embedding")
     rope_theta: float = Field(gt=0, description="base of the rotary angles")
     norm_eps: float = Field(gt=0, description="what RMSNorm adds under its root")
@@ -73,14 +75,16 @@ class Cluster(Section):
     nodes: int = Field(ge=1, description="machines")
     ranks_per_node: int = Field(ge=1, description="one rank is one GPU or one CPU process")
     device_memory: Bytes = Field(gt=0, description="bytes that one rank may use")
+    host_memory: Bytes = Field(ge=0, description="bytes of the host that one rank may offload to")
     hostfile: str | None = Field(description="DeepSpeed's format; then nodes and ranks come from it")
+    calibration: str | None = Field(description="file of `profile-hardware`; else the data sheet's figures")
 
 
 class Planner(Section):
     """Who computes what."""
 
-    name: Literal["static", "naive", "balanced"] = Field(description="`adaptive` is not built yet")
-    mode: Literal["auto", "free", "lockstep"] = Field(description="`pipeline` is not built yet")
+    name: Literal["static", "naive", "balanced", "adaptive"] = Field(description="the two middle ones are the paper's")
+    mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(description="`auto` follows zero.stage and parallel.pp")
     max_peers: int = Field(ge=1, description="ranks that one rank may talk to in a step")
 
 
@@ -100,29 +104,30 @@ class Optimizer(Section):
 class Zero(Section):
     """How model states are sharded over all ranks."""
 
-    stage: Literal[1] = Field(description="2 and 3 are not built yet")
+    stage: Literal[1, 2, 3] = Field(description="2 and 3 can be planned, not trained yet")
 
 
 class Offload(Section):
     """Activation offload."""
 
-    ratio: Literal["auto"] | float = Field(description="not built yet: only auto (= 0) and 0")
+    ratio: Literal["auto"] | float = Field(description="most of a micro-batch that may go to the host; planned only")
 
 
 class Lengths(Section):
-    """Where `plan` takes sequence lengths from: the recipe's data, or a named mix."""
+    """Where `plan` takes sequence lengths from: the recipe's data, a named mix, or a file."""
 
-    name: Literal["data", "github", "lognormal"]
+    name: Literal["data", "github", "byted", "lognormal", "file"]
+    path: str | None = Field(description="of `file`: one length a line")
     mean: float = Field(gt=0, description="mean length of `lognormal`, tokens")
     sigma: float = Field(gt=0, description="spread of `lognormal`")
     max: Tokens = Field(ge=1, description="longest document of a mix")
 
 
 class Parallel(Section):
-    """Degrees orthogonal to HDP; 1 until they are built."""
+    """Degrees orthogonal to HDP; tp and pp can be planned, not trained yet."""
 
-    tp: Literal[1]
-    pp: Literal[1]
+    tp: int = Field(ge=1, description="devices that share each layer's matrices")
+    pp: int = Field(ge=1, description="stages of a pipeline")
     ep: Literal[1]
 
 
@@ -134,7 +139,7 @@ class Config(Section):
     capacity: Tokens = Field(ge=1, description="tokens that a rank holds in one micro-batch")
     batch_tokens: Tokens = Field(ge=1, description="inputs of a step; a longer document is a step of its own")
     dtype: Literal["bf16", "fp32", "fp64"]
-    recompute: Literal["none"] = Field(description="`layer` and `layer_keep_attention` are not built yet")
+    recompute: Literal["none", "layer", "layer_keep_attention"] = Field(description="planned only, but for `none`")
     run: Run
     model: Model
     data: Data

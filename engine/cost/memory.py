@@ -7,7 +7,7 @@ Letters: b bytes of an element in the model's dtype, w bytes in the wider of tha
 from __future__ import annotations
 
 from engine.config import schema
-from engine.cost.flops import linear_weights
+from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 
@@ -20,37 +20,54 @@ def element_bytes(dtype: str) -> tuple[int, int]:
 def parameters(model: schema.Model) -> int:
     """Return the number of parameters: matrices, norms, and the embedding where the head does not share it."""
     norms = (2 * model.layers + 1) * model.hidden
-    return linear_weights(model) + norms + (0 if model.tied else model.hidden * model.vocab)
+    matrices = model.layers * layer_weights(model, experts=model.experts)
+    return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
 
 
-def saved_bytes(model: schema.Model, dtype: str) -> int:
-    """Return what the forward pass keeps of a token for the backward pass, all layers, nothing recomputed.
+def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
+    """Return what the forward pass keeps of a token for the backward pass, all layers, by recompute mode.
 
-    A LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn) keeps
+    `layer` keeps each layer's input; `layer_keep_attention` also q, k, v, the output and the log-sum-exp. With `none` a
+    LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn) keeps
     - for each of its two norms the input in the wider dtype, the normalised rows and the scaled ones: h (w + 2 b);
     - for attention q, k, v, the output (which is also the input of the last product) and the log-sum-exp of each
       head: (2 q + 2 kv) b + heads w;
-    - for SwiGLU the gate, the activated gate, the other branch and their product: 4 f b.
+    - for SwiGLU the gate, the activated gate, the other branch and their product, for each of a token's experts: 4 f b.
     The last norm keeps as much as any other.
     """
+    b, _ = element_bytes(dtype)
+    kept = {"none": _layer(model, dtype), "layer": 0, "layer_keep_attention": _attention(model, dtype)}[recompute]
+    entry = 0 if recompute == "none" else model.hidden * b
+    return model.layers * (entry + kept) + _norm(model, dtype)
+
+
+def _norm(model: schema.Model, dtype: str) -> int:
     b, w = element_bytes(dtype)
-    norm = model.hidden * (w + 2 * b)
-    attention = 2 * (model.heads + model.kv_heads) * model.head_dim * b + model.heads * w
-    swiglu = 4 * model.ffn * b
-    return model.layers * (2 * norm + attention + swiglu) + norm
+    return model.hidden * (w + 2 * b)
 
 
-def working_bytes(model: schema.Model, dtype: str) -> int:
+def _attention(model: schema.Model, dtype: str) -> int:
+    b, w = element_bytes(dtype)
+    return 2 * (model.heads + model.kv_heads) * model.head_dim * b + model.heads * w
+
+
+def _layer(model: schema.Model, dtype: str) -> int:
+    b, _ = element_bytes(dtype)
+    return 2 * _norm(model, dtype) + _attention(model, dtype) + model.top_k * 4 * model.ffn * b
+
+
+def working_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
     """Return what a token needs beside that for a while: the larger of the loss's and of one layer's backward pass.
 
     The loss holds the logits, and in the wider dtype their copy, its softmax and its gradient. A layer's backward pass
-    holds the gradients of its three f-wide tensors, of its residual stream (twice) and of q, k, v and the output.
+    holds the gradients of its three f-wide tensors, of its residual stream (twice) and of q, k, v and the output, and
+    with recomputation what it computes anew.
     """
     b, w = element_bytes(dtype)
     loss = model.vocab * (b + 3 * w)
     attention = 2 * (model.heads + model.kv_heads) * model.head_dim
-    layer = (3 * model.ffn + 2 * model.hidden + attention) * b
-    return max(loss, layer)
+    layer = (3 * model.top_k * model.ffn + 2 * model.hidden + attention) * b
+    return max(loss, layer + (0 if recompute == "none" else _layer(model, dtype)))
 
 
 def ring_bytes(model: schema.Model, dtype: str) -> int:
@@ -59,20 +76,26 @@ def ring_bytes(model: schema.Model, dtype: str) -> int:
     return 2 * (2 * model.kv_heads * model.head_dim) * (b + w)
 
 
-def state_bytes(model: schema.Model, dtype: str, ranks: int) -> int:
-    """Return a rank's model states under ZeRO-1 of P parameters, by DeepSpeed's optimizer class.
+def state_bytes(model: schema.Model, dtype: str, ranks: int, stage: int = 1) -> int:
+    """Return a rank's model states under ZeRO of P parameters, by DeepSpeed's optimizer class.
 
-    bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients, and three
-    tensors (master weights and two moments) in the wider dtype over all ranks.
+    Stage 1, bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients,
+    and three tensors (master weights and two moments) in the wider dtype over all ranks. Stage 2 shards gradients too,
+    stage 3 also weights, of which two layers are whole at a time.
     """
     b, w = element_bytes(dtype)
     count = parameters(model)
-    return (b + w) * count + -(-3 * w * count // ranks)
+    optimizer = -(-3 * w * count // ranks)
+    gradients = w * count if stage == 1 else -(-w * count // ranks)
+    if stage < 3:
+        return b * count + gradients + optimizer
+    whole = 2 * layer_weights(model, experts=model.experts) * b
+    return -(-b * count // ranks) + whole + gradients + optimizer
 
 
-def passing_bytes(model: schema.Model, dtype: str) -> int:
+def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:
     """Return the bf16 gradients that exist beside the fp32 ones until they are added; none in other dtypes.
 
     They grow through the backward pass as saved activations go, so a rank needs the larger of the two, not their sum.
     """
-    return 2 * parameters(model) if dtype == "bf16" else 0
+    return 2 * parameters(model) if dtype == "bf16" and stage == 1 else 0

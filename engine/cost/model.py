@@ -1,6 +1,7 @@
-"""What the planner knows of a model and a machine: a handful of integers, equal on every rank and after every restart.
+"""What planner, simulator and memory estimate know of a model and a machine. Frozen, equal on every rank.
 
-Costs are in units of `flops.UNIT` floating-point operations; no measured time of a run enters a plan.
+Times are whole nanoseconds; they come from rates (calibration.py) by arithmetic alone, so no measured time of a run
+enters a plan. Memory and traffic are whole bytes.
 """
 
 from __future__ import annotations
@@ -12,19 +13,32 @@ from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.cost import flops, memory, rates
+from engine.cost import calibration, flops, memory
+from engine.cost.calibration import Calibration
+from engine.cost.datasheets import nominal
+from engine.cost.times import Rates, wholes
 
 Ints = NDArray[np.int64]
+PPM = 1_000_000  # offload ratios are parts per million: plans are integers
+NS = 1e9
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Work in cost units, memory and traffic in bytes."""
+    """Seconds (as nanoseconds), FLOPs and bytes of one HDP rank: d_tp x d_pp devices, counted a device."""
 
+    source: str  # where the rates come from
     parameters: int
-    linear: int  # units a token
-    attention: int  # units a (query, key) pair
-    fixed: int  # units a micro-batch, however small
+    layers: int
+    linear_flops: int  # forward, a token
+    attention_flops: int  # forward, a (query, key) pair
+    peak_flops_per_s: float  # what linear layers reach on one device
+    devices: int  # of one HDP rank
+    rates: Rates
+    nics: float  # network cards of a node
+    fixed: int  # ns of a micro-batch, however small
+    slot: int  # ns that a lockstep slot takes beside its micro-batch: weights are gathered
+    step: int  # ns of a step beside its micro-batches: gradients reduced, weights updated
     token_bytes: int  # saved activations, a token
     working_bytes: int  # logits or a layer's backward pass, a token
     ring_bytes: int  # ring buffers, a token of a ring's largest shard
@@ -32,47 +46,73 @@ class Costs:
     passing_bytes: int  # gradients that replace saved activations during the backward pass, a rank
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
-    flops_per_s: int  # nominal
+    forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward one is run again
 
     @classmethod
     def of(cls, config: Config) -> Costs:
-        """Return the costs of a config; its model states are sharded over all ranks of its cluster."""
-        model, dtype = config.model, config.dtype
-        ranks = Cluster.of(config.cluster).ranks
+        """Return the costs of a config; its model states are sharded over all ranks of its cluster.
+
+        Raises ConfigError for a calibration that cannot be used.
+        """
+        cluster = Cluster.of(config.cluster, config.parallel)
+        rates = machine(config)
+        model, dtype, tp = config.model, config.dtype, config.parallel.tp
         b, w = memory.element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
-        linear = flops.linear_units(model)
+        devices = tp * config.parallel.pp
+        device_rates = rates_of(config, rates, cluster)
+        states = memory.state_bytes(model, dtype, cluster.ranks, config.zero.stage)
         return cls(
+            source=f"{rates.device} ({rates.source})",
             parameters=memory.parameters(model),
-            linear=linear,
-            attention=flops.attention_units(model),
-            fixed=flops.FIXED_TOKENS * linear,
-            token_bytes=memory.saved_bytes(model, dtype),
-            working_bytes=memory.working_bytes(model, dtype),
-            ring_bytes=memory.ring_bytes(model, dtype),
-            fixed_bytes=memory.state_bytes(model, dtype, ranks),
-            passing_bytes=memory.passing_bytes(model, dtype),
+            layers=model.layers,
+            linear_flops=flops.linear_flops(model),
+            attention_flops=flops.attention_flops(model),
+            peak_flops_per_s=rates.linear_flops_per_s,
+            devices=devices,
+            rates=device_rates,
+            nics=rates.nics_per_node,
+            fixed=round(device_rates.micro),
+            slot=round(NS * _slot_seconds(config, rates, devices)),
+            step=round(NS * _step_seconds(config, rates, devices, cluster.ranks)),
+            token_bytes=-(-memory.saved_bytes(model, dtype, config.recompute) // tp),
+            working_bytes=-(-memory.working_bytes(model, dtype, config.recompute) // tp),
+            ring_bytes=-(-memory.ring_bytes(model, dtype) // tp),
+            fixed_bytes=-(-states // devices),
+            passing_bytes=-(-memory.passing_bytes(model, dtype, config.zero.stage) // devices),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
-            flops_per_s=rates.flops_per_s(config.cluster.name),
+            forward_rings=3 if config.recompute == "layer" else 2,
         )
 
-    def work(self, tokens: Ints, pairs: Ints) -> Ints:
-        """Return the cost of `tokens` whose queries meet `pairs` keys in all."""
-        return self.linear * tokens + self.attention * pairs
-
     def sequence(self, lengths: Ints) -> Ints:
-        """Return the cost of whole sequences: token p meets p + 1 keys, so s(s + 1) / 2 pairs."""
-        lengths = np.asarray(lengths, dtype=np.int64)
-        return self.work(lengths, lengths * (lengths + 1) // 2)
+        """Return the time of uncut sequences, ns: the useful work, which every ring shares out and none makes less."""
+        return wholes(self.rates, np.ascontiguousarray(lengths, dtype=np.int64))
 
-    def peak_bytes(self, tokens: Ints, ring_tokens: Ints) -> Ints:
-        """Return the peak memory of a rank in a micro-batch of `tokens`.
+    def flops(self, lengths: Ints) -> int:
+        """Return the model FLOPs of a step of these sequences, forward and backward."""
+        tokens = int(lengths.sum())
+        pairs = sum(length * (length + 1) // 2 for length in lengths.tolist())
+        return flops.PASSES * (self.linear_flops * tokens + self.attention_flops * pairs)
+
+    def peak_bytes(self, tokens: Ints, ring_tokens: Ints, offload: Ints | int = 0) -> Ints:
+        """Return the peak memory of a rank in a micro-batch of `tokens`, of which `offload` ppm go to the host.
 
         `ring_tokens` are those of the largest shard of each ring of two or more in it, summed: the buffers' size.
         """
-        saved = np.maximum(self.token_bytes * tokens, self.passing_bytes)
+        saved = np.maximum(self.token_bytes * self.resident(tokens, offload), self.passing_bytes)
         return self.fixed_bytes + saved + self.working_bytes * tokens + self.ring_bytes * ring_tokens
+
+    def resident(self, tokens: Ints, offload: Ints | int) -> Ints:
+        """Return how many tokens' saved activations stay: those of two layers, and 1 - r of the others (equation 3)."""
+        if self.layers <= 2:
+            return np.asarray(tokens, dtype=np.int64)
+        stays = 2 * PPM + (PPM - np.asarray(offload, dtype=np.int64)) * (self.layers - 2)
+        return -(-tokens * stays // (self.layers * PPM))
+
+    def host_bytes(self, tokens: Ints, offload: Ints | int) -> Ints:
+        """Return the bytes of a micro-batch that wait on the host."""
+        return self.token_bytes * (tokens - self.resident(tokens, offload))
 
     def most_tokens(self, device_memory: int) -> int:
         """Return the most tokens of a micro-batch, all of them in rings, that fit the device; 0 if none do."""
@@ -80,6 +120,69 @@ class Costs:
         beside = self.working_bytes + self.ring_bytes
         return max(0, min(free // (self.token_bytes + beside), (free - self.passing_bytes) // beside))
 
-    def seconds(self, units: float) -> float:
-        """Return the nominal time of `units` on one rank."""
-        return units * flops.UNIT / self.flops_per_s
+    def seconds(self, ns: float) -> float:
+        """Return nanoseconds as seconds."""
+        return ns / NS
+
+
+def machine(config: Config) -> Calibration:
+    """Return the measured rates of the config's cluster, or those of its data sheet."""
+    path = config.cluster.calibration
+    return nominal(config.cluster.name) if path is None else calibration.read(path, config.cluster.name)
+
+
+def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
+    """Return a calibration as nanoseconds of this model on one HDP rank.
+
+    Tensor parallelism divides everything by d_tp and adds, in each layer, two sums of a token's hidden state over the
+    d_tp devices in each pass; stages of a pipeline each hold a part of the layers (simulator).
+    """
+    model, tp = config.model, config.parallel.tp
+    b, w = memory.element_bytes(config.dtype)
+    linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
+    pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
+    sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / rates.node_bytes_per_s
+    again = {"none": 0.0, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
+    kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
+    copied = memory.saved_bytes(model, config.dtype, config.recompute) / tp / rates.copy_bytes_per_s
+    forward, backward = linear + sums, rates.linear_backward * linear + sums
+    fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
+    merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # read twice, written once
+    return Rates(
+        token_f=NS * forward,
+        token_b=NS * (backward + again * forward),
+        pair_f=NS * pair,
+        pair_b=NS * rates.attention_backward * pair,
+        micro=NS * (fixed + rates.micro_batch_s + model.layers * rates.layer_s),
+        sequence=NS * model.layers * rates.sequence_s,
+        round=NS * model.layers * rates.round_s,
+        merge=NS * merged / rates.merge_bytes_per_s,
+        latency=NS * model.layers * rates.latency_s,
+        kv=NS * kv * b,
+        dkv=NS * kv * w,
+        far=max(1.0, rates.node_bytes_per_s / rates.network_bytes_per_s) if len(cluster.nodes) > 1 else 1.0,
+        overlap=rates.overlap,
+        again=1.0 if config.recompute == "layer" else 0.0,
+        copy=NS * copied,
+    )
+
+
+def _slot_seconds(config: Config, rates: Calibration, devices: int) -> float:
+    """Return the gathers of a slot that computing does not hide: ZeRO-3 gathers all weights, forward and backward.
+
+    They run one layer ahead of the computing; what is counted is one layer's gather a pass, which nothing precedes.
+    """
+    if config.zero.stage < 3:
+        return 0.0
+    b, _ = memory.element_bytes(config.dtype)
+    weights = memory.parameters(config.model) * b / devices
+    return 2 * weights / config.model.layers / rates.reduce_bytes_per_s
+
+
+def _step_seconds(config: Config, rates: Calibration, devices: int, ranks: int) -> float:
+    """Return the reduction of gradients (a reduce-scatter and a gather of weights) and the update of a rank's share."""
+    b, w = memory.element_bytes(config.dtype)
+    count = memory.parameters(config.model) / devices
+    travel = (ranks - 1) / ranks * count * (w + b) / rates.reduce_bytes_per_s
+    update = count / ranks * (6 * w + b) / rates.memory_bytes_per_s  # master weight and two moments, read and written
+    return rates.step_s + travel + update

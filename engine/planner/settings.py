@@ -2,50 +2,88 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem
 from engine.config.schema import Config
-from engine.cost.model import Costs
+from engine.cost.model import PPM, Costs
 from engine.errors import ConfigError
 
+Ints = NDArray[np.int64]
+
 # Rings lie on neighbouring ranks, folded (rings.py), so four peers a rank always suffice. A static mesh needs two.
-_LEAST_PEERS = {"static": 2, "naive": 4, "balanced": 4}
+_LEAST_PEERS = {"static": 2, "naive": 4, "balanced": 4, "adaptive": 4}
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """The planner's input. Capacity and context in tokens, memory in bytes a rank."""
+    """The planner's input. Capacity and context in tokens, memory in bytes a rank; `offload` in parts per million."""
 
     planner: str
-    mode: str  # "free" or "lockstep"
-    ranks: int
+    mode: str  # "free", "lockstep" or "pipeline"
+    stages: int  # of a pipeline, else 1
+    cluster: Cluster  # of HDP ranks
     capacity: int
     context: int
     max_peers: int
-    device_memory: int
+    offload: int  # most of a micro-batch's saved activations that may go to the host, two layers' aside
+    host_memory: int
     costs: Costs
 
     @classmethod
     def of(cls, config: Config) -> PlanSettings:
         """Return the settings of a config. Raises ConfigError where its ranks cannot hold or serve its context."""
-        cluster = Cluster.of(config.cluster)
+        cluster = Cluster.of(config.cluster, config.parallel)
         problem = context_problem(config, cluster.ranks)
         if problem is not None:
             raise ConfigError.of([problem])
         planner = config.planner
         _check_peers(planner.name, planner.max_peers, cluster.ranks)
+        ratio = config.offload.ratio
         return cls(
             planner=planner.name,
-            mode="free" if planner.mode == "auto" else planner.mode,  # ZeRO-1: ranks meet only at the end of the step
-            ranks=cluster.ranks,
+            mode=_mode(config),
+            stages=config.parallel.pp,
+            cluster=cluster,
             capacity=config.capacity,
             context=config.context,
             max_peers=planner.max_peers,
-            device_memory=cluster.device_memory,
+            offload=PPM if ratio == "auto" else round(PPM * ratio),
+            host_memory=config.cluster.host_memory,
             costs=Costs.of(config),
         )
+
+    def by(self, planner: str) -> PlanSettings:
+        """Return the same settings for another planner."""
+        return replace(self, planner=planner)
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of HDP ranks."""
+        return self.cluster.ranks
+
+    @cached_property
+    def capacities(self) -> Ints:
+        """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states."""
+        states = self.costs.fixed_bytes
+        usual = max(1, self.cluster.device_memory - states)
+        own = self.cluster.memory
+        scaled = np.maximum(0, own - states).astype(object) * self.capacity // usual
+        return np.where(own == self.cluster.device_memory, self.capacity, scaled).astype(np.int64)
+
+
+def _mode(config: Config) -> str:
+    """Return the mode that `auto` means: stages are a pipeline, ZeRO-2/3 meet in slots, ZeRO-1 only at the step's end."""
+    if config.planner.mode != "auto":
+        return config.planner.mode
+    if config.parallel.pp > 1:
+        return "pipeline"
+    return "free" if config.zero.stage == 1 else "lockstep"
 
 
 def _check_peers(planner: str, max_peers: int, ranks: int) -> None:

@@ -5,16 +5,43 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
 from engine.cost.model import Costs
+from engine.cost.times import Rates
 from engine.planner.gangs import components
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
 
 COSTS = Costs(
+    source="by hand",
     parameters=1_000_000,
-    linear=1000,
-    attention=1,
+    layers=4,
+    linear_flops=1000,
+    attention_flops=10,
+    peak_flops_per_s=1e9,
+    devices=1,
+    rates=Rates(
+        token_f=300.0,
+        token_b=700.0,
+        pair_f=0.5,
+        pair_b=0.5,
+        micro=10_000.0,
+        sequence=0.0,
+        round=0.0,
+        merge=0.0,
+        latency=0.0,
+        kv=0.0,
+        dkv=0.0,
+        far=1.0,
+        overlap=1.0,
+        again=0.0,
+        copy=10.0,
+    ),
+    nics=1.0,
     fixed=10_000,
+    slot=0,
+    step=0,
     token_bytes=100,
     working_bytes=10,
     ring_bytes=5,
@@ -22,7 +49,7 @@ COSTS = Costs(
     passing_bytes=500,
     forward_hop_bytes=8,
     backward_hop_bytes=16,
-    flops_per_s=10**9,
+    forward_rings=2,
 )
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
 
@@ -44,11 +71,13 @@ def settings(
     return PlanSettings(
         planner=planner,
         mode=mode,
-        ranks=ranks,
+        stages=1,
+        cluster=Cluster((Node("localhost", ranks),), device_memory),
         capacity=capacity,
         context=context or ranks * capacity,
         max_peers=max_peers,
-        device_memory=device_memory,
+        offload=0,
+        host_memory=0,
         costs=COSTS,
     )
 
