@@ -87,8 +87,8 @@ def _head(data: dict[str, Any]) -> str:
     if about:
         read = data["read"]
         text += (
-            f"\na sample of {read['samples']:,} documents, {read['share']:.2%} of the source, was read; counts are "
-            "extrapolated, and longer documents than the longest may exist"
+            f"\nrun.seed chose a sample to read: {read['samples']:,} documents or {read['share']:.2%} of the source; "
+            "counts are extrapolated, and longer documents may exist"
         )
     names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
     return text + "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in names.items())

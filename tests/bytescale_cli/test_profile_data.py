@@ -78,7 +78,7 @@ def test_people_get_a_histogram_and_advice(folder: list[str], capsys: pytest.Cap
     assert "suggested capacity=2K" in text
     assert "balanced" in text
     assert run(["profile-data", *folder, "--sample", "10"]) == 0
-    assert "33.33% of the source, was read" in capsys.readouterr().out
+    assert "10 documents or 33.33% of the source" in capsys.readouterr().out
 
 
 def test_a_context_that_no_capacity_holds(capsys: pytest.CaptureFixture[str]) -> None:

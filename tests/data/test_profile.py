@@ -35,7 +35,7 @@ def suggested(lengths: Ints, *overrides: str) -> tuple[Suggestion, Config]:
 def memory_of(tokens: int) -> str:
     """Return the override with which a device holds just so many tokens, all of them in rings."""
     costs = PlanSettings.of(load(RANKS)).costs
-    return f"cluster.device_memory={int(costs.peak_bytes(np.int64(tokens), np.int64(tokens)))}"  # type: ignore[arg-type]
+    return f"cluster.device_memory={costs.peak_bytes(ints(tokens), ints(tokens))[0]}"
 
 
 def test_percentiles_are_lengths_that_stand_there() -> None:
@@ -125,7 +125,7 @@ def test_the_largest_ring_holds_the_longest_and_shares_its_cost() -> None:
     assert short.ring_limit == 1
 
 
-def test_documents_of_a_mix_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_of_a_mix_are_drawn() -> None:
     config = load(["lengths=byted", "lengths.max=64K"])
     first, again = (documents(config, 5000).lengths for _ in range(2))
     assert len(first) == 5000
