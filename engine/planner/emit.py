@@ -28,7 +28,16 @@ Ring = Sequence[int] | Ints
 Group = Sequence[tuple[int, Ring]]  # (sequence, ordered ranks of its ring)
 
 
-def emit(name: str, mode: str, ranks: int, capacity: int, lengths: Ints, groups: Sequence[Group]) -> StepPlan:
+def emit(
+    name: str,
+    mode: str,
+    ranks: int,
+    capacity: int,
+    lengths: Ints,
+    groups: Sequence[Group],
+    offload: Ints | None = None,
+    stages: int = 1,
+) -> StepPlan:
     """Return the plan of `groups`, in global order. Each sequence is in exactly one group."""
     rings: list[Ring] = [()] * len(lengths)
     group = np.empty(len(lengths), dtype=np.int64)
@@ -38,13 +47,25 @@ def emit(name: str, mode: str, ranks: int, capacity: int, lengths: Ints, groups:
             group[sequence] = number
     ring_start = np.fromiter(accumulate(map(len, rings), initial=0), dtype=np.int64, count=len(rings) + 1)
     ring_ranks = np.concatenate([np.asarray(ring, dtype=np.int64) for ring in rings])
-    return build(name, mode, ranks, capacity, lengths, group, ring_start, ring_ranks)
+    return build(name, mode, ranks, capacity, lengths, group, ring_start, ring_ranks, offload, stages)
 
 
 def build(
-    name: str, mode: str, ranks: int, capacity: int, lengths: Ints, group: Ints, ring_start: Ints, ring_ranks: Ints
+    name: str,
+    mode: str,
+    ranks: int,
+    capacity: int,
+    lengths: Ints,
+    group: Ints,
+    ring_start: Ints,
+    ring_ranks: Ints,
+    offload: Ints | None = None,
+    stages: int = 1,
 ) -> StepPlan:
-    """Return the plan of sequences in groups, [S], on rings, [S + 1] and [K]. In lockstep mode a group is a slot."""
+    """Return the plan of sequences in groups, [S], on rings, [S + 1] and [K].
+
+    In lockstep mode a group is a slot. `offload` [S] is in ppm; a micro-batch takes the largest of its sequences.
+    """
     shard_cell = np.repeat(group, np.diff(ring_start)) * ranks + ring_ranks
     cells = _cells(mode, ranks, shard_cell)  # [M] ascending: group by group, ranks ascending in each
     shard_cell = np.searchsorted(cells, shard_cell)
@@ -58,6 +79,7 @@ def build(
     return StepPlan(
         planner=name,
         mode=mode,
+        stages=stages,
         ranks=ranks,
         capacity=capacity,
         lengths=lengths,
@@ -68,7 +90,15 @@ def build(
         shard_order=shard_order,
         gang=np.unique(label, return_inverse=True)[1][by_rank],
         slot=(cells // ranks)[by_rank] if mode == "lockstep" else np.full(len(cells), -1, dtype=np.int64),
+        offload=_offload(offload, shard_micro, ring_start, len(cells)),
     )
+
+
+def _offload(offload: Ints | None, shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
+    most = np.zeros(micro_batches, dtype=np.int64)
+    if offload is not None:
+        np.maximum.at(most, shard_micro, np.repeat(offload, np.diff(ring_start)))
+    return most
 
 
 def _cells(mode: str, ranks: int, busy: Ints) -> Ints:

@@ -17,9 +17,11 @@ def lockstep(plan: StepPlan) -> StepPlan:
     first_shard = plan.ring_start[:-1]
     gang = plan.gang[plan.shard_micro[first_shard]]
     slots = _first_free(plan)[gang]
-    return build(
+    slotted = build(
         plan.planner, "lockstep", plan.ranks, plan.capacity, plan.lengths, slots, plan.ring_start, plan.ring_ranks
     )
+    slotted.offload[slotted.shard_micro] = plan.offload[plan.shard_micro]
+    return slotted
 
 
 def _first_free(plan: StepPlan) -> Ints:

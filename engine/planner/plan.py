@@ -2,7 +2,7 @@
 
 Planned once and read three times: the engine runs it on real ranks, the simulator on imagined ones, and the report
 draws it.
-Letters: S sequences, P ranks, K shards (the sum of all ring degrees), M micro-batches.
+Letters: S sequences, P ranks, K shards (the sum of all ring degrees), M micro-batches. ppm is parts per million.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+PPM = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,17 @@ class Shard:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What a rank runs forward and backward together. `index` counts over all ranks; without shards it is idle."""
+    """What a rank runs forward and backward together. `index` counts over all ranks; without shards it is idle.
+
+    `offload` is the share, from 0 to 1, of the middle layers' saved activations that goes to the host.
+    """
 
     index: int
     rank: int
     gang: int
     slot: int
     shards: tuple[Shard, ...]
+    offload: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +63,14 @@ class StepPlan:
     sequence s --ring_start--> shards k = ring_start[s] + part --> ring_ranks[k], the rank that holds it
     ```
     A shard's number is its place in `ring_ranks`, so a ring needs no table of its own.
-    All arrays are int64. Units: lengths and capacity in tokens (inputs).
+    All arrays are int64. Units: lengths and capacity in tokens (inputs), offload in ppm.
+    Modes: in "free" ranks meet in rings and at the end of the step, in "lockstep" they meet in every slot, and in
+    "pipeline" each rank is a line of stages that run 1F1B (order.py).
     """
 
     planner: str
-    mode: str  # "free": ranks meet in rings and at the end of the step; "lockstep": they meet in every slot
+    mode: str
+    stages: int  # of a pipeline, else 1
     ranks: int  # P
     capacity: int  # tokens that a rank holds in one micro-batch
     lengths: Ints  # [S] inputs of each sequence
@@ -72,7 +80,8 @@ class StepPlan:
     shard_start: Ints  # [M + 1]
     shard_order: Ints  # [K] shard numbers, micro-batch by micro-batch
     gang: Ints  # [M] micro-batches that share rings run at the same time and have the same gang
-    slot: Ints  # [M] place in the lockstep order; -1 in free mode
+    slot: Ints  # [M] place in the lockstep order; -1 in other modes
+    offload: Ints  # [M] ppm of the saved activations that go to the host; the first and the last layer's stay
 
     @property
     def sequences(self) -> int:
@@ -117,9 +126,8 @@ class StepPlan:
             sequence = int(self.shard_sequence[shard])
             part = shard - int(self.ring_start[sequence])
             shards.append(Shard(sequence, int(self.lengths[sequence]), self.ring(sequence), part))
-        return MicroBatch(
-            index, int(self.micro_rank[index]), int(self.gang[index]), int(self.slot[index]), tuple(shards)
-        )
+        rank, gang, slot = int(self.micro_rank[index]), int(self.gang[index]), int(self.slot[index])
+        return MicroBatch(index, rank, gang, slot, tuple(shards), int(self.offload[index]) / PPM)
 
     def of_rank(self, rank: int) -> Iterator[MicroBatch]:
         """Yield the micro-batches of a rank in the order in which it runs them."""
@@ -154,5 +162,5 @@ class StepPlan:
         return hashlib.blake2b(self.to_bytes(), digest_size=16).hexdigest()
 
 
-_SCALARS = ("planner", "mode", "ranks", "capacity")
+_SCALARS = ("planner", "mode", "stages", "ranks", "capacity")
 _ARRAYS = tuple(f.name for f in fields(StepPlan) if f.name not in _SCALARS)

@@ -16,7 +16,7 @@ from engine.errors import PlanError
 from engine.planner import loads
 from engine.planner.gangs import components
 from engine.planner.order import gang_order
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan import PPM, Ints, StepPlan
 from engine.planner.settings import PlanSettings
 
 
@@ -34,10 +34,12 @@ def verify(plan: StepPlan, settings: PlanSettings) -> None:
 
 def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     """The plan is for these settings; rows are complete, numbers in range; no rank and no ring is empty."""
-    for name in ("mode", "ranks", "capacity"):
+    for name in ("mode", "stages", "ranks", "capacity"):
         got, asked = getattr(plan, name), getattr(settings, name)
         if got != asked:
             raise PlanError(0, f"the plan's {name} is {got}, not {asked}")
+    if plan.stages != 1 and plan.mode != "pipeline":
+        raise PlanError(0, f"{plan.mode} mode has no stages, and the plan has {plan.stages}")
     for name, array in plan.arrays().items():
         if array.ndim != 1 or array.dtype != np.int64:
             raise PlanError(0, f"{name} is not a row of 64-bit integers")
@@ -52,6 +54,7 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     _in_range("shard_order", plan.shard_order, shards, 0, shards)
     _in_range("gang", plan.gang, micro_batches, 0, micro_batches)
     _in_range("slot", plan.slot, micro_batches, -1, micro_batches)
+    _in_range("offload", plan.offload, micro_batches, 0, PPM + 1)
 
 
 def rule_1_every_token_once(plan: StepPlan) -> None:
@@ -80,11 +83,11 @@ def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
         rank = int(plan.micro_rank[micro])
         raise PlanError(2, f"rank {rank} holds {tokens[micro]} tokens in micro-batch {micro}, above {plan.capacity}")
     peak = loads.peak_bytes(plan, settings.costs)
-    micro = _first(peak > settings.device_memory)
+    memory = settings.cluster.memory[plan.micro_rank]
+    micro = _first(peak > memory)
     if micro is not None:
         rank = int(plan.micro_rank[micro])
-        memory = settings.device_memory
-        raise PlanError(2, f"rank {rank} needs {peak[micro]} bytes in micro-batch {micro}, above {memory}")
+        raise PlanError(2, f"rank {rank} needs {peak[micro]} bytes in micro-batch {micro}, above {memory[micro]}")
 
 
 def rule_3_rings_and_gangs(plan: StepPlan) -> None:

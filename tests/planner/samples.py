@@ -66,12 +66,13 @@ def settings(
     context: int | None = None,
     max_peers: int = 4,
     device_memory: int = 2**40,
+    stages: int = 1,
 ) -> PlanSettings:
     """Return settings; the context is all that the ranks hold unless it is given."""
     return PlanSettings(
         planner=planner,
         mode=mode,
-        stages=1,
+        stages=stages,
         cluster=Cluster((Node("localhost", ranks),), device_memory),
         capacity=capacity,
         context=context or ranks * capacity,
@@ -107,6 +108,7 @@ def by_hand(
     return StepPlan(
         planner="by hand",
         mode="free",
+        stages=1,
         ranks=len(micros),
         capacity=capacity,
         lengths=ints(*lengths),
@@ -117,4 +119,5 @@ def by_hand(
         shard_order=shard_order,
         gang=np.unique(label, return_inverse=True)[1],
         slot=np.full(len(flat), -1, dtype=np.int64),
+        offload=np.zeros(len(flat), dtype=np.int64),
     )

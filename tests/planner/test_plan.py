@@ -23,13 +23,13 @@ print(plan.digest)
 
 def small() -> StepPlan:
     groups = [[(0, (2, 0))], [(1, (0,)), (2, (0,))]]
-    return emit("by hand", "free", 3, 16, ints(9, 4, 1), groups)
+    return emit("by hand", "free", 3, 16, ints(9, 4, 1), groups, offload=ints(250_000, 0, 0))
 
 
 def test_views_say_what_a_rank_runs() -> None:
     plan = small()
     first, second = plan.of_rank(0)
-    assert first == MicroBatch(0, 0, 0, -1, (Shard(0, 9, (2, 0), 1),))
+    assert first == MicroBatch(0, 0, 0, -1, (Shard(0, 9, (2, 0), 1),), offload=0.25)
     assert second.shards == (Shard(1, 4, (0,), 0), Shard(2, 1, (0,), 0))
     assert [micro.shards for micro in plan.of_rank(1)] == [()]  # a rank without work has one idle micro-batch
     assert [micro.shards[0].part for micro in plan.of_rank(2)] == [0]
@@ -62,5 +62,5 @@ def test_the_digest_sees_every_array() -> None:
 
 
 def vars_of(plan: StepPlan) -> dict[str, object]:
-    scalars = {name: getattr(plan, name) for name in ("planner", "mode", "ranks", "capacity")}
+    scalars = {name: getattr(plan, name) for name in ("planner", "mode", "stages", "ranks", "capacity")}
     return {**scalars, **plan.arrays()}
