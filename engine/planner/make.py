@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.config.units import format_count
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
+from engine.planner.adaptive import adaptive
 from engine.planner.balanced import balanced
 from engine.planner.lockstep import lockstep
 from engine.planner.naive import naive
@@ -22,6 +23,7 @@ PLANNERS: dict[str, Callable[[Ints, PlanSettings], StepPlan]] = {
     "static": static,
     "naive": naive,
     "balanced": balanced,
+    "adaptive": adaptive,
 }
 
 

@@ -67,6 +67,11 @@ class PlanSettings:
         """Return the number of HDP ranks."""
         return self.cluster.ranks
 
+    @property
+    def device_memory(self) -> int:
+        """Return the bytes of a rank whose node has no memory of its own."""
+        return self.cluster.device_memory
+
     @cached_property
     def capacities(self) -> Ints:
         """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states."""

@@ -1,61 +1,88 @@
-"""A plan on imagined ranks: when each micro-batch runs, in cost units (compute only; links come with calibration)."""
+"""A plan on imagined ranks: when each micro-batch runs, what it waits for, and what that makes of the step.
+
+Times are nanoseconds from the start of the step. The order is that of the real thing: a gang's pass starts when each of
+its ranks has come to it (planner/order.py), and in lockstep mode a slot when all ranks have.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
+from engine.cluster.cluster import Cluster
 from engine.cost.model import Costs
-from engine.planner.loads import micro_costs
 from engine.planner.order import gang_order
 from engine.planner.plan import Ints, StepPlan
+from engine.simulator.gangs import Floats, Gangs, gang_times
+from engine.simulator.pipeline import run_stages
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One row for each micro-batch, idle ones included; times in cost units from the start of the step."""
+    """One row for each micro-batch, idle ones included; in a pipeline from its first stage's start to its end there."""
 
     rank: Ints  # [M]
     start: Ints  # [M]
     stop: Ints  # [M]
     micro_batch: Ints  # [M] the plan's number of it
-
-    @property
-    def makespan(self) -> int:
-        """Return when the last rank is done."""
-        return int(self.stop.max())
+    makespan: int  # when the last rank is done with its micro-batches
+    compute: float  # mean over ranks of what they compute
+    exposed: float  # mean over ranks of what they wait for transfers alone
 
 
-def simulate(plan: StepPlan, costs: Costs) -> Timeline:
-    """Return when each micro-batch of a verified plan runs.
+def simulate(plan: StepPlan, costs: Costs, cluster: Cluster) -> Timeline:
+    """Return when each micro-batch of a verified plan runs."""
+    gangs = gang_times(plan, costs, cluster)
+    if plan.mode == "pipeline":
+        start, stop, makespan = run_stages(plan, gangs)
+    elif plan.mode == "lockstep":
+        start, stop = _slots(plan, gangs, costs.slot)
+        makespan = stop.max()
+    else:
+        order = gang_order(plan)
+        start, stop = _free(order, plan.gang, plan.micro_rank, plan.ranks, gangs.forward + gangs.backward)
+        makespan = stop.max()
+    exposed = float(gangs.exposed[plan.gang].sum()) / plan.ranks
+    compute = float(gangs.compute.sum()) / plan.ranks
+    whole_start, whole_stop = (np.rint(times).astype(np.int64) for times in (start, stop))
+    micro = np.arange(plan.micro_batches)
+    return Timeline(plan.micro_rank, whole_start, whole_stop, micro, round(makespan), compute, exposed)
 
-    A gang starts when its last member is free, and takes as long as its largest member. In lockstep mode a slot starts
-    when all ranks are free.
-    """
-    duration = micro_costs(plan, costs)
-    free = np.zeros(plan.ranks, dtype=np.int64)
-    start = np.zeros(plan.micro_batches, dtype=np.int64)
-    stop = np.zeros(plan.micro_batches, dtype=np.int64)
-    for members in _meetings(plan):
-        ranks = plan.micro_rank[members]
-        start[members] = free[ranks].max()
-        stop[members] = start[members] + duration[members].max()
-        free[ranks] = stop[members]
-    return Timeline(plan.micro_rank, start, stop, np.arange(plan.micro_batches))
 
-
-def balance(plan: StepPlan, costs: Costs) -> float:
+def balance(plan: StepPlan, costs: Costs, cluster: Cluster) -> float:
     """Return the mean over ranks of useful work, at the rate of uncut sequences, over the makespan; 1 is perfect."""
-    useful = int(costs.sequence(plan.lengths).sum())
-    return useful / (plan.ranks * simulate(plan, costs).makespan)
+    return useful(plan, costs, cluster) / simulate(plan, costs, cluster).makespan
 
 
-def _meetings(plan: StepPlan) -> list[Ints]:
-    """Return the micro-batches that run together, in an order that every rank agrees with: gangs, or whole slots."""
-    if plan.mode == "lockstep":
-        return list(np.argsort(plan.slot, kind="stable").reshape(-1, plan.ranks))
-    place = np.argsort(gang_order(plan))  # gangs are numbered from 0, so this is the inverse
-    by_place = np.argsort(place[plan.gang], kind="stable")
-    starts = np.flatnonzero(np.diff(place[plan.gang][by_place])) + 1
-    return np.split(by_place, starts)
+def useful(plan: StepPlan, costs: Costs, cluster: Cluster) -> float:
+    """Return the mean work of a rank, ns: all sequences, uncut, over the speed of all ranks."""
+    return int(costs.sequence(plan.lengths).sum()) / (int(cluster.speed.sum()) / 100)
+
+
+@njit(cache=True)
+def _free(order: Ints, gang: Ints, rank: Ints, ranks: int, seconds: Floats) -> tuple[Floats, Floats]:
+    """Return start and stop of each micro-batch where gangs run in `order`, each as soon as all its ranks are free."""
+    members = np.argsort(gang, kind="mergesort")
+    first = np.searchsorted(gang[members], np.arange(len(seconds) + 1))
+    free = np.zeros(ranks)
+    start, stop = np.zeros(len(gang)), np.zeros(len(gang))
+    for g in order:
+        begin = 0.0
+        for m in members[first[g] : first[g + 1]]:
+            begin = max(begin, free[rank[m]])
+        for m in members[first[g] : first[g + 1]]:
+            start[m], stop[m] = begin, begin + seconds[g]
+            free[rank[m]] = stop[m]
+    return start, stop
+
+
+def _slots(plan: StepPlan, gangs: Gangs, slot_ns: int) -> tuple[Floats, Floats]:
+    """Return start and stop of each micro-batch where all ranks meet in each slot, in each pass."""
+    slots = int(plan.slot.max()) + 1
+    forward, backward = np.zeros(slots), np.zeros(slots)
+    np.maximum.at(forward, plan.slot, gangs.forward[plan.gang])
+    np.maximum.at(backward, plan.slot, gangs.backward[plan.gang])
+    ends = np.cumsum(forward + backward + slot_ns)
+    return np.concatenate([[0.0], ends[:-1]])[plan.slot], ends[plan.slot]

@@ -1,0 +1,66 @@
+"""What a micro-batch may hold when a part of it waits on the host, and how large that part is.
+
+Equation 3 of ByteScale bounds the activations that stay: ((2 + (1 - r)(l - 2)) / l) n <= C tokens. Beside them stand the
+working set of all n tokens and the ring's buffers, which never leave the device (rule 2 of `verify`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.cost.model import PPM
+from engine.planner.bound import Floats
+from engine.planner.plan import Ints
+from engine.planner.settings import PlanSettings
+
+
+def most_tokens(settings: PlanSettings) -> Ints:
+    """Return the tokens that a rank holds of one ring if as much as allowed is offloaded, [P]; at least its capacity."""
+    classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)
+    most = [_most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
+    return np.array(most, dtype=np.int64)[index.ravel()]
+
+
+def gain(lengths: Ints, settings: PlanSettings) -> Floats:
+    """Return how many times its capacity a rank holds of each sequence while copies hide behind computing, [S].
+
+    Equation 3: a token's share r of the copies takes no longer than its forward pass, which grows with the length.
+    """
+    rates, layers = settings.costs.rates, settings.costs.layers
+    forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
+    ratio = np.minimum(settings.offload / PPM, forward / rates.copy)
+    return layers / (2 + (1 - ratio) * (layers - 2))
+
+
+def _most(capacity: int, memory: int, settings: PlanSettings) -> int:
+    low, high = capacity, capacity * settings.costs.layers
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if _fits(middle, capacity, memory, settings) else (low, middle)
+    return low
+
+
+def _fits(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> bool:
+    costs, ratio = settings.costs, settings.offload
+    number = np.int64(tokens)
+    return (
+        int(costs.resident(number, ratio)) <= capacity
+        and int(costs.peak_bytes(number, number, ratio)) <= memory
+        and int(costs.host_bytes(number, ratio)) <= settings.host_memory
+    )
+
+
+def offload(lengths: Ints, degrees: Ints, settings: PlanSettings) -> Ints:
+    """Return the least ratio, ppm, at which each sequence's largest shard fits every rank, [S]; 0 where it fits whole."""
+    costs, layers = settings.costs, settings.costs.layers
+    tokens = -(-lengths // degrees)
+    capacity = int(settings.capacities.min())
+    ratio = np.zeros(len(lengths), dtype=np.int64)
+    large = np.flatnonzero(tokens > capacity)
+    if len(large) == 0 or layers <= 2:
+        return ratio
+    shard = tokens[large]
+    beside = costs.fixed_bytes + (costs.working_bytes + costs.ring_bytes) * shard
+    stays = np.minimum(capacity, (int(settings.cluster.memory.min()) - beside) // costs.token_bytes)
+    ratio[large] = np.minimum(PPM, PPM - (stays * layers * PPM // shard - 2 * PPM) // (layers - 2))
+    return ratio

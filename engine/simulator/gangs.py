@@ -1,0 +1,220 @@
+"""How long each gang takes: its layers' linear parts, then its rings round by round, each pass.
+
+All rings of a gang advance together. In a round each member computes its blocks and sends its buffers; a round ends
+when the slowest member, or the busiest node's network cards, are done. Rounds in which the same rings take part in the
+same way are counted once and multiplied. Letters: G gangs, M micro-batches, K shards (planner/plan.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from engine.cost.model import PPM, Costs
+from engine.cost.times import Rates, hide
+from engine.planner import loads
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.settings import Cluster
+
+Floats = NDArray[np.float64]
+
+
+class Gangs(NamedTuple):
+    """Nanoseconds. `exposed` is the part of a gang's two passes in which rounds wait for transfers alone."""
+
+    forward: Floats  # [G]
+    backward: Floats  # [G]
+    exposed: Floats  # [G]
+    compute: Floats  # [M] what a micro-batch computes itself
+
+
+class _Rows(NamedTuple):
+    """The plan and the cluster as the kernels read them."""
+
+    member_start: Ints  # [G + 1]
+    members: Ints  # [M] micro-batches, gang by gang
+    shard_start: Ints  # [M + 1]
+    shard_order: Ints  # [K]
+    degree: Ints  # [K]
+    tokens: Ints  # [K]
+    pairs: Ints  # [K]
+    cross: Ints  # [K] 1 if the shard's hop leaves the node
+    node: Ints  # [M]
+    slow: Floats  # [M] how many times slower than full speed the rank is
+    offload: Ints  # [M] parts per million
+
+
+def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
+    """Return how long the gangs of a verified plan take on a cluster."""
+    rows = _rows(plan, cluster)
+    linear_f, linear_b = _linear(costs.rates, rows)
+    return Gangs(*_gangs(costs.rates, costs.nics, rows, linear_f, linear_b, len(cluster.nodes)))
+
+
+def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
+    """Return for each shard 1 if the hop to the next part of its ring leaves the node, else 0, [K]."""
+    following = np.arange(1, len(plan.ring_ranks) + 1)
+    following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
+    node = cluster.node_of[plan.ring_ranks]
+    return (node != node[following]).astype(np.int64)
+
+
+def _rows(plan: StepPlan, cluster: Cluster) -> _Rows:
+    gangs = int(plan.gang.max()) + 1
+    return _Rows(
+        member_start=np.concatenate([[0], np.cumsum(np.bincount(plan.gang, minlength=gangs))]),
+        members=np.argsort(plan.gang, kind="stable"),
+        shard_start=plan.shard_start,
+        shard_order=plan.shard_order,
+        degree=plan.degrees[plan.shard_sequence],
+        tokens=loads.shard_tokens(plan),
+        pairs=loads.shard_pairs(plan),
+        cross=crossing(plan, cluster),
+        node=cluster.node_of[plan.micro_rank],
+        slow=100.0 / cluster.speed[plan.micro_rank],
+        offload=plan.offload,
+    )
+
+
+@njit(cache=True)
+def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats]:
+    """Return each micro-batch's forward and backward time beside its rings' rounds, [M]: whole sequences included."""
+    forward = np.zeros(len(rows.node))
+    backward = np.zeros(len(rows.node))
+    for m in range(len(rows.node)):
+        if rows.shard_start[m] == rows.shard_start[m + 1]:
+            continue
+        f, b = rates.micro / 3.0, rates.micro * 2.0 / 3.0
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            f += rates.token_f * rows.tokens[k] + rates.sequence / 3.0
+            b += rates.token_b * rows.tokens[k] + rates.sequence * 2.0 / 3.0
+            if rows.degree[k] == 1:
+                f += rates.pair_f * rows.pairs[k]
+                b += (rates.pair_b + rates.again * rates.pair_f) * rows.pairs[k]
+        forward[m], backward[m] = f * rows.slow[m], b * rows.slow[m]
+    return forward, backward
+
+
+@njit(cache=True)
+def _gangs(
+    rates: Rates, nics: float, rows: _Rows, linear_f: Floats, linear_b: Floats, nodes: int
+) -> tuple[Floats, Floats, Floats, Floats]:
+    gangs = len(rows.member_start) - 1
+    forward, backward, exposed = np.zeros(gangs), np.zeros(gangs), np.zeros(gangs)
+    compute = linear_f + linear_b
+    leaving = np.zeros(nodes)
+    for g in range(gangs):
+        members = rows.members[rows.member_start[g] : rows.member_start[g + 1]]
+        f, b = 0.0, 0.0
+        for m in members:
+            f, b = max(f, linear_f[m]), max(b, linear_b[m])
+        if len(members) > 1:
+            ring_f, waits_f = _rounds(rates, nics, rows, members, False, compute, leaving)
+            ring_b, waits_b = _rounds(rates, nics, rows, members, True, compute, leaving)
+            f, b = f + ring_f, b + ring_b + rates.again * ring_f
+            exposed[g] = waits_f * (1.0 + rates.again) + waits_b
+        for m in members:
+            if rows.offload[m] > 0:
+                copied = rates.copy * rows.offload[m] / PPM * _tokens(rows, m)
+                f, b = max(f, copied), max(b, copied)
+        forward[g], backward[g] = f, b
+    return forward, backward, exposed, compute
+
+
+@njit(cache=True)
+def _tokens(rows: _Rows, m: int) -> int:
+    tokens = 0
+    for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+        tokens += rows.tokens[rows.shard_order[place]]
+    return tokens
+
+
+@njit(cache=True)
+def _rounds(
+    rates: Rates, nics: float, rows: _Rows, members: Ints, back: bool, compute: Floats, leaving: Floats
+) -> tuple[float, float]:
+    """Return the time of a gang's rounds in one pass, and how much of it waits for transfers; adds to `compute` [M]."""
+    total, waits = 0.0, 0.0
+    largest = 1
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            largest = max(largest, rows.degree[rows.shard_order[place]])
+    round_ = 0
+    while round_ <= largest:
+        following = _next_change(rows, members, round_)
+        longest, busiest = _round(rates, nics, rows, members, back, round_, following - round_, compute, leaving)
+        total += longest * (following - round_)
+        waits += (longest - busiest) * (following - round_)
+        round_ = following
+    return total, waits
+
+
+@njit(cache=True)
+def _next_change(rows: _Rows, members: Ints, round_: int) -> int:
+    """Return the next round in which a ring does something else: round 1, the last two of a ring, and the one after."""
+    following = 1 << 60
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            degree = rows.degree[rows.shard_order[place]]
+            if degree == 1:
+                continue
+            for change in (1, degree - 1, degree, degree + 1):
+                if round_ < change < following:
+                    following = change
+    return following
+
+
+@njit(cache=True)
+def _round(
+    rates: Rates, nics: float, rows: _Rows, members: Ints, back: bool, round_: int, rounds: int, compute: Floats, leaving: Floats
+) -> tuple[float, float]:
+    """Return the time of one round and its longest compute; adds `rounds` of them to `compute` [M]."""
+    for m in members:
+        leaving[rows.node[m]] = 0.0
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            if rows.cross[k]:
+                leaving[rows.node[m]] += rates.far * _sent(rates, rows.degree[k], rows.tokens[k], back, round_) / nics
+    longest, busiest = 0.0, 0.0
+    pair = rates.pair_b if back else rates.pair_f
+    for m in members:
+        work, transfer, delay = 0.0, 0.0, 0.0
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            degree = rows.degree[k]
+            if degree == 1:
+                continue
+            if round_ < degree:
+                work += pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
+            far = rates.far if rows.cross[k] else 1.0
+            sent = _sent(rates, degree, rows.tokens[k], back, round_)
+            transfer += far * sent
+            if sent > 0.0:
+                delay = max(delay, far * rates.latency * (2.0 if _both(degree, back, round_) else 1.0))
+        if work > 0.0:
+            work = (work + rates.round) * rows.slow[m]
+        compute[m] += work * rounds
+        busiest = max(busiest, work)
+        longest = max(longest, hide(rates, work, max(transfer, leaving[rows.node[m]]) + delay))
+    return longest, busiest
+
+
+@njit(cache=True)
+def _both(degree: int, back: bool, round_: int) -> bool:
+    return back and 1 <= round_ <= degree - 2
+
+
+@njit(cache=True)
+def _sent(rates: Rates, degree: int, tokens: int, back: bool, round_: int) -> float:
+    """Return the time that a shard's transfers of a round take inside a node, latency left out (schedule.transfers)."""
+    sent = 0.0
+    if round_ < degree - 1:
+        sent += rates.kv * tokens
+    if back and degree > 1 and 1 <= round_ <= degree:
+        sent += rates.dkv * tokens
+    return sent

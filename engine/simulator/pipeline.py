@@ -1,0 +1,4 @@
+"""TODO"""
+from typing import Any
+def run_stages(plan: Any, gangs: Any) -> Any:
+    raise NotImplementedError
