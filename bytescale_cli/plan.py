@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,10 +12,10 @@ from bytescale_cli.options import Debug, Json, Overrides, whole_number
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
-    from engine.config.schema import Config
-    from engine.planner.plan import Ints, StepPlan
+    from engine.planner.plan import StepPlan
+    from engine.planner.settings import PlanSettings
 
-_SHOWN = ("sequences", "tokens", "micro_batches", "max_degree", "max_peers", "balance", "makespan_s", "planning_s")
+_SHOWN = ("sequences", "tokens", "micro_batches", "max_degree", "max_peers", "balance", "makespan_s", "lower_bound_s", "planning_s")
 
 
 def plan(
@@ -29,46 +28,30 @@ def plan(
     if steps < 1:
         raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
     from engine.config.load import load
-    from engine.cost.model import Costs
+    from engine.data.lengths import step_lengths
     from engine.planner.make import plan_step
     from engine.planner.settings import PlanSettings
     from engine.simulator.facts import facts
 
     config = load(overrides or [])
-    settings, costs = PlanSettings.of(config), Costs.of(config)
+    settings = PlanSettings.of(config)
     plans, found = [], []
-    for lengths in _lengths(config, steps):
+    for lengths in step_lengths(config, steps):
         started = time.perf_counter()
         plans.append(plan_step(lengths, settings))
         seconds = time.perf_counter() - started
-        found.append(facts(plans[-1], costs) | {"planning_s": seconds, "verified": True})  # plan_step verifies
-    text = "\n".join([_head(plans[0]), _steps(found), "", _rings(plans)])
+        found.append(facts(plans[-1], settings) | {"planning_s": seconds, "verified": True})  # plan_step verifies
+    text = "\n".join([_head(plans[0], settings), _steps(found), "", _rings(plans)])
     output.emit({"plan": found[0], "steps": found}, text, as_json=json)
 
 
-def _lengths(config: Config, steps: int) -> Iterator[Ints]:
-    """Yield the sequence lengths of each step: of the recipe's documents, or of a named mix."""
-    if config.lengths.name != "data":
-        from engine.data.mixes import draw
-
-        for step in range(steps):
-            yield draw(config.lengths, config.batch_tokens, config.context, config.run.seed + step)
-        return
-    from engine.data.index import build_index
-    from engine.data.steps import Cursor, next_step
-
-    index, cursor = build_index(config.data), Cursor()
-    for _ in range(steps):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
-        yield table.length
-
-
-def _head(plan: StepPlan) -> str:
-    return f"planner {plan.planner}, {plan.ranks:,} ranks x capacity {plan.capacity:,} tokens, {plan.mode} mode"
+def _head(plan: StepPlan, settings: PlanSettings) -> str:
+    ranks = f"{plan.ranks:,} ranks x capacity {plan.capacity:,} tokens"
+    return f"planner {plan.planner}, {ranks}, {plan.mode} mode; rates of {settings.costs.source}"
 
 
 def _steps(found: list[dict[str, Any]]) -> str:
-    """Return a line a step; the seconds of a makespan are nominal until the hardware is profiled."""
+    """Return a line a step."""
     rows = [[str(number), *(_cell(fact[name]) for name in _SHOWN)] for number, fact in enumerate(found, start=1)]
     return output.table(["step", *_SHOWN], rows, right=True)
 

@@ -68,7 +68,7 @@ def _planned(lengths: Ints, settings: PlanSettings) -> list[dict[str, Any]]:
     from engine.planner.make import PLANNERS, plan_step
     from engine.simulator.facts import facts
 
-    return [dict(facts(plan_step(lengths, settings.by(name)), settings.costs)) for name in PLANNERS]
+    return [dict(facts(plan_step(lengths, settings.by(name)), settings.by(name))) for name in PLANNERS]
 
 
 def _source(config: Config) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from engine.cost.model import Costs
-from engine.planner.loads import peers
+import numpy as np
+
+from engine.planner import loads
+from engine.planner.adaptive import lower_bound
 from engine.planner.plan import StepPlan
-from engine.simulator.timeline import balance, simulate
+from engine.planner.settings import PlanSettings
+from engine.simulator.gangs import crossing
+from engine.simulator.timeline import Timeline, simulate, useful
+
+Facts = dict[str, str | int | float]
 
 
-def facts(plan: StepPlan, costs: Costs) -> dict[str, str | int | float]:
-    """Return the facts of a verified plan. Seconds are nominal (`cost/rates.py`) and count compute only.
-
-    Then a sequence costs the same on every ring, and the lower bound (docs/design.md) is the mean work of a rank.
-    """
-    bound = int(costs.sequence(plan.lengths).sum()) / plan.ranks
+def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
+    """Return the facts of a verified plan. The lower bound is that of docs/design.md; bytes are of all ranks."""
+    makespan = simulate(plan, settings).makespan
     return {
         "planner": plan.planner,
         "ranks": plan.ranks,
@@ -22,24 +25,55 @@ def facts(plan: StepPlan, costs: Costs) -> dict[str, str | int | float]:
         "micro_batches": plan.micro_batches,
         "max_degree": int(plan.degrees.max()),
         "max_peers": max_peers(plan),
-        "makespan_s": costs.seconds(simulate(plan, costs).makespan),
-        "lower_bound_s": costs.seconds(bound),
-        "balance": balance(plan, costs),
-        "ring_bytes": ring_bytes(plan, costs),
+        "makespan_s": settings.costs.seconds(makespan),
+        "lower_bound_s": settings.costs.seconds(lower_bound(plan.lengths, settings) / settings.stages),
+        "balance": useful(plan.lengths, settings) / makespan,
+        "ring_bytes": sum(ring_bytes(plan, settings)),
+        "offloaded_micro_batches": int((plan.offload > 0).sum()),
+    }
+
+
+def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts:
+    """Return what a simulated step amounts to: seconds, tokens a second, shares, bytes by link, memory.
+
+    `compute_s` and `exposed_comm_s` are means over ranks; the bubble is the share of the step in which a rank does
+    neither. MFU counts model FLOPs over what linear layers reach on all devices.
+    """
+    costs = settings.costs
+    step = timeline.makespan + costs.step
+    inside, between = ring_bytes(plan, settings)
+    tokens = int(plan.lengths.sum())
+    devices = plan.ranks * costs.devices
+    return {
+        "planner": plan.planner,
+        "ranks": plan.ranks,
+        "step_s": costs.seconds(step),
+        "tokens_per_s": tokens / costs.seconds(step),
+        "compute_s": costs.seconds(timeline.compute),
+        "exposed_comm_s": costs.seconds(timeline.exposed),
+        "bubble": max(0.0, 1 - (timeline.compute + timeline.exposed + costs.step) / step),
+        "mfu": costs.flops(plan.lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
+        "ring_bytes_in_nodes": inside,
+        "ring_bytes_between_nodes": between,
+        "peak_bytes": int(loads.peak_bytes(plan, costs).max()),
     }
 
 
 def max_peers(plan: StepPlan) -> int:
     """Return the largest number of ranks that one rank sends to or receives from: its neighbours in all its rings."""
-    return int(peers(plan).max())
+    return int(loads.peers(plan).max())
 
 
-def ring_bytes(plan: StepPlan, costs: Costs) -> int:
-    """Return the bytes that all rings of a step send, all layers, forward and backward (`planner/schedule.py`).
+def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
+    """Return the bytes that rings send inside nodes and between them in a step, all layers and passes (schedule.py).
 
-    In a ring of D every token's K,V makes D - 1 hops in the forward and in the backward pass, and its dK,dV makes D.
+    In a ring of D every token's K,V makes D - 1 hops in each pass that runs the ring forward, and its dK,dV makes D.
+    Each hop of a ring carries a D-th of that.
     """
-    shared = plan.degrees > 1
-    tokens, degrees = plan.lengths[shared], plan.degrees[shared]
-    forward, backward = 2 * int((tokens * (degrees - 1)).sum()), int((tokens * degrees).sum())
-    return forward * costs.forward_hop_bytes + backward * costs.backward_hop_bytes
+    costs = settings.costs
+    degree, tokens = plan.degrees, plan.lengths
+    kv, dkv = tokens * (degree - 1) * costs.forward_rings, tokens * degree
+    sent = np.where(degree > 1, kv * costs.forward_hop_bytes + dkv * costs.backward_hop_bytes, 0)
+    leaving = np.add.reduceat(crossing(plan, settings.cluster), plan.ring_start[:-1])
+    between = int((sent // degree * leaving).sum())
+    return int(sent.sum()) - between, between

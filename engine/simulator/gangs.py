@@ -13,11 +13,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from engine.cluster.cluster import Cluster
 from engine.cost.model import PPM, Costs
 from engine.cost.times import Rates, hide
 from engine.planner import loads
 from engine.planner.plan import Ints, StepPlan
-from engine.planner.settings import Cluster
 
 Floats = NDArray[np.float64]
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from engine.cluster.cluster import Cluster
-from engine.cost.model import Costs
 from engine.planner.order import gang_order
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.settings import PlanSettings
 from engine.simulator.gangs import Floats, Gangs, gang_times
 from engine.simulator.pipeline import run_stages
 
@@ -32,13 +31,13 @@ class Timeline:
     exposed: float  # mean over ranks of what they wait for transfers alone
 
 
-def simulate(plan: StepPlan, costs: Costs, cluster: Cluster) -> Timeline:
+def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
     """Return when each micro-batch of a verified plan runs."""
-    gangs = gang_times(plan, costs, cluster)
+    gangs = gang_times(plan, settings.costs, settings.cluster)
     if plan.mode == "pipeline":
         start, stop, makespan = run_stages(plan, gangs)
     elif plan.mode == "lockstep":
-        start, stop = _slots(plan, gangs, costs.slot)
+        start, stop = _slots(plan, gangs, settings.costs.slot)
         makespan = stop.max()
     else:
         order = gang_order(plan)
@@ -51,14 +50,15 @@ def simulate(plan: StepPlan, costs: Costs, cluster: Cluster) -> Timeline:
     return Timeline(plan.micro_rank, whole_start, whole_stop, micro, round(makespan), compute, exposed)
 
 
-def balance(plan: StepPlan, costs: Costs, cluster: Cluster) -> float:
+def balance(plan: StepPlan, settings: PlanSettings) -> float:
     """Return the mean over ranks of useful work, at the rate of uncut sequences, over the makespan; 1 is perfect."""
-    return useful(plan, costs, cluster) / simulate(plan, costs, cluster).makespan
+    return useful(plan.lengths, settings) / simulate(plan, settings).makespan
 
 
-def useful(plan: StepPlan, costs: Costs, cluster: Cluster) -> float:
-    """Return the mean work of a rank, ns: all sequences, uncut, over the speed of all ranks."""
-    return int(costs.sequence(plan.lengths).sum()) / (int(cluster.speed.sum()) / 100)
+def useful(lengths: Ints, settings: PlanSettings) -> float:
+    """Return the mean work of a rank, ns: all sequences, uncut, over the speed of all ranks and their stages."""
+    work = int(settings.costs.sequence(lengths).sum())
+    return work / (int(settings.cluster.speed.sum()) / 100) / settings.stages
 
 
 @njit(cache=True)

@@ -1,0 +1,88 @@
+"""`bytescale simulate`: runs plans of several planners on a modelled cluster, without any GPU and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, Overrides, whole_number
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
+
+_PLANNERS = "static,naive,balanced,adaptive"
+_SHOWN = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
+
+
+def simulate(
+    overrides: Overrides = None,
+    steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Steps of which the mean is taken.")] = 1,
+    planners: Annotated[str, typer.Option(metavar="A,B", help="Which planners; speed-ups are against static.")] = _PLANNERS,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="Values to run one after the other, e.g. context=256K,2M; may be repeated."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run plans of several planners on a modelled cluster: step time, tokens a second, bubbles, speed-up."""
+    if steps < 1:
+        raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
+    names = _names(planners)
+    from engine.config.load import load
+
+    runs: list[dict[str, Any]] = []
+    for extra in _combinations(sweep or []):
+        runs += _runs(load([*(overrides or []), *extra]), names, steps, extra)
+    output.emit({"runs": runs}, _table(runs), as_json=json)
+
+
+def _names(text: str) -> list[str]:
+    """Return the planners that are asked for; static always, since speed-ups are against it."""
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in _PLANNERS.split(",")]
+    if unknown:
+        raise ConfigError(f"there is no planner {unknown[0]}", key="--planners", hint=f"one or more of {_PLANNERS}")
+    return ["static", *(name for name in names if name != "static")]
+
+
+def _combinations(sweep: list[str]) -> Iterator[list[str]]:
+    """Yield the overrides of each combination of the swept values."""
+    from itertools import product
+
+    choices = []
+    for text in sweep:
+        key, equals, values = text.partition("=")
+        if not equals or not key or not values:
+            raise ConfigError(f"{text!r} is not KEY=A,B", key="--sweep", hint="for example --sweep context=256K,2M")
+        choices.append([f"{key}={value}" for value in values.split(",")])
+    for chosen in product(*choices):
+        yield list(chosen)
+
+
+def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> list[dict[str, Any]]:
+    """Return what the steps of one config come to under each planner: means over the same steps."""
+    from engine.data.lengths import step_lengths
+    from engine.planner.settings import PlanSettings
+    from engine.simulator.compare import compare
+
+    found = compare(list(step_lengths(config, steps)), PlanSettings.of(config), names)
+    swept = {"sweep": " ".join(extra)} if extra else {}
+    shared = {"context": config.context, "lengths": config.lengths.name}
+    return [swept | shared | run for run in found]
+
+
+def _table(runs: list[dict[str, Any]]) -> str:
+    columns = ["planner", "ranks", "context", "lengths", *_SHOWN]
+    rows = [[_cell(run[name]) for name in columns] for run in runs]
+    return output.table(columns, rows, right=True)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

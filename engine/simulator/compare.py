@@ -1,0 +1,36 @@
+"""Several planners on the same steps: the means of what the simulator says, and speed-ups against the fixed mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.planner.make import plan_step
+from engine.planner.plan import Ints
+from engine.planner.settings import PlanSettings
+from engine.simulator.facts import Facts, outcome
+from engine.simulator.timeline import simulate
+
+BASELINE = "static"
+
+
+def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[str]) -> list[Facts]:
+    """Return one run a planner: means over `steps` (lengths [S] each); `planners` begin with the baseline."""
+    runs = [_mean([_outcome(lengths, settings.by(planner)) for lengths in steps]) for planner in planners]
+    baseline = float(runs[0]["step_s"])
+    return [run | {"speedup": baseline / float(run["step_s"])} for run in runs]
+
+
+def _outcome(lengths: Ints, settings: PlanSettings) -> Facts:
+    plan = plan_step(lengths, settings)
+    return outcome(plan, settings, simulate(plan, settings))
+
+
+def _mean(found: list[Facts]) -> Facts:
+    """Return the means of what is measured; tokens a second are those of all steps together."""
+    first = found[0]
+    mean = {
+        name: sum(float(one[name]) for one in found) / len(found) if isinstance(value, float) else value
+        for name, value in first.items()
+    }
+    tokens = sum(float(one["tokens_per_s"]) * float(one["step_s"]) for one in found)
+    return mean | {"tokens_per_s": tokens / sum(float(one["step_s"]) for one in found), "steps": len(found)}
