@@ -1,0 +1,129 @@
+"""The paper's table (ByteScale, 1.7): speed-up over the static mesh, simulated, beside what the paper says.
+
+`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted on, `table` the table, `ablation` the
+steps from static to adaptive.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from engine.config.load import load
+from engine.data.mixes import draw
+from engine.planner.make import plan_step
+from engine.planner.plan import Ints
+from engine.planner.settings import PlanSettings
+from engine.simulator.timeline import simulate
+
+ASSUMED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "paper.yaml").read_text(encoding="utf-8"))
+CONTEXTS = ("256K", "512K", "1M", "2M")
+PAPER = {  # naive / balanced over static
+    ("llama7b", "github"): ((1.28, 1.73), (1.51, 2.49), (2.25, 4.56), (3.96, 7.89)),
+    ("llama7b", "byted"): ((1.23, 1.68), (1.42, 1.98), (1.61, 2.34), (2.43, 4.26)),
+    ("llama30b", "github"): ((1.18, 1.54), (1.28, 2.07), (2.15, 3.48), (3.39, 6.21)),
+    ("llama70b", "github"): ((1.19, 1.41), (1.41, 1.89), (1.98, 3.05), (2.45, 4.28)),
+}
+PLANNERS = ("static", "naive", "balanced", "adaptive")
+
+
+def settings_of(model: str, context: str) -> PlanSettings:
+    """Return the settings of a model and a context under the assumptions."""
+    assumed = ASSUMED
+    config = load(
+        [
+            "recipe=llama7b-2m",
+            f"model={model}",
+            "cluster=a100x8",
+            f"cluster.nodes={assumed['devices'][model] // 8}",
+            f"cluster.device_memory={assumed['device_memory']}",
+            "cluster.host_memory=64TiB",
+            f"parallel.tp={assumed['tensor_parallel'][model]}",
+            f"parallel.pp={assumed['pipeline'][model]}",
+            f"context={context}",
+            f"capacity={assumed['capacity']}",
+            f"batch_tokens={assumed['batch_tokens']}",
+        ]
+    )
+    return _measured(PlanSettings.of(config), config)
+
+
+def _measured(settings: PlanSettings, config: Any) -> PlanSettings:
+    """Return settings with the rates of the assumptions instead of a data sheet's."""
+    from engine.cost.datasheets import nominal
+    from engine.cost.model import rates_of
+
+    names = ("attention_flops_per_s", "network_bytes_per_s", "linear_flops_per_s", "node_bytes_per_s",
+             "linear_backward", "attention_backward", "copy_bytes_per_s")
+    machine = replace(nominal("a100x8"), **{name: float(ASSUMED[name]) for name in names})
+    return replace(settings, costs=replace(settings.costs, rates=rates_of(config, machine, settings.cluster), step=0))
+
+
+def steps_of(model: str, mix: str, context: str) -> list[Ints]:
+    """Return the lengths of the shared steps."""
+    config = load(["recipe=llama7b-2m", f"lengths={mix}", f"context={context}", f"batch_tokens={ASSUMED['batch_tokens']}"])
+    return [draw(config.lengths, config.batch_tokens, config.context, seed) for seed in range(ASSUMED["steps"])]
+
+
+def seconds(steps: list[Ints], settings: PlanSettings) -> float:
+    """Return the mean time of the steps."""
+    times = [simulate(plan_step(lengths, settings), settings).makespan for lengths in steps]
+    return float(np.mean(times)) / 1e9
+
+
+def case() -> None:
+    """Print the case study."""
+    settings, steps = replace(settings_of("llama7b", "2M"), offload=0), steps_of("llama7b", "byted", "2M")
+    for planner, said in (("static", 520), ("naive", 272), ("balanced", 157), ("adaptive", None)):
+        print(f"{planner}: {seconds(steps, settings.by(planner)):.0f} s, the paper {said or '-'}", flush=True)
+
+
+def table() -> None:
+    """Print the table."""
+    within = 0
+    for (model, mix), row in PAPER.items():
+        before: list[float] = []
+        for context, (naive, balanced) in zip(CONTEXTS, row, strict=True):
+            settings, steps = replace(settings_of(model, context), offload=0), steps_of(model, mix, context)
+            found = [seconds(steps, settings.by(planner)) for planner in PLANNERS]
+            ours = [found[0] / time for time in found]
+            off = (ours[1] / naive - 1, ours[2] / balanced - 1)
+            within += sum(abs(one) <= 0.3 for one in off) if model == "llama7b" else 0
+            falls = " ".join(f"{now / then:.2f}" for then, now in zip(before, found, strict=False))
+            print(
+                f"{model} {mix} {context}: naive {ours[1]:.2f} (paper {naive}, {off[0]:+.0%}) "
+                f"balanced {ours[2]:.2f} (paper {balanced}, {off[1]:+.0%}) adaptive {ours[3]:.2f}; "
+                f"seconds {' '.join(f'{time:.1f}' for time in found)}; fall per doubling {falls}",
+                flush=True,
+            )
+            before = found
+    print(f"cells of 7B within 30 %: {within} of 16")
+
+
+def ablation() -> None:
+    """Print the steps from the static mesh to ours, 7B on Byted at 2M."""
+    settings, steps = settings_of("llama7b", "2M"), steps_of("llama7b", "byted", "2M")
+    none = replace(settings, offload=0)
+    runs = (
+        ("static", none.by("static")),
+        ("dynamic communication (naive)", none.by("naive")),
+        ("+ offload as published (equation 3)", settings.by("naive")),
+        ("+ balance, without offload", none.by("balanced")),
+        ("+ balance, offload as published", settings.by("balanced")),
+        ("adaptive without offload", none.by("adaptive")),
+        ("adaptive with offload", settings.by("adaptive")),
+    )
+    baseline = seconds(steps, runs[0][1])
+    for name, one in runs:
+        print(f"{name}: {baseline / seconds(steps, one):.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    {"case": case, "table": table, "ablation": ablation}[sys.argv[1]]()
