@@ -75,7 +75,7 @@ def steps_of(model: str, mix: str, context: str) -> list[Ints]:
 def seconds(steps: list[Ints], settings: PlanSettings) -> float:
     """Return the mean time of the steps."""
     times = [simulate(plan_step(lengths, settings), settings).makespan for lengths in steps]
-    return float(np.mean(times)) / 1e9
+    return float(np.mean(times)) / 1e9 + ASSUMED["step_s"]
 
 
 def case() -> None:
