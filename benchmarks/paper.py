@@ -60,15 +60,24 @@ def _measured(settings: PlanSettings, config: Any) -> PlanSettings:
     from engine.cost.datasheets import nominal
     from engine.cost.model import rates_of
 
-    names = ("attention_flops_per_s", "network_bytes_per_s", "linear_flops_per_s", "node_bytes_per_s",
-             "linear_backward", "attention_backward", "copy_bytes_per_s")
+    names = (
+        "attention_flops_per_s",
+        "network_bytes_per_s",
+        "linear_flops_per_s",
+        "node_bytes_per_s",
+        "linear_backward",
+        "attention_backward",
+        "copy_bytes_per_s",
+    )
     machine = replace(nominal("a100x8"), **{name: float(ASSUMED[name]) for name in names})
     return replace(settings, costs=replace(settings.costs, rates=rates_of(config, machine, settings.cluster), step=0))
 
 
 def steps_of(model: str, mix: str, context: str) -> list[Ints]:
     """Return the lengths of the shared steps."""
-    config = load(["recipe=llama7b-2m", f"lengths={mix}", f"context={context}", f"batch_tokens={ASSUMED['batch_tokens']}"])
+    config = load(
+        ["recipe=llama7b-2m", f"lengths={mix}", f"context={context}", f"batch_tokens={ASSUMED['batch_tokens']}"]
+    )
     return [draw(config.lengths, config.batch_tokens, config.context, seed) for seed in range(ASSUMED["steps"])]
 
 

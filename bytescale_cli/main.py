@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from bytescale_cli import config, plan, profile_data, recipes, simulate
+from bytescale_cli import config, plan, profile_data, profile_hardware, recipes, simulate
 from bytescale_cli.errors import report
 from bytescale_cli.train import train
 
@@ -21,6 +21,7 @@ app.command()(train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command("profile-data")(profile_data.profile_data)
+app.command("profile-hardware")(profile_hardware.profile_hardware)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
 

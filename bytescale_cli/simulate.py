@@ -21,10 +21,14 @@ _SHOWN = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "b
 def simulate(
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Steps of which the mean is taken.")] = 1,
-    planners: Annotated[str, typer.Option(metavar="A,B", help="Which planners; speed-ups are against static.")] = _PLANNERS,
+    planners: Annotated[
+        str, typer.Option(metavar="A,B", help="Which planners; speed-ups are against static.")
+    ] = _PLANNERS,
     sweep: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B", help="Values to run one after the other, e.g. context=256K,2M; may be repeated."),
+        typer.Option(
+            metavar="KEY=A,B", help="Values to run one after the other, e.g. context=256K,2M; may be repeated."
+        ),
     ] = None,
     json: Json = False,
     debug: Debug = False,

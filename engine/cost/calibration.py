@@ -85,7 +85,11 @@ def _problem(name: str, value: object) -> str | None:
     if name == "overlap" and value > 1:
         return "must be from 0 to 1"
     least_is_zero = name in _MAY_BE_ZERO
-    return None if value > 0 or (least_is_zero and value == 0) else f"must be {'0 or more' if least_is_zero else 'positive'}"
+    return (
+        None
+        if value > 0 or (least_is_zero and value == 0)
+        else f"must be {'0 or more' if least_is_zero else 'positive'}"
+    )
 
 
 def _refusal(path: Path, reason: str) -> ConfigError:

@@ -31,7 +31,9 @@ class _Sheet:
 
 _REACHED = {"linear": 0.6, "attention": 0.5, "link": 0.8}
 _SHEETS = {
-    "a100x8": _Sheet("A100 SXM 80GB", 312e12, 2.039e12, 300e9, 25e9, 32e9, "https://www.nvidia.com/en-us/data-center/a100/"),
+    "a100x8": _Sheet(
+        "A100 SXM 80GB", 312e12, 2.039e12, 300e9, 25e9, 32e9, "https://www.nvidia.com/en-us/data-center/a100/"
+    ),
     "h100x8": _Sheet("H100 SXM", 989e12, 3.35e12, 450e9, 50e9, 64e9, "https://www.nvidia.com/en-us/data-center/h100/"),
     "h200x8": _Sheet("H200 SXM", 989e12, 4.8e12, 450e9, 50e9, 64e9, "https://www.nvidia.com/en-us/data-center/h200/"),
 }

@@ -1,157 +1,61 @@
-"""Our planner: each sequence on the ring that shortens the step, at true cost.
+"""Our planner: each sequence on the ring that shortens the step, at true cost. docs/planner.md explains it.
 
-1. `bound`: the least time T in which the step can be done, and so how long a ring may take.
-2. Candidates: no ring may take longer than a share of T; for each share rings go on a skyline without gaps
-   (skyline.py), then whole sequences fill it up (shorts.py). With offload, rings may be shorter than capacity asks.
-3. Choice: the candidate with the least makespan.
-4. Emission: rings in the order of their start, then each rank's whole sequences in packed micro-batches.
+1. `problem.py`: the least time T in which the step can be done, and so how long a ring may take.
+2. `free.py`: rings on a skyline without gaps, whole sequences on top; the best of a few tries, and with offload of as
+   many again. Steps of a few sequences are searched as well (`small.py`).
+3. `slotted.py`: where ranks meet in each slot, slots that are even.
 
-A pure function of lengths and settings: no clock, no random numbers.
+A pure function of lengths and settings: no clock, no random numbers but a fixed row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-import numpy as np
-
-from engine.cost.times import wholes
-from engine.planner import memory
-from engine.planner.bound import Floats, bound
-from engine.planner.emit import build
+from engine.planner.balanced import balanced
+from engine.planner.free import best_candidate, plan_of
+from engine.planner.lockstep import lockstep
+from engine.planner.naive import naive
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.problem import problem_of
 from engine.planner.settings import PlanSettings
-from engine.planner.shorts import deal, even_out, pack
-from engine.planner.skyline import Ranks, Rings, Rule, place_rings
+from engine.planner.slotted import plan_in_slots
+from engine.planner.small import is_small, searched
+from engine.planner.staged import staged
+from engine.planner.static import degree, static
 
-_INF = float("inf")
-_RULES = (  # in shares of the bound: limit, join; stretch; tries; gap, top
-    (1.0, 0.0005, 1.0, 8, 0.05, 1.001),
-    (1.0, 0.002, 1.25, 8, 0.05, 1.005),
-    (1.0, 0.002, 1.25, 8, 0.0, 1.01),
-    (1.0, 0.002, 1.5, 8, 0.05, 1.01),
-    (1.0, 0.0, 1.5, 1, 0.0, _INF),
-    (0.75, 0.002, 1.25, 8, 0.05, 1.0),
-    (0.5, 0.002, 1.0, 8, 0.05, 1.0),
-)
-_PASSES = 16  # of swaps
+Planner = Callable[[Ints, PlanSettings], StepPlan]
+_FEW = 2**17  # shards up to which other planners' plans are tried in slots
 _WORTH = 0.999  # offload is taken only where it shortens the step
-_CLOSE = 1.0025  # a candidate this near the bound is taken at once
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """A step as the kernels read it; sequences in descending order. ns, tokens, P ranks."""
-
-    lengths: Ints  # [S]
-    times: Floats  # [S] of uncut sequences, with their share of a micro-batch's fixed cost
-    gain: Floats  # [S]
-    ranks: Ranks
-    bound: float
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """The first `placed` sequences on rings, and the rank of each of the others."""
-
-    placed: int
-    rings: Rings
-    rings_height: Floats  # [P] of the rings alone
-    rank_of: Ints
-    height: Floats  # [P]
-
-    @property
-    def makespan(self) -> float:
-        """Return when the last rank is done, ns."""
-        return float(self.height.max())
 
 
 def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step."""
-    order = np.argsort(-lengths, kind="stable")
-    descending = np.ascontiguousarray(lengths[order])
-    best = _best(problem_of(descending, replace(settings, offload=0)), settings)
+    """Plan a step in the settings' mode."""
+    if settings.mode == "free":
+        return _free(lengths, settings)
+    if settings.mode == "pipeline":
+        return staged(plan_in_slots(problem_of(lengths, settings), settings), settings.stages)
+    free = replace(settings, mode="free")
+    others = [lockstep(planner(lengths, free)) for planner in _others(lengths, settings)]
+    return plan_in_slots(problem_of(lengths, settings), settings, others)
+
+
+def _free(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    problem = problem_of(lengths, replace(settings, offload=0))
+    best = best_candidate(problem)
     if settings.offload and settings.costs.layers > 2:
-        other = _best(problem_of(descending, settings), settings)
+        other = best_candidate(problem_of(lengths, settings))
         if other.makespan < _WORTH * best.makespan:
             best = other
-    return _emit(order, descending, best, settings)
+    found = searched(problem, best, settings) if is_small(problem, settings) else None
+    return plan_of(problem, best, settings) if found is None else found
 
 
-def problem_of(lengths: Ints, settings: PlanSettings) -> Problem:
-    """Return the step of `lengths` [S], in descending order."""
-    rates, cluster, holds = settings.costs.rates, settings.cluster, settings.capacities
-    gain, most = np.ones(len(lengths)), holds
-    if settings.offload:
-        gain, most = memory.gain(lengths, settings), memory.most_tokens(settings)
-    ranks = Ranks(holds, most, 100.0 / cluster.speed, max(node.slots for node in cluster.nodes), share_of(settings))
-    floors = -(-lengths // np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64))))
-    low = bound(rates, lengths, floors, ranks.share, ranks.node, settings.ranks, int(cluster.speed.sum()) / 100)
-    return Problem(lengths, wholes(rates, lengths) + ranks.share * lengths, gain, ranks, low)
-
-
-def share_of(settings: PlanSettings) -> float:
-    """Return what a token pays of a micro-batch's fixed cost, ns: a full one holds C of them."""
-    return settings.costs.rates.micro / settings.capacity
-
-
-def lower_bound(lengths: Ints, settings: PlanSettings) -> float:
-    """Return the lower bound of a step of `lengths` [S], ns."""
-    return problem_of(np.sort(lengths)[::-1].copy(), settings).bound
-
-
-def _best(problem: Problem, settings: PlanSettings) -> Candidate:
-    low = problem.bound
-    candidates: list[Candidate] = []
-    for limit, join, stretch, tries, gap, top in _RULES:
-        rule = Rule(limit * low, join * low, stretch, tries, gap * low, top * low)
-        placed, rings, height = _place(problem, settings, rule)
-        if any(np.array_equal(height, other.rings_height) for other in candidates):
-            continue
-        candidates.append(_fill(problem, placed, rings, height))
-        if candidates[-1].makespan <= _CLOSE * low:
-            break
-    best = min(candidates, key=lambda candidate: candidate.makespan)
-    even_out(problem.times[best.placed :], problem.ranks.slow, best.height, best.rank_of, low, _PASSES)
-    return best
-
-
-def _place(problem: Problem, settings: PlanSettings, rule: Rule) -> tuple[int, Rings, Floats]:
-    count = len(problem.lengths)
-    rings = Rings(np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(count))
-    height = np.zeros(settings.ranks)
-    placed = place_rings(settings.costs.rates, problem.lengths, problem.gain, problem.ranks, rule, rings, height)
-    return placed, rings, height
-
-
-def _fill(problem: Problem, placed: int, rings: Rings, height: Floats) -> Candidate:
-    full = height.copy()
-    rank_of = deal(problem.times[placed:], problem.ranks.slow, full)
-    return Candidate(placed, rings, height, rank_of, full)
-
-
-def _emit(order: Ints, lengths: Ints, best: Candidate, settings: PlanSettings) -> StepPlan:
-    """Return the plan: rings along their start, then micro-batches of whole sequences, by their number in the rank."""
-    rings, placed = best.rings, best.placed
-    group = np.empty(len(lengths), dtype=np.int64)
-    group[np.argsort(rings.start[:placed], kind="stable")] = np.arange(placed)
-    group[placed:] = placed + pack(lengths[placed:], best.rank_of, settings.capacities)
-    first = rings.first.copy()
-    first[placed:] = best.rank_of
-    back = np.argsort(order)
-    degree = rings.degree[back]
-    ring_start = np.concatenate([[0], np.cumsum(degree)])
-    ring_ranks = fold(first[back], degree, ring_start)
-    offload = memory.offload(lengths, rings.degree, settings)[back]
-    return build(
-        "adaptive", settings.mode, settings.ranks, settings.capacity, np.ascontiguousarray(lengths[back]), group[back],
-        ring_start, ring_ranks, offload,
-    )
-
-
-def fold(first: Ints, degree: Ints, ring_start: Ints) -> Ints:
-    """Return all rings' ranks, [K]: `rings.folded` over arrays."""
-    ring = np.repeat(np.arange(len(degree)), degree)
-    part = np.arange(ring_start[-1]) - ring_start[:-1][ring]
-    half = (degree[ring] + 1) // 2
-    return first[ring] + np.where(part < half, 2 * part, 2 * (degree[ring] - part) - 1)
+def _others(lengths: Ints, settings: PlanSettings) -> Iterator[Planner]:
+    """Yield the planners whose plans may be better in slots than ours: steps of few slots are a matter of luck."""
+    yield _free
+    if len(lengths) <= _FEW:
+        yield from (naive, balanced)
+    if len(lengths) * degree(settings) <= _FEW:
+        yield static

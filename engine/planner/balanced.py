@@ -1,6 +1,6 @@
 """The paper's balance scheduler, in its form without pipelines (ByteScale, algorithm 2).
 
-As naive, each sequence gets D = ceil(s / C) ranks; and ranks get equal work by running different numbers of
+As naive, each sequence gets the ranks of equation 3; and ranks get equal work by running different numbers of
 micro-batches. What the paper leaves unsaid, and what we chose:
 
 - Buckets and delta. Ranks "more than delta behind the busiest" are fed from buckets in descending order of length. We
@@ -26,6 +26,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from engine.planner.emit import Group, emit
+from engine.planner.memory import equation_3
 from engine.planner.pack import best_fit
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rings import folded, least_busy
@@ -50,7 +51,8 @@ def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
     capacity = settings.capacity
     order = np.argsort(-lengths, kind="stable")
     load = np.zeros(settings.ranks, dtype=np.int64)
-    timed, gaps = _place_rings(lengths, order[lengths[order] > capacity], settings, load)
+    degrees, offload = equation_3(lengths, settings)
+    timed, gaps = _place_rings(lengths, order[lengths[order] > capacity], degrees, settings, load)
     ends = [_Share(rank, start) for rank, start in enumerate(load.tolist())]
     # A micro-batch costs `fixed`, and a sequence pays for its part of one.
     prices = settings.costs.sequence(lengths) + settings.costs.fixed * lengths // capacity
@@ -58,12 +60,13 @@ def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
     for share in gaps + ends:
         timed += _packed(share, lengths, capacity)
     timed.sort(key=lambda item: item[0])
-    return emit("balanced", "free", settings.ranks, capacity, lengths, [group for _, group in timed])
+    return emit("balanced", "free", settings.ranks, capacity, lengths, [group for _, group in timed], offload)
 
 
-def _place_rings(lengths: Ints, order: Ints, settings: PlanSettings, load: Ints) -> tuple[Timed, list[_Share]]:
+def _place_rings(
+    lengths: Ints, order: Ints, degrees: Ints, settings: PlanSettings, load: Ints
+) -> tuple[Timed, list[_Share]]:
     """Return the rings and the gaps before them; raises `load` [P] to the time at which each rank is free."""
-    degrees = -(-lengths // settings.capacity)
     cost = settings.costs.sequence(lengths) // degrees + settings.costs.fixed
     timed: Timed = []
     gaps: list[_Share] = []

@@ -72,9 +72,7 @@ def _between(rates: Rates, tokens: float, low: int, high: int, node: int, share:
 
 
 @njit(cache=True)
-def bound(
-    rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ranks: int, power: float
-) -> float:
+def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ranks: int, power: float) -> float:
     """Return the bound, ns, of sequences whose least degrees are `floors` [S]; `power` is the ranks' speed together."""
     count = len(lengths)
     costs = np.empty(count)
@@ -97,7 +95,16 @@ def bound(
 
 @njit(cache=True)
 def _work(
-    rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ranks: int, limit: float, costs: Floats, rest: Floats, peak: Floats
+    rates: Rates,
+    lengths: Ints,
+    floors: Ints,
+    share: float,
+    node: int,
+    ranks: int,
+    limit: float,
+    costs: Floats,
+    rest: Floats,
+    peak: Floats,
 ) -> float:
     """Return the least work with no sequence longer than `limit`; infinite if some cannot be."""
     work = 0.0

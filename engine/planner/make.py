@@ -14,6 +14,7 @@ from engine.planner.lockstep import lockstep
 from engine.planner.naive import naive
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
+from engine.planner.staged import staged
 from engine.planner.static import static
 from engine.planner.verify import verify
 
@@ -37,13 +38,19 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
     lengths = np.array(lengths, dtype=np.int64)  # a copy: a plan shares no memory with its caller
     _check_lengths(lengths, settings)
     _check_memory(int(lengths.sum()), settings)
-    plan = PLANNERS[settings.planner](lengths, settings)
-    if settings.mode == "lockstep":
-        plan = lockstep(plan)
+    plan = _in_mode(PLANNERS[settings.planner](lengths, settings), settings)
     if not np.array_equal(plan.lengths, lengths):
         raise PlanError(0, "the plan is not of the sequences that were asked for")
     verify(plan, settings)
     return plan
+
+
+def _in_mode(plan: StepPlan, settings: PlanSettings) -> StepPlan:
+    """Return the plan in the mode that is asked for: the published planners know free mode only."""
+    if plan.mode == settings.mode:
+        return plan
+    plan = lockstep(plan)
+    return plan if settings.mode == "lockstep" else staged(plan, settings.stages)
 
 
 def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:

@@ -50,6 +50,28 @@ def _fits(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> bo
     )
 
 
+def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
+    """Return each sequence's degree and offload ratio, ppm, as ByteScale's equation 3 chooses them, [S] each.
+
+    The largest ratio whose copies hide behind a layer's forward pass, if it frees at least one rank; else r = 0. Where
+    that empties the interval it is r = 0 too (our reading). The degree is raised where the working set of so many
+    tokens, which the equation leaves out, would not fit the device or the host.
+    """
+    layers, capacity = settings.costs.layers, settings.capacity
+    plain = -(-lengths // capacity)
+    if not settings.offload or layers <= 2:
+        return plain, np.zeros(len(lengths), dtype=np.int64)
+    rates = settings.costs.rates
+    forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
+    most = np.minimum(settings.offload, (PPM * np.minimum(1.0, forward / rates.copy)).astype(np.int64))
+    least = np.minimum(PPM, layers * capacity * PPM // ((layers - 2) * lengths))
+    fewer = -(-lengths * (2 * PPM + (PPM - most) * (layers - 2)) // (layers * capacity * PPM))
+    fewer = np.maximum(fewer, -(-lengths // int(most_tokens(settings).min())))
+    taken = (most >= least) & (fewer < plain)
+    degree = np.where(taken, fewer, plain)
+    return degree, offload(lengths, degree, settings)
+
+
 def offload(lengths: Ints, degrees: Ints, settings: PlanSettings) -> Ints:
     """Return the least ratio, ppm, at which each sequence's largest shard fits every rank, [S]; 0 where it fits whole."""
     costs, layers = settings.costs, settings.costs.layers

@@ -1,6 +1,6 @@
 """The paper's algorithm 1, naive HDP: each sequence gets just the ranks it needs, nothing is balanced.
 
-Without offload r = 0, so equation 3 gives D = ceil(s / C). What the paper leaves unsaid, and what we chose: sequences
+Ratio and degree are equation 3's; without offload D = ceil(s / C). What the paper leaves unsaid, and what we chose: sequences
 come in the order of the step; a ring takes the next D ranks round the world, then each packed bin takes the next one.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.planner.emit import Group, emit
+from engine.planner.memory import equation_3
 from engine.planner.pack import best_fit
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rings import folded
@@ -16,9 +17,9 @@ from engine.planner.settings import PlanSettings
 
 
 def naive(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step: rings of ceil(s / C) ranks for the long, best-fit packs of C tokens for the rest, round-robin."""
+    """Plan a step: rings for the long, best-fit packs of C tokens for the rest, round-robin."""
     ranks, capacity = settings.ranks, settings.capacity
-    degrees = -(-lengths // capacity)
+    degrees, offload = equation_3(lengths, settings)
     groups: list[Group] = []
     next_rank = 0
     for sequence in np.flatnonzero(lengths >= capacity).tolist():
@@ -29,4 +30,4 @@ def naive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     for items in best_fit(lengths[short].tolist(), capacity):
         groups.append([(sequence, (next_rank,)) for sequence in short[items].tolist()])
         next_rank = (next_rank + 1) % ranks
-    return emit("naive", "free", ranks, capacity, lengths, groups)
+    return emit("naive", "free", ranks, capacity, lengths, groups, offload)

@@ -22,6 +22,15 @@ def folded(first: int, degree: int, ranks: int) -> Ints:
     return (first + np.concatenate([offsets[::2], offsets[1::2][::-1]])) % ranks
 
 
+def all_folded(first: Ints, degree: Ints) -> tuple[Ints, Ints]:
+    """Return where each ring begins, [S + 1], and the ranks of all rings, [K]: `folded` for many, none around the end."""
+    start = np.concatenate([[0], np.cumsum(degree)])
+    ring = np.repeat(np.arange(len(degree)), degree)
+    part = np.arange(start[-1]) - start[:-1][ring]
+    out = part < (degree[ring] + 1) // 2
+    return start, first[ring] + np.where(out, 2 * part, 2 * (degree[ring] - part) - 1)
+
+
 def least_busy(load: Ints, degree: int) -> int:
     """Return the first of the `degree` neighbouring ranks (modulo all) that are free the earliest.
 

@@ -12,6 +12,7 @@ from numba import njit
 from engine.planner.bound import Floats
 from engine.planner.plan import Ints
 
+
 @njit(cache=True)
 def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
     """Return the rank of each whole sequence, [W]; raises `height` [P]. A heap of ranks by height (LPT)."""

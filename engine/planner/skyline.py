@@ -91,9 +91,14 @@ def place_rings(
     slowest = ranks.slow.max()
     for at in range(len(lengths)):
         tokens = float(lengths[at])
-        if lengths[at] <= ranks.holds[small] and ring_time(rates, tokens, 1, ranks.node, ranks.share) * slowest <= rule.limit:
+        if (
+            lengths[at] <= ranks.holds[small]
+            and ring_time(rates, tokens, 1, ranks.node, ranks.share) * slowest <= rule.limit
+        ):
             return at
-        wide = _needed(rates, tokens, _floor(ranks, quick, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[quick])
+        wide = _needed(
+            rates, tokens, _floor(ranks, quick, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[quick]
+        )
         size, waits = _awake(sky, size, waits, wide)
         placed, tried = False, 0
         best, best_need, best_stop = -1, 0, np.inf
@@ -104,7 +109,9 @@ def place_rings(
                 continue  # it was joined to another
             need = wide
             if not _same_kind(ranks, a, quick):
-                need = _needed(rates, tokens, _floor(ranks, a, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[a])
+                need = _needed(
+                    rates, tokens, _floor(ranks, a, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[a]
+                )
             room = (rule.top - sky.height[a]) / ranks.slow[a]
             wider = _widened(rates, tokens, need, count, ranks, room)
             if width % need != 0 or wider > width:
@@ -134,7 +141,10 @@ def place_rings(
                     a, width = _unite(sky, first, last)
             free = _aligned(a, need, ranks.node)
             rest = a + width - free
-            if need < rest <= max(rule.stretch * need, need + (rule.stretch > 1.0)) and _aligned(free, rest, ranks.node) == free:
+            if (
+                need < rest <= max(rule.stretch * need, need + (rule.stretch > 1.0))
+                and _aligned(free, rest, ranks.node) == free
+            ):
                 need = rest
             time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
             size = _put(sky, size, a, width, free, need, time)
@@ -158,7 +168,9 @@ def _needed(rates: Rates, tokens: float, least: int, most: int, ranks: Ranks, li
     found = least_degree(rates, tokens, least, most, ranks.node, ranks.share, limit)
     if found:
         return found
-    best = fastest(rates, tokens, least, min(ranks.node, most), ranks.node, ranks.share) if least < ranks.node else least
+    best = (
+        fastest(rates, tokens, least, min(ranks.node, most), ranks.node, ranks.share) if least < ranks.node else least
+    )
     if most > ranks.node:
         beyond = fastest(rates, tokens, max(least, ranks.node + 1), most, ranks.node, ranks.share)
         if ring_time(rates, tokens, beyond, ranks.node, ranks.share) < ring_time(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.planner import loads
-from engine.planner.adaptive import lower_bound
+from engine.planner.problem import lower_bound
 from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.gangs import crossing
+from engine.planner.durations import crossing
 from engine.simulator.timeline import Timeline, simulate, useful
 
 Facts = dict[str, str | int | float]
@@ -26,7 +26,7 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
         "max_degree": int(plan.degrees.max()),
         "max_peers": max_peers(plan),
         "makespan_s": settings.costs.seconds(makespan),
-        "lower_bound_s": settings.costs.seconds(lower_bound(plan.lengths, settings) / settings.stages),
+        "lower_bound_s": settings.costs.seconds(lower_bound(plan.lengths, settings)),
         "balance": useful(plan.lengths, settings) / makespan,
         "ring_bytes": sum(ring_bytes(plan, settings)),
         "offloaded_micro_batches": int((plan.offload > 0).sum()),

@@ -14,7 +14,7 @@ from numba import njit
 from engine.planner.order import gang_order
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.gangs import Floats, Gangs, gang_times
+from engine.planner.durations import Floats, Gangs, by_slot, gang_times
 from engine.simulator.pipeline import run_stages
 
 
@@ -80,9 +80,6 @@ def _free(order: Ints, gang: Ints, rank: Ints, ranks: int, seconds: Floats) -> t
 
 def _slots(plan: StepPlan, gangs: Gangs, slot_ns: int) -> tuple[Floats, Floats]:
     """Return start and stop of each micro-batch where all ranks meet in each slot, in each pass."""
-    slots = int(plan.slot.max()) + 1
-    forward, backward = np.zeros(slots), np.zeros(slots)
-    np.maximum.at(forward, plan.slot, gangs.forward[plan.gang])
-    np.maximum.at(backward, plan.slot, gangs.backward[plan.gang])
+    forward, backward = by_slot(plan, gangs)
     ends = np.cumsum(forward + backward + slot_ns)
     return np.concatenate([[0.0], ends[:-1]])[plan.slot], ends[plan.slot]

@@ -54,6 +54,15 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
     return Gangs(*_gangs(costs.rates, costs.nics, rows, linear_f, linear_b, len(cluster.nodes)))
 
 
+def by_slot(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
+    """Return how long the two passes of each lockstep slot take: as long as the longest gang's."""
+    slots = int(plan.slot.max()) + 1
+    forward, backward = np.zeros(slots), np.zeros(slots)
+    np.maximum.at(forward, plan.slot, gangs.forward[plan.gang])
+    np.maximum.at(backward, plan.slot, gangs.backward[plan.gang])
+    return forward, backward
+
+
 def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
     """Return for each shard 1 if the hop to the next part of its ring leaves the node, else 0, [K]."""
     following = np.arange(1, len(plan.ring_ranks) + 1)
@@ -170,7 +179,15 @@ def _next_change(rows: _Rows, members: Ints, round_: int) -> int:
 
 @njit(cache=True)
 def _round(
-    rates: Rates, nics: float, rows: _Rows, members: Ints, back: bool, round_: int, rounds: int, compute: Floats, leaving: Floats
+    rates: Rates,
+    nics: float,
+    rows: _Rows,
+    members: Ints,
+    back: bool,
+    round_: int,
+    rounds: int,
+    compute: Floats,
+    leaving: Floats,
 ) -> tuple[float, float]:
     """Return the time of one round and its longest compute; adds `rounds` of them to `compute` [M]."""
     for m in members:

@@ -1,0 +1,127 @@
+"""`adaptive` against the optimum of small steps, at true cost by the simulator.
+
+The optimum is over a non-empty set of ranks for each sequence and the order of gangs, each sequence a gang of its own:
+every choice is tried. `python benchmarks/optimum.py [--instances 500]` prints the ratio's mean and worst.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+from numba import njit
+from numpy.random import Generator, Philox
+from numpy.typing import NDArray
+
+from engine.config.load import load
+from engine.planner.emit import emit
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+from engine.simulator.timeline import simulate
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def main() -> None:
+    """Print one line a size."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--instances", type=int, default=500)
+    parser.add_argument("--large", type=int, default=20)
+    arguments = parser.parse_args()
+    for ranks, sequences, instances in ((3, 5, arguments.instances), (4, 6, arguments.large)):
+        ratios = np.array([ratio(ranks, sequences, seed) for seed in range(instances)])
+        line = f"{ranks} ranks x {sequences} sequences, {instances} instances"
+        print(f"{line}: mean {ratios.mean():.4f}, worst {ratios.max():.4f}, best {ratios.min():.4f}", flush=True)
+
+
+def ratio(ranks: int, sequences: int, seed: int) -> float:
+    """Return the makespan of `adaptive` over the optimum's, for lognormal lengths of one seed."""
+    settings = small_settings(ranks)
+    lengths = draw(ranks, sequences, seed, settings.capacity)
+    planned = simulate(plan_step(lengths, settings), settings).makespan
+    return planned / optimum(times_by_simulator(lengths, settings), least(lengths, settings), ranks)
+
+
+def small_settings(ranks: int) -> PlanSettings:
+    """Return the paper's 7B on one node of H200, without offload."""
+    config = load(
+        ["recipe=llama7b-256k", "cluster=h200x8", "cluster.nodes=1", f"cluster.ranks_per_node={ranks}", "context=24K"]
+    )
+    return replace(PlanSettings.of(config), offload=0)
+
+
+def draw(ranks: int, sequences: int, seed: int, capacity: int) -> Ints:
+    """Return lognormal lengths that all ranks hold."""
+    random = Generator(Philox(key=seed))
+    return np.clip(random.lognormal(np.log(capacity), 1.0, sequences), 128, min(ranks, 3) * capacity).astype(np.int64)
+
+
+def least(lengths: Ints, settings: PlanSettings) -> Ints:
+    """Return the least degrees."""
+    return -(-lengths // settings.capacity)
+
+
+def times_by_simulator(lengths: Ints, settings: PlanSettings) -> Floats:
+    """Return what each sequence takes on each degree, [S, P + 1], alone on the cluster."""
+    times = np.full((len(lengths), settings.ranks + 1), np.inf)
+    for at, length in enumerate(lengths):
+        for degree in range(int(least(lengths, settings)[at]), settings.ranks + 1):
+            alone = np.array([length])
+            plan = emit("alone", "free", settings.ranks, settings.capacity, alone, [[(0, range(degree))]])
+            times[at, degree] = simulate(plan, settings).makespan
+    return times
+
+
+def optimum(times: Floats, floors: Ints, ranks: int) -> float:
+    """Return the least makespan over all sets of ranks and all orders."""
+    orders = np.array(list(permutations(range(len(times)))), dtype=np.int64)
+    return float(_optimum(times, floors, ranks, orders))
+
+
+@njit(cache=True)
+def _optimum(times: Floats, floors: Ints, ranks: int, orders: Ints) -> float:
+    count, subsets = len(times), (1 << ranks) - 1
+    size = np.zeros(subsets + 1, np.int64)
+    for subset in range(1, subsets + 1):
+        size[subset] = size[subset >> 1] + (subset & 1)
+    best = np.inf
+    choice = np.ones(count, np.int64)
+    while True:
+        fits, work = True, 0.0
+        for at in range(count):
+            fits = fits and size[choice[at]] >= floors[at]
+            work += times[at, size[choice[at]]] * size[choice[at]]
+        if fits and work < best * ranks:
+            for order in orders:
+                best = min(best, _run(times, size, choice, order, ranks, best))
+        at = 0
+        while at < count and choice[at] == subsets:
+            choice[at] = 1
+            at += 1
+        if at == count:
+            return best
+        choice[at] += 1
+
+
+@njit(cache=True)
+def _run(times: Floats, size: Ints, choice: Ints, order: Ints, ranks: int, best: float) -> float:
+    height = np.zeros(ranks)
+    for at in order:
+        top = 0.0
+        for rank in range(ranks):
+            if choice[at] >> rank & 1:
+                top = max(top, height[rank])
+        top += times[at, size[choice[at]]]
+        if top >= best:
+            return best
+        for rank in range(ranks):
+            if choice[at] >> rank & 1:
+                height[rank] = top
+    return height.max()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""How fast and how well the planners plan: milliseconds, balance, hops, and makespans against the lower bound.
+
+Needed degree, hops, balance and lower bound are defined in docs/planner.md. Plans are verified; times are warm, the
+median of five, on one core. `python benchmarks/planning.py [--json] [--sizes 64/512,...] [--seeds 8] [--mode lockstep]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks.traces import TRACES, Ints, compute_only, draw, settings_of
+from engine.planner.problem import lower_bound
+from engine.planner.make import PLANNERS, plan_step
+from engine.planner.plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.simulator.timeline import simulate, useful
+
+SIZES = ("64/512", "512/4096", "1024/8192", "16384/131072")
+LARGE = 4096  # ranks from which the published planners are measured once, on one seed, and only for their time
+FIRST = "from benchmarks.planning import *; measure('adaptive', 'github', 512, 4096, 0, 'free', 1)"
+
+
+def main() -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--planners", default=",".join(PLANNERS))
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--mode", choices=("free", "lockstep"), default="free")
+    arguments = parser.parse_args()
+    rows = []
+    for size in arguments.sizes.split(","):
+        ranks, sequences = (int(number) for number in size.split("/"))
+        for planner in arguments.planners.split(","):
+            for trace in TRACES:
+                seeds = 1 if ranks >= LARGE and planner != "adaptive" else arguments.seeds
+                rows.append(row(planner, trace, ranks, sequences, seeds, arguments.mode))
+                if not arguments.json:
+                    print("  ".join(f"{name} {shown(value)}" for name, value in rows[-1].items()), flush=True)
+    first = first_plan()
+    if arguments.json:
+        print(json.dumps({"rows": rows, "first_plan_s": first}))
+    else:
+        print(f"first plan in a new process, code cached: {first:.2f} s")
+
+
+def row(planner: str, trace: str, ranks: int, sequences: int, seeds: int, mode: str) -> dict[str, Any]:
+    """Return one row: medians, geometric means (`balance`, `over_bound`) and the worst of the seeds."""
+    repeats = 1 if ranks >= LARGE and planner != "adaptive" else 5
+    found = [measure(planner, trace, ranks, sequences, seed, mode, repeats) for seed in range(seeds)]
+    columns = {name: np.array([one[name] for one in found]) for name in found[0]}
+    return {
+        "planner": planner,
+        "trace": trace,
+        "ranks": ranks,
+        "sequences": sequences,
+        "ms": float(np.median(columns["ms"])),
+        "balance": geometric(columns["balance"]),
+        "balance_worst": float(columns["balance"].min()),
+        "hops": float(np.median(columns["hops"])),
+        "over_bound": geometric(columns["over_bound"]),
+        "over_bound_worst": float(columns["over_bound"].max()),
+        "slots": float(np.median(columns["slots"])),
+    }
+
+
+def measure(
+    planner: str, trace: str, ranks: int, sequences: int, seed: int, mode: str, repeats: int
+) -> dict[str, float]:
+    """Return the figures of one step: the time with communication and offload, balance and hops compute only."""
+    settings = settings_of(trace, ranks, mode).by(planner)
+    lengths = draw(trace, ranks, sequences, seed)
+    times = []
+    for turn in range(repeats + (repeats > 1)):
+        started = time.perf_counter()
+        plan = plan_step(lengths, settings)
+        if turn or repeats == 1:  # the first one warms up
+            times.append(time.perf_counter() - started)
+    plain = compute_only(settings)
+    even = plan_step(lengths, plain)
+    return {
+        "ms": 1e3 * float(np.median(times)),
+        "balance": useful(lengths, plain) / simulate(even, plain).makespan,
+        "hops": hops(even, plain),
+        "over_bound": simulate(plan, settings).makespan / lower_bound(lengths, settings),
+        "slots": (int(even.slot.max()) + 1) / least_slots(lengths, plain),
+    }
+
+
+def hops(plan: StepPlan, settings: PlanSettings) -> float:
+    """Return the token hops over their value at the needed degrees; 1 where none is needed and none is made."""
+    work = settings.costs.sequence(plan.lengths)
+    needed = np.maximum(-(-plan.lengths // plan.capacity), np.ceil(work / (work.sum() / plan.ranks)).astype(np.int64))
+    least = int((plan.lengths * (np.minimum(needed, plan.ranks) - 1)).sum())
+    made = int((plan.lengths * (plan.degrees - 1)).sum())
+    return made / least if least else 1.0 + made
+
+
+def least_slots(lengths: Ints, settings: PlanSettings) -> int:
+    """Return the least number of slots that hold all tokens."""
+    return -(-int(lengths.sum()) // (settings.ranks * settings.capacity))
+
+
+def first_plan() -> float:
+    """Return the seconds of a new process that makes one plan, importing included."""
+    times = []
+    for _ in range(2):  # the first one fills the cache
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", FIRST], check=True, cwd=Path(__file__).parent.parent)
+        times.append(time.perf_counter() - started)
+    return times[-1]
+
+
+def geometric(values: Any) -> float:
+    """Return the geometric mean."""
+    return float(np.exp(np.log(values).mean()))
+
+
+def shown(value: Any) -> str:
+    """Return a value as a table shows it."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

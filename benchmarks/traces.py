@@ -1,0 +1,63 @@
+"""The traces that planning is measured on: sequences and settings of a size, by name and seed.
+
+- lognormal: lengths 128..8,192 (mu 7, sigma 1), capacity 2K;
+- github, byted: the paper's mixes (engine/data/mixes.py), context 2M or what the ranks hold, capacity 8K.
+The model is the paper's 7B on nodes of eight H200, rates from the data sheet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.random import Generator, Philox
+from numpy.typing import NDArray
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.mixes import MIXES
+from engine.planner.settings import PlanSettings
+
+Ints = NDArray[np.int64]
+TRACES = ("lognormal", "github", "byted")
+_K = 1024
+_NOTHING = dict.fromkeys(("kv", "dkv", "latency", "round", "merge", "micro", "sequence"), 0.0)
+
+
+def settings_of(trace: str, ranks: int, mode: str = "free") -> PlanSettings:
+    """Return settings with communication and offload."""
+    return PlanSettings.of(_config(trace, ranks, mode))
+
+
+def compute_only(settings: PlanSettings) -> PlanSettings:
+    """Return the same settings where only linear layers and attention take time, without offload."""
+    rates = settings.costs.rates._replace(**_NOTHING)
+    return replace(settings, offload=0, costs=replace(settings.costs, rates=rates, fixed=0, slot=0))
+
+
+def draw(trace: str, ranks: int, sequences: int, seed: int) -> Ints:
+    """Return the lengths of one step, [sequences]."""
+    random = Generator(Philox(key=seed))
+    if trace == "lognormal":
+        return np.clip(random.lognormal(7.0, 1.0, sequences), 128, 8 * _K).astype(np.int64)
+    config = _config(trace, ranks, "free")
+    return np.minimum(MIXES[trace](random, config.lengths, sequences), config.context)
+
+
+def _config(trace: str, ranks: int, mode: str) -> Config:
+    capacity = 2 * _K if trace == "lognormal" else 8 * _K
+    context = min(8 * _K if trace == "lognormal" else 2048 * _K, ranks * capacity)
+    stage = 1 if mode == "free" else 3
+    return load(
+        [
+            "recipe=llama7b-2m",
+            "cluster=h200x8",
+            f"cluster.nodes={max(1, ranks // 8)}",
+            f"cluster.ranks_per_node={min(ranks, 8)}",
+            f"capacity={capacity}",
+            f"context={context}",
+            f"lengths.max={context}",
+            f"planner.mode={mode}",
+            f"zero.stage={stage}",
+        ]
+    )

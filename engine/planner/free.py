@@ -1,0 +1,109 @@
+"""Free mode: rings on a skyline, whole sequences on top, the best of a few tries; and the plan that comes of it.
+
+Letters: S sequences in descending order, P ranks, K shards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.planner import memory
+from engine.planner.bound import Floats
+from engine.planner.emit import build
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.problem import Problem
+from engine.planner.rings import all_folded
+from engine.planner.settings import PlanSettings
+from engine.planner.shorts import deal, even_out, pack
+from engine.planner.skyline import Rings, Rule, place_rings
+
+_INF = float("inf")
+_RULES = (  # in shares of the bound: limit, join; stretch; tries; gap, top (skyline.Rule)
+    (1.0, 0.0005, 1.0, 8, 0.05, 1.001),
+    (1.0, 0.002, 1.25, 8, 0.05, 1.005),
+    (1.0, 0.002, 1.25, 8, 0.0, 1.01),
+    (1.0, 0.002, 1.5, 8, 0.05, 1.01),
+    (1.0, 0.0, 1.5, 1, 0.0, _INF),
+    (0.75, 0.002, 1.25, 8, 0.05, 1.0),
+    (0.5, 0.002, 1.0, 8, 0.05, 1.0),
+)
+_PASSES = 16  # of swaps
+_CLOSE = 1.0025  # a candidate this near the bound is taken at once
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """The first `placed` sequences on rings, and the rank of each of the others."""
+
+    placed: int
+    rings: Rings
+    rings_height: Floats  # [P] of the rings alone
+    rank_of: Ints
+    height: Floats  # [P]
+
+    @property
+    def makespan(self) -> float:
+        """Return when the last rank is done, ns."""
+        return float(self.height.max())
+
+
+def best_candidate(problem: Problem) -> Candidate:
+    """Return the candidate that is done first."""
+    low = problem.bound
+    candidates: list[Candidate] = []
+    for limit, join, stretch, tries, gap, top in _RULES:
+        rule = Rule(limit * low, join * low, stretch, tries, gap * low, top * low)
+        placed, rings, height = _place(problem, rule)
+        if any(np.array_equal(height, other.rings_height) for other in candidates):
+            continue
+        candidates.append(_fill(problem, placed, rings, height))
+        if candidates[-1].makespan <= _CLOSE * low:
+            break
+    best = min(candidates, key=lambda candidate: candidate.makespan)
+    even_out(problem.times[best.placed :], problem.ranks.slow, best.height, best.rank_of, low, _PASSES)
+    return best
+
+
+def _place(problem: Problem, rule: Rule) -> tuple[int, Rings, Floats]:
+    count = len(problem.lengths)
+    rings = Rings(np.ones(count, dtype=np.int64), np.zeros(count, dtype=np.int64), np.zeros(count))
+    height = np.zeros(len(problem.ranks.slow))
+    placed = place_rings(problem.rates, problem.lengths, problem.gain, problem.ranks, rule, rings, height)
+    return placed, rings, height
+
+
+def _fill(problem: Problem, placed: int, rings: Rings, height: Floats) -> Candidate:
+    full = height.copy()
+    rank_of = deal(problem.times[placed:], problem.ranks.slow, full)
+    return Candidate(placed, rings, height, rank_of, full)
+
+
+def plan_of(problem: Problem, best: Candidate, settings: PlanSettings) -> StepPlan:
+    """Return the plan: rings along their start, then micro-batches of whole sequences, by their number in the rank."""
+    rings, placed, lengths = best.rings, best.placed, problem.lengths
+    group = np.empty(len(lengths), dtype=np.int64)
+    group[np.argsort(rings.start[:placed], kind="stable")] = np.arange(placed)
+    group[placed:] = placed + pack(lengths[placed:], best.rank_of, settings.capacities)
+    first = rings.first.copy()
+    first[placed:] = best.rank_of
+    return on_neighbours(problem, group, rings.degree, first, settings)
+
+
+def on_neighbours(problem: Problem, group: Ints, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
+    """Return the plan of sequences in groups, on folded rings of neighbouring ranks; all [S]."""
+    back = np.argsort(problem.order)
+    ring_start, ring_ranks = all_folded(first[back], degree[back])
+    return build(
+        "adaptive",
+        settings.mode,
+        settings.ranks,
+        settings.capacity,
+        problem.lengths[back],
+        group[back],
+        ring_start,
+        ring_ranks,
+        memory.offload(problem.lengths, degree, settings)[back],
+        settings.stages,
+    )

@@ -1,0 +1,52 @@
+"""A step as our planner reads it: sequences in descending order, their least degrees, what they cost, and the bound.
+
+Letters: S sequences, P ranks. ns, tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.cost.times import Rates, wholes
+from engine.planner import memory
+from engine.planner.bound import Floats, bound
+from engine.planner.plan import Ints
+from engine.planner.settings import PlanSettings
+from engine.planner.skyline import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """One step. `order` [S] is the place that each sequence has in the step itself."""
+
+    order: Ints
+    lengths: Ints  # [S] descending
+    times: Floats  # [S] of uncut sequences, with their share of a micro-batch's fixed cost
+    gain: Floats  # [S] how many times its capacity a rank holds of a sequence, with offload
+    rates: Rates
+    ranks: Ranks
+    bound: float
+
+
+def problem_of(lengths: Ints, settings: PlanSettings) -> Problem:
+    """Return the problem of a step of `lengths` [S]."""
+    order = np.argsort(-lengths, kind="stable")
+    lengths = np.ascontiguousarray(lengths[order])
+    rates, cluster, holds = settings.costs.rates, settings.cluster, settings.capacities
+    gain, most = np.ones(len(lengths)), holds
+    if settings.offload and settings.costs.layers > 2:
+        gain, most = memory.gain(lengths, settings), memory.most_tokens(settings)
+    share = rates.micro / settings.capacity  # a full micro-batch holds C tokens
+    node = max(node.slots for node in cluster.nodes)
+    ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
+    held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
+    power = int(cluster.speed.sum()) / 100
+    low = bound(rates, lengths, -(-lengths // held), share, node, settings.ranks, power)
+    return Problem(order, lengths, wholes(rates, lengths) + share * lengths, gain, rates, ranks, low)
+
+
+def lower_bound(lengths: Ints, settings: PlanSettings) -> float:
+    """Return the lower bound of a step of `lengths` [S], ns (docs/planner.md); stages of a pipeline share the work."""
+    return problem_of(lengths, settings).bound / settings.stages
