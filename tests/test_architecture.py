@@ -16,7 +16,7 @@ PURE = ("config", "cluster", "cost", "planner", "simulator", "data", "report")
 # Each layer may import those after it. Packages of one layer may import each other, as long as no cycle comes of it.
 LAYERS = (
     {"bytescale_cli"},
-    {"trainer", "launch", "report"},
+    {"trainer", "launch", "report", "hardware"},
     {"zero", "memory", "attention", "models"},
     {"data", "simulator"},
     {"planner"},

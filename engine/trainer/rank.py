@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,15 +24,27 @@ def main(arguments: list[str]) -> int:
     """Run `python -m engine.trainer RUN [CHECKPOINT]`; return the exit code."""
     folder = RunFolder(Path(arguments[0]))
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
+
+    def work(stop: Callable[[], bool]) -> int:
+        from engine.trainer.loop import train
+
+        return train(folder, checkpoint, stop)
+
+    return run_rank(folder, work)
+
+
+def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int]) -> int:
+    """Run `work` as the rank that the launcher's environment names, and return its exit code.
+
+    `work` gets a function that says whether the launcher has asked to stop.
+    """
     rank = int(os.environ["RANK"])
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     try:
-        from engine.trainer.loop import train
-
-        return train(folder, checkpoint, stop.is_set)
+        return work(stop.is_set)
     except BaseException as error:
         code, problem = explain(error)
         cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}

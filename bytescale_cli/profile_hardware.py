@@ -1,0 +1,85 @@
+"""`bytescale profile-hardware`: measures this machine and writes the calibration that the cost model reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, Overrides
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.hardware.profile import Profile
+
+_GOOD = 0.15  # relative; above it the calibration, or the machine while it was measured, is worth a warning
+
+
+def profile_hardware(
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option(metavar="FILE", help="Where the calibration goes.")] = "calibration.json",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure this machine and write its calibration, for cluster.calibration=FILE. Takes about a minute."""
+    from engine.config.load import load
+
+    config = load(overrides or [])
+    path = Path(out)
+    check_writable(path)
+
+    import torch
+
+    from engine.hardware.profile import profile
+
+    found = profile(config, torch.cuda.device_count(), output.say)
+    found.calibration.write(path)
+    for warning in warnings(found):
+        output.say(f"warning: {warning}")
+    output.emit({"hardware": payload(found) | {"out": str(path)}}, _text(found, path), as_json=json)
+
+
+def check_writable(path: Path) -> None:
+    """Raise ConfigError for a file that could not be written: better now than after a minute of measuring."""
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise ConfigError(f"{path} cannot be written", key="--out", hint="name a file in a folder that exists")
+
+
+def payload(found: Profile) -> dict[str, Any]:
+    """Return all terms, and how well the cost model gives the measured micro-batches back with them."""
+    points = [
+        {"micro_batch": str(point.case), "measured_s": point.measured_s, "predicted_s": point.predicted_s}
+        for point in found.points
+    ]
+    fit = {"points": len(points), "median_error": found.median_error, "worst_error": abs(found.worst.error)}
+    return vars(found.calibration) | {"fit": fit, "spread": found.spread, "measured": points}
+
+
+def warnings(found: Profile) -> list[str]:
+    """Return what to know before trusting the calibration."""
+    texts = []
+    if found.spread > _GOOD:
+        half = f"half of the timings lie {found.spread:.0%} or more above the best"
+        texts.append(f"the machine was busy: {half}; run it again when nothing else runs")
+    if found.median_error > _GOOD:
+        texts.append(f"the cost model is off by {found.median_error:.0%} in the median")
+    if abs(found.worst.error) > _GOOD:
+        texts.append(f"the cost model is off by {found.worst.error:+.0%} at worst: {found.worst.case}")
+    return texts
+
+
+def _text(found: Profile, path: Path) -> str:
+    from engine.hardware.terms import rows
+
+    table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
+    worst = f"worst {abs(found.worst.error):.1%} ({found.worst.case})"
+    fit = (
+        f"cost model against {len(found.points)} measured micro-batches: median error {found.median_error:.1%}, {worst}"
+    )
+    name = found.calibration.cluster
+    use = f"written to {path}; use it with cluster={name} cluster.calibration={path}"
+    return "\n".join([f"{found.calibration.device}, {found.measured.ranks} ranks", table, "", fit, use])

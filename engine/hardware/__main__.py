@@ -1,0 +1,20 @@
+"""`python -m engine.hardware FOLDER`: what `profile-hardware` starts once a rank."""
+
+import signal
+import sys
+
+if __name__ == "__main__":  # the planning process imports this module again and must not measure
+    from pathlib import Path
+
+    from engine.trainer.folder import RunFolder
+    from engine.trainer.rank import run_rank
+
+    def work(folder: RunFolder) -> int:
+        """Measure in a folder; imported here, so that a failing import is told too."""
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is to be saved
+        from engine.hardware.rank import measure
+
+        return measure(folder)
+
+    found = RunFolder(Path(sys.argv[1]))
+    sys.exit(run_rank(found, lambda stop: work(found)))

@@ -1,0 +1,106 @@
+"""Times what a rank does beside the model's micro-batches: transfers, copies, updates, one linear layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine.attention.comm import Exchange
+from engine.config.schema import Model, Optimizer
+from engine.cost.memory import element_bytes
+from engine.hardware.timing import Run, Stopwatch, interleaved
+from engine.trainer.groups import Groups
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext
+
+TRANSFERS = (1 << 12, 1 << 16, 1 << 19, 1 << 22)  # bytes
+_BUFFER = 1 << 24  # elements: larger than caches
+_FULL = 256  # tokens of a product that computing bounds, not reading the weights
+
+
+def name(device: torch.device) -> str:
+    """Return what the device calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else 'CPU'}, {torch.get_num_threads()} threads a rank"
+
+
+def transfers(context: RankContext, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:
+    """Return (bytes, seconds) of messages that neighbours of a ring exchange, each way at the same time."""
+    runs = [_exchange(size, context, groups) for size in TRANSFERS]
+    timed = interleaved(runs, groups, seconds)
+    return tuple((size, timing.total_s) for size, timing in zip(TRANSFERS, timed, strict=False))
+
+
+def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float) -> float:
+    """Return how many tokens of work reading the weights of a linear layer takes, from one token and from many.
+
+    T(t) = launch + (t + half) u: a product of one weight gives the launch.
+    """
+    sizes = ((1, 1, 1), (shape.hidden, shape.ffn, 1), (shape.hidden, shape.ffn, _FULL))
+    runs = [_product(*size, dtype, groups.device) for size in sizes]
+    launch, one, full = (timing.total_s for timing in interleaved(runs, groups, seconds))
+    return max(0.0, (one - launch) / ((full - one) / (_FULL - 1)) - 1) if full > one else 0.0
+
+
+def copy_bytes_per_s(groups: Groups, seconds: float) -> float:
+    """Return the rate of copies from device to host; on a CPU rank, of copies in memory."""
+    device, watch = groups.device, Stopwatch(groups.device)
+    source = torch.zeros(_BUFFER, device=device)
+    target = torch.zeros(_BUFFER, pin_memory=device.type == "cuda")
+
+    def run() -> tuple[float, float]:
+        began = watch.now()
+        target.copy_(source, non_blocking=True)
+        return watch.now() - began, 0.0
+
+    (timing,) = interleaved([run], groups, seconds)
+    return source.numel() * source.element_size() / timing.total_s
+
+
+def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds: float) -> float:
+    """Return the rate of the optimizer's update: bytes counted as the cost model counts them, a parameter 6 w + b."""
+    b, w = element_bytes(dtype)
+    device, watch = groups.device, Stopwatch(groups.device)
+    model = nn.Linear(_BUFFER // 4, 1, bias=False, device=device)
+    model.weight.grad = torch.zeros_like(model.weight)
+    optimizer = build_optimizer(model, settings)
+
+    def run() -> tuple[float, float]:
+        began = watch.now()
+        optimizer.step()
+        return watch.now() - began, 0.0
+
+    (timing,) = interleaved([run], groups, seconds)
+    return model.weight.numel() * (6 * w + b) / timing.total_s
+
+
+def _exchange(size: int, context: RankContext, groups: Groups) -> Run:
+    send = torch.zeros(size // 4, device=context.device)
+    receive, watch = torch.empty_like(send), Stopwatch(context.device)
+    following, previous = (groups.rank + 1) % groups.world, (groups.rank - 1) % groups.world
+
+    def run() -> tuple[float, float]:
+        began = watch.now()
+        context.comm.post([Exchange(send, following, receive, previous)]).wait()
+        return watch.now() - began, 0.0
+
+    return run
+
+
+def _product(inputs: int, outputs: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Run:
+    layer = nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
+    x, watch = torch.randn(tokens, inputs, device=device, dtype=dtype), Stopwatch(device)
+
+    def run() -> tuple[float, float]:
+        with torch.no_grad():
+            began = watch.now()
+            layer(x)
+            return watch.now() - began, 0.0
+
+    return run

@@ -1,0 +1,124 @@
+"""One rank that measures: real steps of the trainer first, then everything else with the trainer's own engine."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from engine.config.load import read_resolved
+from engine.config.schema import Config
+from engine.cost.memory import parameters
+from engine.errors import ExitCode
+from engine.hardware import device, micro_batches
+from engine.hardware.cases import cases
+from engine.hardware.measured import RESULT, Case, Measured, Timing
+from engine.hardware.prepare import longest, other_layers, with_layers
+from engine.hardware.timing import Run, Stopwatch, gather, interleaved
+from engine.models.llama.model import Llama
+from engine.trainer.folder import RunFolder
+from engine.trainer.groups import Groups, join_groups
+from engine.trainer.loop import Trainer
+from engine.trainer.metrics import read_metrics
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext
+from engine.zero.engine import ZeroEngine
+
+_STEPS, _WARM = 14, 4
+_TOO_LONG_S = 2.0  # of a micro-batch: longer ones are left out
+# Seconds of each part of the measuring, about: no part takes fewer than a few repetitions.
+_SECONDS = {"micro_batches": 30.0, "transfers": 1.5, "updates": 2.0, "half": 1.0, "copies": 0.5}
+_WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied": False}  # a model of a few matrices
+_WIDE_VOCAB = {"cpu": 1 << 15, "cuda": 1 << 20}
+
+
+def measure(folder: RunFolder) -> int:
+    """Measure on this rank, all ranks at once; rank 0 writes what `measured.read` reads. Returns OK."""
+    config = read_resolved(folder.resolved)
+    groups = join_groups()
+    trainer = Trainer(folder, config, groups)
+    measured = _measure(config, groups, trainer)
+    if groups.rank == 0:
+        measured.write(folder.root / RESULT)
+    trainer.close()
+    return ExitCode.OK
+
+
+def _measure(config: Config, groups: Groups, trainer: Trainer) -> Measured:
+    shape, context, several = config.model, trainer.context, groups.world > 1
+    dtype = next(trainer.engine.module.parameters()).dtype
+    fixed_s = _fixed_seconds(trainer, groups)
+    most = longest(config, groups.device.type)
+    return Measured(
+        device=device.name(groups.device),
+        ranks=groups.world,
+        layers=shape.layers,
+        fixed_s=fixed_s,
+        micro_batches=_micro_batches(config, groups, trainer, most),
+        transfers=device.transfers(context, groups, _SECONDS["transfers"]) if several else (),
+        updates=_updates(config, groups, trainer),
+        half_tokens=device.half_tokens(shape, dtype, groups, _SECONDS["half"]),
+        copy_bytes_per_s=device.copy_bytes_per_s(groups, _SECONDS["copies"]),
+        memory_bytes_per_s=device.memory_bytes_per_s(config.optimizer, config.dtype, groups, _SECONDS["copies"]),
+    )
+
+
+def _fixed_seconds(trainer: Trainer, groups: Groups) -> float:
+    """Return what a real step takes beside its micro-batches: plan, reduction, update, exchange. The median of some."""
+    trainer.begin(None)
+    fixed = []
+    for step in range(_STEPS):
+        trainer.one_step(lambda: False)
+        if groups.rank == 0 and step >= _WARM:
+            spans = json.loads(trainer.folder.trace.read_text(encoding="utf-8"))["spans"]
+            line = read_metrics(trainer.folder.metrics)[-1]
+            fixed.append(line["step_s"] - max(stop for _, _, _, stop in spans))
+    trainer.ahead.close()
+    return float(gather(sorted(fixed)[len(fixed) // 2] if fixed else 0.0, groups)[0])
+
+
+def _micro_batches(config: Config, groups: Groups, trainer: Trainer, most: int) -> tuple[tuple[Case, Timing], ...]:
+    other = other_layers(config.model)
+    engines = {config.model.layers: trainer.engine}
+    if other is not None:
+        engines[other] = _engine(with_layers(config, other), groups)
+    todo = sorted(cases(config.model.layers, other, groups.world, most), key=_cost)
+    runs = micro_batches.runs(todo, engines, trainer.context, groups.world, config.model.vocab)
+    timed = interleaved(runs, groups, _SECONDS["micro_batches"], _TOO_LONG_S)
+    return tuple(zip(todo, timed, strict=False))
+
+
+def _cost(case: Case) -> int:
+    """Return about what a case costs: longest sequences last."""
+    return case.layers * (sum(s * (s + 1000) for s in case.whole) + sum(s * (s + 1000) // 2 for s in case.shared))
+
+
+def _updates(config: Config, groups: Groups, trainer: Trainer) -> tuple[tuple[int, float], ...]:
+    """Return (parameters, seconds) of the optimizer's step of the trained model and of a larger one."""
+    wide = config.model.model_copy(update=_WIDE | {"vocab": _WIDE_VOCAB[groups.device.type]})
+    large = config.model_copy(update={"model": wide})
+    sized = ((config, trainer.engine), (large, _engine(large, groups)))
+    runs = [_update(engine, trainer.context, groups, sizes.model.vocab) for sizes, engine in sized]
+    timed = interleaved(runs, groups, _SECONDS["updates"])
+    return tuple((parameters(sizes.model), timing.total_s) for (sizes, _), timing in zip(sized, timed, strict=True))
+
+
+def _update(engine: ZeroEngine, context: RankContext, groups: Groups, vocab: int) -> Run:
+    (step,) = micro_batches.runs([Case(1, (32,))], {1: engine}, context, groups.world, vocab)
+    watch = Stopwatch(groups.device)
+
+    def run() -> tuple[float, float]:
+        step()
+        torch.distributed.barrier(groups.control)
+        began = watch.now()
+        engine.step(1e-6)
+        return watch.now() - began, 0.0
+
+    return run
+
+
+def _engine(config: Config, groups: Groups) -> ZeroEngine:
+    model = Llama(config.model)
+    model.initialise(config.run.seed)
+    model.to(groups.device)
+    return ZeroEngine(model, build_optimizer(model, config.optimizer), config)

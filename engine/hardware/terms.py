@@ -1,0 +1,53 @@
+"""The terms of a calibration for people: each with its value, its unit, and how it was measured."""
+
+from __future__ import annotations
+
+from engine.cost.calibration import Calibration
+from engine.hardware.measured import Measured
+
+_MICRO = "fit of micro-batches of whole sequences, forward and backward"
+_FORWARD = "fit of micro-batches of whole sequences, forward"
+_RING = "fit of micro-batches with rings of two ranks"
+_MESSAGES = "messages of 4 KiB to 4 MiB, both ways at once"
+
+_HOW = {
+    "linear_flops_per_s": _FORWARD,
+    "linear_backward": _MICRO,
+    "attention_flops_per_s": _FORWARD,
+    "attention_backward": _MICRO,
+    "half_tokens": "one linear layer, of one token and of many",
+    "micro_batch_s": f"{_MICRO}, and of fewer layers",
+    "layer_s": f"{_MICRO}, and of fewer layers",
+    "sequence_s": _MICRO,
+    "round_s": _RING,
+    "merge_bytes_per_s": _RING,
+    "latency_s": _MESSAGES,
+    "node_bytes_per_s": _MESSAGES,
+    "overlap": _RING,
+    "copy_bytes_per_s": "copies of 64 MiB",
+    "reduce_bytes_per_s": "optimizer steps of models of two sizes",
+    "memory_bytes_per_s": "optimizer updates of 4M parameters",
+    "step_s": "real training steps without their micro-batches",
+}
+_SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine shows nothing of a network
+_NEED_TWO = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
+NOT_MEASURED = "not measured: data sheet or round figure"
+_UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s", 1e-3, "ms"))
+
+
+def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, str]]:
+    """Return (term, value with its unit, how it was measured) of all terms."""
+    unmeasured = _SHEET + (_NEED_TWO if measured.ranks == 1 else ())
+    return [
+        (name, shown(name, value), NOT_MEASURED if name in unmeasured else _HOW[name])
+        for name, value in vars(calibration).items()
+        if not isinstance(value, str)
+    ]
+
+
+def shown(name: str, value: float) -> str:
+    """Return a value with the unit that its name says."""
+    for ending, size, unit in _UNITS:
+        if name.endswith(ending):
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.3g}"
