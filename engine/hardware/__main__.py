@@ -1,4 +1,4 @@
-"""`python -m engine.hardware FOLDER`: what `profile-hardware` starts once a rank."""
+"""`python -m engine.hardware FOLDER SECONDS`: what `profile-hardware` starts once a rank."""
 
 import signal
 import sys
@@ -14,7 +14,7 @@ if __name__ == "__main__":  # the planning process imports this module again and
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is to be saved
         from engine.hardware.rank import measure
 
-        return measure(folder)
+        return measure(folder, float(sys.argv[2]))
 
     found = RunFolder(Path(sys.argv[1]))
     sys.exit(run_rank(found, lambda stop: work(found)))

@@ -24,6 +24,7 @@ from engine.launch.commands import RankCommand, free_port, rank_commands
 from engine.launch.ranks import PreemptedError, run_ranks
 from engine.trainer.folder import RunFolder
 
+SECONDS = 36.0  # of measuring, about; starting takes ten more
 Say = Callable[[str], None]
 
 
@@ -97,5 +98,5 @@ def _run(config: Config, neighbours: int, folder: RunFolder) -> None:
 
 
 def _measuring(command: RankCommand, threads: str, folder: RunFolder) -> RankCommand:
-    arguments = (sys.executable, "-m", "engine.hardware", str(folder.root))
+    arguments = (sys.executable, "-m", "engine.hardware", str(folder.root), str(SECONDS))
     return replace(command, arguments=arguments, environment={**command.environment, "OMP_NUM_THREADS": threads})

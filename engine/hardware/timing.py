@@ -20,7 +20,7 @@ from engine.trainer.groups import Groups
 
 Run = Callable[[], tuple[float, float]]  # forward and backward of something, seconds; or one time and 0
 _MOST, _FEWEST = 25, 2  # repetitions
-_QUANTILE = 0.25  # of repetitions: what others do on the machine makes times longer, never shorter
+QUANTILE = 0.25  # of repetitions: what others do on the machine makes times longer, never shorter
 
 
 class Stopwatch:
@@ -78,8 +78,8 @@ def _timing(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
     """Return the mean over ranks of the lower quartiles of [ranks, repeats, 2] times."""
     taken: NDArray[np.float64] = np.array(samples, dtype=np.float64)
     totals = taken.sum(2)
-    forward, backward = np.quantile(taken, _QUANTILE, axis=1).mean(0)
+    forward, backward = np.quantile(taken, QUANTILE, axis=1).mean(0)
     # Quantiles of parts do not add up to that of their sum: the parts share it in their own proportion.
-    scale = np.quantile(totals, _QUANTILE, axis=1).mean() / (forward + backward)
+    scale = np.quantile(totals, QUANTILE, axis=1).mean() / (forward + backward)
     spread = float((np.median(totals, axis=1) / totals.min(1)).mean() - 1)
     return Timing(float(forward * scale), float(backward * scale), spread)

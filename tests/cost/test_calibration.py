@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config.load import load
+from engine.cost.calibration import SCHEMA, read
+from engine.cost.datasheets import nominal
+from engine.cost.model import Costs
+from engine.errors import ConfigError
+
+OURS = replace(nominal("local"), source="measured", linear_flops_per_s=1.25e10, overlap=0.3, step_s=0.0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    OURS.write(tmp_path / "calibration.json")
+    return tmp_path / "calibration.json"
+
+
+def changed(file: Path, **changes: Any) -> Path:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    return file
+
+
+def refusal(path: Path, cluster: str = "local") -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(path, cluster)
+    (problem,) = caught.value.problems
+    assert problem.key == "cluster.calibration"
+    assert problem.hint is not None and "profile-hardware" in problem.hint
+    assert str(path) in problem.message
+    return problem.message
+
+
+def test_what_was_written_is_read(file: Path) -> None:
+    assert read(file, "local") == OURS
+    assert json.loads(file.read_text()) == {"schema": SCHEMA, **asdict(OURS)}
+
+
+def test_whole_numbers_are_numbers(file: Path) -> None:
+    assert read(changed(file, nics_per_node=2), "local").nics_per_node == 2
+
+
+@pytest.mark.parametrize("name", list(asdict(OURS)))
+def test_each_missing_term_is_named(file: Path, name: str) -> None:
+    """A term that silently kept a default would make every plan wrong."""
+    found = json.loads(file.read_text())
+    del found[name]
+    file.write_text(json.dumps(found))
+    assert f"terms missing: {name}; unknown: none" in refusal(file)
+
+
+def test_an_unknown_term_is_named(file: Path) -> None:
+    assert "terms missing: none; unknown: speed" in refusal(changed(file, speed=1.0))
+
+
+def test_a_calibration_of_another_cluster(file: Path) -> None:
+    assert "it was made for cluster=local, not for cluster=h200x8" in refusal(file, "h200x8")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "must"),
+    [
+        ("linear_flops_per_s", 0, "must be positive, not 0"),
+        ("linear_flops_per_s", -1.5, "must be positive, not -1.5"),
+        ("linear_flops_per_s", "fast", "must be a finite number, not 'fast'"),
+        ("linear_flops_per_s", True, "must be a finite number, not True"),
+        ("linear_flops_per_s", None, "must be a finite number, not None"),
+        ("node_bytes_per_s", float("inf"), "must be a finite number, not inf"),
+        ("latency_s", float("nan"), "must be a finite number, not nan"),
+        ("latency_s", -1e-6, "must be 0 or more, not -1e-06"),
+        ("overlap", 1.01, "must be from 0 to 1, not 1.01"),
+        ("device", 3, "must be text, not 3"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(file: Path, name: str, value: object, must: str) -> None:
+    assert f"{name} {must}" in refusal(changed(file, **{name: value}))
+
+
+def test_zero_costs_are_costs(file: Path) -> None:
+    names = ("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "latency_s", "overlap", "step_s")
+    found = read(changed(file, **dict.fromkeys(names, 0)), "local")
+    assert [getattr(found, name) for name in names] == [0] * len(names)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "7", '{"schema": 2}', "{}"])
+def test_what_is_no_calibration(file: Path, text: str) -> None:
+    file.write_text(text)
+    assert "JSON" in (said := refusal(file)) or f"no calibration of schema {SCHEMA}" in said
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "none.json")
+
+
+def test_a_file_that_is_no_text(file: Path) -> None:
+    file.write_bytes(b"\xff\xfe\x00")
+    assert "it is not JSON" in refusal(file)
+
+
+def test_costs_come_from_the_file_that_the_config_names(file: Path) -> None:
+    costs = Costs.of(load([f"cluster.calibration={file}"]))
+    assert costs.source == "a CPU core (measured)"
+    assert costs.peak_flops_per_s == OURS.linear_flops_per_s
