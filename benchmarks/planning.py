@@ -19,9 +19,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.traces import TRACES, Ints, compute_only, draw, settings_of
-from engine.planner.problem import lower_bound
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.plan import StepPlan
+from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate, useful
 

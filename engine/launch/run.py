@@ -146,7 +146,7 @@ def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, A
                 "tokens": int(plan.lengths.sum()),
                 "micro_batches": plan.micro_batches,
                 "max_degree": int(plan.degrees.max()),
-                "balance": balance(plan, costs),
+                "balance": balance(plan, settings),
             }
         )
     commands = [str(command) for command in rank_commands(cluster, folder, None, free_port())]

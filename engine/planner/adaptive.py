@@ -18,7 +18,7 @@ from engine.planner.free import best_candidate, plan_of
 from engine.planner.lockstep import lockstep
 from engine.planner.naive import naive
 from engine.planner.plan import Ints, StepPlan
-from engine.planner.problem import problem_of
+from engine.planner.problem import problem_of, without_offload
 from engine.planner.settings import PlanSettings
 from engine.planner.slotted import plan_in_slots
 from engine.planner.small import is_small, searched
@@ -26,6 +26,7 @@ from engine.planner.staged import staged
 from engine.planner.static import degree, static
 
 Planner = Callable[[Ints, PlanSettings], StepPlan]
+_LARGE = 4096  # sequences from which only the more promising of both is tried
 _FEW = 2**17  # shards up to which other planners' plans are tried in slots
 _WORTH = 0.999  # offload is taken only where it shortens the step
 
@@ -42,14 +43,17 @@ def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
 
 def _free(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    problem = problem_of(lengths, replace(settings, offload=0))
-    best = best_candidate(problem)
-    if settings.offload and settings.costs.layers > 2:
-        other = best_candidate(problem_of(lengths, settings))
-        if other.makespan < _WORTH * best.makespan:
+    """Plan in free mode: with offload or without, whichever promises more first, the other if it could be better."""
+    wider = problem_of(lengths, settings)
+    plain = without_offload(wider, settings) if settings.offload else wider
+    first, second = (wider, plain) if wider.bound < _WORTH * plain.bound else (plain, wider)
+    best = best_candidate(first)
+    if second.bound < _WORTH * best.makespan and len(lengths) < _LARGE:
+        other = best_candidate(second)
+        if other.makespan < (_WORTH if second is wider else 1.0) * best.makespan:
             best = other
-    found = searched(problem, best, settings) if is_small(problem, settings) else None
-    return plan_of(problem, best, settings) if found is None else found
+    found = searched(plain, best, settings) if is_small(plain, settings) else None
+    return plan_of(plain, best, settings) if found is None else found
 
 
 def _others(lengths: Ints, settings: PlanSettings) -> Iterator[Planner]:

@@ -20,9 +20,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
+from numba import njit
 
-from engine.planner.gangs import components
+from engine.errors import PlanError
+from engine.planner.gangs import components, numbered
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.rows import grouped, out_of_range, short_row
 
 Ring = Sequence[int] | Ints
 Group = Sequence[tuple[int, Ring]]  # (sequence, ordered ranks of its ring)
@@ -64,18 +67,16 @@ def build(
 ) -> StepPlan:
     """Return the plan of sequences in groups, [S], on rings, [S + 1] and [K].
 
-    In lockstep mode a group is a slot. `offload` [S] is in ppm; a micro-batch takes the largest of its sequences.
+    Groups are numbered from 0 without large holes. In lockstep mode a group is a slot. `offload` [S] is in ppm; a micro-batch takes the largest of its sequences.
     """
-    shard_cell = np.repeat(group, np.diff(ring_start)) * ranks + ring_ranks
-    cells = _cells(mode, ranks, shard_cell)  # [M] ascending: group by group, ranks ascending in each
-    shard_cell = np.searchsorted(cells, shard_cell)
-    label = components(shard_cell, ring_start, len(cells))
-
-    by_rank = np.argsort(cells % ranks, kind="stable")  # a rank's micro-batches stay in the global order
-    micro_of_cell = np.empty_like(by_rank)
-    micro_of_cell[by_rank] = np.arange(len(cells))
-    shard_micro = micro_of_cell[shard_cell]
-    shard_order = np.argsort(shard_micro, kind="stable")  # by sequence, so that members agree on the order of rings
+    _check(ranks, group, ring_start, ring_ranks)
+    groups = int(group.max()) + 1
+    sequences = grouped(group, groups)[1]
+    place = _in_slots if mode == "lockstep" else _in_turn
+    shard_micro, micro_start, micro_group = place(group, groups, sequences, ring_start, ring_ranks, ranks)
+    micro_batches = len(micro_group)
+    shard_start, shard_order = grouped(shard_micro, micro_batches)  # by sequence: members agree on the order of rings
+    order = grouped(micro_group, groups + 1)[1]  # the global one, ranks ascending in each group
     return StepPlan(
         planner=name,
         mode=mode,
@@ -85,29 +86,76 @@ def build(
         lengths=lengths,
         ring_start=ring_start,
         ring_ranks=ring_ranks,
-        micro_start=np.searchsorted((cells % ranks)[by_rank], np.arange(ranks + 1)),
-        shard_start=np.searchsorted(shard_micro[shard_order], np.arange(len(cells) + 1)),
+        micro_start=micro_start,
+        shard_start=shard_start,
         shard_order=shard_order,
-        gang=np.unique(label, return_inverse=True)[1][by_rank],
-        slot=(cells // ranks)[by_rank] if mode == "lockstep" else np.full(len(cells), -1, dtype=np.int64),
-        offload=_offload(offload, shard_micro, ring_start, len(cells)),
+        gang=numbered(components(shard_micro, ring_start, micro_batches), order),
+        slot=micro_group if mode == "lockstep" else np.full(micro_batches, -1),
+        offload=_none(micro_batches) if offload is None else _most(offload, shard_micro, ring_start, micro_batches),
     )
 
 
-def _offload(offload: Ints | None, shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
-    most = np.zeros(micro_batches, dtype=np.int64)
-    if offload is not None:
-        np.maximum.at(most, shard_micro, np.repeat(offload, np.diff(ring_start)))
-    return most
+def _check(ranks: int, group: Ints, ring_start: Ints, ring_ranks: Ints) -> None:
+    """Refuse what the kernels would stumble over; all else is for `verify`."""
+    at = out_of_range(ring_ranks, 0, ranks)
+    if at >= 0:
+        raise PlanError(0, f"ring_ranks[{at}] is {ring_ranks[at]}")
+    row = short_row(ring_start, len(ring_ranks), 1)
+    if row >= 0 or len(group) == 0 or len(ring_start) != len(group) + 1 or ring_start[0] != 0:
+        raise PlanError(0, "each sequence of a plan has one group and one ring of at least one rank")
+    if group.min() < 0:
+        raise PlanError(0, f"a group has the number {group.min()}")
 
 
-def _cells(mode: str, ranks: int, busy: Ints) -> Ints:
-    """Return the places group x ranks + rank that hold a micro-batch, idle ones included.
+def _none(micro_batches: int) -> Ints:
+    return np.zeros(micro_batches, dtype=np.int64)
 
-    In lockstep mode each rank has one in every slot; else a rank without any work has one, behind all groups.
+
+@njit(cache=True)
+def _in_turn(
+    group: Ints, groups: int, sequences: Ints, ring_start: Ints, ring_ranks: Ints, ranks: int
+) -> tuple[Ints, Ints, Ints]:
+    """Return each shard's micro-batch, [K], where each rank's begin, [P + 1], and each micro-batch's group, [M].
+
+    `sequences` come in the order of groups. A rank without any work has one micro-batch, behind all groups.
     """
-    groups = int(busy.max()) // ranks + 1
-    if mode == "lockstep":
-        return np.arange(groups * ranks, dtype=np.int64)
-    idle = np.setdiff1d(np.arange(ranks, dtype=np.int64), busy % ranks)
-    return np.union1d(busy, groups * ranks + idle)
+    latest = np.full(ranks, -1)  # by rank: the group of its latest micro-batch
+    count = np.zeros(ranks, np.int64)
+    shard_micro = np.empty(len(ring_ranks), np.int64)
+    for sequence in sequences:
+        for shard in range(ring_start[sequence], ring_start[sequence + 1]):
+            rank = ring_ranks[shard]
+            if latest[rank] != group[sequence]:
+                latest[rank] = group[sequence]
+                count[rank] += 1
+            shard_micro[shard] = count[rank] - 1
+    micro_start = np.zeros(ranks + 1, np.int64)
+    for rank in range(ranks):
+        micro_start[rank + 1] = micro_start[rank] + max(count[rank], 1)
+    micro_group = np.full(micro_start[-1], groups)
+    for sequence in range(len(group)):
+        for shard in range(ring_start[sequence], ring_start[sequence + 1]):
+            shard_micro[shard] += micro_start[ring_ranks[shard]]
+            micro_group[shard_micro[shard]] = group[sequence]
+    return shard_micro, micro_start, micro_group
+
+
+@njit(cache=True)
+def _in_slots(
+    group: Ints, slots: int, sequences: Ints, ring_start: Ints, ring_ranks: Ints, ranks: int
+) -> tuple[Ints, Ints, Ints]:
+    """Return the same where each rank has one micro-batch in every slot."""
+    shard_micro = np.empty(len(ring_ranks), np.int64)
+    for sequence in sequences:
+        for shard in range(ring_start[sequence], ring_start[sequence + 1]):
+            shard_micro[shard] = ring_ranks[shard] * slots + group[sequence]
+    return shard_micro, np.arange(ranks + 1) * slots, np.arange(ranks * slots) % slots
+
+
+@njit(cache=True)
+def _most(offload: Ints, shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
+    most = np.zeros(micro_batches, np.int64)
+    for sequence in range(len(offload)):
+        for shard in range(ring_start[sequence], ring_start[sequence + 1]):
+            most[shard_micro[shard]] = max(most[shard_micro[shard]], offload[sequence])
+    return most

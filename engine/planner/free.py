@@ -20,17 +20,21 @@ from engine.planner.shorts import deal, even_out, pack
 from engine.planner.skyline import Rings, Rule, place_rings
 
 _INF = float("inf")
-_RULES = (  # in shares of the bound: limit, join; stretch; tries; gap, top (skyline.Rule)
-    (1.0, 0.0005, 1.0, 8, 0.05, 1.001),
-    (1.0, 0.002, 1.25, 8, 0.05, 1.005),
-    (1.0, 0.002, 1.25, 8, 0.0, 1.01),
-    (1.0, 0.002, 1.5, 8, 0.05, 1.01),
-    (1.0, 0.0, 1.5, 1, 0.0, _INF),
-    (0.75, 0.002, 1.25, 8, 0.05, 1.0),
+_EVEN = (  # in shares of the bound: limit, join; stretch; tries; gap, top (skyline.Rule)
+    (1.0, 0.0005, 1.0, 8, 0.05, 1.001),  # whole sequences will fill what rings leave open
+    (1.0, 0.0005, 2.0, 8, 0.05, 1.002),  # rings must leave little open
+)
+_MORE = (
+    (1.0, 0.0005, 1.5, 8, 0.05, 1.002),
+    (1.0, 0.002, 3.0, 8, 0.1, 1.005),
+    (0.9, 0.002, 1.0, 8, 0.05, 1.0),
+    (0.75, 0.002, 1.5, 8, 0.05, 1.0),
     (0.5, 0.002, 1.0, 8, 0.05, 1.0),
 )
+_MUCH = 0.05  # share of the work in whole sequences from which the first rule goes first
+_LARGE = 4096  # sequences from which two rules must do, and nearness is less near
+_CLOSE, _CLOSE_IF_LARGE = 1.005, 1.01  # a candidate this near the bound is taken at once
 _PASSES = 16  # of swaps
-_CLOSE = 1.0025  # a candidate this near the bound is taken at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,19 +55,27 @@ class Candidate:
 
 def best_candidate(problem: Problem) -> Candidate:
     """Return the candidate that is done first."""
-    low = problem.bound
+    low, large = problem.bound, len(problem.lengths) >= _LARGE
+    close = low * (_CLOSE_IF_LARGE if large else _CLOSE)
     candidates: list[Candidate] = []
-    for limit, join, stretch, tries, gap, top in _RULES:
+    for limit, join, stretch, tries, gap, top in _rules(problem, large):
         rule = Rule(limit * low, join * low, stretch, tries, gap * low, top * low)
         placed, rings, height = _place(problem, rule)
         if any(np.array_equal(height, other.rings_height) for other in candidates):
             continue
         candidates.append(_fill(problem, placed, rings, height))
-        if candidates[-1].makespan <= _CLOSE * low:
+        if candidates[-1].makespan <= close:
             break
     best = min(candidates, key=lambda candidate: candidate.makespan)
     even_out(problem.times[best.placed :], problem.ranks.slow, best.height, best.rank_of, low, _PASSES)
     return best
+
+
+def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, int, float, float], ...]:
+    """Return the rules to try, in order."""
+    wholes = problem.times[problem.lengths <= problem.ranks.holds.min()].sum()
+    first = _EVEN if wholes > _MUCH * problem.times.sum() else _EVEN[::-1]
+    return first if large else first + _MORE
 
 
 def _place(problem: Problem, rule: Rule) -> tuple[int, Rings, Floats]:

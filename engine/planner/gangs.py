@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
 from engine.planner.plan import Ints
 
 
+@njit(cache=True)
 def components(shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
     """Return for each micro-batch the smallest number of those connected with it through rings, [M].
 
     `shard_micro` [K] is the micro-batch of each shard; the shards of ring s are ring_start[s] .. ring_start[s + 1].
-    Each pass hooks the labels of a ring's members to their smallest and then jumps to the label's own label, so that
-    a long chain of rings takes few passes.
+    Union-find: a micro-batch points to a smaller one of its component, the smallest to itself.
     """
-    label = np.arange(micro_batches, dtype=np.int64)
-    degrees = np.diff(ring_start)
-    while True:
-        before = label[shard_micro]
-        smallest = np.repeat(np.minimum.reduceat(before, ring_start[:-1]), degrees)
-        hooked = label.copy()
-        np.minimum.at(hooked, before, smallest)
-        np.minimum.at(hooked, shard_micro, smallest)
-        hooked = hooked[hooked]
-        if np.array_equal(hooked, label):
-            return label
-        label = hooked
+    smaller = np.arange(micro_batches)
+    for ring in range(len(ring_start) - 1):
+        root = _root(smaller, shard_micro[ring_start[ring]])
+        for shard in range(ring_start[ring] + 1, ring_start[ring + 1]):
+            other = _root(smaller, shard_micro[shard])
+            smaller[max(root, other)] = min(root, other)
+            root = min(root, other)
+    for micro in range(micro_batches):  # ascending, so what it points to is a root's already
+        smaller[micro] = smaller[smaller[micro]]
+    return smaller
+
+
+@njit(cache=True)
+def numbered(label: Ints, order: Ints) -> Ints:
+    """Return the components' numbers, [M], from 0 on in the order in which `order` meets them."""
+    number = np.full(len(label), -1)
+    gang = np.empty(len(label), np.int64)
+    count = 0
+    for micro in order:
+        if number[label[micro]] < 0:
+            number[label[micro]] = count
+            count += 1
+        gang[micro] = number[label[micro]]
+    return gang
+
+
+@njit(cache=True)
+def _root(smaller: Ints, micro: int) -> int:
+    while smaller[micro] != micro:
+        smaller[micro] = smaller[smaller[micro]]  # halves the way for the next time
+        micro = smaller[micro]
+    return micro

@@ -1,4 +1,4 @@
-"""What each shard and each micro-batch of a plan holds and costs, and who sends to whom.
+"""What each shard and each micro-batch of a plan holds, and who sends to whom. For plans whose arrays are well-formed.
 
 Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 """
@@ -6,68 +6,112 @@ Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 
-from engine.cost.model import Costs
 from engine.planner.plan import Ints, StepPlan
 
 
 def shard_tokens(plan: StepPlan) -> Ints:
     """Return the tokens of each shard, [K]."""
-    spans = _spans(plan)
-    return sum((stop - start for start, stop in spans), start=np.zeros_like(plan.ring_ranks))
+    return _tokens(plan.lengths, plan.ring_start)
 
 
 def shard_pairs(plan: StepPlan) -> Ints:
     """Return the (query, key) pairs of each shard, [K]: the query at position p meets p + 1 keys."""
-    pairs = ((stop * (stop + 1) - start * (start + 1)) // 2 for start, stop in _spans(plan))
-    return sum(pairs, start=np.zeros_like(plan.ring_ranks))
+    return _pairs(plan.lengths, plan.ring_start)
 
 
 def micro_tokens(plan: StepPlan) -> Ints:
     """Return the tokens of each micro-batch, [M]."""
-    return per_micro(plan, shard_tokens(plan))
+    return micro_loads(plan)[0]
 
 
-def micro_costs(plan: StepPlan, costs: Costs) -> Ints:
-    """Return the cost of each micro-batch in cost units, [M], the fixed cost included."""
-    return per_micro(plan, costs.work(shard_tokens(plan), shard_pairs(plan))) + costs.fixed
+def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
+    """Return the tokens of each micro-batch, [M], and those of the largest shard of each of its rings, summed, [M].
+
+    A ring's buffers hold any member's shard, so the latter are their size.
+    """
+    return _micro_loads(plan.lengths, plan.ring_start, plan.shard_micro, plan.micro_batches)
 
 
-def peak_bytes(plan: StepPlan, costs: Costs) -> Ints:
-    """Return the peak memory of each micro-batch's rank, [M]."""
-    largest = -(-plan.lengths // plan.degrees) * (plan.degrees > 1)  # [S] a ring's buffers hold any member's shard
-    return costs.peak_bytes(micro_tokens(plan), per_micro(plan, largest[plan.shard_sequence]))
-
-
-def links(plan: StepPlan) -> tuple[Ints, Ints]:
-    """Return the shards that send and those that receive: each part of a ring of two or more, and the next part."""
-    following = np.arange(1, len(plan.ring_ranks) + 1)
-    following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
-    sender = np.flatnonzero(plan.degrees[plan.shard_sequence] > 1)
-    return sender, following[sender]
+def neighbours(plan: StepPlan) -> tuple[Ints, Ints]:
+    """Return the rank that each shard is sent to, [K], and the one that its rank receives from, [K]; -1 without a ring."""
+    return _neighbours(plan.ring_start, plan.ring_ranks)
 
 
 def peers(plan: StepPlan) -> Ints:
     """Return the number of distinct ranks that each rank sends to or receives from, [P]."""
-    source, target = (plan.ring_ranks[shards] for shards in links(plan))
-    pairs = np.unique(np.concatenate([source * plan.ranks + target, target * plan.ranks + source]))
-    return np.bincount(pairs // plan.ranks, minlength=plan.ranks)
+    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, *neighbours(plan))
 
 
-def per_micro(plan: StepPlan, values: Ints) -> Ints:
-    """Return the sum over each micro-batch's shards, [M], of `values` [K]."""
-    sums = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(values[plan.shard_order])])
-    return np.diff(sums[plan.shard_start])
+@njit(cache=True)
+def part_tokens(size: int, longer: int, degree: int, part: int) -> int:
+    """Return a shard's tokens: chunks `part` and 2D-1-part of 2D, `longer` of them size + 1 (schedule.shard_spans)."""
+    return 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
 
 
-def _spans(plan: StepPlan) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    """Return the bounds of each shard's two chunks; `schedule.shard_spans` over arrays."""
-    degree = plan.degrees[plan.shard_sequence]
-    part = np.arange(len(plan.ring_ranks)) - plan.ring_start[:-1][plan.shard_sequence]
-    size, longer = np.divmod(plan.lengths[plan.shard_sequence], 2 * degree)
+@njit(cache=True)
+def _tokens(lengths: Ints, ring_start: Ints) -> Ints:
+    tokens = np.empty(ring_start[-1], np.int64)
+    for sequence in range(len(lengths)):
+        first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
+        size, longer = divmod(lengths[sequence], 2 * degree)
+        for part in range(degree):
+            tokens[first + part] = part_tokens(size, longer, degree, part)
+    return tokens
 
-    def chunk(number: Ints) -> tuple[Ints, Ints]:
-        start = number * size + np.minimum(number, longer)
-        return start, start + size + (number < longer)
 
-    return chunk(part), chunk(2 * degree - 1 - part)
+@njit(cache=True)
+def _pairs(lengths: Ints, ring_start: Ints) -> Ints:
+    pairs = np.zeros(ring_start[-1], np.int64)
+    for sequence in range(len(lengths)):
+        first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
+        size, longer = divmod(lengths[sequence], 2 * degree)
+        for part in range(degree):
+            for chunk in (part, 2 * degree - 1 - part):
+                start = chunk * size + min(chunk, longer)
+                stop = start + size + int(chunk < longer)
+                pairs[first + part] += (stop * (stop + 1) - start * (start + 1)) // 2
+    return pairs
+
+
+@njit(cache=True)
+def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int) -> tuple[Ints, Ints]:
+    tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
+    for sequence in range(len(lengths)):
+        first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
+        size, longer = divmod(lengths[sequence], 2 * degree)
+        largest = -(-lengths[sequence] // degree) if degree > 1 else 0
+        for part in range(degree):
+            micro = shard_micro[first + part]
+            tokens[micro] += part_tokens(size, longer, degree, part)
+            buffers[micro] += largest
+    return tokens, buffers
+
+
+@njit(cache=True)
+def _neighbours(ring_start: Ints, ring_ranks: Ints) -> tuple[Ints, Ints]:
+    target, source = np.full(len(ring_ranks), -1), np.full(len(ring_ranks), -1)
+    for ring in range(len(ring_start) - 1):
+        before = ring_start[ring + 1] - 1
+        if before == ring_start[ring]:
+            continue
+        for shard in range(ring_start[ring], ring_start[ring + 1]):
+            target[before] = ring_ranks[shard]
+            source[shard] = ring_ranks[before]
+            before = shard
+    return target, source
+
+
+@njit(cache=True)
+def _peers(micro_start: Ints, shard_start: Ints, shard_order: Ints, target: Ints, source: Ints) -> Ints:
+    ranks = len(micro_start) - 1
+    seen = np.full(ranks, -1)  # by peer: the last rank that counted it
+    count = np.zeros(ranks, np.int64)
+    for rank in range(ranks):
+        for place in range(shard_start[micro_start[rank]], shard_start[micro_start[rank + 1]]):
+            for peer in (target[shard_order[place]], source[shard_order[place]]):
+                if peer >= 0 and seen[peer] != rank:
+                    seen[peer] = rank
+                    count[rank] += 1
+    return count

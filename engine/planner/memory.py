@@ -6,6 +6,8 @@ working set of all n tokens and the ring's buffers, which never leave the device
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from engine.cost.model import PPM
@@ -14,6 +16,7 @@ from engine.planner.plan import Ints
 from engine.planner.settings import PlanSettings
 
 
+@lru_cache(maxsize=8)
 def most_tokens(settings: PlanSettings) -> Ints:
     """Return the tokens that a rank holds of one ring if as much as allowed is offloaded, [P]; at least its capacity."""
     classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)

@@ -5,13 +5,13 @@ Letters: S sequences, P ranks. ns, tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engine.cost.times import Rates, wholes
 from engine.planner import memory
-from engine.planner.bound import Floats, bound
+from engine.planner.bound import Floats, bound, fastest, ring_time
 from engine.planner.plan import Ints
 from engine.planner.settings import PlanSettings
 from engine.planner.skyline import Ranks
@@ -33,7 +33,15 @@ class Problem:
 def problem_of(lengths: Ints, settings: PlanSettings) -> Problem:
     """Return the problem of a step of `lengths` [S]."""
     order = np.argsort(-lengths, kind="stable")
-    lengths = np.ascontiguousarray(lengths[order])
+    return _problem(order, lengths[order], settings)
+
+
+def without_offload(problem: Problem, settings: PlanSettings) -> Problem:
+    """Return the problem of the same step where nothing is offloaded."""
+    return _problem(problem.order, problem.lengths, replace(settings, offload=0))
+
+
+def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     rates, cluster, holds = settings.costs.rates, settings.cluster, settings.capacities
     gain, most = np.ones(len(lengths)), holds
     if settings.offload and settings.costs.layers > 2:
@@ -43,8 +51,22 @@ def problem_of(lengths: Ints, settings: PlanSettings) -> Problem:
     ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
     held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
     power = int(cluster.speed.sum()) / 100
-    low = bound(rates, lengths, -(-lengths // held), share, node, settings.ranks, power)
+    floors = -(-lengths // held)
+    low = bound(rates, lengths, floors, share, node, settings.ranks, power)
+    low = max(low, _alone(rates, int(lengths[0]), int(floors[0]), ranks))
     return Problem(order, lengths, wholes(rates, lengths) + share * lengths, gain, rates, ranks, low)
+
+
+def _alone(rates: Rates, longest: int, floor: int, ranks: Ranks) -> float:
+    """Return the least time of the longest sequence, ns: a ring runs at its slowest member, so more is not faster."""
+    times = []
+    for slow in np.unique(ranks.slow).tolist():
+        most = int((ranks.slow <= slow).sum())
+        for low, high in ((floor, min(most, ranks.node)), (max(floor, ranks.node + 1), most)):
+            if low <= high:
+                degree = fastest(rates, float(longest), low, high, ranks.node, ranks.share)
+                times.append(slow * ring_time(rates, float(longest), degree, ranks.node, ranks.share))
+    return min(times, default=0.0)
 
 
 def lower_bound(lengths: Ints, settings: PlanSettings) -> float:

@@ -27,6 +27,9 @@ from engine.planner.bound import Floats, fastest, least_degree, ring_time
 from engine.planner.plan import Ints
 
 
+_SPARE = 4  # ranks that a ring takes at most beside those that it needs, to use up a run
+
+
 class Ranks(NamedTuple):
     """What rings are placed on. A node's ranks are numbered together."""
 
@@ -87,6 +90,7 @@ def place_rings(
     )
     size, waits = _all_runs(sky, ranks), 0
     aside = np.empty(rule.tries, np.int64)
+    asleep = 0  # the largest degree for which a run was too narrow since all that are wide enough were put back
     quick, small = _best_rank(ranks), np.argmin(ranks.holds)
     slowest = ranks.slow.max()
     for at in range(len(lengths)):
@@ -99,7 +103,9 @@ def place_rings(
         wide = _needed(
             rates, tokens, _floor(ranks, quick, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[quick]
         )
-        size, waits = _awake(sky, size, waits, wide)
+        if wide < asleep:
+            size, waits = _awake(sky, size, waits, wide)
+            asleep = wide
         placed, tried = False, 0
         best, best_need, best_stop = -1, 0, np.inf
         while size > 0 and tried < rule.tries:
@@ -120,6 +126,7 @@ def place_rings(
             if free + need > a + width:
                 sky.waiting[waits, 0], sky.waiting[waits, 1] = a, width
                 waits += 1
+                asleep = max(asleep, need)
                 continue
             if wider <= width and _aligned(a, wider, ranks.node) == a:
                 need = wider
@@ -142,7 +149,7 @@ def place_rings(
             free = _aligned(a, need, ranks.node)
             rest = a + width - free
             if (
-                need < rest <= max(rule.stretch * need, need + (rule.stretch > 1.0))
+                need < rest <= min(rule.stretch * need, need + _SPARE)
                 and _aligned(free, rest, ranks.node) == free
             ):
                 need = rest

@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.planner.durations import by_slot, gang_times
 from engine.planner.free import on_neighbours
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan import StepPlan
 from engine.planner.problem import Problem
 from engine.planner.settings import PlanSettings
 from engine.planner.slots import Room, Try, fill_slots

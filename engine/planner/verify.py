@@ -10,14 +10,18 @@ Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from engine.errors import PlanError
 from engine.planner import loads
 from engine.planner.gangs import components
 from engine.planner.order import gang_order
-from engine.planner.plan import PPM, Ints, StepPlan
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.rows import out_of_range, short_row
 from engine.planner.settings import PlanSettings
+
+_MODES = ("free", "lockstep", "pipeline")
 
 
 def verify(plan: StepPlan, settings: PlanSettings) -> None:
@@ -34,12 +38,12 @@ def verify(plan: StepPlan, settings: PlanSettings) -> None:
 
 def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     """The plan is for these settings; rows are complete, numbers in range; no rank and no ring is empty."""
-    for name in ("mode", "stages", "ranks", "capacity"):
+    if plan.mode not in _MODES:
+        raise PlanError(0, f"the plan's mode is {plan.mode}")
+    for name in ("mode", "ranks", "capacity", "stages"):
         got, asked = getattr(plan, name), getattr(settings, name)
         if got != asked:
             raise PlanError(0, f"the plan's {name} is {got}, not {asked}")
-    if plan.stages != 1 and plan.mode != "pipeline":
-        raise PlanError(0, f"{plan.mode} mode has no stages, and the plan has {plan.stages}")
     for name, array in plan.arrays().items():
         if array.ndim != 1 or array.dtype != np.int64:
             raise PlanError(0, f"{name} is not a row of 64-bit integers")
@@ -54,11 +58,15 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     _in_range("shard_order", plan.shard_order, shards, 0, shards)
     _in_range("gang", plan.gang, micro_batches, 0, micro_batches)
     _in_range("slot", plan.slot, micro_batches, -1, micro_batches)
-    _in_range("offload", plan.offload, micro_batches, 0, PPM + 1)
+    _in_range("offload", plan.offload, micro_batches, 0, settings.offload + 1)
 
 
 def rule_1_every_token_once(plan: StepPlan) -> None:
-    """Every token of every sequence is on exactly one rank."""
+    """Every token of every sequence is on exactly one rank.
+
+    The shards of a sequence are cut by rule (schedule.chunk_bounds), so each shard's being in one micro-batch of its
+    rank is all that is left to show.
+    """
     held = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
     shard = _first(held != 1)
     if shard is not None:
@@ -69,25 +77,33 @@ def rule_1_every_token_once(plan: StepPlan) -> None:
     if shard is not None:
         sequence, rank, ring = int(plan.shard_sequence[shard]), int(runs[shard]), int(plan.ring_ranks[shard])
         raise PlanError(1, f"rank {rank} runs the shard of sequence {sequence} that its ring puts on rank {ring}")
-    tokens = np.add.reduceat(loads.shard_tokens(plan), plan.ring_start[:-1])
-    sequence_ = _first(tokens != plan.lengths)
-    if sequence_ is not None:
-        raise PlanError(1, f"the shards of sequence {sequence_} hold {tokens[sequence_]} tokens")
 
 
 def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
-    """Each micro-batch keeps to the capacity, and its peak bytes fit the device."""
-    tokens = loads.micro_tokens(plan)
-    micro = _first(tokens > plan.capacity)
+    """Each micro-batch keeps to its rank's capacity, its peak bytes fit the device, and what it offloads the host.
+
+    With offload the capacity bounds the tokens whose activations stay (equation 3); the peak counts all of them.
+    """
+    costs = settings.costs
+    tokens, buffers = loads.micro_loads(plan)
+    resident = costs.resident(tokens, plan.offload) if plan.offload.any() else tokens
+    micro = _first(resident > settings.capacities[plan.micro_rank])
     if micro is not None:
         rank = int(plan.micro_rank[micro])
-        raise PlanError(2, f"rank {rank} holds {tokens[micro]} tokens in micro-batch {micro}, above {plan.capacity}")
-    peak = loads.peak_bytes(plan, settings.costs)
-    memory = settings.cluster.memory[plan.micro_rank]
-    micro = _first(peak > memory)
+        most = settings.capacities[rank]
+        raise PlanError(2, f"rank {rank} holds {resident[micro]} tokens in micro-batch {micro}, above {most}")
+    peak = costs.peak_bytes(tokens, buffers, plan.offload)
+    micro = _first(peak > settings.cluster.memory[plan.micro_rank])
     if micro is not None:
         rank = int(plan.micro_rank[micro])
-        raise PlanError(2, f"rank {rank} needs {peak[micro]} bytes in micro-batch {micro}, above {memory[micro]}")
+        memory = settings.cluster.memory[rank]
+        raise PlanError(2, f"rank {rank} needs {peak[micro]} bytes in micro-batch {micro}, above {memory}")
+    host = costs.token_bytes * (tokens - resident)
+    micro = _first(host > settings.host_memory)
+    if micro is not None:
+        rank = int(plan.micro_rank[micro])
+        message = f"rank {rank} offloads {host[micro]} bytes in micro-batch {micro}, above {settings.host_memory}"
+        raise PlanError(2, message)
 
 
 def rule_3_rings_and_gangs(plan: StepPlan) -> None:
@@ -95,20 +111,21 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
 
     On a ring's order its members agree because there is one list of them.
     """
-    twice = _first_repeat(plan.shard_sequence * plan.ranks + plan.ring_ranks)
-    if twice is not None:
-        sequence, rank = divmod(twice, plan.ranks)
+    shard = _first_twice(plan.ring_ranks, plan.shard_sequence, plan.ranks)
+    if shard >= 0:
+        sequence, rank = int(plan.shard_sequence[shard]), int(plan.ring_ranks[shard])
         raise PlanError(3, f"rank {rank} is twice in the ring of sequence {sequence}")
     label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
     micro = _first(plan.gang != plan.gang[label])
     if micro is not None:
         raise PlanError(3, f"micro-batches {label[micro]} and {micro} share rings but are not in one gang")
-    unconnected = _first_repeat(plan.gang[np.unique(label)])
+    roots = plan.gang[label == np.arange(plan.micro_batches)]
+    unconnected = _first(np.bincount(roots) > 1)
     if unconnected is not None:
         raise PlanError(3, f"gang {unconnected} has micro-batches that no rings connect")
-    twice = _first_repeat(plan.gang * plan.ranks + plan.micro_rank)
-    if twice is not None:
-        gang, rank = divmod(twice, plan.ranks)
+    micro_ = _first_twice(plan.gang, plan.micro_rank, int(plan.gang.max()) + 1)
+    if micro_ >= 0:
+        rank, gang = int(plan.micro_rank[micro_]), int(plan.gang[micro_])
         raise PlanError(3, f"rank {rank} has two micro-batches in gang {gang}")
 
 
@@ -146,17 +163,11 @@ def rule_6_messages(plan: StepPlan) -> None:
     rings by which the first sends to the second come in the same order on both: the order of micro-batches on a rank,
     then of shards in a micro-batch.
     """
-    sender, receiver = loads.links(plan)
-    place = np.empty(len(plan.shard_order), dtype=np.int64)
-    place[plan.shard_order] = np.arange(len(plan.shard_order))
-    pair = plan.ring_ranks[sender] * plan.ranks + plan.ring_ranks[receiver]
-    sent = np.lexsort((place[sender], pair))
-    received = np.lexsort((place[receiver], pair))
-    at = _first(sent != received)
-    if at is not None:
-        source, target = divmod(int(pair[sent[at]]), plan.ranks)
-        first, second = (int(plan.shard_sequence[sender[order[at]]]) for order in (sent, received))
-        message = f"rank {source} sends sequence {first} where rank {target} receives sequence {second}"
+    shard = _first_out_of_order(plan.ring_start, plan.ring_ranks, plan.shard_order, plan.ranks)
+    if shard >= 0:
+        sequence = int(plan.shard_sequence[shard])
+        target = int(loads.neighbours(plan)[0][shard])
+        message = f"rank {plan.ring_ranks[shard]} sends sequence {sequence} in another order than rank {target} receives"
         raise PlanError(6, message)
 
 
@@ -172,19 +183,18 @@ def _rows(name: str, start: Ints, rows: int, end: int, least: int) -> None:
     """Refuse row starts that do not go from 0 to `end` in `rows` rows of at least `least`."""
     if len(start) != rows + 1 or start[0] != 0 or start[-1] != end:
         raise PlanError(0, f"{name} does not go from 0 to {end} in {rows} rows")
-    row = _first(np.diff(start) < least)
-    if row is not None:
-        raise PlanError(
-            0, f"{name}: row {row} has {start[row + 1] - start[row]} entries, at least {least} belong there"
-        )
+    row = short_row(start, end, least)
+    if row >= 0:
+        entries = start[row + 1] - start[row]
+        raise PlanError(0, f"{name}: row {row} has {entries} entries, at least {least} belong there, {end} in all")
 
 
 def _in_range(name: str, values: Ints, size: int, low: int, high: int) -> None:
     """Refuse values of another number than `size`, or out of low..high-1."""
     if len(values) != size:
         raise PlanError(0, f"{name} has {len(values)} entries, not {size}")
-    at = _first((values < low) | (values >= high))
-    if at is not None:
+    at = out_of_range(values, low, high)
+    if at >= 0:
         raise PlanError(0, f"{name}[{at}] is {values[at]}")
 
 
@@ -194,8 +204,38 @@ def _first(wrong: NDArray[np.bool_]) -> int | None:
     return at if len(wrong) and wrong[at] else None
 
 
-def _first_repeat(values: Ints) -> int | None:
-    """Return the least value that occurs more than once, or None."""
-    ordered = np.sort(values)
-    at = _first(ordered[1:] == ordered[:-1])
-    return None if at is None else int(ordered[at])
+@njit(cache=True)
+def _first_twice(values: Ints, row: Ints, size: int) -> int:
+    """Return the first place whose value, below `size`, came before in the same row, or -1. Rows come one after another."""
+    latest = np.full(size, -1)
+    for place in range(len(values)):
+        if latest[values[place]] == row[place]:
+            return place
+        latest[values[place]] = row[place]
+    return -1
+
+
+@njit(cache=True)
+def _first_out_of_order(ring_start: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -> int:
+    """Return the first shard that its rank sends to another before one that it receives later, or -1.
+
+    Shards come rank by rank, in the order in which each runs them.
+    """
+    place, following = np.empty(len(shard_order), np.int64), np.full(len(shard_order), -1)
+    for at in range(len(shard_order)):
+        place[shard_order[at]] = at
+    for ring in range(len(ring_start) - 1):
+        if ring_start[ring + 1] - ring_start[ring] > 1:
+            for shard in range(ring_start[ring], ring_start[ring + 1]):
+                after = shard + 1
+                following[shard] = after if after < ring_start[ring + 1] else ring_start[ring]
+    sender, received = np.full(ranks, -1), np.zeros(ranks, np.int64)
+    for shard in shard_order:
+        after = following[shard]
+        if after < 0:
+            continue
+        source, target = ring_ranks[shard], ring_ranks[after]
+        if sender[target] == source and place[after] < received[target]:
+            return shard
+        sender[target], received[target] = source, place[after]
+    return -1

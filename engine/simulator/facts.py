@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from engine.planner import loads
-from engine.planner.problem import lower_bound
-from engine.planner.plan import StepPlan
-from engine.planner.settings import PlanSettings
 from engine.planner.durations import crossing
+from engine.planner.plan import StepPlan
+from engine.planner.problem import lower_bound
+from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import Timeline, simulate, useful
 
 Facts = dict[str, str | int | float]
@@ -55,7 +55,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
         "mfu": costs.flops(plan.lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
         "ring_bytes_in_nodes": inside,
         "ring_bytes_between_nodes": between,
-        "peak_bytes": int(loads.peak_bytes(plan, costs).max()),
+        "peak_bytes": int(costs.peak_bytes(*loads.micro_loads(plan), plan.offload).max()),
     }
 
 

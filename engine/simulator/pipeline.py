@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from engine.planner.durations import Floats, Gangs
 from engine.planner.order import edges, node_order
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rows import grouped
-from engine.planner.durations import Floats, Gangs
 
 
 def run_stages(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats, float]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
+from engine.planner.durations import Floats, Gangs, by_slot, gang_times
 from engine.planner.order import gang_order
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.planner.durations import Floats, Gangs, by_slot, gang_times
 from engine.simulator.pipeline import run_stages
 
 

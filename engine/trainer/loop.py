@@ -127,7 +127,7 @@ class Trainer:
             "plan_wait_s": planned - began,
             "data_wait_s": max(result.times.data_wait_s for result in results),
             "max_degree": int(plan.degrees.max()),
-            "balance": balance(plan, self.costs),
+            "balance": balance(plan, self.settings),
             "grad_norm": grad_norm,
             "lr": rate,
         }
