@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from engine.attention.comm import Exchange
+from engine.attention.comm import Exchange, Pending
 from engine.config.schema import Model, Optimizer
 from engine.cost.memory import element_bytes
 from engine.hardware.timing import Run, Stopwatch, interleaved
@@ -16,6 +17,8 @@ from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
 
 TRANSFERS = (1 << 12, 1 << 16, 1 << 19, 1 << 22)  # bytes
+# Bytes of a message and width of a product that take about as long.
+_AT_ONCE = {"cpu": (1 << 22, 512), "cuda": (1 << 28, 8192)}
 _BUFFER = 1 << 24  # elements: larger than caches
 _FULL = 256  # tokens of a product that computing bounds, not reading the weights
 
@@ -32,9 +35,29 @@ def name(device: torch.device) -> str:
 
 def transfers(context: RankContext, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:
     """Return (bytes, seconds) of messages that neighbours of a ring exchange, each way at the same time."""
-    runs = [_exchange(size, context, groups) for size in TRANSFERS]
+    runs = [_Exchange(size, context, groups) for size in TRANSFERS]
     timed = interleaved(runs, groups, seconds)
     return tuple((size, timing.total_s) for size, timing in zip(TRANSFERS, timed, strict=False))
+
+
+def overlap(context: RankContext, groups: Groups, seconds: float) -> float:
+    """Return which share of the shorter of a message and a product hides behind the longer, 0 to 1."""
+    size, width = _AT_ONCE[groups.device.type]
+    exchange, watch = _Exchange(size, context, groups), Stopwatch(groups.device)
+    x = torch.randn(width, width, device=groups.device)
+
+    def at_once(send: bool, compute: bool) -> tuple[float, float]:
+        began = watch.now()
+        pending = exchange.post() if send else None
+        if compute:
+            torch.mm(x, x)
+        if pending is not None:
+            pending.wait()
+        return watch.now() - began, 0.0
+
+    runs = [partial(at_once, *what) for what in ((True, False), (False, True), (True, True))]
+    message, product, both = (timing.total_s for timing in interleaved(runs, groups, seconds))
+    return min(max((message + product - both) / min(message, product), 0.0), 1.0)
 
 
 def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float) -> float:
@@ -80,17 +103,24 @@ def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds:
     return model.weight.numel() * (6 * w + b) / timing.total_s
 
 
-def _exchange(size: int, context: RankContext, groups: Groups) -> Run:
-    send = torch.zeros(size // 4, device=context.device)
-    receive, watch = torch.empty_like(send), Stopwatch(context.device)
-    following, previous = (groups.rank + 1) % groups.world, (groups.rank - 1) % groups.world
+class _Exchange:
+    """A message to the next rank and one from the previous, at the same time."""
 
-    def run() -> tuple[float, float]:
-        began = watch.now()
-        context.comm.post([Exchange(send, following, receive, previous)]).wait()
-        return watch.now() - began, 0.0
+    def __init__(self, size: int, context: RankContext, groups: Groups) -> None:
+        send = torch.zeros(size // 4, device=groups.device)
+        following, previous = (groups.rank + 1) % groups.world, (groups.rank - 1) % groups.world
+        self._exchange = Exchange(send, following, torch.empty_like(send), previous)
+        self._comm, self._watch = context.comm, Stopwatch(groups.device)
 
-    return run
+    def post(self) -> Pending:
+        """Start it."""
+        return self._comm.post([self._exchange])
+
+    def __call__(self) -> tuple[float, float]:
+        """Return how long it takes."""
+        began = self._watch.now()
+        self.post().wait()
+        return self._watch.now() - began, 0.0
 
 
 def _product(inputs: int, outputs: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Run:

@@ -52,7 +52,7 @@ def calibrate(measured: Measured, config: Config) -> Calibration:
     if measured.ranks == 1:
         return found
     latency, rate = link(measured.transfers)
-    found = replace(found, latency_s=latency, node_bytes_per_s=rate)
+    found = replace(found, latency_s=latency, node_bytes_per_s=rate, overlap=measured.overlap)
     return fit_rings([timed for timed in measured.micro_batches if timed[0].shared], found, config)
 
 

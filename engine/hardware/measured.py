@@ -53,6 +53,7 @@ class Measured:
     half_tokens: float
     micro_batches: tuple[tuple[Case, Timing], ...]
     transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); none on one rank
+    overlap: float  # of a transfer and compute, as in the calibration; 0 on one rank
     updates: tuple[tuple[int, float], ...]  # (parameters, s) of the optimizer's step of models of two sizes
     copy_bytes_per_s: float
     memory_bytes_per_s: float

@@ -14,9 +14,9 @@ from engine.trainer.folder import RunFolder
 
 LONGEST = {"cpu": 16384, "cuda": 4096}  # tokens; on GPUs the kernel so far is the reference, which keeps all scores
 _LAYERS = 4  # more say nothing new: layers are alike
-_LEAST = 1024  # tokens that must fit
+_LEAST = 1024  # tokens that must fit: a document
 _DOCUMENTS, _BYTES = 64, 1000
-_STEP = 2048  # tokens of a training step: long enough to plan the next one meanwhile
+_STEP = 2048  # tokens of a training step, a document for each of two ranks: the next one is planned meanwhile
 
 
 def measuring(config: Config, ranks: int, folder: Path) -> Config:
@@ -29,11 +29,11 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
         "data": {"name": "folder", "format": "folder", "pattern": "*", "path": str(folder / "documents")}
         | {"encoding": "bytes", "validation_share": 0.0, "validation_tokens": 0},
         "cluster": {"nodes": 1, "ranks_per_node": ranks, "hostfile": None, "calibration": None},
-        "planner": {"name": "adaptive", "mode": "auto"},
+        "planner": {"name": "static", "mode": "auto"},
         "zero": {"stage": 1},
         "parallel": {"tp": 1, "pp": 1},
     }
-    whole = {"recompute": "none", "context": _STEP, "capacity": _STEP, "batch_tokens": _STEP}
+    whole = {"recompute": "none", "context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
     parts = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     ours = config.model_copy(update=parts | whole)
     check_trainable(ours, Cluster.of(ours.cluster), launcher=None)

@@ -6,7 +6,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from engine.hardware.fit import Point, calibrate, points
 from engine.hardware.measured import RESULT, Measured, read
 from engine.hardware.prepare import measuring, write_folder
 from engine.launch.commands import RankCommand, free_port, rank_commands
-from engine.launch.ranks import PreemptedError, run_ranks
+from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.trainer.folder import RunFolder
 
 SECONDS = 36.0  # of measuring, about; starting takes ten more
@@ -57,24 +58,34 @@ def profile(config: Config, gpus: int, say: Say) -> Profile:
     """Measure on this machine's GPUs, two at most, or without any on two CPU ranks; it takes about a minute.
 
     Raises ConfigError or MemoryFitError for a recipe that cannot run here, PreflightError where the timings give no
-    calibration, and RankError where a rank fails; then its logs stay.
+    calibration, and RankError where a rank fails.
     """
     check_cluster(config, gpus)
     ranks = min(gpus, 2) or 2
-    folder = RunFolder(Path(tempfile.mkdtemp(prefix="bytescale-hardware-")))
-    try:
+    with _folder() as folder:
         ours = measuring(config, ranks, folder.root)
         kind = "GPU" if gpus else "CPU"
         say(f"measuring model={ours.model.name} with {ours.model.layers} layers on {ranks} {kind} ranks")
         write_folder(ours, folder)
         _run(ours, config.cluster.ranks_per_node, folder)
         measured = read(folder.root / RESULT)
-    except KeyboardInterrupt:
-        shutil.rmtree(folder.root)
-        raise
-    shutil.rmtree(folder.root)
     calibration = calibrate(measured, ours)
     return Profile(calibration, measured, ours, points(measured, calibration, ours))
+
+
+@contextmanager
+def _folder() -> Iterator[RunFolder]:
+    """Yield a folder to measure in, and remove it; where a rank failed it stays, for the logs in it."""
+    root = Path(tempfile.mkdtemp(prefix="bytescale-hardware-"))
+    kept = False
+    try:
+        yield RunFolder(root)
+    except RankError:
+        kept = True
+        raise
+    finally:
+        if not kept:
+            shutil.rmtree(root)
 
 
 def check_cluster(config: Config, gpus: int) -> None:

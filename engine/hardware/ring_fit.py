@@ -1,7 +1,7 @@
 """The terms of a ring from real micro-batches with rings, all other terms known.
 
-The time of a ring (engine/cost/times.py) is piecewise linear in round_s and 1 / merge_bytes_per_s for a given overlap:
-so a few steps of Newton's method for each overlap of a grid, and the best of all.
+The time of a ring (engine/cost/times.py) is piecewise linear in round_s and 1 / merge_bytes_per_s: a few steps of
+Newton's method. Overlap is measured apart: where computing takes longer than the transfers, rings do not show it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from engine.hardware.least_squares import Floats, fit
 from engine.hardware.measured import Case, Timing
 from engine.hardware.predict import seconds
 
-_OVERLAPS = np.linspace(0, 1, 11)
-_NEWTON = 4
+_NEWTON = 6
 _NOTHING = 1e-15  # seconds a byte: where the fit leaves nothing for a rate
 _STEPS = (1e-6, 1e-12)  # of round_s and of seconds a merged byte, to see the slope
 
@@ -31,14 +30,9 @@ def link(transfers: Sequence[tuple[int, float]]) -> tuple[float, float]:
 
 
 def fit_rings(timed: Sequence[tuple[Case, Timing]], known: Calibration, config: Config) -> Calibration:
-    """Return the calibration with round_s, merge_bytes_per_s and overlap as they give the timed cases back best."""
+    """Return the calibration with round_s and merge_bytes_per_s as they give the timed cases back best."""
     cases = [case for case, _ in timed]
     times = np.array([timing.total_s for _, timing in timed])
-    found = [_fit(cases, times, replace(known, overlap=float(overlap)), config) for overlap in _OVERLAPS]
-    return min(found, key=lambda candidate: _error(cases, times, candidate, config))
-
-
-def _fit(cases: Sequence[Case], times: Floats, known: Calibration, config: Config) -> Calibration:
     x = np.zeros(2)
     for _ in range(_NEWTON):
         here = _predicted(cases, _with(known, x), config)
@@ -60,7 +54,3 @@ def _with(known: Calibration, x: Floats) -> Calibration:
 
 def _predicted(cases: Sequence[Case], calibration: Calibration, config: Config) -> Floats:
     return np.array([seconds(case, calibration, config) for case in cases])
-
-
-def _error(cases: Sequence[Case], times: Floats, calibration: Calibration, config: Config) -> float:
-    return float(((_predicted(cases, calibration, config) / times - 1) ** 2).sum())

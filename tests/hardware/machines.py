@@ -1,0 +1,75 @@
+"""A machine whose calibration is known, and what it would measure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.cost.datasheets import nominal
+from engine.hardware.cases import cases
+from engine.hardware.measured import Case, Measured, Timing
+from engine.hardware.predict import seconds
+from engine.hardware.prepare import measuring
+
+TRUE = replace(
+    nominal("local"),
+    device="made up",
+    source="measured",
+    linear_flops_per_s=2.1e10,
+    linear_backward=1.7,
+    attention_flops_per_s=4.5e10,
+    attention_backward=2.8,
+    half_tokens=12.0,
+    micro_batch_s=1.1e-3,
+    layer_s=5.4e-4,
+    sequence_s=3.5e-5,
+    round_s=7e-4,
+    merge_bytes_per_s=2.2e9,
+    latency_s=1.5e-4,
+    node_bytes_per_s=2e9,
+    overlap=0.4,
+    copy_bytes_per_s=1.1e10,
+    reduce_bytes_per_s=3e8,
+    memory_bytes_per_s=6e9,
+    step_s=1.2e-2,
+)
+
+
+@cache
+def config(ranks: int = 2) -> Config:
+    """Return the config with which the quickstart's model is measured."""
+    return measuring(load([]), ranks, Path("measuring"))
+
+
+def measured(ranks: int = 2) -> Measured:
+    """Return what the machine measures when nothing disturbs it."""
+    ours = config(ranks)
+    todo = cases(ours.model.layers, 1, ranks, longest=8192)
+    sizes = (4096, 1 << 19)
+    parameters = (40_000, 4_000_000)
+    update = 28 / ranks / TRUE.memory_bytes_per_s
+    travel = (ranks - 1) / ranks * 8 / TRUE.reduce_bytes_per_s
+    return Measured(
+        device=TRUE.device,
+        ranks=ranks,
+        layers=ours.model.layers,
+        half_tokens=TRUE.half_tokens,
+        micro_batches=tuple((case, _timing(case, ours)) for case in todo),
+        transfers=tuple((size, TRUE.latency_s + size / TRUE.node_bytes_per_s) for size in sizes if ranks > 1),
+        overlap=TRUE.overlap if ranks > 1 else 0.0,
+        updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
+        copy_bytes_per_s=TRUE.copy_bytes_per_s,
+        memory_bytes_per_s=TRUE.memory_bytes_per_s,
+        fixed_s=TRUE.step_s + parameters[0] * (update + travel),
+    )
+
+
+def _timing(case: Case, ours: Config) -> Timing:
+    """Return the parts of a case's time; half of the fixed costs are the forward pass's."""
+    fixed = replace(TRUE, linear_flops_per_s=1e30, attention_flops_per_s=1e30, half_tokens=0.0)
+    half = seconds(case, fixed, ours) / 2
+    forward = seconds(case, replace(TRUE, linear_backward=0.0, attention_backward=0.0), ours) - half
+    return Timing(forward, seconds(case, TRUE, ours) - forward, spread=0.0)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load, read_resolved
+from engine.cost.model import Costs
+from engine.data.index import Index
+from engine.errors import ConfigError, MemoryFitError
+from engine.hardware.prepare import LONGEST, longest, measuring, other_layers, with_layers, write_folder
+from engine.trainer.folder import RunFolder
+
+
+def test_the_recipes_own_model_is_measured_on_this_machine(tmp_path: Path) -> None:
+    recipe = load(["cluster.calibration=gone.json", "zero.stage=2", "planner=adaptive", "recompute=layer"])
+    ours = measuring(recipe, 2, tmp_path)
+    assert ours.model == recipe.model
+    assert (ours.cluster.name, ours.cluster.nodes, ours.cluster.ranks_per_node) == ("local", 1, 2)
+    assert ours.cluster.calibration is None, "what is measured must not depend on an older calibration"
+    assert (ours.zero.stage, ours.recompute) == (1, "none")
+
+
+def test_a_large_model_is_cut_to_few_layers(tmp_path: Path) -> None:
+    assert measuring(load(["model.layers=32"]), 2, tmp_path).model.layers == 4
+
+
+def test_layers_that_do_not_fit_are_cut_too(tmp_path: Path) -> None:
+    whole = measuring(load([]), 2, tmp_path)
+    least = next(size for size in range(1, 64) if fits(f"{size}M", tmp_path))
+    cut = measuring(load([f"cluster.device_memory={least}M"]), 2, tmp_path)
+    assert cut.model.layers < whole.model.layers
+    assert Costs.of(cut).most_tokens(cut.cluster.device_memory) >= 1024
+    assert longest(cut, "cpu") < longest(whole, "cpu") == LONGEST["cpu"]
+
+
+def fits(memory: str, folder: Path) -> bool:
+    try:
+        measuring(load([f"cluster.device_memory={memory}"]), 2, folder)
+    except MemoryFitError:
+        return False
+    return True
+
+
+def test_a_model_of_which_no_layer_fits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemoryFitError, match="not even one layer of model=tiny fits") as caught:
+        measuring(load(["cluster.device_memory=1M"]), 2, tmp_path)
+    assert caught.value.problems[0].key == "cluster.device_memory"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"), [("dtype=fp64", "fp64 is for tests"), ("model.vocab=100", "258 tokens")]
+)
+def test_what_cannot_be_trained_cannot_be_measured(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        measuring(load([override]), 2, tmp_path)
+
+
+def test_the_longest_is_a_power_of_two_that_fits(tmp_path: Path) -> None:
+    ours = measuring(load(["cluster.device_memory=24M"]), 2, tmp_path)
+    found = longest(ours, "cpu")
+    assert found & (found - 1) == 0
+    assert found <= Costs.of(ours).most_tokens(ours.cluster.device_memory) < 2 * found
+
+
+@pytest.mark.parametrize(("layers", "other"), [(1, None), (2, 1), (4, 2)])
+def test_the_other_number_of_layers(layers: int, other: int | None) -> None:
+    assert other_layers(with_layers(load([]), layers).model) == other
+
+
+def test_the_folder_is_what_a_rank_starts_from(tmp_path: Path) -> None:
+    ours = measuring(load([]), 2, tmp_path)
+    folder = RunFolder(tmp_path)
+    write_folder(ours, folder)
+    assert read_resolved(folder.resolved) == ours
+    index = Index.load(folder.index)
+    assert len(index.lengths) == len(index.training) > 2
+    assert 2 * int(index.lengths.max()) <= ours.batch_tokens, "a step gives each of two ranks a document"

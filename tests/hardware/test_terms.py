@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from engine.hardware.terms import NOT_MEASURED, rows, shown
+from tests.hardware.machines import TRUE, measured
+
+
+def test_every_term_has_a_line() -> None:
+    words = {"cluster", "device", "source"}
+    assert [name for name, _, _ in rows(TRUE, measured())] == [name for name in asdict(TRUE) if name not in words]
+
+
+def test_what_was_not_measured_says_so() -> None:
+    """One machine shows nothing of a network, and one rank nothing of rings."""
+
+    def unmeasured(ranks: int) -> set[str]:
+        return {name for name, _, how in rows(TRUE, measured(ranks)) if how == NOT_MEASURED}
+
+    assert unmeasured(2) == {"network_bytes_per_s", "nics_per_node"}
+    assert unmeasured(1) - unmeasured(2) == {
+        "round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"
+    }  # fmt: skip
+
+
+def test_units_are_those_of_the_name() -> None:
+    assert shown("linear_flops_per_s", 2.1e10) == "21 GFLOP/s"
+    assert shown("node_bytes_per_s", 2.5e9) == "2.5 GB/s"
+    assert shown("latency_s", 1.5e-4) == "0.15 ms"
+    assert shown("overlap", 0.4) == "0.4"

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+from engine.hardware.timing import Run, Stopwatch, gather, interleaved
+from engine.trainer.groups import Groups
+from tests.world import run_world
+
+BLOCK_S = 0.02
+
+
+def _sleeping(seconds: float, calls: list[float]) -> Run:
+    def run() -> tuple[float, float]:
+        calls.append(seconds)
+        time.sleep(seconds)
+        return seconds, 2 * seconds
+
+    return run
+
+
+def _timed() -> dict[str, object]:
+    import torch
+
+    assert dist.group.WORLD is not None
+    groups = Groups(dist.get_rank(), 2, torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
+    slow = 1 + groups.rank  # the second rank takes twice as long
+    calls: list[float] = []
+    lengths = [slow * s for s in (0.001, 0.01, 0.3, 0.5)]
+    timings = interleaved([_sleeping(s, calls) for s in lengths], groups, seconds=0.2, too_long_s=0.5)
+    watch = Stopwatch(groups.device)
+    began = watch.now()
+    time.sleep(BLOCK_S)
+    return {
+        "timings": [(t.forward_s, t.backward_s, t.spread) for t in timings],
+        "calls": [calls.count(s) for s in lengths],
+        "gathered": gather(groups.rank, groups),
+        "watched": watch.now() - began,
+    }
+
+
+@pytest.mark.world
+def test_two_ranks_time_the_same_things_in_turns() -> None:
+    first, second = run_world(2, _timed)
+    assert first["gathered"] == second["gathered"] == [0, 1]
+    assert first["timings"] == second["timings"], "both ranks know the mean over ranks"
+    assert [t[0] for t in first["timings"]] == pytest.approx([0.0015, 0.015, 0.45])
+    assert [t[1] for t in first["timings"]] == pytest.approx([0.003, 0.03, 0.9])
+    assert [t[2] for t in first["timings"]] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert first["calls"] == second["calls"], "they would wait for each other for ever"
+    assert first["calls"][0] > first["calls"][2] >= 2, "what is short is repeated more often"
+    assert first["calls"][3] == 0, "what follows the first that is too long is left out"
+    assert first["watched"] >= BLOCK_S
