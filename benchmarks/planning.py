@@ -1,7 +1,7 @@
 """How fast and how well the planners plan: milliseconds, balance, hops, and makespans against the lower bound.
 
 Needed degree, hops, balance and lower bound are defined in docs/planner.md. Plans are verified; times are warm, the
-median of five, on one core. `python benchmarks/planning.py [--json] [--sizes 64/512,...] [--seeds 8] [--mode lockstep]`.
+median of five, on one core. `python benchmarks/planning.py [--json] [--sizes 64/512] [--seeds 8] [--mode lockstep]`.
 """
 
 from __future__ import annotations

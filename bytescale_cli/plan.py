@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from engine.planner.plan import StepPlan
     from engine.planner.settings import PlanSettings
 
-_SHOWN = ("sequences", "tokens", "micro_batches", "max_degree", "max_peers", "balance", "makespan_s", "lower_bound_s", "planning_s")
+_SHOWN = (
+    "sequences",
+    "tokens",
+    "micro_batches",
+    "max_degree",
+    "max_peers",
+    "balance",
+    "makespan_s",
+    "lower_bound_s",
+    "planning_s",
+)
 
 
 def plan(

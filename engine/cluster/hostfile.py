@@ -1,6 +1,7 @@
 """DeepSpeed's hostfile: one host a line with its number of ranks, `worker-0 slots=8`; `#` starts a comment.
 
-Of a mixed cluster a line may say more, each rank's share of full speed and its memory: `old-0 slots=8 speed=50% memory=40GiB`.
+Of a mixed cluster a line may say more, each rank's share of full speed and its memory:
+`old-0 slots=8 speed=50% memory=40GiB`.
 """
 
 from __future__ import annotations

@@ -100,7 +100,9 @@ def _modes(config: Config) -> Problem | None:
     if stages > 1 and stage > 1:
         return Problem(f"ZeRO-{stage} does not go with pipeline stages", "zero.stage", "zero.stage=1 does")
     if mode == "free" and stage > 1:
-        return Problem(f"ZeRO-{stage} gathers in slots, and free mode has none", "planner.mode", "planner.mode=lockstep")
+        return Problem(
+            f"ZeRO-{stage} gathers in slots, and free mode has none", "planner.mode", "planner.mode=lockstep"
+        )
     return None
 
 

@@ -20,6 +20,7 @@ from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 _PATHS = ("data.path", "run.out", "cluster.hostfile", "cluster.calibration", "lengths.path")
+_NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path")
 
 
 def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
@@ -44,7 +45,7 @@ def _quoted(value: str) -> str:
 def _path_quoted(text: str) -> str:
     """Return KEY=PATH with the path as a shell's user means it: `~` is the home folder, a comma is a comma."""
     key, equals, value = text.partition("=")
-    if key not in _PATHS or not value or value[0] in "'\"" or value == "null":
+    if key not in _PATHS or not value or value[0] in "'\"" or (key in _NULLABLE and value == "null"):
         return text
     return f"{key}{equals}{_quoted(str(Path(value).expanduser()) if value.startswith('~') else value)}"
 

@@ -84,7 +84,9 @@ class Planner(Section):
     """Who computes what."""
 
     name: Literal["static", "naive", "balanced", "adaptive"] = Field(description="the two middle ones are the paper's")
-    mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(description="`auto` follows zero.stage and parallel.pp")
+    mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(
+        description="`auto` follows zero.stage and parallel.pp"
+    )
     max_peers: int = Field(ge=1, description="ranks that one rank may talk to in a step")
 
 

@@ -54,7 +54,10 @@ _MAY_BE_ZERO = ("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_
 
 
 def read(path: Path, cluster: str) -> Calibration:
-    """Return the calibration in a file. Raises ConfigError where it is no such file, lacks terms, or is of another cluster."""
+    """Return the calibration in a file.
+
+    Raises ConfigError where it is no such file, lacks terms, or is of another cluster.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -7,6 +7,7 @@ enters a plan. Memory and traffic are whole bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,7 +129,7 @@ class Costs:
 def machine(config: Config) -> Calibration:
     """Return the measured rates of the config's cluster, or those of its data sheet."""
     path = config.cluster.calibration
-    return nominal(config.cluster.name) if path is None else calibration.read(path, config.cluster.name)
+    return nominal(config.cluster.name) if path is None else calibration.read(Path(path), config.cluster.name)
 
 
 def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:

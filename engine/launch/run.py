@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, rank_commands
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.unbuilt import unbuilt
 from engine.planner.make import PlanSettings, plan_step
 from engine.report.run import write_report
 from engine.simulator.timeline import balance
@@ -58,6 +59,9 @@ def train(
 
 def check_trainable(config: Config, cluster: Cluster, launcher: str | None) -> None:
     """Raise ConfigError for what a plan may ask for but this machine cannot train."""
+    problems = unbuilt(config)
+    if problems:
+        raise ConfigError.of(problems)
     if config.dtype == "fp64":
         raise ConfigError("fp64 is for tests: DeepSpeed's masters are fp32", key="dtype=fp64", hint="use fp32 or bf16")
     if config.model.vocab < VOCAB:
@@ -133,7 +137,7 @@ def _summary(folder: RunFolder, index: Index, say: Say) -> dict[str, Any]:
 
 
 def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, Any]:
-    index, settings, costs, cursor = build_index(config.data), PlanSettings.of(config), Costs.of(config), Cursor()
+    index, settings, cursor = build_index(config.data), PlanSettings.of(config).without_offload(), Cursor()
     prepare.check_owner(folder, config)
     steps = []
     for number in range(1, _DRY_STEPS + 1):

@@ -1,7 +1,7 @@
 """The least time in which a step can be done, and the ring degrees that would do it.
 
-The bound is the smallest T with  sum over s of min{ D t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true time of
-sequence s on a ring of D: no rank is ever idle, and each sequence takes the cheapest ring that is done by T. A
+The bound is the smallest T with  sum over s of min{ D t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true
+time of sequence s on a ring of D: no rank is ever idle, and each sequence takes the cheapest ring that is done by T. A
 micro-batch's fixed cost is shared out by its tokens: C of them at most pay for one. Found by bisection.
 Letters: S sequences in descending order of length, P ranks.
 """

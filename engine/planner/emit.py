@@ -67,7 +67,8 @@ def build(
 ) -> StepPlan:
     """Return the plan of sequences in groups, [S], on rings, [S + 1] and [K].
 
-    Groups are numbered from 0 without large holes. In lockstep mode a group is a slot. `offload` [S] is in ppm; a micro-batch takes the largest of its sequences.
+    Groups are numbered from 0 without large holes. In lockstep mode a group is a slot. `offload` [S] is in ppm; a
+    micro-batch takes the largest of its sequences.
     """
     _check(ranks, group, ring_start, ring_ranks)
     groups = int(group.max()) + 1

@@ -35,7 +35,7 @@ def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
 
 
 def neighbours(plan: StepPlan) -> tuple[Ints, Ints]:
-    """Return the rank that each shard is sent to, [K], and the one that its rank receives from, [K]; -1 without a ring."""
+    """Return the rank that each shard is sent to, and the one that its rank receives from, [K]; -1 without a ring."""
     return _neighbours(plan.ring_start, plan.ring_ranks)
 
 

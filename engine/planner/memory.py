@@ -1,7 +1,7 @@
 """What a micro-batch may hold when a part of it waits on the host, and how large that part is.
 
-Equation 3 of ByteScale bounds the activations that stay: ((2 + (1 - r)(l - 2)) / l) n <= C tokens. Beside them stand the
-working set of all n tokens and the ring's buffers, which never leave the device (rule 2 of `verify`).
+Equation 3 of ByteScale bounds the activations that stay: ((2 + (1 - r)(l - 2)) / l) n <= C tokens. Beside them stand
+the working set of all n tokens and the ring's buffers, which never leave the device (rule 2 of `verify`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from engine.planner.settings import PlanSettings
 
 @lru_cache(maxsize=8)
 def most_tokens(settings: PlanSettings) -> Ints:
-    """Return the tokens that a rank holds of one ring if as much as allowed is offloaded, [P]; at least its capacity."""
+    """Return the tokens of a ring that a rank holds if as much as allowed is offloaded, [P]; at least its capacity."""
     classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)
     most = [_most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
     return np.array(most, dtype=np.int64)[index.ravel()]
@@ -76,7 +76,7 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
 
 
 def offload(lengths: Ints, degrees: Ints, settings: PlanSettings) -> Ints:
-    """Return the least ratio, ppm, at which each sequence's largest shard fits every rank, [S]; 0 where it fits whole."""
+    """Return the least ratio, ppm, at which each sequence's largest shard fits every rank, [S]; 0 if it fits whole."""
     costs, layers = settings.costs, settings.costs.layers
     tokens = -(-lengths // degrees)
     capacity = int(settings.capacities.min())

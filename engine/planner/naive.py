@@ -1,7 +1,8 @@
 """The paper's algorithm 1, naive HDP: each sequence gets just the ranks it needs, nothing is balanced.
 
-Ratio and degree are equation 3's; without offload D = ceil(s / C). What the paper leaves unsaid, and what we chose: sequences
-come in the order of the step; a ring takes the next D ranks round the world, then each packed bin takes the next one.
+Ratio and degree are equation 3's; without offload D = ceil(s / C). What the paper leaves unsaid, and what we chose:
+sequences come in the order of the step; a ring takes the next D ranks round the world, then each packed bin takes the
+next one.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def folded(first: int, degree: int, ranks: int) -> Ints:
 
 
 def all_folded(first: Ints, degree: Ints) -> tuple[Ints, Ints]:
-    """Return where each ring begins, [S + 1], and the ranks of all rings, [K]: `folded` for many, none around the end."""
+    """Return where rings begin, [S + 1], and all their ranks, [K]: `folded` for many, none around the end."""
     start = np.concatenate([[0], np.cumsum(degree)])
     ring = np.repeat(np.arange(len(degree)), degree)
     part = np.arange(start[-1]) - start[:-1][ring]

@@ -1,7 +1,8 @@
 """Small steps, where every choice counts: a seeded search over degrees and the order in which sequences are placed.
 
-A sequence goes on the ranks that are free the earliest, as many as its degree says, and starts when the last of them is
-free. Whole sequences share a rank's open micro-batch while there is room. Changes that make the step no longer are kept.
+A sequence goes on the ranks that are free the earliest, as many as its degree says, and starts when the last of them
+is free. Whole sequences share a rank's open micro-batch while there is room. Changes that do not make the step longer
+are kept.
 Letters: S sequences, P ranks.
 """
 
@@ -125,7 +126,7 @@ def _lowest(height: Floats, members: Ints) -> None:
 
 @njit(cache=True)
 def _has(members: Ints, count: int, rank: int) -> bool:
-    for place in range(count):
+    for place in range(count):  # noqa: SIM110 (any() over a generator does not compile)
         if members[place] == rank:
             return True
     return False

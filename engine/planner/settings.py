@@ -62,6 +62,10 @@ class PlanSettings:
         """Return the same settings for another planner."""
         return replace(self, planner=planner)
 
+    def without_offload(self) -> PlanSettings:
+        """Return the same settings for a run that offloads nothing."""
+        return replace(self, offload=0)
+
     @property
     def ranks(self) -> int:
         """Return the number of HDP ranks."""
@@ -83,7 +87,7 @@ class PlanSettings:
 
 
 def _mode(config: Config) -> str:
-    """Return the mode that `auto` means: stages are a pipeline, ZeRO-2/3 meet in slots, ZeRO-1 only at the step's end."""
+    """Return the mode that `auto` means: stages are a pipeline, ZeRO-2/3 meet in slots, ZeRO-1 only at the end."""
     if config.planner.mode != "auto":
         return config.planner.mode
     if config.parallel.pp > 1:

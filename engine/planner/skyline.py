@@ -26,7 +26,6 @@ from engine.cost.times import Rates
 from engine.planner.bound import Floats, fastest, least_degree, ring_time
 from engine.planner.plan import Ints
 
-
 _SPARE = 4  # ranks that a ring takes at most beside those that it needs, to use up a run
 
 
@@ -91,7 +90,7 @@ def place_rings(
     size, waits = _all_runs(sky, ranks), 0
     aside = np.empty(rule.tries, np.int64)
     asleep = 0  # the largest degree for which a run was too narrow since all that are wide enough were put back
-    quick, small = _best_rank(ranks), np.argmin(ranks.holds)
+    quick, small = _best_rank(ranks), int(np.argmin(ranks.holds))
     slowest = ranks.slow.max()
     for at in range(len(lengths)):
         tokens = float(lengths[at])
@@ -148,10 +147,7 @@ def place_rings(
                     a, width = _unite(sky, first, last)
             free = _aligned(a, need, ranks.node)
             rest = a + width - free
-            if (
-                need < rest <= min(rule.stretch * need, need + _SPARE)
-                and _aligned(free, rest, ranks.node) == free
-            ):
+            if need < rest <= min(rule.stretch * need, need + _SPARE) and _aligned(free, rest, ranks.node) == free:
                 need = rest
             time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
             size = _put(sky, size, a, width, free, need, time)

@@ -1,9 +1,9 @@
 """Slots in which all ranks meet, each as even as it can be: for lockstep mode, and for pipelines.
 
 The longest sequences that are left open a slot. Sequences of about one length cost about the same per token, so a slot
-takes neighbours in descending order: each on the least ring that is done in T, until all ranks are taken; then whole
-sequences, rank by rank, until a rank is full or busy for T. What is left of a rank's time and capacity takes the longest
-sequence that fits, again and again. T is the one, of a few, at which the slot's ranks work the largest share of its time.
+takes neighbours in descending order, each on the least ring that is done in T, until all ranks are taken. What is left
+of a rank's time and capacity takes the longest whole sequence that fits, again and again. T is the one, of a few, at
+which the slot's ranks work the largest share of its time.
 
 ```
  slot 0   [ring of 5        ][ring of 3   ]     T: at 2/3 of it the rings would be 8 and 4, more than 8 ranks

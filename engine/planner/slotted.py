@@ -22,7 +22,8 @@ _SLOT = 0.01  # of a mean slot: a plan of more slots must be so much shorter
 def plan_in_slots(problem: Problem, settings: PlanSettings, others: Sequence[StepPlan] = ()) -> StepPlan:
     """Return the plan whose slots together take the least, of ours and `others`, which are in slots too."""
     plans = [_filled(problem, replace(settings, mode="lockstep", stages=1)), *others]
-    return min(plans, key=lambda plan: total_time(plan, settings))
+    best = min(plans, key=lambda plan: total_time(plan, settings))
+    return replace(best, planner="adaptive")
 
 
 def total_time(plan: StepPlan, settings: PlanSettings) -> float:

@@ -1,7 +1,7 @@
 """From slots to stages: the order of slots is the order of a pipeline's micro-batches.
 
-Ranks do not meet in slots any more, and those behind a rank's last work are dropped, so ranks may have unequal counts. A
-gang keeps its place on all of its ranks, the same on each: so in 1F1B order every stage meets gangs in one order, and
+Ranks do not meet in slots any more, and those behind a rank's last work are dropped, so ranks may have unequal counts.
+A gang keeps its place on all of its ranks, the same on each: so in 1F1B order every stage meets gangs in one order, and
 nothing waits in a circle (planner/order.py, `_moments`).
 """
 

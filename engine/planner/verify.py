@@ -167,7 +167,7 @@ def rule_6_messages(plan: StepPlan) -> None:
     if shard >= 0:
         sequence = int(plan.shard_sequence[shard])
         target = int(loads.neighbours(plan)[0][shard])
-        message = f"rank {plan.ring_ranks[shard]} sends sequence {sequence} in another order than rank {target} receives"
+        message = f"rank {plan.ring_ranks[shard]} sends sequence {sequence} out of the order of rank {target}"
         raise PlanError(6, message)
 
 
@@ -206,7 +206,7 @@ def _first(wrong: NDArray[np.bool_]) -> int | None:
 
 @njit(cache=True)
 def _first_twice(values: Ints, row: Ints, size: int) -> int:
-    """Return the first place whose value, below `size`, came before in the same row, or -1. Rows come one after another."""
+    """Return the first place whose value, below `size`, came before in its row, or -1. Rows come one after another."""
     latest = np.full(size, -1)
     for place in range(len(values)):
         if latest[values[place]] == row[place]:

@@ -21,7 +21,6 @@ from engine.attention.comm import RingComm
 from engine.attention.kernels import choose
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.cost.model import Costs
 from engine.data.index import Index, check_fingerprint
 from engine.data.reader import Reader
 from engine.data.slices import micro_batch_slices
@@ -72,7 +71,7 @@ class Trainer:
         self.folder, self.config, self.groups = folder, config, groups
         self.index = Index.load(folder.index)
         self.reader = Reader(config.data, self.index)
-        self.settings, self.costs = PlanSettings.of(config), Costs.of(config)
+        self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
         kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
         model = Llama(config.model)

@@ -64,7 +64,7 @@ def test_lengths_of_the_recipes_own_documents(tmp_path: Path, capsys: pytest.Cap
 def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *SMALL]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("planner balanced, 4 ranks x capacity 2,048 tokens")
+    assert text.startswith("planner adaptive, 4 ranks x capacity 2,048 tokens")
     assert "makespan_s" in text
     assert "longest" in text
 

@@ -14,7 +14,8 @@ UNEVEN = Cluster((Node("a", 2), Node("b", 1), Node("c", 3)), device_memory=100)
 
 def config(hostfile: Path | None = None, nodes: int = 1) -> schema.Cluster:
     path = None if hostfile is None else str(hostfile)
-    return schema.Cluster(name="local", nodes=nodes, ranks_per_node=4, device_memory=2**30, hostfile=path)
+    sizes = {"ranks_per_node": 4, "device_memory": 2**30, "host_memory": 2**20}
+    return schema.Cluster(name="local", nodes=nodes, hostfile=path, calibration=None, **sizes)
 
 
 def test_ranks_are_counted_through_the_nodes() -> None:
@@ -61,3 +62,24 @@ def test_a_folder_or_a_binary_file_is_refused(tmp_path: Path) -> None:
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
         Cluster.of(config(binary))
+
+
+def test_a_mixed_cluster_says_what_each_rank_is() -> None:
+    mixed = Cluster((Node("new", 2), Node("old", 1, speed=50, memory=10)), device_memory=100)
+    assert mixed.node_of.tolist() == [0, 0, 1]
+    assert mixed.speed.tolist() == [100, 100, 50]
+    assert mixed.memory.tolist() == [100, 100, 10]
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "slots"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (6, 1, [1, 1])]
+)
+def test_an_hdp_rank_is_neighbouring_devices_and_stages_lie_in_other_nodes(tp: int, pp: int, slots: list[int]) -> None:
+    cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, ep=1))
+    assert [node.slots for node in cluster.nodes] == slots
+    assert cluster.ranks == 12 // (tp * pp)
+
+
+def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="= 5 does not divide 12 devices"):
+        Cluster.of(config(nodes=3), schema.Parallel(tp=5, pp=1, ep=1))

@@ -25,8 +25,19 @@ MISTAKES = [
     (["model.hidden=132"], "model.hidden", "132 is not a multiple of 2 x model.heads=4", "136"),
     (["optimizer.betas=[0.9,1]"], "optimizer.betas", "less than 1", "0.95"),
     (["optimizer.betas=[-0.1,0.9]"], "optimizer.betas", "at least 0", "0.95"),
-    (["offload.ratio=0.5"], "offload.ratio", "0.5 is not built yet", "auto or 0"),
-    (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto or 0"),
+    (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto"),
+    (["model.top_k=2"], "model.top_k", "2 is more than model.experts=1", "at most 1"),
+    (["lengths.name=file"], "lengths.path", "is not set", "one length a line"),
+    (
+        ["parallel.tp=3", "context=1K", "cluster.ranks_per_node=4"],
+        "parallel.tp",
+        "= 3 does not divide 4 devices",
+        "nodes",
+    ),
+    (["planner.mode=pipeline"], "planner.mode", "a pipeline needs stages", "parallel.pp"),
+    (["planner.mode=free", "zero.stage=3"], "planner.mode", "ZeRO-3 gathers in slots", "lockstep"),
+    (["planner.mode=lockstep", "parallel.pp=2", "context=1K"], "planner.mode", "2 stages are a pipeline", "auto"),
+    (["zero.stage=2", "parallel.pp=2", "context=1K"], "zero.stage", "does not go with pipeline stages", "zero.stage=1"),
 ]
 
 
@@ -49,6 +60,10 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         ["model.hidden=136"],
         ["optimizer.betas=[0,0.9]"],
         ["offload.ratio=0"],
+        ["offload.ratio=1"],
+        ["zero.stage=3"],
+        ["parallel.pp=2", "context=2K"],
+        ["model.experts=8", "model.top_k=2"],
         ["dtype=fp64"],
     ],
 )
@@ -58,7 +73,7 @@ def test_edges_pass(overrides: list[str]) -> None:
 
 
 def test_several_rules_are_reported_together() -> None:
-    assert len(check(config("context=8K", "model.kv_heads=3", "offload.ratio=1"))) == 3
+    assert len(check(config("context=8K", "model.kv_heads=3", "offload.ratio=2"))) == 3
 
 
 def test_context_against_ranks_that_a_hostfile_gave() -> None:

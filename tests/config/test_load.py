@@ -46,7 +46,7 @@ def test_the_last_of_two_equal_keys_counts() -> None:
 
 
 def test_all_mistakes_are_reported_together() -> None:
-    problems = refused("recipe=quikstart", "run.step=3", "run.steps=0", "optimizer.lr=fast", "planner=adaptive", "+a=1")
+    problems = refused("recipe=quikstart", "run.step=3", "run.steps=0", "optimizer.lr=fast", "planner=adaptiv", "+a=1")
     assert {problem.key for problem in problems} == {
         "recipe", "run.step", "run.steps", "optimizer.lr", "planner", "+a=1"
     }  # fmt: skip

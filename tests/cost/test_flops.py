@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.load import load
 from engine.config.schema import Model
-from engine.cost.flops import UNIT, attention_units, linear_units, linear_weights
+from engine.cost.flops import attention_flops, linear_flops, linear_weights, step_flops
 
 
 def shape(**changes: object) -> Model:
@@ -17,13 +17,15 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
     model = load(["recipe=llama7b-256k"]).model
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 11008
     assert linear_weights(model) == 32 * layer + 4096 * 32000
-    assert linear_units(model) == pytest.approx(6 * linear_weights(model) / UNIT, abs=1)
-    assert attention_units(model) == pytest.approx(12 * 4096 * 32 / UNIT, abs=1)
+    assert linear_flops(model) == 2 * linear_weights(model)
+    assert attention_flops(model) == 4 * 4096 * 32
+    assert step_flops(model, 10, 55) == 3 * (10 * linear_flops(model) + 55 * attention_flops(model))
 
 
-def test_nothing_is_free() -> None:
-    tiny = shape(layers=1, hidden=2, heads=1, kv_heads=1, ffn=1, vocab=1)
-    assert linear_units(tiny) >= 1 and attention_units(tiny) >= 1
+def test_of_experts_those_that_a_token_meets_count_and_the_router() -> None:
+    dense, sparse = shape(), shape(experts=8, top_k=2)
+    more = dense.layers * dense.hidden * (3 * dense.ffn + 8)
+    assert linear_weights(sparse) == linear_weights(dense) + more
 
 
 @pytest.mark.parametrize("kv_heads", [2, 4])

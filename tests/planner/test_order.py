@@ -18,7 +18,7 @@ def test_a_rank_runs_each_micro_batch_forward_then_backward() -> None:
     assert plan.gang.tolist() == [0, 1, 1]
     assert nodes.tolist() == [0, 1, 2, 3, 2, 3] and start.tolist() == [0, 4, 6]
     before, after = edges(plan)
-    assert list(zip(before.tolist(), after.tolist(), strict=True)) == [(0, 1), (1, 2), (2, 3), (2, 3)]
+    assert set(zip(before.tolist(), after.tolist(), strict=True)) == {(0, 1), (1, 2), (2, 3)}
 
 
 def test_an_order_is_found_whatever_the_gangs_are_called() -> None:

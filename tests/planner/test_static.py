@@ -9,7 +9,7 @@ from engine.planner.loads import micro_tokens
 from engine.planner.make import plan_step
 from engine.planner.static import degree
 from engine.simulator.timeline import simulate
-from tests.planner.samples import COSTS, ints, lengths, settings
+from tests.planner.samples import ints, lengths, settings
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_packed_bins_are_dealt_out_by_cost() -> None:
     """Bins of cost 4 3 3 2 on two groups: 4 with 2, 3 with 3."""
     asked = settings("static", ranks=2, capacity=400, context=400)
     plan = plan_step(ints(300, 400, 200, 299), asked)
-    stop = simulate(plan, COSTS).stop
+    stop = simulate(plan, settings()).stop
     assert [sorted(s.length for m in plan.of_rank(r) for s in m.shards) for r in range(2)] == [[200, 400], [299, 300]]
     assert stop.max() < 1.2 * min(stop[plan.micro_rank == rank].max() for rank in range(2))

@@ -39,6 +39,7 @@ def test_promised_groups() -> None:
 def test_every_file_says_what_it_is_and_loads(group: str, option: str) -> None:
     assert tree.about(group, option)
     needs_path = ["data.path=somewhere"] if (group, option) in {("data", "folder"), ("data", "jsonl")} else []
+    needs_path += ["lengths.path=somewhere"] if (group, option) == ("lengths", "file") else []
     config = load([f"{group}={option}", *needs_path])
     chosen = getattr(config, group)
     assert (chosen if group == "recipe" else chosen.name) == option

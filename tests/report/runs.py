@@ -13,7 +13,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan import StepPlan
 from engine.report.boxes import Span
 from engine.simulator.timeline import simulate
-from tests.planner.samples import COSTS, settings
+from tests.planner.samples import settings
 
 BIGRAM_NATS = 2.432
 
@@ -28,7 +28,7 @@ def plan(ranks: int, sequences: int | None = None, mode: str = "free") -> StepPl
 
 def spans(plan: StepPlan) -> list[Span]:
     """Return when each micro-batch of the plan would run if the step took 3.2 s."""
-    line = simulate(plan, COSTS)
+    line = simulate(plan, settings(ranks=plan.ranks))
     second = line.makespan / 3.2
     rows = zip(line.rank.tolist(), line.micro_batch.tolist(), line.start.tolist(), line.stop.tolist(), strict=True)
     return [Span(rank, micro, start / second, stop / second) for rank, micro, start, stop in rows]

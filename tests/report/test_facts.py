@@ -15,7 +15,7 @@ def test_the_head_says_what_the_run_was(tmp_path: Path) -> None:
     head = dict(facts.head(run))
     assert head["model"] == "tiny, 804,480 parameters"
     assert head["ranks"] == "2"
-    assert head["planner"] == "balanced, free"
+    assert head["planner"] == "adaptive, free"
     assert head["steps"] == "120 of 120"
     assert head["final training loss"] == f"{run.lines[-1]['loss']:.3f} nats a token"
 

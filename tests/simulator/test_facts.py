@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from engine.config.load import load
-from engine.cost.model import Costs
 from engine.planner import schedule
 from engine.planner.make import plan_step
 from engine.planner.plan import StepPlan
@@ -14,7 +13,8 @@ from engine.planner.settings import PlanSettings
 from engine.simulator.facts import facts, max_peers, ring_bytes
 
 CONFIG = load(["cluster.ranks_per_node=5", "context=8K", "capacity=2K"])
-COSTS = Costs.of(CONFIG)
+SETTINGS = PlanSettings.of(CONFIG)
+COSTS = SETTINGS.costs
 LENGTHS = np.array([1, 2, 4097, 8192, 300, 6001, 2048, 2049, 10], dtype=np.int64)
 
 
@@ -47,7 +47,7 @@ def counted_peers(plan: StepPlan) -> int:
 
 def test_ring_bytes_are_those_of_the_schedule(plan: StepPlan) -> None:
     assert int(plan.degrees.max()) >= 4
-    assert ring_bytes(plan, COSTS) == counted_bytes(plan)
+    assert sum(ring_bytes(plan, SETTINGS)) == counted_bytes(plan)
 
 
 def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:
@@ -56,11 +56,13 @@ def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:
 
 def test_without_rings_nothing_moves() -> None:
     plan = plan_step(np.array([5, 7], dtype=np.int64), PlanSettings.of(CONFIG))
-    assert (ring_bytes(plan, COSTS), max_peers(plan)) == (0, 0)
+    assert (ring_bytes(plan, SETTINGS), max_peers(plan)) == ((0, 0), 0)
 
 
 def test_facts(plan: StepPlan) -> None:
-    found = facts(plan, COSTS)
+    found = facts(plan, SETTINGS)
     assert (found["ranks"], found["sequences"], found["tokens"]) == (5, 9, int(LENGTHS.sum()))
     assert found["lower_bound_s"] <= found["makespan_s"]
-    assert found["balance"] == pytest.approx(float(found["lower_bound_s"]) / float(found["makespan_s"]))
+    work = COSTS.seconds(int(COSTS.sequence(LENGTHS).sum())) / 5
+    assert found["balance"] == pytest.approx(work / float(found["makespan_s"]))
+    assert found["lower_bound_s"] >= work

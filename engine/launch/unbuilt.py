@@ -1,0 +1,26 @@
+"""What a config may plan with, and training does not know yet: refused before anything is written, all at once."""
+
+from __future__ import annotations
+
+from engine.config.schema import Config
+from engine.errors import Problem
+
+
+def unbuilt(config: Config) -> list[Problem]:
+    """Return a problem for each value that can be planned but not trained."""
+    ratio = config.offload.ratio
+    asked = (
+        ("recompute", config.recompute, "none"),
+        ("zero.stage", config.zero.stage, 1),
+        ("parallel.tp", config.parallel.tp, 1),
+        ("parallel.pp", config.parallel.pp, 1),
+        ("model.experts", config.model.experts, 1),
+        ("offload.ratio", 0 if ratio == "auto" else ratio, 0),
+    )
+    return [
+        Problem(
+            f"{value} can be planned but not trained yet", key, f"train with {key}={only}; `bytescale plan` takes it"
+        )
+        for key, value, only in asked
+        if value != only
+    ]
