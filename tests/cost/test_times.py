@@ -1,0 +1,152 @@
+"""Compiled times of a sequence on its ring, against a plain walk over the schedule's rounds and transfers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cost.times import Rates, backward_ring, forward_ring, hide, shared, whole, wholes
+from engine.planner import schedule
+
+SOME = st.floats(0.0, 1e3, allow_subnormal=False)
+RATES = st.builds(
+    Rates,
+    *[SOME] * 11,
+    far=st.floats(1.0, 50.0),
+    overlap=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.0, 1.0)),
+    again=st.sampled_from([0.0, 1.0]),
+    copy=SOME,
+)
+DEGREES = st.integers(1, 9)
+EXACT = 1e-9
+FAST = Rates(3.0, 7.0, 0.5, 1.25, 100.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8.0, 1.0, 0.0, 0.0)  # links cost nothing
+
+
+def walk(
+    rates: Rates,
+    degree: int,
+    part: int,
+    direction: schedule.Direction,
+    work: Callable[[int], float],
+    far: float,
+    t: float,
+) -> float:
+    """Return the time of a pass: in each round the longer of compute and transfers, and what does not hide of the other.
+
+    `work` is the compute of a round, `t` the tokens of each buffer.
+    """
+    one = {"kv": far * (rates.latency + rates.kv * t), "dkv": far * (rates.latency + rates.dkv * t)}
+    total = 0.0
+    for round_ in range(schedule.rounds(degree, direction)):
+        compute = work(round_) if round_ < schedule.compute_rounds(degree) else 0.0
+        transfer = sum(one[found.kind] for found in schedule.transfers(degree, part, round_, direction))
+        total += max(compute, transfer) + (1.0 - rates.overlap) * min(compute, transfer)
+    return total
+
+
+def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Callable[[int], float]) -> float:
+    """Return the time of a sequence on its ring; `pairs` are those of a member in a round."""
+    part = tokens / degree
+    beside = (rates.round + rates.merge * part) if degree > 1 else 0.0
+    forward = walk(rates, degree, 0, "forward", lambda round_: rates.pair_f * pairs(round_) + beside, far, part)
+    backward = walk(rates, degree, 0, "backward", lambda round_: rates.pair_b * pairs(round_) + beside, far, part)
+    linear = (rates.token_f + rates.token_b) * part
+    return linear + (1.0 + rates.again) * forward + backward + rates.sequence
+
+
+@given(RATES, SOME, SOME)
+def test_what_does_not_overlap_comes_on_top(rates: Rates, compute: float, transfer: float) -> None:
+    found = hide(rates, compute, transfer)
+    assert max(compute, transfer) <= found <= (compute + transfer) * (1 + EXACT)
+    assert hide(rates._replace(overlap=0.0), compute, transfer) == pytest.approx(compute + transfer)
+    assert hide(rates._replace(overlap=1.0), compute, transfer) == max(compute, transfer)
+
+
+@given(RATES, DEGREES, SOME, st.integers(1, 10_000), st.data())
+def test_rounds_forward(rates: Rates, degree: int, compute: float, part: int, data: st.DataObject) -> None:
+    member = data.draw(st.integers(0, degree - 1))  # all of them send and compute as much
+    kv = rates.latency + rates.kv * part
+    slow = walk(rates, degree, member, "forward", lambda round_: compute, 1.0, float(part))
+    assert forward_ring(rates, degree, compute, kv) == pytest.approx(slow, rel=EXACT)
+
+
+@given(RATES, st.integers(2, 9), SOME, st.integers(1, 10_000), st.data())
+def test_rounds_backward(rates: Rates, degree: int, compute: float, part: int, data: st.DataObject) -> None:
+    """The dK,dV travel one round behind, and home in a round of their own."""
+    member = data.draw(st.integers(0, degree - 1))
+    kv, dkv = rates.latency + rates.kv * part, rates.latency + rates.dkv * part
+    slow = walk(rates, degree, member, "backward", lambda round_: compute, 1.0, float(part))
+    assert backward_ring(rates, degree, compute, kv, dkv) == pytest.approx(slow, rel=EXACT)
+
+
+@given(RATES, st.integers(1, 10**6), DEGREES, st.booleans())
+def test_a_sequence_on_its_ring(rates: Rates, tokens: int, degree: int, leaves: bool) -> None:
+    far = rates.far if leaves else 1.0
+    mean = tokens * (tokens + 1) / 2 / degree**2
+    slow = slow_shared(rates, float(tokens), degree, far, lambda round_: mean)
+    assert shared(rates, float(tokens), degree, far) == pytest.approx(slow, rel=EXACT)
+
+
+@given(RATES, st.integers(10, 500), st.integers(2, 9), st.data())
+def test_a_round_has_about_as_many_pairs_as_any(rates: Rates, chunk: int, degree: int, data: st.DataObject) -> None:
+    """With the blocks that really meet: only the first round's, which is causal, differs, by half a chunk in its rows."""
+    tokens, part = 2 * degree * chunk, data.draw(st.integers(0, degree - 1))
+
+    def pairs(round_: int) -> float:
+        block = schedule.block(tokens, degree, part, schedule.kv_part(degree, part, round_))
+        rows = block.q_stop - block.q_start
+        return rows * (rows + 1) / 2 if block.causal else float(rows * block.kv_stop)
+
+    slow = slow_shared(rates, float(tokens), degree, 1.0, pairs)
+    assert shared(rates, float(tokens), degree, 1.0) == pytest.approx(slow, rel=1 / chunk)
+
+
+@given(RATES, st.integers(1, 10**6))
+def test_an_uncut_sequence(rates: Rates, tokens: int) -> None:
+    pairs = sum(range(1, tokens + 1)) if tokens < 100 else tokens * (tokens + 1) // 2
+    attention = (rates.pair_f * (1 + rates.again) + rates.pair_b) * pairs
+    slow = tokens * (rates.token_f + rates.token_b) + attention + rates.sequence
+    assert whole(rates, float(tokens)) == pytest.approx(slow, rel=EXACT)
+    assert shared(rates, float(tokens), 1, rates.far) == whole(rates, float(tokens)), "it knows no links"
+
+
+def test_whole_nanoseconds_are_rounded_once() -> None:
+    rates = FAST._replace(token_f=0.1, token_b=0.1, pair_f=0.0, pair_b=0.0, sequence=0.0)
+    lengths = np.array([1, 2, 3, 7, 8, 10**9], dtype=np.int64)
+    assert wholes(rates, lengths).tolist() == [0, 0, 1, 1, 2, 200_000_000]
+
+
+@pytest.mark.parametrize("tokens", [1000, 10**6])
+def test_with_fast_links_more_ranks_are_faster(tokens: int) -> None:
+    times = [shared(FAST, float(tokens), degree, 1.0) for degree in range(1, 65)]
+    assert times == sorted(times, reverse=True) and len(set(times)) == len(times)
+    work = [degree * (time - FAST.sequence) for degree, time in enumerate(times, start=1)]
+    assert work == pytest.approx([work[0]] * 64), "and share the work out, no more"
+
+
+def test_with_slow_links_more_ranks_do_not_help() -> None:
+    """A ring that transfers govern takes about tokens x bytes / bandwidth, whatever its degree is."""
+    bound = FAST._replace(kv=1e4, dkv=2e4)
+    times = [shared(bound, 1e4, degree, 1.0) for degree in range(8, 65)]
+    assert max(times) < 1.15 * min(times)
+    assert min(times) > 1e4 * (bound.kv + bound.dkv)
+
+
+@given(RATES, st.integers(1, 10**6), DEGREES)
+def test_between_nodes_nothing_is_faster(rates: Rates, tokens: int, degree: int) -> None:
+    near, far = (shared(rates, float(tokens), degree, times) for times in (1.0, rates.far))
+    assert far >= near
+
+
+@given(RATES, st.integers(1, 10**6), DEGREES)
+def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, degree: int) -> None:
+    once, twice = (shared(rates._replace(again=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
+    mean = tokens * (tokens + 1) / 2 / degree**2
+    beside = (rates.round + rates.merge * tokens / degree) if degree > 1 else 0.0
+    compute = rates.pair_f * mean + beside
+    ring = walk(rates, degree, 0, "forward", lambda round_: compute, 1.0, tokens / degree)
+    assert twice == pytest.approx(once + ring, rel=EXACT)
