@@ -35,7 +35,7 @@ def walk(
     far: float,
     t: float,
 ) -> float:
-    """Return the time of a pass: in each round the longer of compute and transfers, and what does not hide of the other.
+    """Return the time of a pass: in each round the longer of compute and transfers, and the unhidden other.
 
     `work` is the compute of a round, `t` the tokens of each buffer.
     """
@@ -93,7 +93,7 @@ def test_a_sequence_on_its_ring(rates: Rates, tokens: int, degree: int, leaves: 
 
 @given(RATES, st.integers(10, 500), st.integers(2, 9), st.data())
 def test_a_round_has_about_as_many_pairs_as_any(rates: Rates, chunk: int, degree: int, data: st.DataObject) -> None:
-    """With the blocks that really meet: only the first round's, which is causal, differs, by half a chunk in its rows."""
+    """With the blocks that really meet: only the first, causal round differs, by half a chunk a row."""
     tokens, part = 2 * degree * chunk, data.draw(st.integers(0, degree - 1))
 
     def pairs(round_: int) -> float:
