@@ -10,6 +10,7 @@ from engine.config.schema import Config
 from engine.config.validate import validate
 
 BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
+WIDE = ("cluster.ranks_per_node=8",)
 
 
 def config(*overrides: str) -> Config:
@@ -26,6 +27,16 @@ MISTAKES = [
     (["optimizer.betas=[0.9,1]"], "optimizer.betas", "less than 1", "0.95"),
     (["optimizer.betas=[-0.1,0.9]"], "optimizer.betas", "at least 0", "0.95"),
     (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto"),
+    (["offload.ratio=-0.1"], "offload.ratio", "must be auto or from 0 to 1, not -0.1", "auto"),
+    (["model.experts=4", "model.top_k=5"], "model.top_k", "5 is more than model.experts=4", "at most 4"),
+    (
+        [*WIDE, "context=2K", "parallel.tp=2", "parallel.pp=3"],
+        "parallel.tp",
+        "= 6 does not divide 8 devices",
+        "divide them",
+    ),
+    ([*WIDE, "parallel.tp=8"], "context", "4K does not fit: 1 ranks x capacity 2K hold 2K tokens", "more ranks"),
+    ([*WIDE, "parallel.pp=2", "planner.mode=free"], "planner.mode", "2 stages are a pipeline, not free", "auto"),
     (["model.top_k=2"], "model.top_k", "2 is more than model.experts=1", "at most 1"),
     (["lengths.name=file"], "lengths.path", "is not set", "one length a line"),
     (
@@ -64,6 +75,13 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         ["zero.stage=3"],
         ["parallel.pp=2", "context=2K"],
         ["model.experts=8", "model.top_k=2"],
+        ["model.experts=8", "model.top_k=8"],
+        ["offload.ratio=0.5"],
+        ["lengths.name=file", "lengths.path=lengths.txt"],
+        [*WIDE, "parallel.tp=2", "parallel.pp=2"],
+        [*WIDE, "parallel.tp=3", "cluster.hostfile=hosts"],
+        [*WIDE, "parallel.pp=2", "planner.mode=pipeline"],
+        ["zero.stage=2", "planner.mode=lockstep"],
         ["dtype=fp64"],
     ],
 )

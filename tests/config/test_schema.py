@@ -9,7 +9,7 @@ from engine.config.schema import Section
 
 PROMISED = """
 context capacity batch_tokens dtype recompute run.steps run.seed run.out optimizer.lr zero.stage
-offload.ratio planner.mode
+offload.ratio planner.mode lengths.path cluster.calibration
 parallel.tp parallel.pp parallel.ep data.path data.runtime cluster.nodes cluster.ranks_per_node
 """
 
