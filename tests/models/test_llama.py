@@ -28,7 +28,17 @@ from engine.models.llama.model import Llama
 from engine.models.loss import token_loss
 
 CPU = torch.device("cpu")
-SIZE = {"name": "tiny", "hidden": 32, "ffn": 40, "vocab": 50, "layers": 2, "rope_theta": 10000.0, "norm_eps": 1e-5}
+SIZE = {
+    "name": "tiny",
+    "hidden": 32,
+    "ffn": 40,
+    "experts": 1,
+    "top_k": 1,
+    "vocab": 50,
+    "layers": 2,
+    "rope_theta": 10000.0,
+    "norm_eps": 1e-5,
+}
 SHAPES = {
     "gqa": Model(**SIZE, heads=4, kv_heads=2, tied=False),
     "gqa tied": Model(**SIZE, heads=4, kv_heads=1, tied=True),

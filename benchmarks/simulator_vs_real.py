@@ -1,0 +1,185 @@
+"""The simulator against reality: ten plans of one batch, good and bad on purpose, on two gloo ranks of one thread each.
+
+`python benchmarks/simulator_vs_real.py` calibrates this machine (`bytescale profile-hardware`), runs the plans
+interleaved, and prints measured and simulated makespans, errors, and the rank correlation. Beside them two trivial
+predictors, each scaled to fit best: the largest number of tokens a rank, and the largest sum of squared lengths a rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from engine.config.load import load, read_resolved
+from engine.config.schema import Config
+from engine.planner import loads
+from engine.planner.emit import Group, emit
+from engine.planner.make import plan_step
+from engine.planner.plan import Ints, StepPlan
+from engine.planner.settings import PlanSettings
+from engine.planner.verify import verify
+from engine.simulator.timeline import simulate
+from engine.trainer.folder import RunFolder
+
+REPEATS = 5
+OVERRIDES = ["recipe=quickstart", "model.hidden=64", "model.heads=4", "model.ffn=192", "capacity=16K", "context=16K"]
+LENGTHS = np.array([4000, 2500, 1500, 900, 600, *(24 + 7 * (number % 11) for number in range(120))])
+
+
+def main() -> None:
+    """Calibrate, run, compare."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as root:
+        calibration = Path(root) / "calibration.json"
+        command = [sys.executable, "-m", "bytescale_cli", "profile-hardware", *OVERRIDES, "--out", str(calibration)]
+        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        config = load([*OVERRIDES, f"cluster.calibration={calibration}"])
+        settings = PlanSettings.of(config).without_offload()
+        measured = run_for_real(config, Path(root) / "run")
+        report(plans(settings), settings, measured)
+
+
+def plans(settings: PlanSettings) -> dict[str, StepPlan]:
+    """Return the ten plans, all verified."""
+    count = len(LENGTHS)
+    order = range(count)
+    both, ring = (0, 1), [(0, 1)] * count
+    spread = [(s % 2,) for s in order]
+    halves = [both if s < 3 else (s % 2,) for s in order]
+    groups: dict[str, list[Group]] = {
+        "all on rank 0, packed": [[(s, (0,)) for s in order if s != 0], [(0, (0,))]],
+        "all on rank 0, one by one": [[(s, (0,))] for s in order],
+        "every one a ring, one by one": [[(s, ring[s])] for s in order],
+        "every one a ring, packed": [[(s, ring[s]) for s in order]],
+        "in turn, one by one": [[(s, spread[s])] for s in order],
+        "the longest alone on rank 1": [[(s, (1 if s == 0 else 0,)) for s in order]],
+        "three rings, the rest in turn, one by one": [[(s, halves[s])] for s in order],
+    }
+    made = {
+        name: emit("by hand", "free", settings.ranks, settings.capacity, LENGTHS, chosen)
+        for name, chosen in groups.items()
+    }
+    for plan in made.values():
+        verify(plan, settings)
+    return {name: plan_step(LENGTHS, settings.by(name)) for name in ("adaptive", "balanced", "static")} | made
+
+
+def run_for_real(config: Config, root: Path) -> dict[str, float]:
+    """Return the median makespan of each plan, in seconds: from a barrier until the slower rank is done."""
+    from engine.hardware.prepare import measuring, write_folder
+    from engine.launch.commands import free_port, rank_commands
+    from engine.launch.ranks import run_ranks
+
+    folder = RunFolder(root)
+    root.mkdir()
+    ours = measuring(config, 2, root)
+    write_folder(ours, folder)
+    (root / "config.json").write_text(json.dumps({"calibration": config.cluster.calibration}), encoding="utf-8")
+    from engine.cluster.cluster import Cluster
+
+    commands = [
+        replace(
+            command,
+            arguments=(sys.executable, str(Path(__file__).resolve()), "rank", str(root)),
+            environment={**command.environment, "OMP_NUM_THREADS": "1"},
+        )
+        for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port())
+    ]
+    run_ranks(commands, folder, lambda: None, lambda text: None)
+    found: dict[str, float] = json.loads((root / "measured.json").read_text(encoding="utf-8"))
+    return found
+
+
+def rank(root: Path) -> int:
+    """Run all plans on this rank; rank 0 writes what was measured."""
+    import torch.distributed as dist
+
+    from engine.hardware.micro_batches import _random_slices
+    from engine.trainer.groups import join_groups
+    from engine.trainer.loop import Trainer
+    from engine.trainer.step import run_step
+
+    folder = RunFolder(root)
+    config = read_resolved(folder.resolved)
+    groups = join_groups()
+    trainer = Trainer(folder, config, groups)
+    path = json.loads((root / "config.json").read_text(encoding="utf-8"))["calibration"]
+    settings = PlanSettings.of(load([*OVERRIDES, f"cluster.calibration={path}"])).without_offload()
+    todo = plans(settings)
+    slices = {
+        name: {m.index: _random_slices(m, config.model.vocab) for m in plan.of_rank(groups.rank) if m.shards}
+        for name, plan in todo.items()
+    }
+    idle = next(part for found in slices.values() for part in found.values())
+    times: dict[str, list[float]] = {name: [] for name in todo}
+    for turn in range(REPEATS + 1):
+        for name, plan in todo.items():
+            dist.barrier(groups.control)
+            began = time.perf_counter()
+            run_step(
+                plan,
+                trainer.engine.forward,
+                lambda loss: trainer.engine.backward(loss, int(LENGTHS.sum())),
+                lambda micro, name=name: slices[name].get(micro.index, idle_part(idle)),
+                trainer.context,
+            )
+            spent: list[Any] = [None] * groups.world
+            dist.all_gather_object(spent, time.perf_counter() - began, group=groups.control)
+            trainer.engine.step(1e-6)
+            if turn:
+                times[name].append(max(spent))
+    if groups.rank == 0:
+        medians = {name: float(np.median(found)) for name, found in times.items()}
+        (root / "measured.json").write_text(json.dumps(medians), encoding="utf-8")
+    trainer.close()
+    return 0
+
+
+def idle_part(some: Any) -> Any:
+    """Return the slices of a rank without work: one token that counts for nothing."""
+    from engine.data.slices import IGNORE, Slices
+
+    return Slices(some.tokens[:1], np.full(1, IGNORE), some.positions[:1])
+
+
+def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str, float]) -> None:
+    """Print a line a plan and the errors of all three predictors."""
+    real = np.array([measured[name] for name in made])
+    simulated = np.array([simulate(plan, settings).makespan / 1e9 for plan in made.values()])
+    for name, was, said in zip(made, real, simulated, strict=True):
+        print(f"{name}: measured {was:.3f} s, simulated {said:.3f} s ({said / was - 1:+.1%})")
+    print(f"spread of step times: {real.max() / real.min():.2f}x")
+    tokens = np.array([largest(plan, loads.shard_tokens(plan)) for plan in made.values()], dtype=float)
+    squares = np.array([largest(plan, loads.shard_pairs(plan)) for plan in made.values()], dtype=float)
+    for name, guess in (("simulator", simulated), ("largest tokens", tokens), ("largest sum of s^2", squares)):
+        if name != "simulator":
+            guess = guess * float(np.median(real / guess))  # scaled to fit best
+        error = np.abs(guess / real - 1)
+        print(f"{name}: median error {np.median(error):.1%}, rank correlation {correlation(guess, real):.3f}")
+
+
+def largest(plan: StepPlan, shards: Ints) -> int:
+    """Return the largest sum over a rank's shards."""
+    return int(np.bincount(plan.ring_ranks, weights=shards, minlength=plan.ranks).max())
+
+
+def correlation(a: Any, b: Any) -> float:
+    """Return Spearman's rank correlation."""
+    return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        sys.exit(rank(Path(sys.argv[2])))
+    main()
