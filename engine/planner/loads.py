@@ -80,12 +80,14 @@ def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batch
     tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
     for sequence in range(len(lengths)):
         first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
+        if degree == 1:  # most are, and a division takes long
+            tokens[shard_micro[first]] += lengths[sequence]
+            continue
         size, longer = divmod(lengths[sequence], 2 * degree)
-        largest = -(-lengths[sequence] // degree) if degree > 1 else 0
         for part in range(degree):
             micro = shard_micro[first + part]
             tokens[micro] += part_tokens(size, longer, degree, part)
-            buffers[micro] += largest
+            buffers[micro] += -(-lengths[sequence] // degree)
     return tokens, buffers
 
 

@@ -44,20 +44,20 @@ def edges(plan: StepPlan) -> tuple[Ints, Ints]:
     return before, np.concatenate([nodes[1:][within], passes[:, 1:].ravel()])
 
 
-def node_order(plan: StepPlan) -> Ints:
-    """Return all nodes in an order that every edge agrees with.
+def prove_order(plan: StepPlan) -> None:
+    """Raise PlanError(4) where no order of nodes agrees with every edge: then ranks wait for each other for ever."""
+    if not _usual(plan):
+        _searched(plan)
 
-    Raises PlanError(4) where no such order exists: then ranks wait for each other for ever. Where the usual order is
-    one, which takes no graph to see, it is taken.
-    """
+
+def node_order(plan: StepPlan) -> Ints:
+    """Return all nodes in an order that every edge agrees with. Raises PlanError(4) where there is none."""
+    if not _usual(plan):
+        return _searched(plan)
+    if plan.mode != "pipeline":
+        return np.arange(2 * _gangs(plan))
     moment = _moments(plan)
-    if _ascends(*execution_order(plan), moment):
-        return grouped(moment, int(moment.max()) + 1)[1]
-    order = topological(len(moment), *edges(plan))
-    if len(order) < len(moment):
-        stuck = np.setdiff1d(np.arange(len(moment)), order) // (2 * plan.stages)
-        raise PlanError(4, f"gangs {_few(stuck)} wait for each other: the order of their passes has a cycle")
-    return order
+    return grouped(moment, int(moment.max()) + 1)[1]
 
 
 def gang_order(plan: StepPlan) -> Ints:
@@ -82,19 +82,48 @@ def _through(gangs: Ints, stages: int) -> Ints:
     return 2 * stages * gangs[:, None] + np.concatenate([forward, forward[::-1] + 1])
 
 
-def _moments(plan: StepPlan) -> Ints:
-    """Return when each node would run if all passes took as long, [2Gn]: a guess, which the caller checks.
+def _usual(plan: StepPlan) -> bool:
+    """Return whether there is an order that takes no graph to see.
 
-    The i-th micro-batch goes forward through stage p at 2i + p, and backward at 2i + 2n - 1 - p; so the passes of a
-    gang ascend, whatever i is. In a pipeline i is the gang's place on one of its ranks: if it is the same on all of
-    them, each stage's order ascends too. Without stages i is the gang's number.
+    Without stages: each rank's gangs ascend, so the nodes' own numbers are an order. In a pipeline: each gang has the
+    same place on all of its ranks, so `_moments` gives one.
     """
-    place = np.arange(_gangs(plan))
-    if plan.mode == "pipeline":
-        place[plan.gang] = np.arange(plan.micro_batches) - plan.micro_start[plan.micro_rank]
+    if plan.mode != "pipeline":
+        return bool(_ascend(plan.gang, plan.micro_start))
+    return bool((_places(plan)[plan.gang] == _place(plan)).all())
+
+
+def _place(plan: StepPlan) -> Ints:
+    """Return the place of each micro-batch on its rank, [M]."""
+    return np.arange(plan.micro_batches) - plan.micro_start[plan.micro_rank]
+
+
+def _places(plan: StepPlan) -> Ints:
+    """Return the place of each gang on one of its ranks, [G]."""
+    places = np.zeros(_gangs(plan), dtype=np.int64)
+    places[plan.gang] = _place(plan)
+    return places
+
+
+def _moments(plan: StepPlan) -> Ints:
+    """Return when each node would run if all passes took as long, [2Gn].
+
+    The i-th micro-batch of a rank goes forward through stage p at 2i + p, and backward at 2i + 2n - 1 - p. Moments
+    ascend in a gang's passes, and on stage p: forward passes have the parity of p, backward ones the other, and before
+    backward pass 0, at 2n - 1 - p, come the forward passes 0 .. n - 1 - p, as 1F1B has it.
+    """
     stage = np.arange(plan.stages)
     passes = np.stack([stage, 2 * plan.stages - 1 - stage], axis=1).ravel()
-    return (2 * place[:, None] + passes).ravel()
+    return (2 * _places(plan)[:, None] + passes).ravel()
+
+
+def _searched(plan: StepPlan) -> Ints:
+    nodes = 2 * plan.stages * _gangs(plan)
+    order = topological(nodes, *edges(plan))
+    if len(order) < nodes:
+        stuck = np.setdiff1d(np.arange(nodes), order) // (2 * plan.stages)
+        raise PlanError(4, f"gangs {_few(stuck)} wait for each other: the order of their passes has a cycle")
+    return order
 
 
 def _few(gangs: Ints) -> str:
@@ -124,10 +153,10 @@ def _execution_order(gang: Ints, micro_start: Ints, stages: int) -> tuple[Ints, 
 
 
 @njit(cache=True)
-def _ascends(nodes: Ints, start: Ints, moment: Ints) -> bool:
-    for line in range(len(start) - 1):
-        for place in range(start[line] + 1, start[line + 1]):
-            if moment[nodes[place]] <= moment[nodes[place - 1]]:
+def _ascend(gang: Ints, micro_start: Ints) -> bool:
+    for rank in range(len(micro_start) - 1):
+        for micro in range(micro_start[rank] + 1, micro_start[rank + 1]):
+            if gang[micro] <= gang[micro - 1]:
                 return False
     return True
 

@@ -50,15 +50,21 @@ def spread(start: Ints) -> Ints:
 @njit(cache=True)
 def short_row(start: Ints, end: int, least: int) -> int:
     """Return the first row that is shorter than `least` or goes beyond `end`; start[0] is 0."""
-    for row in range(len(start) - 1):
-        if start[row + 1] > end or start[row + 1] < start[row] + least:
-            return row
+    wrong = 0
+    for row in range(len(start) - 1):  # without a way out, so that several are compared at a time
+        wrong += int(start[row + 1] > end) + int(start[row + 1] < start[row] + least)
+    if wrong > 0:
+        for row in range(len(start) - 1):
+            if start[row + 1] > end or start[row + 1] < start[row] + least:
+                return row
     return -1
 
 
 @njit(cache=True)
 def out_of_range(values: Ints, low: int, high: int) -> int:
     """Return the first place whose value is not in low .. high - 1."""
+    if len(values) == 0 or (values.min() >= low and values.max() < high):
+        return -1
     for place in range(len(values)):
         if values[place] < low or values[place] >= high:
             return place
