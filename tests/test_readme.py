@@ -28,5 +28,10 @@ def test_a_path_exists(path: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_composes(command: str) -> None:
-    overrides = [word for word in shlex.split(command) if "=" in word]
+    words = shlex.split(command)
+    swept = [words[at + 1] for at, word in enumerate(words) if word == "--sweep"]
+    overrides = [word for word in words if "=" in word and word not in swept]
     assert load(overrides).recipe
+    for key, values in (text.split("=") for text in swept):
+        for value in values.split(","):
+            assert load([*overrides, f"{key}={value}"])
