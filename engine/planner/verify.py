@@ -78,11 +78,8 @@ def rule_1_every_token_once(plan: StepPlan) -> None:
     place = checks.astray(plan.micro_start, plan.shard_start, plan.shard_order, plan.ring_ranks)
     if place >= 0:
         shard = plan.shard_order[place]
-        sequence, rank, ring = (
-            plan.shard_sequence[shard],
-            plan.micro_rank[plan.shard_micro[shard]],
-            plan.ring_ranks[shard],
-        )
+        sequence, ring = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        rank = plan.micro_rank[plan.shard_micro[shard]]
         raise PlanError(1, f"rank {rank} runs the shard of sequence {sequence} that its ring puts on rank {ring}")
 
 
@@ -93,13 +90,12 @@ def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
     """
     costs, rank = settings.costs, plan.micro_rank
     tokens, buffers = loads.micro_loads(plan)
-    offload = plan.offload if plan.offload.any() else 0
-    resident = costs.resident(tokens, plan.offload) if plan.offload.any() else tokens
-    _bounded("holds {} tokens", resident, settings.capacities, rank)
-    most = costs.peak_bytes(tokens.max(), buffers.max())
-    if most > settings.cluster.memory.min():  # else each fits, and none has to be looked at
-        _bounded("needs {} bytes", costs.peak_bytes(tokens, buffers, offload), settings.cluster.memory, rank)
-    if plan.offload.any():
+    memory, offload = settings.cluster.memory, plan.offload
+    some = bool(offload.any())
+    _bounded("holds {} tokens", costs.resident(tokens, offload) if some else tokens, settings.capacities, rank)
+    if costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():  # else each fits, and none has to be looked at
+        _bounded("needs {} bytes", costs.peak_bytes(tokens, buffers, offload), memory, rank)
+    if some:
         host = np.full(plan.ranks, settings.host_memory)
         _bounded("offloads {} bytes", costs.host_bytes(tokens, offload), host, rank)
 
@@ -111,9 +107,8 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
     """
     shard = checks.twice_in_ring(plan.ring_start, plan.ring_ranks, plan.ranks)
     if shard >= 0:
-        raise PlanError(
-            3, f"rank {plan.ring_ranks[shard]} is twice in the ring of sequence {plan.shard_sequence[shard]}"
-        )
+        sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        raise PlanError(3, f"rank {rank} is twice in the ring of sequence {sequence}")
     label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
     micro = checks.other_gang(plan.gang, label)
     if micro >= 0:
