@@ -59,14 +59,14 @@ def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
     if lengths.min() < 1:
         at = int(np.argmax(lengths < 1))
         raise DataError(f"sequence {at} has {lengths[at]} tokens; every sequence of a step has at least one")
-    longest, holds = int(lengths.max()), settings.ranks * settings.capacity
+    longest, holds = int(lengths.max()), settings.ranks * int(settings.capacities.min())
     if longest > settings.context:
         message = f"a sequence of {format_count(longest)} tokens is longer than {format_count(settings.context)}"
         raise ConfigError(message, key="context", hint="cut documents to the context")
     if longest > holds:
         message = (
             f"a sequence of {format_count(longest)} tokens does not fit: {settings.ranks} ranks x capacity "
-            f"{format_count(settings.capacity)} hold {format_count(holds)}"
+            f"{format_count(int(settings.capacities.min()))} hold {format_count(holds)}"
         )
         raise ConfigError(message, key="context", hint=f"context={holds}, or a larger capacity, or more ranks")
 

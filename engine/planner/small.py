@@ -15,8 +15,9 @@ _MOST = 64  # sequences times ranks
 
 
 def is_small(problem: Problem, settings: PlanSettings) -> bool:
-    """Return whether a step is searched; any two ranks may become peers."""
-    return len(problem.lengths) * settings.ranks <= _MOST and settings.ranks - 1 <= settings.max_peers
+    """Return whether a step is searched: on ranks that hold alike, any two of which may become peers."""
+    alike = len(set(problem.ranks.holds.tolist())) == 1
+    return alike and len(problem.lengths) * settings.ranks <= _MOST and settings.ranks - 1 <= settings.max_peers
 
 
 def searched(problem: Problem, best: Candidate, settings: PlanSettings) -> StepPlan | None:
