@@ -12,10 +12,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.planner.rows import row_of, spread
 
 Ints = NDArray[np.int64]
 PPM = 1_000_000
@@ -101,19 +104,17 @@ class StepPlan:
     @cached_property
     def shard_sequence(self) -> Ints:
         """Return the sequence of each shard, [K]."""
-        return np.repeat(np.arange(self.sequences, dtype=np.int64), self.degrees)
+        return spread(self.ring_start)
 
     @cached_property
     def shard_micro(self) -> Ints:
         """Return the micro-batch that holds each shard, [K]."""
-        micro = np.empty(len(self.shard_order), dtype=np.int64)
-        micro[self.shard_order] = np.repeat(np.arange(self.micro_batches, dtype=np.int64), np.diff(self.shard_start))
-        return micro
+        return row_of(self.shard_start, self.shard_order)
 
     @cached_property
     def micro_rank(self) -> Ints:
         """Return the rank that runs each micro-batch, [M]."""
-        return np.repeat(np.arange(self.ranks, dtype=np.int64), np.diff(self.micro_start))
+        return spread(self.micro_start)
 
     def ring(self, sequence: int) -> tuple[int, ...]:
         """Return the ordered ranks that share a sequence."""
@@ -147,13 +148,13 @@ class StepPlan:
 
     @classmethod
     def from_bytes(cls, buffer: bytes) -> StepPlan:
-        """Return the plan that `to_bytes` wrote; its arrays are read-only views of `buffer`."""
+        """Return the plan that `to_bytes` wrote."""
         end = buffer.index(b"\n")
         values: dict[str, Any] = json.loads(buffer[:end])
-        sizes, at = values.pop("sizes"), end + 1
-        for name in _ARRAYS:
-            values[name] = np.frombuffer(buffer, dtype="<i8", count=sizes[name], offset=at)
-            at += 8 * sizes[name]
+        body = np.frombuffer(buffer, dtype="<i8", offset=end + 1).copy()  # aligned and writable, as kernels expect
+        sizes = values.pop("sizes")
+        ends = list(accumulate(sizes[name] for name in _ARRAYS))
+        values |= dict(zip(_ARRAYS, np.split(body, ends[:-1]), strict=True))
         return cls(**values)
 
     @cached_property

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
-from engine.planner.plan import Ints
+Ints = NDArray[np.int64]
 
 
 @njit(cache=True)

@@ -176,8 +176,8 @@ def _rows(name: str, start: Ints, rows: int, end: int, least: int) -> None:
         raise PlanError(0, f"{name} does not go from 0 to {end} in {rows} rows")
     row = short_row(start, end, least)
     if row >= 0:
-        entries = start[row + 1] - start[row]
-        raise PlanError(0, f"{name}: row {row} has {entries} entries, at least {least} belong there, {end} in all")
+        message = f"{name}: row {row} goes from {start[row]} to {start[row + 1]}, {least} or more belong there"
+        raise PlanError(0, f"{message}, {end} in all")
 
 
 def _in_range(name: str, values: Ints, size: int, low: int, high: int) -> None:

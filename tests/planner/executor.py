@@ -4,6 +4,10 @@ Each rank runs its micro-batches in order, forward and backward through every la
 sends and receives, and ends when all of them are matched. Between two ranks the n-th send meets the n-th receive, each
 only while both ranks are at it (rendezvous); no buffer hides a wrong order. A send that meets the receive of another
 buffer counts as not finishing. In lockstep mode all ranks meet before every micro-batch.
+
+In a pipeline each stage of each rank is a line of its own, rank x stages + stage, and rings connect the lines of one
+stage. Activations go to the next stage and gradients to the one before: the sender posts them and goes on, and the
+receiver waits for them.
 """
 
 from __future__ import annotations
@@ -15,15 +19,19 @@ from typing import Literal
 from engine.planner import schedule
 from engine.planner.plan import MicroBatch, StepPlan
 
-LAYERS = 2
+LAYERS = 2  # of a stage
+Direction = Literal["forward", "backward"]
 Tag = tuple[object, ...]
-DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 
 
 @dataclass
 class Group:
-    """One batched group: (peer, tag) of each send and receive, in posting order. A barrier has neither."""
+    """One batched group: (peer, tag) of each send and receive, in posting order. A barrier has none.
 
+    Nobody waits for a send that is `posted`.
+    """
+
+    posted: list[tuple[int, Tag]] = field(default_factory=list)
     sends: list[tuple[int, Tag]] = field(default_factory=list)
     receives: list[tuple[int, Tag]] = field(default_factory=list)
     barrier: bool = False
@@ -33,11 +41,11 @@ Messages = dict[tuple[int, int], list[Tag]]  # by (source, target), in posting o
 
 
 class Executor:
-    """The state of all ranks: where each one is in its program, and what has been posted so far."""
+    """The state of all ranks: where each one is in its program, and what has been posted so far. Ranks are lines."""
 
     def __init__(self, plan: StepPlan) -> None:
-        self.programs = [_program(plan, rank) for rank in range(plan.ranks)]
-        self.at = [-1] * plan.ranks
+        self.programs = [_program(plan, rank, stage) for rank in range(plan.ranks) for stage in range(plan.stages)]
+        self.at = [-1] * len(self.programs)
         self.sent: Messages = defaultdict(list)
         self.received: Messages = defaultdict(list)
 
@@ -59,7 +67,7 @@ class Executor:
         """Go to the rank's next group and post it."""
         self.at[rank] += 1
         group = self._group(rank) or Group()
-        for peer, tag in group.sends:
+        for peer, tag in group.posted + group.sends:
             self.sent[rank, peer].append(tag)
         for peer, tag in group.receives:
             self.received[peer, rank].append(tag)
@@ -84,27 +92,50 @@ def finishes(plan: StepPlan) -> bool:
     return Executor(plan).finishes()
 
 
-def _program(plan: StepPlan, rank: int) -> list[Group]:
-    """Return all groups of a rank in its order."""
+def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
+    """Return all groups of one stage of a rank in its order."""
     groups = []
-    for micro in plan.of_rank(rank):
-        if plan.mode == "lockstep":
+    micros = list(plan.of_rank(rank))
+    for index, direction in passes(len(micros), stage, plan.stages):
+        micro = micros[index]
+        if plan.mode == "lockstep" and direction == "forward":
             groups.append(Group(barrier=True))
-        for direction in DIRECTIONS:
-            layers = range(LAYERS) if direction == "forward" else reversed(range(LAYERS))
-            for layer in layers:
-                groups += _rounds(micro, layer, direction)
+        before, after = _neighbours(micro, stage, plan.stages, direction)
+        groups.append(Group(receives=before))
+        for layer in range(LAYERS) if direction == "forward" else reversed(range(LAYERS)):
+            groups += _rounds(micro, layer, direction, stage, plan.stages)
+        groups.append(Group(posted=after))
     return groups
 
 
-def _rounds(micro: MicroBatch, layer: int, direction: Literal["forward", "backward"]) -> list[Group]:
+def passes(count: int, stage: int, stages: int) -> list[tuple[int, Direction]]:
+    """Return the passes of a stage over `count` micro-batches: some forward, then one each, then the rest backward."""
+    ahead = min(stages - 1 - stage, count)
+    order: list[tuple[int, Direction]] = [(index, "forward") for index in range(ahead)]
+    for index in range(ahead, count):
+        order += [(index, "forward"), (index - ahead, "backward")]
+    return order + [(index, "backward") for index in range(count - ahead, count)]
+
+
+def _neighbours(
+    micro: MicroBatch, stage: int, stages: int, direction: Direction
+) -> tuple[list[tuple[int, Tag]], list[tuple[int, Tag]]]:
+    """Return what a pass waits for from the stage before it, and what it gives to the one after it."""
+    step = 1 if direction == "forward" else -1
+    line = micro.rank * stages + stage
+    before = [(line - step, (micro.index, direction))] if 0 <= stage - step < stages else []
+    after = [(line + step, (micro.index, direction))] if 0 <= stage + step < stages else []
+    return before, after
+
+
+def _rounds(micro: MicroBatch, layer: int, direction: Direction, stage: int, stages: int) -> list[Group]:
     """Return the groups of one layer: all rings of the micro-batch advance together."""
     groups = []
     for round_ in range(max((schedule.rounds(s.degree, direction) for s in micro.shards), default=0)):
         group = Group()
         for shard in micro.shards:
-            following = shard.ring[(shard.part + 1) % shard.degree]
-            previous = shard.ring[shard.part - 1]
+            following = shard.ring[(shard.part + 1) % shard.degree] * stages + stage
+            previous = shard.ring[shard.part - 1] * stages + stage
             for transfer in schedule.transfers(shard.degree, shard.part, round_, direction):
                 place = (micro.gang, layer, direction, round_, shard.sequence, transfer.kind)
                 group.sends.append((following, (*place, transfer.send)))

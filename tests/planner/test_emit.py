@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.emit import Group, emit
+from engine.errors import PlanError
+from engine.planner.emit import Group, build, emit
+from engine.planner.plan import Ints
 from tests.planner.samples import ints
 
 
@@ -48,3 +51,39 @@ def test_every_rank_runs_its_gangs_in_the_global_order(drawn: tuple[int, list[in
 def test_gangs_are_numbered_from_zero_without_holes() -> None:
     plan = emit("by hand", "free", 3, 16, ints(8, 2), [[], [(1, (2,))], [], [(0, (0, 1))]])
     assert np.unique(plan.gang).tolist() == [0, 1]
+
+
+def test_a_micro_batch_takes_the_largest_ratio_of_its_sequences() -> None:
+    groups = [[(0, (0, 1)), (1, (1,))], [(2, (0,))]]
+    plan = emit("by hand", "free", 2, 16, ints(8, 2, 3), groups, offload=ints(200_000, 300_000, 0))
+    assert [[micro.offload for micro in plan.of_rank(rank)] for rank in range(2)] == [[0.2, 0.0], [0.3]]
+
+
+@pytest.mark.parametrize(
+    ("group", "ring_start", "ring_ranks", "message"),
+    [
+        (ints(0, 0), ints(0, 1, 2), ints(0, 3), r"ring_ranks\[1\] is 3"),
+        (ints(0, 0), ints(0, 1, 2), ints(-1, 0), r"ring_ranks\[0\] is -1"),
+        (ints(0, 0), ints(0, 2, 2), ints(0, 1), "one ring of at least one rank"),
+        (ints(0), ints(0, 1, 2), ints(0, 1), "has one group"),
+        (ints(0, -1), ints(0, 1, 2), ints(0, 1), "a group has the number -1"),
+    ],
+)
+def test_what_the_kernels_would_stumble_over_is_refused(
+    group: Ints, ring_start: Ints, ring_ranks: Ints, message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        build("by hand", "free", 3, 16, np.full(len(group), 5), group, ring_start, ring_ranks)
+
+
+@given(random_groups())
+def test_in_lockstep_a_group_is_a_slot(drawn: tuple[int, list[int], list[Group]]) -> None:
+    ranks, lengths, groups = drawn
+    plan = emit("random", "lockstep", ranks, 10**6, ints(*lengths), groups)
+    slots = max(number for number, group in enumerate(groups) if group) + 1
+    for rank in range(ranks):
+        for slot, micro in enumerate(plan.of_rank(rank)):
+            here = [sequence for sequence, ring in sorted(groups[slot]) if rank in ring]
+            assert (micro.slot, [shard.sequence for shard in micro.shards]) == (slot, here)
+        assert len(list(plan.of_rank(rank))) == slots
+        assert (np.diff(plan.gang[plan.micro_rank == rank]) > 0).all()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import PlanError
-from engine.planner.order import edges, execution_order, gang_order, topological
+from engine.planner.emit import emit
+from engine.planner.order import edges, execution_order, gang_order, node_order, topological
+from engine.planner.plan import StepPlan
+from tests.planner.pipelines import aligned_pipelines, any_pipelines, passes_agree
 from tests.planner.samples import by_hand, ints
 
 
@@ -19,6 +23,44 @@ def test_a_rank_runs_each_micro_batch_forward_then_backward() -> None:
     assert nodes.tolist() == [0, 1, 2, 3, 2, 3] and start.tolist() == [0, 4, 6]
     before, after = edges(plan)
     assert set(zip(before.tolist(), after.tolist(), strict=True)) == {(0, 1), (1, 2), (2, 3)}
+
+
+def test_a_pipeline_runs_1f1b() -> None:
+    """The picture in the file's docstring."""
+    groups = [[(number, (0,))] for number in range(4)]
+    plan = emit("by hand", "pipeline", 1, 16, ints(8, 8, 8, 8), groups, stages=3)
+    nodes, start = execution_order(plan)
+    rows = [nodes[start[stage] : start[stage + 1]] for stage in range(3)]
+    assert [[node // 2 % 3 for node in row.tolist()] for row in rows] == [[stage] * 8 for stage in range(3)]
+    assert [" ".join(f"{'FB'[node % 2]}{node // 6}" for node in row.tolist()) for row in rows] == [
+        "F0 F1 F2 B0 F3 B1 B2 B3",
+        "F0 F1 B0 F2 B1 F3 B2 B3",
+        "F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+
+
+@pytest.mark.parametrize("stages", [2, 3, 5])
+def test_a_short_pipeline_runs_all_forward_then_all_backward(stages: int) -> None:
+    plan = emit("by hand", "pipeline", 1, 16, ints(8), [[(0, (0,))]], stages=stages)
+    nodes, start = execution_order(plan)
+    assert nodes.tolist() == list(range(2 * stages)) and start.tolist() == list(range(0, 2 * stages + 1, 2))
+    before, after = edges(plan)
+    forward, backward = list(range(0, 2 * stages, 2)), list(range(2 * stages - 1, 0, -2))
+    way = forward + backward  # through all stages and back
+    assert set(pairwise(way)) <= set(zip(before.tolist(), after.tolist(), strict=True))
+
+
+@given(st.one_of(aligned_pipelines, any_pipelines()))
+def test_passes_come_in_an_order_that_all_edges_agree_with_or_have_a_cycle(plan: StepPlan) -> None:
+    before, after = edges(plan)
+    found = topological(2 * plan.stages * (int(plan.gang.max()) + 1), before, after)
+    try:
+        order = node_order(plan)
+    except PlanError:
+        assert len(found) < 2 * plan.stages * (int(plan.gang.max()) + 1)
+        return
+    assert passes_agree(plan, order, before, after) and passes_agree(plan, found, before, after)
+    assert sorted(gang_order(plan).tolist()) == list(range(int(plan.gang.max()) + 1))
 
 
 def test_an_order_is_found_whatever_the_gangs_are_called() -> None:

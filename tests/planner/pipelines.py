@@ -1,0 +1,58 @@
+"""Random plans of pipelines: rings in any order, and rings at the same place on all of their ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from engine.planner.emit import build
+from engine.planner.plan import Ints, StepPlan
+from tests.planner.samples import by_hand, ints
+
+
+@st.composite
+def any_pipelines(draw: st.DrawFn) -> StepPlan:
+    """Return a plan in which each rank runs its sequences one by one, in an order of its own or that of all.
+
+    Each micro-batch has one sequence, so a gang is one ring: no member ends a pass before every one has begun it.
+    """
+    ranks = draw(st.integers(1, 4))
+    ring = st.permutations(range(ranks)).flatmap(lambda order: st.integers(1, ranks).map(lambda d: tuple(order[:d])))
+    rings = draw(st.lists(ring, min_size=1, max_size=7))
+    micros = []
+    for rank in range(ranks):
+        own = [sequence for sequence, members in enumerate(rings) if rank in members]
+        order = draw(st.one_of(st.just(own), st.permutations(own)))
+        micros.append([[sequence] for sequence in order] or [[]])
+    plan = by_hand([8] * len(rings), rings, micros)
+    return replace(plan, mode="pipeline", stages=draw(st.integers(2, 4)))
+
+
+def aligned_pipeline(rng: np.random.Generator) -> StepPlan:
+    """Return a plan of ranks that run different numbers of micro-batches, each gang at one place on all its ranks."""
+    counts = rng.integers(1, 6, int(rng.integers(1, 6)))
+    rings: list[list[int]] = []
+    places: list[int] = []
+    for place in range(int(counts.max())):
+        working = rng.permutation(np.flatnonzero(counts > place))
+        cuts = np.unique(rng.integers(0, len(working), 3))
+        for ring in np.split(working, cuts[cuts > 0]):
+            rings.append(ring.tolist())
+            places.append(place)
+    start = np.cumsum([0, *map(len, rings)])
+    flat = ints(*(rank for ring in rings for rank in ring))
+    lengths, stages = rng.integers(1, 30, len(rings)), int(rng.integers(2, 5))
+    return build("aligned", "pipeline", len(counts), 30, lengths, ints(*places), start, flat, stages=stages)
+
+
+aligned_pipelines = st.integers(0, 2**32 - 1).map(lambda seed: aligned_pipeline(np.random.default_rng(seed)))
+
+
+def passes_agree(plan: StepPlan, order: Ints, before: Ints, after: Ints) -> bool:
+    """Return whether `order` has every node once and all edges point forward in it."""
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    nodes = 2 * plan.stages * (int(plan.gang.max()) + 1)
+    return sorted(order.tolist()) == list(range(nodes)) and bool((place[before] < place[after]).all())
