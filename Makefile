@@ -19,10 +19,14 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/hdp_vs_static.py
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/simulator_vs_real.py
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/bytescale simulate recipe=llama7b-256k batch_tokens=2M > /dev/null  # compiles the planner, once
+	$(BIN)/bytescale plan recipe=llama70b-2m batch_tokens=2M > /dev/null
 	touch $@
 
 clean:
