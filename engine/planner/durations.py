@@ -65,10 +65,15 @@ def by_slot(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
 
 def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
     """Return for each shard 1 if the hop to the next part of its ring leaves the node, else 0, [K]."""
+    node = cluster.node_of[plan.ring_ranks]
+    return (node != node[next_part(plan)]).astype(np.int64)
+
+
+def next_part(plan: StepPlan) -> Ints:
+    """Return for each shard the one that its ring's next member holds, [K]."""
     following = np.arange(1, len(plan.ring_ranks) + 1)
     following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
-    node = cluster.node_of[plan.ring_ranks]
-    return (node != node[following]).astype(np.int64)
+    return following
 
 
 def _rows(plan: StepPlan, cluster: Cluster) -> _Rows:
@@ -189,7 +194,7 @@ def _round(
     compute: Floats,
     leaving: Floats,
 ) -> tuple[float, float]:
-    """Return the time of one round and its longest compute; adds `rounds` of them to `compute` [M]."""
+    """Return the time of one round and its longest compute; `compute` [M] grows by all `rounds`, rerun ones too."""
     for m in members:
         leaving[rows.node[m]] = 0.0
     for m in members:
@@ -199,6 +204,7 @@ def _round(
                 leaving[rows.node[m]] += rates.far * _sent(rates, rows.degree[k], rows.tokens[k], back, round_) / nics
     longest, busiest = 0.0, 0.0
     pair = rates.pair_b if back else rates.pair_f
+    runs = rounds if back else rounds * (1.0 + rates.again)
     for m in members:
         work, transfer, delay = 0.0, 0.0, 0.0
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
@@ -215,7 +221,7 @@ def _round(
                 delay = max(delay, far * rates.latency * (2.0 if _both(degree, back, round_) else 1.0))
         if work > 0.0:
             work = (work + rates.round) * rows.slow[m]
-        compute[m] += work * rounds
+        compute[m] += work * runs
         busiest = max(busiest, work)
         longest = max(longest, hide(rates, work, max(transfer, leaving[rows.node[m]]) + delay))
     return longest, busiest

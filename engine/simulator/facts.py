@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from engine.planner import loads
-from engine.planner.durations import crossing
+from engine.planner.durations import crossing, next_part
 from engine.planner.plan import StepPlan
 from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
@@ -67,13 +65,13 @@ def max_peers(plan: StepPlan) -> int:
 def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     """Return the bytes that rings send inside nodes and between them in a step, all layers and passes (schedule.py).
 
-    In a ring of D every token's K,V makes D - 1 hops in each pass that runs the ring forward, and its dK,dV makes D.
-    Each hop of a ring carries a D-th of that.
+    The hop to a member carries the K,V of all tokens but its own in each pass that runs the ring forward, and the dK,dV
+    of all tokens. So a token's K,V makes D - 1 hops, and its dK,dV makes D.
     """
     costs = settings.costs
-    degree, tokens = plan.degrees, plan.lengths
-    kv, dkv = tokens * (degree - 1) * costs.forward_rings, tokens * degree
-    sent = np.where(degree > 1, kv * costs.forward_hop_bytes + dkv * costs.backward_hop_bytes, 0)
-    leaving = np.add.reduceat(crossing(plan, settings.cluster), plan.ring_start[:-1])
-    between = int((sent // degree * leaving).sum())
+    tokens = plan.lengths[plan.shard_sequence]
+    kv = (tokens - loads.shard_tokens(plan)[next_part(plan)]) * costs.forward_rings
+    sent = kv * costs.forward_hop_bytes + tokens * costs.backward_hop_bytes
+    sent[plan.degrees[plan.shard_sequence] == 1] = 0
+    between = int(sent[crossing(plan, settings.cluster) == 1].sum())
     return int(sent.sum()) - between, between

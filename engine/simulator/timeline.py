@@ -27,8 +27,8 @@ class Timeline:
     stop: Ints  # [M]
     micro_batch: Ints  # [M] the plan's number of it
     makespan: int  # when the last rank is done with its micro-batches
-    compute: float  # mean over ranks of what they compute
-    exposed: float  # mean over ranks of what they wait for transfers alone
+    compute: float  # mean over ranks, and their stages, of what they compute
+    exposed: float  # mean of what they wait for transfers alone
 
 
 def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
@@ -43,8 +43,9 @@ def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
         order = gang_order(plan)
         start, stop = _free(order, plan.gang, plan.micro_rank, plan.ranks, gangs.forward + gangs.backward)
         makespan = stop.max()
-    exposed = float(gangs.exposed[plan.gang].sum()) / plan.ranks
-    compute = float(gangs.compute.sum()) / plan.ranks
+    devices = plan.ranks * plan.stages  # each stage computes and waits for its part of the layers
+    exposed = float(gangs.exposed[plan.gang].sum()) / devices
+    compute = float(gangs.compute.sum()) / devices
     whole_start, whole_stop = (np.rint(times).astype(np.int64) for times in (start, stop))
     micro = np.arange(plan.micro_batches)
     return Timeline(plan.micro_rank, whole_start, whole_stop, micro, round(makespan), compute, exposed)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.planner import schedule
 from engine.planner.make import plan_step
-from engine.planner.plan import StepPlan
+from engine.planner.plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.facts import facts, max_peers, ring_bytes
+from engine.simulator.facts import facts, max_peers, outcome, ring_bytes
+from engine.simulator.timeline import simulate
+from tests.simulator.worlds import World, worlds
 
 CONFIG = load(["cluster.ranks_per_node=5", "context=8K", "capacity=2K"])
 SETTINGS = PlanSettings.of(CONFIG)
@@ -23,17 +31,22 @@ def plan() -> StepPlan:
     return plan_step(LENGTHS, PlanSettings.of(CONFIG))
 
 
-def counted_bytes(plan: StepPlan) -> int:
-    """Add up every transfer of every part in every round."""
-    hop = {"kv": COSTS.forward_hop_bytes, "dkv": COSTS.backward_hop_bytes}
-    total = 0
-    for length, degree in zip(plan.lengths.tolist(), plan.degrees.tolist(), strict=True):
-        for direction in ("forward", "backward"):
-            for round_ in range(schedule.rounds(degree, direction)):
-                for part in range(degree):
-                    for transfer in schedule.transfers(degree, part, round_, direction):
-                        total += schedule.shard_tokens(length, degree, transfer.send) * hop[transfer.kind]
-    return total
+def counted_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
+    """Add up every transfer of every part in every round of every pass, inside nodes and between them."""
+    costs, place = settings.costs, settings.cluster.place
+    hop = {"kv": costs.forward_hop_bytes, "dkv": costs.backward_hop_bytes}
+    again: list[schedule.Direction] = ["forward"] * (costs.forward_rings - 2)
+    total = [0, 0]
+    for sequence, length in enumerate(plan.lengths.tolist()):
+        ring = plan.ring(sequence)
+        for direction in ("forward", "backward", *again):
+            for round_ in range(schedule.rounds(len(ring), direction)):
+                for part, rank in enumerate(ring):
+                    leaves = place(rank)[0] != place(ring[(part + 1) % len(ring)])[0]
+                    for transfer in schedule.transfers(len(ring), part, round_, direction):
+                        tokens = schedule.shard_tokens(length, len(ring), transfer.send)
+                        total[leaves] += tokens * hop[transfer.kind]
+    return total[0], total[1]
 
 
 def counted_peers(plan: StepPlan) -> int:
@@ -47,7 +60,44 @@ def counted_peers(plan: StepPlan) -> int:
 
 def test_ring_bytes_are_those_of_the_schedule(plan: StepPlan) -> None:
     assert int(plan.degrees.max()) >= 4
-    assert sum(ring_bytes(plan, SETTINGS)) == counted_bytes(plan)
+    assert ring_bytes(plan, SETTINGS) == counted_bytes(plan, SETTINGS)
+    assert ring_bytes(plan, SETTINGS)[1] == 0, "one node"
+
+
+@given(worlds, st.integers(2, 3))
+def test_bytes_by_link_are_those_of_the_schedule(world: World, forward_rings: int) -> None:
+    plan, asked = world
+    settings = replace(asked, costs=replace(asked.costs, forward_rings=forward_rings))
+    assert ring_bytes(plan, settings) == counted_bytes(plan, settings)
+
+
+@given(worlds)
+def test_the_outcome_of_a_step(world: World) -> None:
+    """In a step nothing is lost: compute, waits for transfers, the step's own part and the bubble are all of it."""
+    plan, asked = world
+    settings = replace(asked, costs=replace(asked.costs, step=31_337))
+    line = simulate(plan, settings)
+    found = outcome(plan, settings, line)
+    step = (line.makespan + 31_337) / 1e9
+    assert found["step_s"] == pytest.approx(step)
+    assert found["tokens_per_s"] == pytest.approx(sum(plan.lengths.tolist()) / step)
+    parts = [float(found[name]) for name in ("compute_s", "exposed_comm_s")]
+    assert sum(parts) + 31_337 / 1e9 + float(found["bubble"]) * step == pytest.approx(step, abs=1e-9)
+    assert 0 <= float(found["bubble"]) < 1
+    flops = 3 * sum(1000 * s + 10 * (s * (s + 1) // 2) for s in plan.lengths.tolist())
+    assert found["mfu"] == pytest.approx(flops / (plan.ranks * 1e9 * step))
+    assert found["peak_bytes"] == max(peak(micro, settings) for r in range(plan.ranks) for micro in plan.of_rank(r))
+
+
+def peak(micro: MicroBatch, settings: PlanSettings) -> int:
+    """Return the most bytes of a rank in a micro-batch: states, what stays of its activations, and buffers."""
+    costs = settings.costs
+    shards = [schedule.shard_tokens(s.length, s.degree, s.part) for s in micro.shards]
+    largest = [max(schedule.shard_tokens(s.length, s.degree, p) for p in range(s.degree)) for s in micro.shards]
+    rings = sum(size for size, s in zip(largest, micro.shards, strict=True) if s.degree > 1)
+    of_four = 2 + 2 * (1 - Fraction(round(1e6 * micro.offload), 10**6))  # layers that stay
+    saved = max(costs.token_bytes * math.ceil(sum(shards) * of_four / 4), costs.passing_bytes)
+    return costs.fixed_bytes + saved + costs.working_bytes * sum(shards) + costs.ring_bytes * rings
 
 
 def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:

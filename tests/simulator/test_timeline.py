@@ -12,8 +12,10 @@ from engine.planner.loads import micro_tokens
 from engine.planner.lockstep import lockstep
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.settings import PlanSettings
-from engine.simulator.timeline import balance, simulate
+from engine.simulator.timeline import balance, simulate, useful
 from tests.planner.samples import COSTS, ints, lengths, settings
+from tests.simulator.reference import slow_simulate
+from tests.simulator.worlds import World, worlds
 
 RATES = COSTS.rates._replace(token_f=3.0, token_b=7.0, pair_f=0.0, pair_b=0.0, micro=0.0)
 FREE = replace(settings(), costs=replace(COSTS, rates=RATES, fixed=0))  # ten nanoseconds a token and nothing else
@@ -53,6 +55,29 @@ def test_gangs_may_have_any_numbers() -> None:
     plan = emit("by hand", "free", 3, 99, ints(5, 7, 2), [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]])
     names = replace(plan, gang=ints(3, 2, 2, 0, 1))
     assert simulate(names, of(3)).stop.tolist() == simulate(plan, of(3)).stop.tolist()
+
+
+@given(worlds)
+def test_everything_happens_when_a_slow_simulator_says(world: World) -> None:
+    """Event by event, in every mode; times are rounded to whole nanoseconds, means are not."""
+    line, slow = simulate(*world), slow_simulate(*world)
+    assert line.start.tolist() == pytest.approx([slow.start[micro] for micro in line.micro_batch.tolist()], abs=0.51)
+    assert line.stop.tolist() == pytest.approx([slow.stop[micro] for micro in line.micro_batch.tolist()], abs=0.51)
+    assert line.makespan == pytest.approx(slow.makespan, abs=0.51)
+    ranks = world.plan.ranks
+    assert (line.compute, line.exposed) == pytest.approx(
+        (slow.compute / ranks, slow.exposed / ranks), rel=1e-9, abs=1e-6
+    )
+
+
+@given(worlds)
+def test_a_rank_is_computing_waiting_or_idle(world: World) -> None:
+    """Also where a rank is a line of stages: `compute` and `exposed` are those of one of its devices."""
+    line = simulate(*world)
+    assert line.compute > 0 and line.exposed >= 0
+    assert line.compute + line.exposed <= line.makespan + 1
+    if len(set(world.settings.cluster.speed.tolist())) == 1:
+        assert useful(world.plan.lengths, world.settings) <= line.compute + world.plan.sequences, "rounded each"
 
 
 @given(st.sampled_from(sorted(PLANNERS)), st.sampled_from(["free", "lockstep"]), st.integers(1, 9), st.data())

@@ -1,0 +1,229 @@
+"""A slow simulator in plain Python, which the fast one is held to. It shares only the plan and the schedule with it.
+
+Two things are simpler than in a real ring, here as there: a shard's pairs are spread evenly over the rounds, and every
+buffer that a member passes on is as large as its own shard. Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.planner import schedule
+from engine.planner.plan import MicroBatch, Shard, StepPlan
+from engine.planner.settings import PlanSettings
+
+
+class Pass(NamedTuple):
+    """One pass of a gang: its time, how much of that waits for transfers alone, and what each rank computes."""
+
+    seconds: float
+    exposed: float
+    compute: dict[int, float]  # by rank
+
+
+@dataclass
+class Machine:
+    """What a pass of a gang needs to know beside the plan."""
+
+    settings: PlanSettings
+
+    def tokens(self, shard: Shard) -> int:
+        return schedule.shard_tokens(shard.length, shard.degree, shard.part)
+
+    def pairs(self, shard: Shard) -> int:
+        """Count the keys that each query meets, one by one: the query at place p meets p + 1."""
+        spans = schedule.shard_spans(shard.length, shard.degree, shard.part)
+        return sum(p + 1 for span in spans for p in range(span.start, span.stop))
+
+    def slow(self, rank: int) -> float:
+        return 100.0 / float(self.settings.cluster.speed[rank])
+
+    def leaves(self, shard: Shard) -> bool:
+        """Return whether the shard's hop to the next part goes to another node."""
+        following = shard.ring[(shard.part + 1) % shard.degree]
+        place = self.settings.cluster.place
+        return place(shard.ring[shard.part])[0] != place(following)[0]
+
+    def pass_(self, gang: list[MicroBatch], direction: schedule.Direction) -> Pass:
+        """Return a gang's pass: the longest linear part, then the rounds; no shorter than its copies to the host."""
+        rates = self.settings.costs.rates
+        linear = {micro.rank: self.linear(micro, direction) for micro in gang}
+        seconds, exposed, compute = max(linear.values()), 0.0, linear
+        runs: list[schedule.Direction] = [direction]
+        if direction == "backward" and rates.again:
+            runs.append("forward")
+        for run in runs:
+            for round_ in range(max((schedule.rounds(s.degree, run) for m in gang for s in m.shards), default=0)):
+                work = {micro.rank: self.work(micro, round_, run) for micro in gang}
+                longest = max(self.hide(work[micro.rank], self.transfer(micro, gang, round_, run)) for micro in gang)
+                seconds += longest
+                exposed += longest - max(work.values())
+                compute = {rank: compute[rank] + work[rank] for rank in compute}
+        copies = [rates.copy * micro.offload * sum(map(self.tokens, micro.shards)) for micro in gang]
+        return Pass(max(seconds, *copies), exposed, compute)
+
+    def linear(self, micro: MicroBatch, direction: schedule.Direction) -> float:
+        """Return what a rank computes outside its rings: whole sequences, and the linear layers of all shards."""
+        if not micro.shards:
+            return 0.0
+        rates, forward = self.settings.costs.rates, direction == "forward"
+        share = 1 / 3 if forward else 2 / 3
+        token = rates.token_f if forward else rates.token_b
+        pair = rates.pair_f if forward else rates.pair_b + rates.again * rates.pair_f
+        total = share * rates.micro
+        for shard in micro.shards:
+            total += share * rates.sequence + token * self.tokens(shard)
+            total += pair * self.pairs(shard) if shard.degree == 1 else 0.0
+        return total * self.slow(micro.rank)
+
+    def work(self, micro: MicroBatch, round_: int, direction: schedule.Direction) -> float:
+        """Return what a rank computes in a round."""
+        rates = self.settings.costs.rates
+        pair = rates.pair_f if direction == "forward" else rates.pair_b
+        busy = [
+            s for s in micro.shards if s.degree > 1 and round_ < schedule.compute_rounds(s.degree) and self.tokens(s)
+        ]
+        work = sum(pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) for shard in busy)
+        return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
+
+    def transfer(self, micro: MicroBatch, gang: list[MicroBatch], round_: int, direction: schedule.Direction) -> float:
+        """Return the time of a rank's transfers, or of all that leave its node through the cards that it shares."""
+        rates, node = self.settings.costs.rates, self.settings.cluster.place(micro.rank)[0]
+        beside = [m for m in gang if self.settings.cluster.place(m.rank)[0] == node]
+        own = sum(self.sent(shard, round_, direction) for shard in micro.shards)
+        cards = sum(self.sent(s, round_, direction) for m in beside for s in m.shards if self.leaves(s))
+        latency = 0.0
+        for shard in micro.shards:
+            posted = len(schedule.transfers(shard.degree, shard.part, round_, direction))
+            if self.tokens(shard):
+                latency = max(latency, posted * rates.latency * (rates.far if self.leaves(shard) else 1.0))
+        return max(own, cards / self.settings.costs.nics) + latency
+
+    def sent(self, shard: Shard, round_: int, direction: schedule.Direction) -> float:
+        rates = self.settings.costs.rates
+        one = {"kv": rates.kv, "dkv": rates.dkv}
+        posted = schedule.transfers(shard.degree, shard.part, round_, direction)
+        times = rates.far if self.leaves(shard) else 1.0
+        return times * self.tokens(shard) * sum(one[transfer.kind] for transfer in posted)
+
+    def hide(self, work: float, transfer: float) -> float:
+        overlap = self.settings.costs.rates.overlap
+        return max(work, transfer) + (1 - overlap) * min(work, transfer)
+
+
+@dataclass
+class Line:
+    """When each micro-batch starts and stops, by its number; `compute` and `exposed` are of all ranks together."""
+
+    start: dict[int, float] = field(default_factory=dict)
+    stop: dict[int, float] = field(default_factory=dict)
+    compute: float = 0.0
+    exposed: float = 0.0
+    makespan: float = 0.0
+
+
+Node = tuple[int, int, str]  # gang, stage, direction
+
+
+def gangs_of(plan: StepPlan) -> dict[int, list[MicroBatch]]:
+    gangs: dict[int, list[MicroBatch]] = defaultdict(list)
+    for micro in map(plan.micro_batch, range(plan.micro_batches)):
+        gangs[micro.gang].append(micro)
+    return gangs
+
+
+def slow_simulate(plan: StepPlan, settings: PlanSettings) -> Line:
+    """Run the plan: whatever can run next runs, until nothing is left."""
+    gangs, machine, line = gangs_of(plan), Machine(settings), Line()
+    seconds: dict[tuple[int, str], float] = {}
+    for number, gang in gangs.items():
+        for direction in ("forward", "backward"):
+            found = machine.pass_(gang, direction)
+            seconds[number, direction] = found.seconds / plan.stages
+            line.exposed += found.exposed * len(gang) / plan.stages
+            line.compute += sum(found.compute.values()) / plan.stages
+    if plan.mode == "lockstep":
+        _in_slots(plan, gangs, seconds, settings.costs.slot, line)
+    else:
+        _in_turn(plan, gangs, seconds, line)
+    line.makespan = max(line.stop.values())
+    return line
+
+
+def _in_slots(
+    plan: StepPlan,
+    gangs: dict[int, list[MicroBatch]],
+    seconds: dict[tuple[int, str], float],
+    gathers: float,
+    line: Line,
+) -> None:
+    now = 0.0
+    for slot in range(int(plan.slot.max()) + 1):
+        here = {number: gang for number, gang in gangs.items() if gang[0].slot == slot}
+        ends = now + sum(max(seconds[number, way] for number in here) for way in ("forward", "backward")) + gathers
+        for micro in (micro for gang in here.values() for micro in gang):
+            line.start[micro.index], line.stop[micro.index] = now, ends
+        now = ends
+
+
+def _in_turn(
+    plan: StepPlan, gangs: dict[int, list[MicroBatch]], seconds: dict[tuple[int, str], float], line: Line
+) -> None:
+    """A pass runs when it is next on that stage of all its ranks, and the gang's pass before it is done."""
+    turns = {
+        (rank, stage): _turns([micro.gang for micro in plan.of_rank(rank)], stage, plan.stages)
+        for rank in range(plan.ranks)
+        for stage in range(plan.stages)
+    }
+    free = dict.fromkeys(turns, 0.0)
+    ends: dict[Node, float] = {}
+    while any(turns.values()):
+        ready = [row[0] for row in turns.values() if row and _can_run(row[0], gangs, turns, ends, plan.stages)]
+        assert ready, "deadlock"
+        gang, stage, way = node = ready[0]
+        lines = [(micro.rank, stage) for micro in gangs[gang]]
+        before = _before(node, plan.stages)
+        begin = max([free[one] for one in lines] + ([ends[before]] if before else []))
+        ends[node] = begin + seconds[gang, way]
+        for one in lines:
+            free[one] = ends[node]
+            turns[one].pop(0)
+        if stage == 0:
+            for micro in gangs[gang]:
+                (line.start if way == "forward" else line.stop)[micro.index] = begin if way == "forward" else ends[node]
+
+
+def _turns(order: list[int], stage: int, stages: int) -> list[Node]:
+    """Return the passes of one stage of a rank in 1F1B order: at most n - stage gangs are begun and not finished."""
+    turns: list[Node] = []
+    begun = finished = 0
+    while finished < len(order):
+        if begun < len(order) and begun - finished < stages - stage:
+            turns.append((order[begun], stage, "forward"))
+            begun += 1
+        else:
+            turns.append((order[finished], stage, "backward"))
+            finished += 1
+    return turns
+
+
+def _before(node: Node, stages: int) -> Node | None:
+    """Return the same gang's pass before this one."""
+    gang, stage, way = node
+    if way == "forward":
+        return (gang, stage - 1, "forward") if stage else None
+    return (gang, stage + 1, "backward") if stage < stages - 1 else (gang, stage, "forward")
+
+
+def _can_run(
+    node: Node,
+    gangs: dict[int, list[MicroBatch]],
+    turns: dict[tuple[int, int], list[Node]],
+    ends: dict[Node, float],
+    stages: int,
+) -> bool:
+    before = _before(node, stages)
+    next_everywhere = all(turns[micro.rank, node[1]][:1] == [node] for micro in gangs[node[0]])
+    return next_everywhere and (before is None or before in ends)

@@ -1,0 +1,103 @@
+"""Random small plans on random small clusters: of every planner in every mode, and of rings thrown at random."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.cost.model import PPM
+from engine.cost.times import Rates
+from engine.planner.emit import emit
+from engine.planner.lockstep import lockstep
+from engine.planner.make import PLANNERS, plan_step
+from engine.planner.plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.planner.staged import staged
+from engine.planner.verify import verify
+from tests.planner.samples import COSTS, ints, lengths, settings
+
+# No two of them are alike, and compute and transfer are of about the same length in rings of these sizes.
+RATES = Rates(
+    token_f=301.7,
+    token_b=733.1,
+    pair_f=41.3,
+    pair_b=97.9,
+    micro=10_007.3,
+    sequence=113.9,
+    round=59.3,
+    merge=3.7,
+    latency=211.1,
+    kv=143.3,
+    dkv=277.7,
+    far=5.3,
+    overlap=0.6,
+    again=0.0,
+    copy=1500.7,
+)
+MODES = ("free", "lockstep", "pipeline")
+CAPACITY = 16
+
+
+class World(NamedTuple):
+    plan: StepPlan
+    settings: PlanSettings
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Return one or two nodes of 1 to 3 ranks, of full speed or less."""
+    node = st.tuples(st.integers(1, 3), st.sampled_from([100, 50, 70]))
+    nodes = draw(st.lists(node, min_size=1, max_size=2))
+    return Cluster(tuple(Node(f"host-{i}", slots, speed) for i, (slots, speed) in enumerate(nodes)), 2**40)
+
+
+@st.composite
+def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
+    """Return settings of any cluster, overlap, recompute mode and offload."""
+    cluster = draw(clusters())
+    rates = RATES._replace(overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), again=draw(st.sampled_from([0.0, 1.0])))
+    costs = replace(COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])), slot=997, fixed=10_007)
+    return replace(
+        settings(planner, cluster.ranks, CAPACITY, mode, stages=draw(st.integers(1, 3)) if mode == "pipeline" else 1),
+        cluster=cluster,
+        costs=costs,
+        max_peers=99,
+        offload=draw(st.sampled_from([0, PPM])),
+        host_memory=2**40,
+    )
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> World:
+    """Return a plan of any planner."""
+    want = draw(asked(draw(st.sampled_from(sorted(PLANNERS))), draw(st.sampled_from(MODES))))
+    step = draw(lengths(want.ranks * CAPACITY, most=9))
+    return World(plan_step(ints(*step), want), want)
+
+
+@st.composite
+def thrown(draw: st.DrawFn) -> World:
+    """Return a plan of rings of 1 to 4 on any ranks, several in a micro-batch, and so gangs of many rings."""
+    mode = draw(st.sampled_from(MODES))
+    want = replace(draw(asked("thrown", mode)), capacity=10**6, context=10**6)
+    ring = st.permutations(range(want.ranks)).flatmap(
+        lambda order: st.integers(1, min(4, want.ranks)).map(lambda degree: order[:degree])
+    )
+    step = draw(st.lists(st.tuples(st.integers(1, 60), ring), min_size=1, max_size=9))
+    cuts = sorted(draw(st.sets(st.integers(1, len(step)), max_size=4)) | {0, len(step)})
+    groups = [[(at, step[at][1]) for at in range(start, stop)] for start, stop in pairwise(cuts)]
+    plan = emit("thrown", "free", want.ranks, want.capacity, ints(*(length for length, _ in step)), groups)
+    if mode != "free":
+        plan = lockstep(plan)
+    if mode == "pipeline":
+        plan = staged(plan, want.stages)
+    verify(plan, want)
+    return World(plan, want)
+
+
+worlds = st.one_of(planned(), thrown())
