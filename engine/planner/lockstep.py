@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
+from numpy.typing import NDArray
 
 from engine.planner.emit import build
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.rows import grouped
 
 
 def lockstep(plan: StepPlan) -> StepPlan:
@@ -25,19 +28,40 @@ def lockstep(plan: StepPlan) -> StepPlan:
 
 
 def _first_free(plan: StepPlan) -> Ints:
-    """Return the slot of each gang. A rank's taken slots are the bits of an integer; the lowest 0 of all is free."""
-    slots = np.zeros(int(plan.gang.max()) + 1, dtype=np.int64)
-    taken = [0] * plan.ranks
+    """Return the slot of each gang, [G]; idle ones have none and stand at 0."""
     working = np.flatnonzero(np.diff(plan.shard_start))
-    working = working[np.argsort(plan.gang[working], kind="stable")]
-    gangs, starts = np.unique(plan.gang[working], return_index=True)
-    for gang, members in zip(gangs.tolist(), np.split(plan.micro_rank[working], starts[1:]), strict=True):
-        ranks = members.tolist()
-        together = 0
-        for rank in ranks:
-            together |= taken[rank]
-        free = ~together & (together + 1)
-        for rank in ranks:
-            taken[rank] |= free
-        slots[gang] = free.bit_length() - 1
+    start, items = grouped(plan.gang[working], int(plan.gang.max()) + 1)
+    return _slots(start, plan.micro_rank[working[items]], plan.ranks)
+
+
+@njit(cache=True)
+def _slots(start: Ints, members: Ints, ranks: int) -> Ints:
+    """Return the first slot in which all ranks of a gang, members[start[g]] .. members[start[g + 1] - 1], are free."""
+    slots = np.zeros(len(start) - 1, np.int64)
+    taken = np.zeros((ranks, 8), np.bool_)
+    lowest = np.zeros(ranks, np.int64)  # by rank: all slots before it are taken
+    for gang in range(len(slots)):
+        own = members[start[gang] : start[gang + 1]]
+        slot = 0
+        for rank in own:
+            slot = max(slot, lowest[rank])
+        while _busy(taken, own, slot):
+            slot += 1
+        if slot + 1 >= taken.shape[1]:
+            wider = np.zeros((ranks, 2 * taken.shape[1]), np.bool_)
+            wider[:, : taken.shape[1]] = taken
+            taken = wider
+        for rank in own:
+            taken[rank, slot] = True
+            while taken[rank, lowest[rank]]:
+                lowest[rank] += 1
+        slots[gang] = slot
     return slots
+
+
+@njit(cache=True)
+def _busy(taken: NDArray[np.bool_], ranks: Ints, slot: int) -> bool:
+    busy = False
+    for rank in ranks:
+        busy |= taken[rank, slot]
+    return busy
