@@ -1,6 +1,5 @@
 """`python -m engine.hardware FOLDER SECONDS`: what `profile-hardware` starts once a rank."""
 
-import signal
 import sys
 
 if __name__ == "__main__":  # the planning process imports this module again and must not measure
@@ -11,10 +10,9 @@ if __name__ == "__main__":  # the planning process imports this module again and
 
     def work(folder: RunFolder) -> int:
         """Measure in a folder; imported here, so that a failing import is told too."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # nothing is to be saved
         from engine.hardware.rank import measure
 
         return measure(folder, float(sys.argv[2]))
 
     found = RunFolder(Path(sys.argv[1]))
-    sys.exit(run_rank(found, lambda stop: work(found)))
+    sys.exit(run_rank(found, lambda stop: work(found), saves=False))

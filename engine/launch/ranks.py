@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -11,12 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
+from typing import ParamSpec
 
 from engine.errors import BytescaleError, ExitCode
 from engine.launch.commands import RankCommand
 from engine.trainer.checkpoint import newest_first
 from engine.trainer.folder import RunFolder
 
+P = ParamSpec("P")
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one but under nohup, which has it ignored
 _POLL_S = 0.05
 _GRACE_S = 5.0  # how long the others may take to say what they saw when one has failed
 
@@ -45,8 +50,10 @@ class RankProcess:
     process: subprocess.Popen[bytes]
 
     def ask_to_stop(self) -> None:
-        """Tell the rank alone: what it started must go on until the rank has finished its step."""
-        self.process.send_signal(signal.SIGTERM)
+        """Write to the rank's standard input. A signal would end an ssh before the rank behind it has saved."""
+        assert self.process.stdin is not None
+        with suppress(OSError):  # it has ended already
+            os.write(self.process.stdin.fileno(), b"\n")
 
     def kill(self) -> None:
         """End the rank and all that it started, now."""
@@ -59,7 +66,8 @@ def run_ranks(
 ) -> None:
     """Start the ranks and wait until all have ended; `tick` is called while waiting.
 
-    Raises RankError with the first failing rank's cause, or PreemptedError. No rank outlives this call.
+    Raises RankError with the first failing rank's cause, or PreemptedError. No rank outlives this call, and the run
+    outlives its terminal: a `tick` or `say` that fails to write is passed over.
     """
     for command in commands:
         folder.error(command.rank).unlink(missing_ok=True)
@@ -67,8 +75,8 @@ def run_ranks(
     try:
         for command in commands:
             ranks.append(_start(command, folder))
-        with _signals_passed_on(ranks, say) as asked:
-            codes = _wait(ranks, tick)
+        with _signals_passed_on(ranks) as asked:
+            codes = _wait(ranks, asked, unfailing(tick), unfailing(say))
     finally:
         for rank in ranks:
             rank.kill()
@@ -81,7 +89,7 @@ def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
         process = subprocess.Popen(
             command.arguments,
             env={**os.environ, **command.environment},
-            stdin=subprocess.PIPE,  # never written to: it closes when this process ends, and the rank ends with it
+            stdin=subprocess.PIPE,  # a byte asks the rank to stop; it closes when this process ends, however
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -89,34 +97,40 @@ def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
     return RankProcess(command.rank, process)
 
 
-def _wait(ranks: Sequence[RankProcess], tick: Callable[[], None]) -> dict[int, int]:
+def _wait(
+    ranks: Sequence[RankProcess], asked: Sequence[int], tick: Callable[[], None], say: Callable[[str], None]
+) -> dict[int, int]:
     """Return the exit codes of the ranks that ended by themselves: all, or those within a grace after a failure."""
-    failed_at: float | None = None
+    deadline, told = math.inf, False
     while True:
         codes = {rank.rank: rank.process.poll() for rank in ranks}
         ended = {rank: code for rank, code in codes.items() if code is not None}
-        if failed_at is None and any(code not in (0, ExitCode.PREEMPTED) for code in ended.values()):
-            failed_at = time.monotonic()
-        if len(ended) == len(ranks) or (failed_at is not None and time.monotonic() - failed_at > _GRACE_S):
-            tick()
-            return ended
+        if any(code not in (0, ExitCode.PREEMPTED) for code in ended.values()):
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if asked and not told:
+            told = True
+            say("stopping when this step is done and saved; once more stops at once")
         tick()
+        if len(ended) == len(ranks) or time.monotonic() > deadline:
+            return ended
         time.sleep(_POLL_S)
 
 
 @contextmanager
-def _signals_passed_on(ranks: Sequence[RankProcess], say: Callable[[str], None]) -> Iterator[list[int]]:
-    """Let the first SIGINT or SIGTERM ask the ranks to save and stop, and the second one kill them; yield both."""
+def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
+    """Let the first signal to stop ask the ranks to save and end, and the second one kill them; yield both.
+
+    The handler says nothing: it may run in the middle of a print, and printing may fail.
+    """
     asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
         for rank in ranks:
             rank.kill() if asked else rank.ask_to_stop()
-        if not asked:
-            say("stopping when this step is done and saved; once more stops at once")
         asked.append(number)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, forward) for number in heard}
     try:
         yield asked
     finally:
@@ -124,11 +138,21 @@ def _signals_passed_on(ranks: Sequence[RankProcess], say: Callable[[str], None])
             signal.signal(number, handler)
 
 
+def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
+    """Return `talk` for a run that outlives its terminal, and whoever reads its pipe."""
+
+    def safely(*args: P.args, **kwargs: P.kwargs) -> None:
+        with suppress(OSError):
+            talk(*args, **kwargs)
+
+    return safely
+
+
 def _judge(codes: dict[int, int], folder: RunFolder, asked: int) -> None:
     failed = {rank: code for rank, code in codes.items() if code != 0}
     if not failed:
         return
-    # A rank that was not listening yet ends by the signal itself; asked twice, all are killed.
+    # A scheduler may send its signal to the ranks too, also before they listen; asked twice, all are killed.
     stopped = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
     if all(code in stopped for code in failed.values()):
         raise PreemptedError("stopped as asked", key=str(folder.root), hint=_way_on(folder))

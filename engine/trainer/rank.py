@@ -1,7 +1,8 @@
 """One rank's process: joins the groups, trains, and says why it ended.
 
 The exit code is the error's own; the cause goes to `RUN/logs/rank-N.error.json`, where the launcher looks for it. A
-rank lives as long as its launcher: it ends when its standard input, a pipe that the launcher holds, is closed.
+rank lives as long as its launcher: its standard input is a pipe that the launcher holds. A byte there asks the rank to
+stop, through ssh too and from the rank's first moment on; when the pipe closes, the rank ends at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from engine.errors import BytescaleError, ExitCode, Problem
@@ -33,15 +35,16 @@ def main(arguments: list[str]) -> int:
     return run_rank(folder, work)
 
 
-def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int]) -> int:
+def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int], saves: bool = True) -> int:
     """Run `work` as the rank that the launcher's environment names, and return its exit code.
 
-    `work` gets a function that says whether the launcher has asked to stop.
+    `work` gets a function that says whether the rank was asked to stop; one that saves nothing is ended then.
     """
     rank = int(os.environ["RANK"])
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
     stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    ask = stop.set if saves else partial(os._exit, ExitCode.PREEMPTED)
+    threading.Thread(target=_heed_launcher, args=(ask,), daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: ask())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
     try:
         return work(stop.is_set)
@@ -68,7 +71,7 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
     return ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}")
 
 
-def _end_with_launcher() -> None:
+def _heed_launcher(ask: Callable[[], None]) -> None:
     while os.read(0, 4096):  # not sys.stdin: its lock would still be held when Python shuts down
-        pass
+        ask()
     os._exit(ExitCode.BUG)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,30 @@ open({path!r}, "w").write(json.dumps(cause))
 sys.exit({code})
 """
 
+WAITS = "import sys, time; sys.stdin.read(1); time.sleep(0.2); sys.exit(75)"
+
+RANK = """
+import os, time
+from pathlib import Path
+from engine.trainer.folder import RunFolder
+from engine.trainer.rank import run_rank
+
+def work(stop):
+    Path({root!r}, "up").touch()
+    while not stop():
+        time.sleep(0.02)
+    Path({root!r}, "saved").touch()
+    return 75
+
+os.environ["RANK"] = "0"
+raise SystemExit(run_rank(RunFolder(Path({root!r})), work, saves={saves}))
+"""
+
+
+def real_rank(folder: RunFolder, saves: bool = True) -> str:
+    """Return a program with a real rank's main function, whose work goes on until it is asked to stop."""
+    return RANK.format(root=str(folder.root), saves=saves)
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
@@ -31,9 +55,18 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
-def run(folder: RunFolder, *programs: str) -> None:
-    commands = [RankCommand(r, "localhost", (sys.executable, "-c", p), {}) for r, p in enumerate(programs)]
-    run_ranks(commands, folder, lambda: None, lambda line: None)
+def commands(*programs: str) -> list[RankCommand]:
+    return [RankCommand(r, "localhost", (sys.executable, "-c", p), {}) for r, p in enumerate(programs)]
+
+
+def sends(*numbers: int) -> Callable[[], None]:
+    """Return a tick that sends this process a signal at each call: the launcher's handlers are set by then."""
+    left = list(numbers)
+    return lambda: os.kill(os.getpid(), left.pop(0)) if left else None
+
+
+def run(folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: None) -> None:
+    run_ranks(commands(*programs), folder, tick, lambda line: None)
 
 
 def children() -> list[psutil.Process]:
@@ -72,20 +105,59 @@ def test_an_old_error_is_not_taken_for_a_new_one(folder: RunFolder) -> None:
         run(folder, "import sys; sys.exit(3)")
 
 
-def test_a_signal_reaches_the_ranks_once_and_preemption_is_told(folder: RunFolder) -> None:
-    waits = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75)); time.sleep(30)"
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_asks_the_ranks_once_and_preemption_is_told(folder: RunFolder, number: signal.Signals) -> None:
     with pytest.raises(PreemptedError) as caught:
-        run(folder, waits, waits)
+        run(folder, WAITS, WAITS, tick=sends(number))
     assert caught.value.code == 75
 
 
+def test_under_nohup_a_hang_up_is_no_stop(folder: RunFolder) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run(folder, "import time; time.sleep(0.2)", tick=sends(signal.SIGHUP))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_broken_pipe_ends_no_run(folder: RunFolder) -> None:
+    """Ctrl-C under `| tee` ends tee too; the ranks must still get their time to save."""
+    stop = sends(signal.SIGINT)
+
+    def broken(*words: str) -> None:
+        stop()
+        raise BrokenPipeError
+
+    with pytest.raises(PreemptedError):
+        run_ranks(commands(WAITS), folder, broken, broken)
+
+
+def test_a_stop_reaches_a_rank_behind_ssh(folder: RunFolder) -> None:
+    """A signal ends the local ssh alone; what ssh carries is its standard input."""
+    there = f"[sys.executable, '-c', {real_rank(folder)!r}]"
+    ssh = f"import subprocess, sys; sys.exit(subprocess.call({there}, start_new_session=True))"
+    with pytest.raises(PreemptedError):
+        run(folder, ssh, tick=sends(signal.SIGTERM))
+    assert (folder.root / "saved").exists()
+
+
+def test_a_stop_while_ranks_start_waits_for_them(folder: RunFolder) -> None:
+    """A rank imports for seconds before it listens."""
+    with pytest.raises(PreemptedError):
+        run(folder, f"import time; time.sleep(0.5)\n{real_rank(folder)}", tick=sends(signal.SIGTERM))
+    assert (folder.root / "saved").exists()
+
+
+def test_a_rank_that_saves_nothing_ends_when_it_is_asked_to(folder: RunFolder) -> None:
+    with pytest.raises(PreemptedError):
+        run(folder, real_rank(folder, saves=False), tick=sends(signal.SIGTERM))
+    assert not (folder.root / "saved").exists()
+
+
 def test_asked_twice_the_ranks_are_killed_and_it_is_still_a_stop_that_was_asked_for(folder: RunFolder) -> None:
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(30)"
-    for delay in (1.0, 1.5):
-        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    deaf = "import time; time.sleep(30)"
     with pytest.raises(PreemptedError, match="stopped as asked") as caught:
-        run(folder, deaf, deaf)
+        run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
     assert "starts again" in (caught.value.problems[0].hint or "")
 
 
@@ -97,17 +169,10 @@ def test_a_rank_that_could_not_write_its_reason_still_tells_a_full_disk(folder: 
 
 def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path, folder: RunFolder) -> None:
     """Orphans would go on computing on a cluster that thinks it is free."""
-    from engine.trainer.rank import _end_with_launcher  # noqa: F401  (the program below imports it)
-
-    rank = (
-        "import threading, time\nfrom engine.trainer.rank import _end_with_launcher\n"
-        "threading.Thread(target=_end_with_launcher, daemon=True).start()\n"
-        f"open({str(tmp_path / 'up')!r}, 'w').close()\ntime.sleep(60)"
-    )
     launcher = (
         "import sys\nfrom pathlib import Path\nfrom engine.launch.commands import RankCommand\n"
         "from engine.launch.ranks import run_ranks\nfrom engine.trainer.folder import RunFolder\n"
-        f"run_ranks([RankCommand(0, 'localhost', (sys.executable, '-c', {rank!r}), {{}})],"
+        f"run_ranks([RankCommand(0, 'localhost', (sys.executable, '-c', {real_rank(folder)!r}), {{}})],"
         f" RunFolder(Path({str(tmp_path)!r})), lambda: None, print)"
     )
     process = psutil.Popen([sys.executable, "-c", launcher])
