@@ -10,7 +10,8 @@ for each group that it takes part in:
  gangs: {0 on 0 and 1}, {3 on 2}, {1 2 on 0}                 rank 3: idle
 ```
 Note: [why rings cannot deadlock] Gangs are numbered along the global order and each rank runs its micro-batches in that
-order. So of all gangs that are not finished the first one is next on each of its ranks: it can always run.
+order. So of all gangs that are not finished the first one is next on each of its ranks: it can always run. In a
+pipeline, whose stages run ahead, that is so if each gang has the same place on all of its ranks (order.py).
 Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 """
 

@@ -48,9 +48,7 @@ def _slots(start: Ints, members: Ints, ranks: int) -> Ints:
         while _busy(taken, own, slot):
             slot += 1
         if slot + 1 >= taken.shape[1]:
-            wider = np.zeros((ranks, 2 * taken.shape[1]), np.bool_)
-            wider[:, : taken.shape[1]] = taken
-            taken = wider
+            taken = _wider(taken)
         for rank in own:
             taken[rank, slot] = True
             while taken[rank, lowest[rank]]:
@@ -65,3 +63,13 @@ def _busy(taken: NDArray[np.bool_], ranks: Ints, slot: int) -> bool:
     for rank in ranks:
         busy |= taken[rank, slot]
     return busy
+
+
+@njit(cache=True)
+def _wider(taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    ranks, slots = taken.shape
+    wider = np.zeros((ranks, 2 * slots), np.bool_)
+    for rank in range(ranks):
+        for slot in range(slots):
+            wider[rank, slot] = taken[rank, slot]
+    return wider

@@ -64,7 +64,10 @@ def short_row(start: Ints, end: int, least: int) -> int:
 @njit(cache=True)
 def out_of_range(values: Ints, low: int, high: int) -> int:
     """Return the first place whose value is not in low .. high - 1."""
-    if len(values) == 0 or (values.min() >= low and values.max() < high):
+    least, most = high - 1, low
+    for value in values:  # without a way out, so that several are compared at a time
+        least, most = min(least, value), max(most, value)
+    if least >= low and most < high:
         return -1
     for place in range(len(values)):
         if values[place] < low or values[place] >= high:

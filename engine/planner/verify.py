@@ -1,9 +1,10 @@
 """What is proved of every plan of every planner before any rank starts: rules 1 to 7, each a function.
 
 Rule 0 is that the arrays are well-formed, so that the others may read them; so rules are tried in order and the first
-broken one is reported. Why they suffice: a rank blocks only in its rings. By rules 3 and 4 some order of gangs agrees
-with every rank, so the first unfinished gang has all its members at it; by rules 3 and 6 these members post the same
-messages in the same order between each two of them, round by round, so it finishes. Then the next one does.
+broken one is reported. Why they suffice: a rank blocks only in its rings, and in a pipeline where a stage waits for
+another one of its rank. By rules 3 and 4 some order of passes agrees with every stage of every rank, so the first
+unfinished pass has all its members at it; by rules 3 and 6 these members post the same messages in the same order
+between each two of them, round by round, so it finishes. Then the next one does.
 Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 """
 
