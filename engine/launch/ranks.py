@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from engine.errors import BytescaleError, ExitCode
 from engine.launch.commands import RankCommand
@@ -61,6 +61,14 @@ class RankProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
+@dataclass(frozen=True)
+class End:
+    """How a rank ended by itself: its exit code, and when that was seen, as time.time() counts."""
+
+    code: int
+    seen: float
+
+
 def run_ranks(
     commands: Sequence[RankCommand], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
 ) -> None:
@@ -76,12 +84,12 @@ def run_ranks(
         for command in commands:
             ranks.append(_start(command, folder))
         with _signals_passed_on(ranks) as asked:
-            codes = _wait(ranks, asked, unfailing(tick), unfailing(say))
+            ends = _wait(ranks, asked, unfailing(tick), unfailing(say))
     finally:
         for rank in ranks:
             rank.kill()
             rank.process.communicate()  # waits, and closes the pipe
-    _judge(codes, folder, asked=len(asked))
+    _judge(ends, folder, asked=len(asked))
 
 
 def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
@@ -99,13 +107,16 @@ def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
 
 def _wait(
     ranks: Sequence[RankProcess], asked: Sequence[int], tick: Callable[[], None], say: Callable[[str], None]
-) -> dict[int, int]:
-    """Return the exit codes of the ranks that ended by themselves: all, or those within a grace after a failure."""
+) -> dict[int, End]:
+    """Return the ends of the ranks that ended by themselves: all, or those within a grace after a failure."""
+    ended: dict[int, End] = {}
     deadline, told = math.inf, False
     while True:
-        codes = {rank.rank: rank.process.poll() for rank in ranks}
-        ended = {rank: code for rank, code in codes.items() if code is not None}
-        if any(code not in (0, ExitCode.PREEMPTED) for code in ended.values()):
+        for rank in ranks:
+            code = rank.process.poll()
+            if code is not None:
+                ended.setdefault(rank.rank, End(code, time.time()))
+        if any(end.code not in (0, ExitCode.PREEMPTED) for end in ended.values()):
             deadline = min(deadline, time.monotonic() + _GRACE_S)
         if asked and not told:
             told = True
@@ -148,22 +159,33 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
     return safely
 
 
-def _judge(codes: dict[int, int], folder: RunFolder, asked: int) -> None:
-    failed = {rank: code for rank, code in codes.items() if code != 0}
-    if not failed:
-        return
+def _judge(ends: dict[int, End], folder: RunFolder, asked: int) -> None:
+    failed = {rank: end for rank, end in ends.items() if end.code != 0}
     # A scheduler may send its signal to the ranks too, also before they listen; asked twice, all are killed.
     stopped = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
-    if all(code in stopped for code in failed.values()):
-        raise PreemptedError("stopped as asked", key=str(folder.root), hint=_way_on(folder))
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
-    for rank, code in failed.items():  # whoever died without a word died first: the others report that it is gone
-        if rank not in causes and code != ExitCode.PREEMPTED:
-            raise _died(rank, code, folder)
-    rank = min(causes, key=lambda r: float(causes[r]["time"]))
+    blamed = {rank: end for rank, end in failed.items() if rank in causes or end.code not in stopped}
+    if failed and not blamed:
+        raise PreemptedError("stopped as asked", key=str(folder.root), hint=_way_on(folder))
+    if not blamed:
+        return
+    rank = min(blamed, key=lambda rank: _blame(blamed[rank], causes.get(rank)))
+    if rank not in causes:
+        raise _died(rank, blamed[rank].code, folder)
     cause = causes[rank]
     place = f" ({cause['key']})" if cause["key"] else ""
     raise RankError(f"rank {rank} failed: {cause['message']}{place}", cause["code"], folder, rank, cause["hint"])
+
+
+def _blame(end: End, cause: dict[str, Any] | None) -> tuple[bool, float]:
+    """Return a key by which the first failure is the least.
+
+    A rank that fails by an error of no known type may only have seen another one go, so it comes last. A cause counts
+    from when it was written: until its rank has ended, the others may have died of it.
+    """
+    if cause is None:
+        return False, end.seen
+    return cause["code"] == ExitCode.BUG, min(end.seen, float(cause["time"]))
 
 
 def _died(rank: int, code: int, folder: RunFolder) -> RankError:

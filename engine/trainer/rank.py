@@ -51,9 +51,11 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int], saves
     except BaseException as error:
         code, problem = explain(error)
         cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}
-        with suppress(OSError):  # on a full disk there is no room for the reason either; the exit code tells it
-            write_json(folder.error(rank), cause | {"time": time.time()})
+        failed_at = time.time()
+        with suppress(OSError):
             traceback.print_exc()
+        with suppress(OSError):  # on a full disk there is no room for the reason either; the exit code tells it
+            write_json(folder.error(rank), cause | {"time": failed_at})
         return int(code)
 
 

@@ -21,6 +21,7 @@ import json, os, sys, time
 time.sleep({delay})
 cause = dict(code={code}, message="{message}", key=None, hint=None, time=time.time())
 open({path!r}, "w").write(json.dumps(cause))
+time.sleep({teardown})
 sys.exit({code})
 """
 
@@ -55,6 +56,11 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path)
 
 
+def fails(folder: RunFolder, rank: int, delay: float, code: int, message: str, teardown: float = 0) -> str:
+    """Return a program that gives its cause after `delay` seconds and ends `teardown` seconds later."""
+    return FAIL.format(delay=delay, code=code, message=message, path=str(folder.error(rank)), teardown=teardown)
+
+
 def commands(*programs: str) -> list[RankCommand]:
     return [RankCommand(r, "localhost", (sys.executable, "-c", p), {}) for r, p in enumerate(programs)]
 
@@ -79,8 +85,8 @@ def test_all_ranks_end_well(folder: RunFolder) -> None:
 
 
 def test_the_first_failure_is_told_with_its_own_code(folder: RunFolder) -> None:
-    late = FAIL.format(delay=0.6, code=70, message="connection reset", path=str(folder.error(0)))
-    first = FAIL.format(delay=0.1, code=4, message="file gone", path=str(folder.error(1)))
+    late = fails(folder, 0, 0.6, 70, "connection reset")
+    first = fails(folder, 1, 0.1, 4, "file gone")
     with pytest.raises(RankError, match="rank 1 failed: file gone") as caught:
         run(folder, late, first)
     assert caught.value.code == 4
@@ -89,7 +95,7 @@ def test_the_first_failure_is_told_with_its_own_code(folder: RunFolder) -> None:
 
 def test_a_killed_rank_is_the_cause_and_the_others_do_not_survive_it(folder: RunFolder) -> None:
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    complains = FAIL.format(delay=0.2, code=70, message="connection closed by peer", path=str(folder.error(1)))
+    complains = fails(folder, 1, 0.2, 70, "connection closed by peer")
     hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     before = len(children())
     with pytest.raises(RankError, match="rank 0 was killed by SIGKILL") as caught:
@@ -97,6 +103,19 @@ def test_a_killed_rank_is_the_cause_and_the_others_do_not_survive_it(folder: Run
     assert caught.value.code == 137
     time.sleep(0.2)
     assert len(children()) == before
+
+
+def test_a_known_cause_comes_before_the_deaths_that_came_of_it(folder: RunFolder) -> None:
+    """When a rank goes, NCCL may abort the others without a word, even before that rank's process has ended."""
+    cause = fails(folder, 0, 0.1, 10, "out of memory", teardown=0.6)
+    with pytest.raises(RankError, match="rank 0 failed: out of memory") as caught:
+        run(folder, cause, "import os, time; time.sleep(0.4); os.abort()")
+    assert caught.value.code == 10
+
+
+def test_a_death_comes_before_a_known_cause_that_came_of_it(folder: RunFolder) -> None:
+    with pytest.raises(RankError, match="rank 1 was killed by SIGABRT"):
+        run(folder, fails(folder, 0, 0.6, 74, "cannot write"), "import os; os.abort()")
 
 
 def test_an_old_error_is_not_taken_for_a_new_one(folder: RunFolder) -> None:
