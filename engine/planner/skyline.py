@@ -29,6 +29,9 @@ from engine.planner.plan import Ints
 _SPARE = 4  # ranks that a ring takes at most beside those that it needs, to use up a run
 
 
+_SIZE, _WAITS, _ASLEEP = 0, 1, 2  # places of `_Sky.counts`
+
+
 class Ranks(NamedTuple):
     """What rings are placed on. A node's ranks are numbered together."""
 
@@ -67,6 +70,7 @@ class _Sky(NamedTuple):
     low: Floats  # heap: height
     runs: Ints  # heap: first rank, width
     waiting: Ints  # too narrow for now: first rank, width
+    counts: Ints  # runs on the heap, runs that wait, and the largest degree for which one of these was too narrow
 
 
 @njit(cache=True)
@@ -77,91 +81,114 @@ def place_rings(
 
     With offload a rank holds `gain` [S] times as many tokens of a sequence.
     """
+    sky = _sky(height, len(lengths))
+    _all_runs(sky, ranks)
+    quick, small = _best_rank(ranks), int(np.argmin(ranks.holds))
+    for at in range(len(lengths)):
+        tokens = float(lengths[at])
+        whole = ring_time(rates, tokens, 1, ranks.node, ranks.share) * ranks.slow.max()
+        if lengths[at] <= ranks.holds[small] and whole <= rule.limit:
+            return at
+        wide = _of_kind(rates, tokens, gain[at], quick, ranks.slow[quick], ranks, rule)
+        if wide < sky.counts[_ASLEEP]:
+            _awake(sky, wide)
+        run, need, stop = _choose(rates, tokens, gain[at], wide, quick, sky, ranks, rule)
+        if run >= 0:
+            placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
+        else:
+            need = _of_kind(rates, tokens, gain[at], small, ranks.slow.max(), ranks, rule)
+            placed = _anywhere(rates, tokens, need, sky, ranks)
+        rings.first[at], rings.degree[at], rings.start[at] = placed
+    return len(lengths)
+
+
+@njit(cache=True)
+def _sky(height: Floats, sequences: int) -> _Sky:
     count = len(height)
-    room = 8 * count + 4 * len(lengths) + 8
-    sky = _Sky(
+    room = 8 * count + 4 * sequences + 8
+    return _Sky(
         height,
         np.zeros(count, np.int64),
         np.zeros(count + 1, np.int64),
         np.empty(room),
         np.empty((room, 2), np.int64),
         np.empty((room, 2), np.int64),
+        np.zeros(3, np.int64),
     )
-    size, waits = _all_runs(sky, ranks), 0
+
+
+@njit(cache=True)
+def _choose(
+    rates: Rates, tokens: float, gain: float, wide: int, quick: int, sky: _Sky, ranks: Ranks, rule: Rule
+) -> tuple[int, int, float]:
+    """Return the run on which a ring is done first, of the few lowest that are wide enough, its degree and its stop.
+
+    The first one on which it stays below `rule.top` is taken; -1 if no run is wide enough. Runs that are too narrow go
+    to those that wait.
+    """
     aside = np.empty(rule.tries, np.int64)
-    asleep = 0  # the largest degree for which a run was too narrow since all that are wide enough were put back
-    quick, small = _best_rank(ranks), int(np.argmin(ranks.holds))
-    slowest = ranks.slow.max()
-    for at in range(len(lengths)):
-        tokens = float(lengths[at])
-        if (
-            lengths[at] <= ranks.holds[small]
-            and ring_time(rates, tokens, 1, ranks.node, ranks.share) * slowest <= rule.limit
-        ):
-            return at
-        wide = _needed(
-            rates, tokens, _floor(ranks, quick, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[quick]
-        )
-        if wide < asleep:
-            size, waits = _awake(sky, size, waits, wide)
-            asleep = wide
-        placed, tried = False, 0
-        best, best_need, best_stop = -1, 0, np.inf
-        while size > 0 and tried < rule.tries:
-            a, width = sky.runs[0, 0], sky.runs[0, 1]
-            size = _pop(sky.low, sky.runs, size)
-            if sky.width[a] != width:
-                continue  # it was joined to another
-            need = wide
-            if not _same_kind(ranks, a, quick):
-                need = _needed(
-                    rates, tokens, _floor(ranks, a, tokens, gain[at]), count, ranks, rule.limit / ranks.slow[a]
-                )
-            room = (rule.top - sky.height[a]) / ranks.slow[a]
-            wider = _widened(rates, tokens, need, count, ranks, room)
-            if width % need != 0 or wider > width:
-                a, width = _join(sky, ranks, a, rule.join)
-            free = _aligned(a, need, ranks.node)
-            if free + need > a + width:
-                sky.waiting[waits, 0], sky.waiting[waits, 1] = a, width
-                waits += 1
-                asleep = max(asleep, need)
-                continue
-            if wider <= width and _aligned(a, wider, ranks.node) == a:
-                need = wider
-            stop = sky.height[a] + ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
-            aside[tried] = a
-            tried += 1
-            if stop < best_stop:
-                best, best_need, best_stop = a, need, stop
-            if stop <= rule.top:
-                break
-        for other in aside[:tried]:
-            if other != best and sky.width[other] > 0:
-                size = _push(sky.low, sky.runs, size, sky.height[other], other, sky.width[other])
-        if best >= 0:
-            a, width, need = best, sky.width[best], best_need
-            if best_stop > rule.top and rule.gap > 0.0:
-                first, last, need = _spread(rates, tokens, sky, ranks, a, need, rule.gap, rule.top)
-                if last - first > width:
-                    a, width = _unite(sky, first, last)
-            free = _aligned(a, need, ranks.node)
-            rest = a + width - free
-            if need < rest <= min(rule.stretch * need, need + _SPARE) and _aligned(free, rest, ranks.node) == free:
-                need = rest
-            time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
-            size = _put(sky, size, a, width, free, need, time)
-            rings.degree[at], rings.first[at], rings.start[at] = need, free, sky.height[free] - time
-            placed = True
-        if not placed:  # no run is wide enough: over ranks of several heights or kinds, some of which wait
-            need = _needed(rates, tokens, _floor(ranks, small, tokens, gain[at]), count, ranks, rule.limit / slowest)
-            a = _lowest(height, need)
-            begin = height[a : a + need].max()
-            time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a : a + need].max()
-            height[a : a + need] = begin + time
-            rings.degree[at], rings.first[at], rings.start[at] = need, a, begin
-            size, waits = _all_runs(sky, ranks), 0
-    return len(lengths)
+    tried, best, best_need, best_stop = 0, -1, 0, np.inf
+    while sky.counts[_SIZE] > 0 and tried < rule.tries:
+        a, width = sky.runs[0, 0], sky.runs[0, 1]
+        _pop(sky)
+        if sky.width[a] != width:
+            continue  # it was joined to another
+        need = wide if _same_kind(ranks, a, quick) else _of_kind(rates, tokens, gain, a, ranks.slow[a], ranks, rule)
+        wider = _widened(rates, tokens, need, len(sky.height), ranks, (rule.top - sky.height[a]) / ranks.slow[a])
+        if width % need != 0 or wider > width:
+            a, width = _join(sky, ranks, a, rule.join)
+        if _aligned(a, need, ranks.node) + need > a + width:
+            _wait(sky, a, width, need)
+            continue
+        if wider <= width and _aligned(a, wider, ranks.node) == a:
+            need = wider
+        stop = sky.height[a] + ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
+        aside[tried] = a
+        tried += 1
+        if stop < best_stop:
+            best, best_need, best_stop = a, need, stop
+        if stop <= rule.top:
+            break
+    for other in aside[:tried]:
+        if other != best and sky.width[other] > 0:
+            _push(sky, sky.height[other], other, sky.width[other])
+    return best, best_need, best_stop
+
+
+@njit(cache=True)
+def _of_kind(rates: Rates, tokens: float, gain: float, like: int, slow: float, ranks: Ranks, rule: Rule) -> int:
+    """Return the degree that a sequence needs on ranks that hold as many tokens as `like` and are so slow."""
+    return _needed(rates, tokens, _floor(ranks, like, tokens, gain), len(ranks.slow), ranks, rule.limit / slow)
+
+
+@njit(cache=True)
+def _on_run(
+    rates: Rates, tokens: float, a: int, need: int, stop: float, sky: _Sky, ranks: Ranks, rule: Rule
+) -> tuple[int, int, float]:
+    """Put a ring on a run; return its first rank, its degree and when it begins."""
+    width = sky.width[a]
+    if stop > rule.top and rule.gap > 0.0:
+        first, last, need = _spread(rates, tokens, sky, ranks, a, need, rule.gap, rule.top)
+        if last - first > width:
+            a, width = _unite(sky, first, last)
+    free = _aligned(a, need, ranks.node)
+    rest = a + width - free
+    if need < rest <= min(rule.stretch * need, need + _SPARE) and _aligned(free, rest, ranks.node) == free:
+        need = rest
+    time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
+    _put(sky, a, width, free, need, time)
+    return free, need, sky.height[free] - time
+
+
+@njit(cache=True)
+def _anywhere(rates: Rates, tokens: float, need: int, sky: _Sky, ranks: Ranks) -> tuple[int, int, float]:
+    """Put a ring over ranks of several heights or kinds, some of which wait, where it begins the earliest."""
+    a = _lowest(sky.height, need)
+    begin = sky.height[a : a + need].max()
+    time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a : a + need].max()
+    sky.height[a : a + need] = begin + time
+    _all_runs(sky, ranks)
+    return a, need, begin
 
 
 @njit(cache=True)
@@ -300,49 +327,56 @@ def _set(sky: _Sky, a: int, width: int, height: float) -> None:
 
 
 @njit(cache=True)
-def _put(sky: _Sky, size: int, a: int, width: int, free: int, need: int, time: float) -> int:
-    """Put a ring on ranks free .. free + need - 1 of a run; return the heap's size with what the run falls into."""
+def _put(sky: _Sky, a: int, width: int, free: int, need: int, time: float) -> None:
+    """Put a ring on ranks free .. free + need - 1 of a run, which falls into up to three."""
     height = sky.height[a]
     sky.width[a] = 0
     if free > a:
         _set(sky, a, free - a, height)
-        size = _push(sky.low, sky.runs, size, height, a, free - a)
+        _push(sky, height, a, free - a)
     _set(sky, free, need, height + time)
-    size = _push(sky.low, sky.runs, size, height + time, free, need)
+    _push(sky, height + time, free, need)
     rest = a + width - free - need
     if rest > 0:
         _set(sky, free + need, rest, height)
-        size = _push(sky.low, sky.runs, size, height, free + need, rest)
-    return size
+        _push(sky, height, free + need, rest)
 
 
 @njit(cache=True)
-def _awake(sky: _Sky, size: int, waits: int, wide: int) -> tuple[int, int]:
-    """Put waiting runs that are wide enough by now back on the heap; return the sizes of both."""
+def _wait(sky: _Sky, a: int, width: int, need: int) -> None:
+    """Put a run aside until degrees are below `need`."""
+    sky.waiting[sky.counts[_WAITS], 0], sky.waiting[sky.counts[_WAITS], 1] = a, width
+    sky.counts[_WAITS] += 1
+    sky.counts[_ASLEEP] = max(sky.counts[_ASLEEP], need)
+
+
+@njit(cache=True)
+def _awake(sky: _Sky, wide: int) -> None:
+    """Put waiting runs that are wide enough by now back on the heap."""
     kept = 0
-    for w in range(waits):
+    for w in range(sky.counts[_WAITS]):
         a, width = sky.waiting[w, 0], sky.waiting[w, 1]
         if sky.width[a] != width:
             continue
         if width >= wide:
-            size = _push(sky.low, sky.runs, size, sky.height[a], a, width)
+            _push(sky, sky.height[a], a, width)
         else:
             sky.waiting[kept, 0], sky.waiting[kept, 1] = a, width
             kept += 1
-    return size, kept
+    sky.counts[_WAITS], sky.counts[_ASLEEP] = kept, wide
 
 
 @njit(cache=True)
-def _all_runs(sky: _Sky, ranks: Ranks) -> int:
-    """Fill the heap with all runs of one height, speed and memory; return its size."""
+def _all_runs(sky: _Sky, ranks: Ranks) -> None:
+    """Fill the heap with all runs of one height, speed and memory."""
     sky.width[:] = 0
-    size, a = 0, 0
+    sky.counts[_SIZE] = sky.counts[_WAITS] = 0
+    a = 0
     for rank in range(1, len(sky.height) + 1):
         if rank == len(sky.height) or not _alike(sky, ranks, a, rank, 0.0):
             _set(sky, a, rank - a, sky.height[a])
-            size = _push(sky.low, sky.runs, size, sky.height[a], a, rank - a)
+            _push(sky, sky.height[a], a, rank - a)
             a = rank
-    return size
 
 
 @njit(cache=True)
@@ -370,27 +404,28 @@ def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
 
 
 @njit(cache=True)
-def _push(low: Floats, runs: Ints, size: int, height: float, a: int, width: int) -> int:
-    low[size], runs[size, 0], runs[size, 1] = height, a, width
-    at = size
+def _push(sky: _Sky, height: float, a: int, width: int) -> None:
+    low, runs, at = sky.low, sky.runs, sky.counts[_SIZE]
+    low[at], runs[at, 0], runs[at, 1] = height, a, width
+    sky.counts[_SIZE] += 1
     while at > 0 and _before(low, runs, at, (at - 1) // 2):
         _swap(low, runs, at, (at - 1) // 2)
         at = (at - 1) // 2
-    return size + 1
 
 
 @njit(cache=True)
-def _pop(low: Floats, runs: Ints, size: int) -> int:
-    size -= 1
+def _pop(sky: _Sky) -> None:
+    low, runs, size = sky.low, sky.runs, sky.counts[_SIZE] - 1
+    sky.counts[_SIZE] = size
     _swap(low, runs, 0, size)
     at = 0
     while True:
         child = 2 * at + 1
         if child >= size:
-            return size
+            return
         if child + 1 < size and _before(low, runs, child + 1, child):
             child += 1
         if not _before(low, runs, child, at):
-            return size
+            return
         _swap(low, runs, at, child)
         at = child
