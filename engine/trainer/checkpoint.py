@@ -66,25 +66,40 @@ def write(
     gather({})
     save_tensors(draft)
     gather({})
-    files = sorted(p for p in draft.rglob("*") if p.is_file())
-    hashes = {str(p.relative_to(draft)): _hash_and_sync(p) for p in files[rank :: state.ranks]}
+    files = sorted(gather(_files(draft) if rank == 0 else {})[0])  # one list for all: views of a shared folder may lag
+    hashes = {name: _hash_and_sync(draft / name) for name in files[rank :: state.ranks]}
     manifest = {name: digest for part in gather(hashes) for name, digest in part.items()}
     if rank == 0:
         write_json(draft / _MANIFEST, {"state": asdict(state), "files": manifest})
-        for folder in {p.parent for p in files}:
+        for folder in {(draft / name).parent for name in files}:
             sync(folder)
-        if final.exists():  # the same step again after a resume from an older checkpoint: the new one takes its place
-            shutil.rmtree(final)
-        draft.rename(final)
-        sync(checkpoints)
+        _put(draft, final)
     gather({})
     return final
+
+
+def _files(draft: Path) -> dict[str, str]:
+    """Return the names of a draft's files, as what `gather` takes."""
+    return {str(p.relative_to(draft)): "" for p in draft.rglob("*") if p.is_file()}
+
+
+def _put(draft: Path, final: Path) -> None:
+    """Give a draft its name. One that has the name already makes room by a rename: a removal could end half done."""
+    old = _retire(final) if final.exists() else None
+    draft.rename(final)
+    sync(final.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def _retire(folder: Path) -> Path:
+    return folder.rename(folder.with_name(f"{_REMOVING}{folder.name}"))
 
 
 def prune(checkpoints: Path, keep: int) -> None:
     """Remove all but the newest `keep` checkpoints, and what unfinished writes left."""
     for old in newest_first(checkpoints)[keep:]:
-        old.rename(old.with_name(f"{_REMOVING}{old.name}"))  # a kill in the middle leaves no half one under a good name
+        _retire(old)  # a kill in the middle leaves no half one under a good name
     for prefix in (_REMOVING, _WRITING):
         for ruin in checkpoints.glob(f"{prefix}*"):
             shutil.rmtree(ruin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +34,8 @@ def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
     assert read(folder) == state(3)
 
 
-def test_two_ranks_share_the_hashing(tmp_path: Path) -> None:
-    """If a rank's files were left out of the manifest, damage in them would go unseen."""
+def save_in_two(checkpoints: Path) -> Path:
+    """Save step 1 from two ranks, which are the threads rank-0 and rank-1."""
     barrier, boxes = threading.Barrier(2), [{}, {}]  # type: ignore[var-annotated]
 
     def gather(rank: int) -> Callable[[dict[str, str]], list[dict[str, str]]]:
@@ -50,20 +52,54 @@ def test_two_ranks_share_the_hashing(tmp_path: Path) -> None:
         def tensors(folder: Path) -> None:
             (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
 
-        write(tmp_path, state(1, 2), rank, tensors, gather(rank))
+        write(checkpoints, state(1, 2), rank, tensors, gather(rank))
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=one, args=(rank,), name=f"rank-{rank}") for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    folder = tmp_path / "step-00000001"
+    return checkpoints / "step-00000001"
+
+
+def test_two_ranks_share_the_hashing(tmp_path: Path) -> None:
+    """If a rank's files were left out of the manifest, damage in them would go unseen."""
+    folder = save_in_two(tmp_path)
     assert read(folder).ranks == 2
     for rank in range(2):
         (folder / f"rank{rank}.pt").write_bytes(b"x")
         with pytest.raises(CheckpointError, match=f"rank{rank}"):
             read(folder)
         (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
+
+
+def test_ranks_that_see_other_files_hash_the_same_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network file system a rank may not see at once what another has written."""
+    seen = Path.rglob
+
+    def lagging(folder: Path, pattern: str) -> list[Path]:
+        behind = threading.current_thread().name == "rank-1"
+        return [p for p in seen(folder, pattern) if not (behind and p.name == "rank0.pt")]
+
+    monkeypatch.setattr(Path, "rglob", lagging)
+    folder = save_in_two(tmp_path)
+    assert set(json.loads((folder / "manifest.json").read_text())["files"]) == {"rank0.pt", "rank1.pt"}
+
+
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save(tmp_path, 1)
+
+    def killed(removed: Path, **options: Any) -> None:
+        if removed.exists():
+            (removed / "zero" / "a.pt").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1)
+    assert read(folder) == state(1)
 
 
 def flip(folder: Path) -> None:
