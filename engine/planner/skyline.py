@@ -83,10 +83,10 @@ def place_rings(
     """
     sky = _sky(height, len(lengths))
     _all_runs(sky, ranks)
-    quick, small = _best_rank(ranks), int(np.argmin(ranks.holds))
+    quick, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
     for at in range(len(lengths)):
         tokens = float(lengths[at])
-        whole = ring_time(rates, tokens, 1, ranks.node, ranks.share) * ranks.slow.max()
+        whole = ring_time(rates, tokens, 1, ranks.node, ranks.share) * slowest
         if lengths[at] <= ranks.holds[small] and whole <= rule.limit:
             return at
         wide = _of_kind(rates, tokens, gain[at], quick, ranks.slow[quick], ranks, rule)
@@ -96,7 +96,7 @@ def place_rings(
         if run >= 0:
             placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
         else:
-            need = _of_kind(rates, tokens, gain[at], small, ranks.slow.max(), ranks, rule)
+            need = _of_kind(rates, tokens, gain[at], small, slowest, ranks, rule)
             placed = _anywhere(rates, tokens, need, sky, ranks)
         rings.first[at], rings.degree[at], rings.start[at] = placed
     return len(lengths)
