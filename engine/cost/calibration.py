@@ -8,9 +8,9 @@ it gives back the measured T(s) = a s^2 + b s + g.
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from engine.errors import ConfigError
 
@@ -50,6 +50,7 @@ class Calibration:
 
 
 _WORDS = ("cluster", "device", "source")
+_LARGE = 1e300
 _MAY_BE_ZERO = ("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "latency_s", "overlap", "step_s")
 
 
@@ -77,13 +78,14 @@ def read(path: Path, cluster: str) -> Calibration:
             raise _refusal(path, f"{name} {problem}, not {found[name]!r}")
     if found["cluster"] != cluster:
         raise _refusal(path, f"it was made for cluster={found['cluster']}, not for cluster={cluster}")
-    return Calibration(**found)
+    terms: dict[str, Any] = {name: value if name in _WORDS else float(value) for name, value in found.items()}
+    return Calibration(**terms)
 
 
 def _problem(name: str, value: object) -> str | None:
     if name in _WORDS:
         return None if isinstance(value, str) else "must be text"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _LARGE:
         return "must be a finite number"
     if name == "overlap" and value > 1:
         return "must be from 0 to 1"

@@ -36,7 +36,7 @@ class Costs:
     peak_flops_per_s: float  # what linear layers reach on one device
     devices: int  # of one HDP rank
     rates: Rates
-    nics: float  # network cards of a node
+    nics: float  # network cards of a node, for each of a rank's d_tp devices
     fixed: int  # ns of a micro-batch, however small
     slot: int  # ns that a lockstep slot takes beside its micro-batch: weights are gathered
     step: int  # ns of a step beside its micro-batches: gradients reduced, weights updated
@@ -72,7 +72,7 @@ class Costs:
             peak_flops_per_s=rates.linear_flops_per_s,
             devices=devices,
             rates=device_rates,
-            nics=rates.nics_per_node,
+            nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
             fixed=round(device_rates.micro),
             slot=round(NS * _slot_seconds(config, rates, devices)),
             step=round(NS * _step_seconds(config, rates, devices, cluster.ranks)),

@@ -43,7 +43,10 @@ def test_what_was_written_is_read(file: Path) -> None:
 
 
 def test_whole_numbers_are_numbers(file: Path) -> None:
-    assert read(changed(file, nics_per_node=2), "local").nics_per_node == 2
+    """As floats: compiled code knows no other, and would be compiled anew."""
+    found = read(changed(file, nics_per_node=2, overlap=1), "local")
+    assert (found.nics_per_node, found.overlap) == (2.0, 1.0)
+    assert {type(found.nics_per_node), type(found.overlap)} == {float}
 
 
 @pytest.mark.parametrize("name", list(asdict(OURS)))
@@ -72,6 +75,7 @@ def test_a_calibration_of_another_cluster(file: Path) -> None:
         ("linear_flops_per_s", True, "must be a finite number, not True"),
         ("linear_flops_per_s", None, "must be a finite number, not None"),
         ("node_bytes_per_s", float("inf"), "must be a finite number, not inf"),
+        ("node_bytes_per_s", 10**400, "must be a finite number, not 1000"),
         ("latency_s", float("nan"), "must be a finite number, not nan"),
         ("latency_s", -1e-6, "must be 0 or more, not -1e-06"),
         ("overlap", 1.01, "must be from 0 to 1, not 1.01"),

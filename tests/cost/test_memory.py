@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -80,3 +82,47 @@ def test_a_ring_holds_keys_and_gradients_twice() -> None:
 def test_a_large_vocabulary_is_what_the_loss_holds() -> None:
     assert memory.working_bytes(shape(vocab=10**6), "bf16") == 10**6 * (2 + 3 * 4)
     assert memory.working_bytes(shape(vocab=258, ffn=10**5), "bf16") > 3 * 10**5 * 2
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_recomputing_keeps_the_entry_of_each_layer_and_attention_if_asked_to(dtype: str) -> None:
+    """Three layers of 64, and the last norm: its input in the wider dtype, two rows in the model's own."""
+    b, w = memory.element_bytes(dtype)
+    norm, entry = 64 * w + 2 * 64 * b, 64 * b
+    attention = (64 + 32 + 32 + 64) * b + 4 * w  # q, k, v, the output; a log-sum-exp a head
+    assert memory.saved_bytes(SMALL, dtype, "layer") == 3 * entry + norm
+    assert memory.saved_bytes(SMALL, dtype, "layer_keep_attention") == 3 * (entry + attention) + norm
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_what_is_kept_less_is_computed_anew_in_one_layer_at_a_time(dtype: str) -> None:
+    model = shape(layers=30, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=2)
+    modes = ("layer", "layer_keep_attention", "none")
+    saved = [memory.saved_bytes(model, dtype, mode) for mode in modes]
+    assert saved == sorted(saved) and len(set(saved)) == 3
+    working = [memory.working_bytes(model, dtype, mode) for mode in modes]
+    one_layer = (
+        memory.saved_bytes(model, dtype) - memory.saved_bytes(shape(**vars(model) | {"layers": 1}), dtype)
+    ) / 29
+    assert working[0] == working[1] == working[2] + one_layer
+
+
+def test_experts_a_token_goes_through_the_top_k_and_all_of_them_lie_in_memory() -> None:
+    """SwiGLU keeps four rows of `ffn` for each expert; the router adds a row of weights an expert."""
+    sparse = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
+    assert memory.saved_bytes(sparse, "bf16") - memory.saved_bytes(SMALL, "bf16") == 3 * 4 * 160 * 2
+    assert memory.parameters(sparse) - memory.parameters(SMALL) == 3 * (7 * 3 * 64 * 160 + 8 * 64)
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 1000])
+def test_each_stage_of_zero_shards_more(ranks: int) -> None:
+    """bf16: 12 bytes of optimizer a parameter, 4 of gradients, 2 of weights; in stage 3 two layers are whole."""
+    count, two_layers = memory.parameters(SMALL), 2 * 2 * (memory.parameters(SMALL) - 2 * 64 * 300 - 7 * 64) // 3
+
+    def share(size: int) -> int:
+        return math.ceil(size * count / ranks)
+
+    assert memory.state_bytes(SMALL, "bf16", ranks, 1) == (2 + 4) * count + share(12)
+    assert memory.state_bytes(SMALL, "bf16", ranks, 2) == 2 * count + share(4) + share(12)
+    assert memory.state_bytes(SMALL, "bf16", ranks, 3) == share(2) + share(4) + share(12) + two_layers
+    assert [memory.passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 0, 0]

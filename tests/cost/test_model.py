@@ -1,16 +1,38 @@
 from __future__ import annotations
 
+import math
+import tempfile
 from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.config.load import load
-from engine.cost.model import Costs
+from engine.config.schema import Config
+from engine.cost import flops
+from engine.cost.calibration import Calibration
+from engine.cost.datasheets import nominal
+from engine.cost.model import PPM, Costs
 from tests.planner.samples import COSTS, ints
+
+TINY = load(["model=tiny"])
 
 
 def of(*overrides: str) -> Costs:
     return Costs.of(load(["recipe=llama7b-256k", *overrides]))
+
+
+def costs_of(config: Config, rates: Calibration) -> Costs:
+    """Return the costs of a config on a machine of these rates, through the file that a user would name."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "calibration.json"
+        replace(rates, cluster=config.cluster.name).write(path)
+        cluster = config.cluster.model_copy(update={"calibration": str(path)})
+        return Costs.of(config.model_copy(update={"cluster": cluster}))
 
 
 def test_a_sequence_costs_its_tokens_and_its_causal_pairs() -> None:
@@ -78,3 +100,150 @@ def test_what_stays_of_an_offloaded_micro_batch_is_equation_3() -> None:
     assert COSTS.resident(ints(1000), ints(1_000_000)).tolist() == [500]
     assert COSTS.host_bytes(ints(1000), ints(500_000)).tolist() == [250 * COSTS.token_bytes]
     assert replace(COSTS, layers=2).resident(ints(1000), ints(1_000_000)).tolist() == [1000]
+
+
+@given(st.floats(0.01, 10), st.floats(10, 1e4), st.floats(0, 1e7), st.floats(1, 4), st.floats(1, 4))
+def test_a_calibration_gives_back_what_was_measured(
+    a: float, b: float, g: float, linear_backward: float, attention_backward: float
+) -> None:
+    """T(s) = a s^2 + b s + g in ns: half of a pair's two passes is a, a token's linear layers the rest of b."""
+    config = TINY
+    pair, token = 2 * a / (1 + attention_backward), max(1.0, b - a) / (1 + linear_backward)
+    rates = replace(
+        nominal("local"),
+        linear_flops_per_s=1e9 * flops.linear_flops(config.model) / token,
+        linear_backward=linear_backward,
+        attention_flops_per_s=1e9 * flops.attention_flops(config.model) / pair,
+        attention_backward=attention_backward,
+        half_tokens=0.0,
+        layer_s=0.0,
+        sequence_s=0.0,
+        micro_batch_s=g / 1e9,
+    )
+    costs = costs_of(config, rates)
+    lengths = np.array([1, 2, 100, 4096, 2**21], dtype=np.int64)
+    expected = [a * s * s + (max(1.0, b - a) + a) * s + g for s in lengths.tolist()]
+    assert (costs.sequence(lengths) + costs.fixed).tolist() == pytest.approx(expected, rel=1e-9, abs=1.01)
+
+
+def test_each_fixed_cost_has_its_place() -> None:
+    """A micro-batch reads all weights once a pass; kernels start in each layer of it, of a shard and of a round."""
+    config = TINY
+    layers, rates = config.model.layers, nominal("local")
+    costs = costs_of(config, rates)
+    weights = rates.half_tokens * flops.linear_flops(config.model) / rates.linear_flops_per_s
+    micro = weights * (1 + rates.linear_backward) + rates.micro_batch_s + layers * rates.layer_s
+    assert costs.rates.micro == pytest.approx(1e9 * micro)
+    assert costs.fixed == round(costs.rates.micro)
+    assert costs.rates.sequence == pytest.approx(1e9 * layers * rates.sequence_s)
+    assert costs.rates.round == pytest.approx(1e9 * layers * rates.round_s)
+    assert costs.rates.latency == pytest.approx(1e9 * layers * rates.latency_s)
+
+
+def test_what_a_token_sends_and_copies() -> None:
+    """K and V of 8 heads of 128 in 32 layers, two bytes each; their gradients are in fp32."""
+    costs, sheet = of(), nominal("h100x8")
+    elements = 2 * 8 * 128 * 32
+    assert (costs.forward_hop_bytes, costs.backward_hop_bytes) == (2 * elements, 4 * elements)
+    assert costs.rates.kv == pytest.approx(1e9 * 2 * elements / sheet.node_bytes_per_s)
+    assert costs.rates.dkv == pytest.approx(2 * costs.rates.kv)
+    assert costs.rates.far == pytest.approx(sheet.node_bytes_per_s / sheet.network_bytes_per_s)
+    assert costs.rates.copy == pytest.approx(1e9 * costs.token_bytes / sheet.copy_bytes_per_s)
+    assert costs.rates.merge == pytest.approx(1e9 * 3 * 4 * 32 * 4096 / sheet.merge_bytes_per_s)
+
+
+def test_one_node_has_no_far_links() -> None:
+    assert of("cluster.nodes=1", "context=16K").rates.far == 1
+
+
+def test_a_network_faster_than_a_node_is_no_slower() -> None:
+    rates = replace(nominal("h100x8"), network_bytes_per_s=1e15)
+    assert costs_of(load(["recipe=llama7b-256k"]), rates).rates.far == 1
+
+
+def test_cards_that_devices_share_are_shared_under_tensor_parallelism_too() -> None:
+    """Each of a rank's devices sends its part of K,V through the node's cards: all of it, however it is split."""
+    config, rates = load(["recipe=llama7b-256k"]), replace(nominal("h100x8"), nics_per_node=1.0)
+    one, four = costs_of(config, rates), costs_of(load(["recipe=llama7b-256k", "parallel.tp=4"]), rates)
+    assert four.rates.kv / four.nics == pytest.approx(one.rates.kv / one.nics)
+
+
+def test_tensor_parallel_devices_sum_up_in_each_layer_twice_a_pass() -> None:
+    """A ring all-reduce sends 2 (t - 1) / t of a token's hidden state; two of them in each layer."""
+    one, four, sheet = of(), of("parallel.tp=4"), nominal("h100x8")
+    sums = 1e9 * 32 * 2 * (2 * 3 / 4) * 4096 * 2 / sheet.node_bytes_per_s
+    assert four.rates.token_f == pytest.approx(one.rates.token_f / 4 + sums)
+    assert four.rates.token_b == pytest.approx(one.rates.token_b / 4 + sums)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
+    sheet = replace(nominal("h100x8"), node_bytes_per_s=1e30)
+    one, many = (costs_of(load(["recipe=llama7b-256k", f"parallel.tp={n}"]), sheet) for n in (1, tp))
+    for name in ("token_f", "token_b", "pair_f", "pair_b", "merge", "copy"):
+        assert getattr(many.rates, name) == pytest.approx(getattr(one.rates, name) / tp), name
+    lengths = np.array([1000, 10**6], dtype=np.int64)
+    fixed = one.rates.sequence
+    assert many.sequence(lengths) - fixed == pytest.approx((one.sequence(lengths) - fixed) / tp, rel=1e-6)
+    for name in ("token_bytes", "working_bytes", "ring_bytes"):
+        assert getattr(many, name) == -(-getattr(one, name) // tp)
+    assert (many.forward_hop_bytes, many.backward_hop_bytes) == (one.forward_hop_bytes, one.backward_hop_bytes)
+
+
+def test_experts_cost_the_time_of_those_that_are_met_and_the_memory_of_all() -> None:
+    dense, two, all_ = of(), of("model.experts=8", "model.top_k=2"), of("model.experts=8", "model.top_k=8")
+    assert dense.rates.token_f < two.rates.token_f < all_.rates.token_f
+    assert dense.rates.pair_f == two.rates.pair_f
+    assert dense.token_bytes < two.token_bytes < all_.token_bytes
+    assert dense.parameters < two.parameters == all_.parameters
+    assert dense.step < two.step == all_.step and dense.fixed_bytes < two.fixed_bytes
+
+
+def test_a_stage_of_a_pipeline_holds_its_part_of_the_model() -> None:
+    """In 1F1B as many micro-batches are begun as there are stages, so activations are those of the whole."""
+    one, four = of("cluster.nodes=128"), of("cluster.nodes=512", "parallel.pp=4")
+    assert four.devices == 4 and four.fixed_bytes == pytest.approx(one.fixed_bytes / 4, abs=4)
+    assert four.token_bytes == one.token_bytes
+    assert four.rates == one.rates, "a stage's share of the time is the simulator's"
+
+
+@pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
+def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> None:
+    """bf16: fp32 gradients are reduced, bf16 weights gathered; a rank updates its share of 12 bytes, in and out."""
+    costs, sheet = of(f"cluster.nodes={nodes}", "context=16K", f"parallel.tp={tp}"), nominal("h100x8")
+    ranks = nodes * 8 // tp
+    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / sheet.reduce_bytes_per_s
+    update = costs.parameters / tp / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
+    assert costs.step == round(1e9 * (sheet.step_s + travel + update))
+
+
+def test_a_slot_of_zero_3_waits_for_the_gathers_of_one_layer() -> None:
+    costs, sheet = of("zero.stage=3"), nominal("h100x8")
+    assert costs.slot == round(1e9 * 2 * (2 * costs.parameters / 32) / sheet.reduce_bytes_per_s)
+
+
+@given(st.integers(0, 10**7), st.integers(0, PPM), st.integers(1, 80))
+def test_equation_3_for_any_number_of_layers(tokens: int, offload: int, layers: int) -> None:
+    costs = replace(COSTS, layers=layers)
+    ratio = Fraction(offload, PPM) if layers > 2 else Fraction(0)
+    stays = math.ceil(tokens * (2 + (1 - ratio) * (layers - 2)) / layers) if layers > 2 else tokens
+    assert int(costs.resident(ints(tokens), offload)[0]) == stays
+    assert int(costs.host_bytes(ints(tokens), offload)[0]) == costs.token_bytes * (tokens - stays)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6))
+def test_offload_frees_what_it_moves_until_gradients_take_its_place(tokens: int, offload: int) -> None:
+    kept, moved = (int(COSTS.peak_bytes(ints(tokens), ints(0), ratio)[0]) for ratio in (0, offload))
+    host = int(COSTS.host_bytes(ints(tokens), offload)[0])
+    assert moved <= kept
+    assert kept - moved <= host
+    least = COSTS.fixed_bytes + COSTS.working_bytes * tokens + COSTS.passing_bytes
+    assert moved == max(kept - host, least) or tokens * COSTS.token_bytes < COSTS.passing_bytes
+
+
+@given(st.integers(0, 10**7))
+def test_most_tokens_fit_and_one_more_does_not(memory: int) -> None:
+    most = COSTS.most_tokens(memory)
+    peak = [int(COSTS.peak_bytes(ints(tokens), ints(tokens))[0]) for tokens in (most, most + 1)]
+    assert peak[1] > memory
+    assert most == 0 or peak[0] <= memory

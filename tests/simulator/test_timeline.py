@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.emit import emit
+from engine.planner.emit import Group, emit
 from engine.planner.loads import micro_tokens
 from engine.planner.lockstep import lockstep
 from engine.planner.make import PLANNERS, plan_step
@@ -26,7 +26,7 @@ def of(ranks: int) -> PlanSettings:
 
 
 def test_a_gang_starts_when_its_last_member_is_free_and_lasts_as_long_as_its_largest() -> None:
-    groups = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]]
+    groups: list[Group] = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]]
     plan = emit("by hand", "free", 3, 99, ints(5, 7, 2), groups)
     line = simulate(plan, of(3))
     assert line.rank.tolist() == [0, 0, 1, 1, 2]

@@ -1,0 +1,60 @@
+"""Data sheets: the figures themselves, that they are marked as what they are, and that no term is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import tree
+from engine.config.load import load
+from engine.cost.calibration import read
+from engine.cost.datasheets import nominal
+from engine.cost.model import Costs
+
+PRESETS = tree.groups()["cluster"]
+# dense bf16 TFLOP/s, memory TB/s, NVLink GB/s each way, a card's Gb/s, PCIe GB/s each way: NVIDIA's pages of each
+SHEETS = {"a100x8": (312, 2.039, 300, 200, 32), "h100x8": (989, 3.35, 450, 400, 64), "h200x8": (989, 4.8, 450, 400, 64)}
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
+    flops, memory, nvlink, card, pcie = SHEETS[name]
+    found = nominal(name)
+    assert found.linear_flops_per_s == pytest.approx(0.6 * flops * 1e12)
+    assert found.attention_flops_per_s == pytest.approx(0.5 * flops * 1e12)
+    assert found.memory_bytes_per_s == found.merge_bytes_per_s == pytest.approx(0.8 * memory * 1e12)
+    assert found.node_bytes_per_s == pytest.approx(0.8 * nvlink * 1e9)
+    assert found.network_bytes_per_s == found.reduce_bytes_per_s == pytest.approx(0.8 * card / 8 * 1e9)
+    assert found.copy_bytes_per_s == pytest.approx(0.8 * pcie * 1e9)
+    assert found.nics_per_node == 8
+    assert found.half_tokens == pytest.approx(0.6 * flops / memory), "as long as reading 2 bytes a weight"
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
+    found = nominal(name)
+    assert found.source.startswith("data sheet: https://www.nvidia.com/")
+    assert found.device.split()[0].lower() == name.removesuffix("x8")
+    recipe = ["recipe=llama7b-256k", f"cluster={name}", "cluster.nodes=128"]
+    assert Costs.of(load(recipe)).source == f"{found.device} ({found.source})"
+
+
+def test_newer_is_never_slower() -> None:
+    a100, h100, h200 = map(nominal, SHEETS)
+    for older, newer in ((a100, h100), (h100, h200)):
+        for term in ("linear_flops_per_s", "memory_bytes_per_s", "node_bytes_per_s", "network_bytes_per_s"):
+            assert getattr(older, term) <= getattr(newer, term)
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "some-other"])
+def test_every_preset_has_all_terms_in_bounds(name: str, tmp_path: Path) -> None:
+    """The reader of calibrations is the judge: it refuses what is missing, zero or negative."""
+    nominal(name).write(tmp_path / "nominal.json")
+    assert read(tmp_path / "nominal.json", name) == nominal(name)
+
+
+@pytest.mark.parametrize("name", ["local", "some-other"])
+def test_what_has_no_sheet_is_a_cpu_core_in_round_figures(name: str) -> None:
+    assert (nominal(name).cluster, nominal(name).device, nominal(name).source) == (name, "a CPU core", "round figures")
+    assert nominal(name).linear_flops_per_s < 1e12
