@@ -12,6 +12,7 @@ from engine.config.schema import Config
 from engine.data.index import Index, build_index, check_fingerprint
 from engine.errors import ConfigError, RunFolderError
 from engine.trainer import checkpoint as checkpoints
+from engine.trainer import metrics
 from engine.trainer.folder import RunFolder, write_durably, write_json
 
 Say = Callable[[str], None]
@@ -78,6 +79,13 @@ def index_documents(folder: RunFolder, config: Config, checkpoint: Path | None) 
         check_fingerprint(index, checkpoints.read(checkpoint).fingerprint)
     index.save(folder.index)
     return index
+
+
+def go_back(folder: RunFolder, step: int, say: Say) -> None:
+    """Leave nothing of what came after `step`, nor of what was cut short."""
+    checkpoints.clear_ruins(folder.checkpoints)
+    checkpoints.abandon(folder.checkpoints, step, say)
+    metrics.cut_back(folder.metrics, step)
 
 
 def write_facts(folder: RunFolder, config: Config, index: Index, parameters: int) -> None:

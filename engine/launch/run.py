@@ -89,7 +89,7 @@ def _train(
     for line in _facts(config, cluster, index, costs.parameters):
         say(line)
     step = checkpoints.read(checkpoint).step if checkpoint else 0
-    metrics.cut_back(folder.metrics, step)
+    prepare.go_back(folder, step, say)
     say(f"going on from {checkpoint}" if checkpoint else f"starting in {folder.root}")
     if step < config.run.steps:
         tail = MetricsTail(folder.metrics, step, on_step)

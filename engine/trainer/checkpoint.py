@@ -96,13 +96,28 @@ def _retire(folder: Path) -> Path:
     return folder.rename(folder.with_name(f"{_REMOVING}{folder.name}"))
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what unfinished writes left."""
-    for old in newest_first(checkpoints)[keep:]:
-        _retire(old)  # a kill in the middle leaves no half one under a good name
+def prune(written: Path, keep: int) -> None:
+    """Remove all checkpoints but the one just `written` and the newest `keep - 1` others."""
+    others = [folder for folder in newest_first(written.parent) if folder != written]
+    for old in others[keep - 1 :]:
+        shutil.rmtree(_retire(old))  # a kill in the middle leaves no half one under a good name
+
+
+def clear_ruins(checkpoints: Path) -> None:
+    """Remove what writes and removals that were killed have left, before anything else needs the space."""
     for prefix in (_REMOVING, _WRITING):
         for ruin in checkpoints.glob(f"{prefix}*"):
             shutil.rmtree(ruin)
+
+
+def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:
+    """Set aside the checkpoints of later steps than `step`: the run goes on from there, and they are another future.
+
+    If they kept their names, the next resume would take them, and `prune` would count them as newest.
+    """
+    for folder in newest_first(checkpoints):
+        if folder.name > folder_name(step):
+            say(f"{folder.name} is later than step {step} and is set aside as {_set_aside(folder, 'abandoned').name}")
 
 
 def read(folder: Path) -> TrainState:
@@ -136,12 +151,16 @@ def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
             damaged.append(folder)
             continue
         for ruin in damaged:
-            ruin.rename(ruin.with_name(f"damaged-{ruin.name}-{time.time_ns()}"))
+            _set_aside(ruin, "damaged")
         return folder
     if damaged:
         hint = "--resume never starts over and keeps the old run beside the new one"
         raise CheckpointError(f"all {len(damaged)} checkpoints are damaged", key=str(checkpoints), hint=hint)
     return None
+
+
+def _set_aside(folder: Path, why: str) -> Path:
+    return folder.rename(folder.with_name(f"{why}-{folder.name}-{time.time_ns()}"))
 
 
 def _reason(error: Exception) -> str:

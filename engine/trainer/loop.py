@@ -137,9 +137,9 @@ class Trainer:
         """Write a checkpoint of the step that has just finished, and remove the oldest."""
         groups, run = self.groups, self.config.run
         state = TrainState(self.step, self.cursor.epoch, self.cursor.position, groups.world, self.index.fingerprint)
-        checkpoints.write(self.folder.checkpoints, state, groups.rank, self.engine.save, self._exchange)
+        written = checkpoints.write(self.folder.checkpoints, state, groups.rank, self.engine.save, self._exchange)
         if groups.rank == 0:
-            checkpoints.prune(self.folder.checkpoints, run.keep_checkpoints)
+            checkpoints.prune(written, run.keep_checkpoints)
 
     def close(self) -> None:
         """End the planning process and leave the groups."""

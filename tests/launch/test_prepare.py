@@ -8,8 +8,9 @@ import pytest
 
 from engine.config.load import load, resolved_yaml
 from engine.errors import ConfigError, RunFolderError
-from engine.launch.prepare import check_owner, locked, set_aside
+from engine.launch.prepare import check_owner, go_back, locked, set_aside
 from engine.trainer.folder import RunFolder
+from engine.trainer.metrics import append, read_metrics
 
 
 def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -56,3 +57,19 @@ def test_an_old_run_is_set_aside_and_kept(tmp_path: Path) -> None:
         (tmp_path / "run" / "resolved.yaml").write_text("x")
         assert set_aside(RunFolder(tmp_path / "run")) == tmp_path / expected
     assert (tmp_path / "run.1" / "resolved.yaml").read_text() == "x"
+
+
+def test_going_back_leaves_nothing_that_came_later_nor_ruins(tmp_path: Path) -> None:
+    """A full disk is full of ruins first: they go before the ranks need the space."""
+    folder = RunFolder(tmp_path)
+    for name in ("step-00000002", "step-00000003", ".writing-step-00000004", ".removing-step-00000001"):
+        (folder.checkpoints / name).mkdir(parents=True)
+        (folder.checkpoints / name / "a.pt").write_bytes(b"a")
+    for step in (1, 2, 3):
+        append(folder.metrics, {"step": step})
+    go_back(folder, 2, lambda line: None)
+    left = sorted(path.name for path in folder.checkpoints.iterdir())
+    assert len(left) == 2
+    assert left[0].startswith("abandoned-step-00000003-")
+    assert left[1] == "step-00000002"
+    assert read_metrics(folder.metrics) == [{"step": 1}, {"step": 2}]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.errors import CheckpointError
-from engine.trainer.checkpoint import TrainState, choose, newest_first, prune, read, write
+from engine.trainer.checkpoint import TrainState, abandon, choose, clear_ruins, newest_first, prune, read, write
 
 
 def state(step: int, ranks: int = 1) -> TrainState:
@@ -162,13 +162,30 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, state(2), 0, dies, lambda hashes: [hashes])
     assert choose(tmp_path, print) == good
-    save(tmp_path, 2)
-    prune(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    clear_ruins(tmp_path)
+    assert list(tmp_path.iterdir()) == [good]
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 10):
-        save(tmp_path, step)
-    prune(tmp_path, keep=2)
+        written = save(tmp_path, step)
+    prune(written, keep=2)
     assert [read(p).step for p in newest_first(tmp_path)] == [10, 2]
+
+
+def test_what_was_just_written_is_kept_whatever_else_there_is(tmp_path: Path) -> None:
+    for step in (8, 9, 3):
+        written = save(tmp_path, step)
+    prune(written, keep=1)
+    assert newest_first(tmp_path) == [written]
+
+
+def test_checkpoints_of_another_future_are_set_aside(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        save(tmp_path, step)
+    said: list[str] = []
+    abandon(tmp_path, 4, said.append)
+    assert [p.name for p in newest_first(tmp_path)] == ["step-00000004", "step-00000002"]
+    (kept,) = tmp_path.glob("abandoned-step-00000006-*")
+    assert read(kept) == state(6), "they are kept for a look"
+    assert said == [f"step-00000006 is later than step 4 and is set aside as {kept.name}"]
