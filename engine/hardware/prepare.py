@@ -64,7 +64,7 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for number in range(_DOCUMENTS):
         text = bytes((number * 31 + place * 7) % 251 for place in range(_BYTES))
         (documents / f"{number:03d}").write_bytes(text)
-    index = index_documents(folder, config, checkpoint=None)
+    index = index_documents(folder, config, state=None)
     write_facts(folder, config, index, Costs.of(config).parameters)
 
 

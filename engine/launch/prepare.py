@@ -13,7 +13,9 @@ from engine.data.index import Index, build_index, check_fingerprint
 from engine.errors import ConfigError, RunFolderError
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics
+from engine.trainer.checkpoint import TrainState
 from engine.trainer.folder import RunFolder, write_durably, write_json
+from engine.trainer.lineage import check_lineage
 
 Say = Callable[[str], None]
 
@@ -72,11 +74,20 @@ def choose_checkpoint(folder: RunFolder, resume: str, say: Say) -> Path | None:
     return Path(resume).absolute()
 
 
-def index_documents(folder: RunFolder, config: Config, checkpoint: Path | None) -> Index:
+def state_of(checkpoint: Path | None, config: Config, ranks: int) -> TrainState | None:
+    """Return the state of a verified checkpoint, if there is one. Raises CheckpointError if it is of another run."""
+    if checkpoint is None:
+        return None
+    state = checkpoints.read_state(checkpoint)
+    check_lineage(checkpoint, state, config, ranks)
+    return state
+
+
+def index_documents(folder: RunFolder, config: Config, state: TrainState | None) -> Index:
     """Read all documents once and write the index for the ranks. Raises DataError, also if they changed since."""
     index = build_index(config.data)
-    if checkpoint is not None:
-        check_fingerprint(index, checkpoints.read(checkpoint).fingerprint)
+    if state is not None:
+        check_fingerprint(index, state.fingerprint)
     index.save(folder.index)
     return index
 

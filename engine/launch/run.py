@@ -21,7 +21,6 @@ from engine.launch.unbuilt import unbuilt
 from engine.planner.make import PlanSettings, plan_step
 from engine.report.run import write_report
 from engine.simulator.timeline import balance
-from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics
 from engine.trainer.folder import RunFolder
 
@@ -83,12 +82,13 @@ def _train(
 ) -> dict[str, Any]:
     prepare.check_owner(folder, config)
     checkpoint = prepare.choose_checkpoint(folder, resume, say)
-    index = prepare.index_documents(folder, config, checkpoint)
+    state = prepare.state_of(checkpoint, config, cluster.ranks)
+    index = prepare.index_documents(folder, config, state)
     costs = Costs.of(config)
     prepare.write_facts(folder, config, index, costs.parameters)
     for line in _facts(config, cluster, index, costs.parameters):
         say(line)
-    step = checkpoints.read(checkpoint).step if checkpoint else 0
+    step = state.step if state else 0
     prepare.go_back(folder, step, say)
     say(f"going on from {checkpoint}" if checkpoint else f"starting in {folder.root}")
     if step < config.run.steps:

@@ -11,7 +11,8 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ _MANIFEST = "manifest.json"
 _PREFIX = "step-"
 _WRITING = ".writing-"
 _REMOVING = ".removing-"
+_WAY_OUT = "--resume auto takes the newest one that is whole"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class TrainState:
     position: int
     ranks: int
     fingerprint: str  # of the documents
+    lineage: dict[str, Any]  # the values of the config that must not change, see lineage.py
 
 
 def folder_name(step: int) -> str:
@@ -122,18 +125,33 @@ def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:
 
 def read(folder: Path) -> TrainState:
     """Check every file against the manifest and return the state. Raises CheckpointError naming what is damaged."""
-    way_out = "--resume auto takes the newest one that is whole"
-    if not folder.is_dir():
-        raise CheckpointError("there is no checkpoint of this name", key=str(folder), hint=way_out)
-    try:
-        manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
-        state = TrainState(**manifest["state"])
-        for name, digest in manifest["files"].items():
+    state = read_state(folder)
+    with _damage_told(folder):
+        for name, digest in _manifest(folder)["files"].items():
             if _hash(folder / name) != digest:
-                raise CheckpointError(f"checkpoint is damaged: {name} changed", key=str(folder), hint=way_out)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint is damaged: {_reason(error)}", key=str(folder), hint=way_out) from error
+                raise CheckpointError(f"checkpoint is damaged: {name} changed", key=str(folder), hint=_WAY_OUT)
     return state
+
+
+def read_state(folder: Path) -> TrainState:
+    """Return the state of a checkpoint, unchecked: the launcher has read every byte, and ranks need not do it again."""
+    if not folder.is_dir():
+        raise CheckpointError("there is no checkpoint of this name", key=str(folder), hint=_WAY_OUT)
+    with _damage_told(folder):
+        return TrainState(**_manifest(folder)["state"])
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
+    return manifest
+
+
+@contextmanager
+def _damage_told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint is damaged: {_reason(error)}", key=str(folder), hint=_WAY_OUT) from error
 
 
 def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:

@@ -35,6 +35,7 @@ from engine.trainer import metrics
 from engine.trainer.checkpoint import TrainState
 from engine.trainer.folder import RunFolder, write_durably, write_json
 from engine.trainer.groups import Groups, join_groups
+from engine.trainer.lineage import lineage
 from engine.trainer.optimizer import build_optimizer, learning_rate
 from engine.trainer.planning import Feed, PlanAhead, compare_digests
 from engine.trainer.step import RankContext, StepTimes, evaluate, run_step
@@ -85,7 +86,7 @@ class Trainer:
     def begin(self, checkpoint: Path | None) -> None:
         """Start at step 0, or go on from a checkpoint that the launcher has verified."""
         if checkpoint is not None:
-            state = checkpoints.read(checkpoint)
+            state = checkpoints.read_state(checkpoint)
             check_fingerprint(self.index, state.fingerprint)
             self.engine.load(checkpoint)
             self.step, self.cursor = state.step, Cursor(state.epoch, state.position)
@@ -136,7 +137,14 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of the step that has just finished, and remove the oldest."""
         groups, run = self.groups, self.config.run
-        state = TrainState(self.step, self.cursor.epoch, self.cursor.position, groups.world, self.index.fingerprint)
+        state = TrainState(
+            step=self.step,
+            epoch=self.cursor.epoch,
+            position=self.cursor.position,
+            ranks=groups.world,
+            fingerprint=self.index.fingerprint,
+            lineage=lineage(self.config),
+        )
         written = checkpoints.write(self.folder.checkpoints, state, groups.rank, self.engine.save, self._exchange)
         if groups.rank == 0:
             checkpoints.prune(written, run.keep_checkpoints)

@@ -5,11 +5,19 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.index import build_index
 from engine.errors import CheckpointError, ConfigError, DataError
+from engine.launch import run as launch
+from engine.launch.prepare import index_documents
 from engine.launch.run import train
+from engine.trainer import checkpoint as checkpoints
+from engine.trainer.checkpoint import TrainState, read_state, write
+from engine.trainer.folder import RunFolder
+from engine.trainer.lineage import lineage
 
 
-def config(tmp_path: Path, *overrides: str):  # type: ignore[no-untyped-def]
+def config(tmp_path: Path, *overrides: str) -> Config:
     (tmp_path / "data").mkdir(exist_ok=True)
     for number in range(12):
         (tmp_path / "data" / f"{number}.py").write_text(f"print({number})\n" * 40)
@@ -58,17 +66,40 @@ def test_missing_data_and_missing_checkpoint_are_told_before_any_rank_starts(tmp
     assert caught.value.code == 5
 
 
-def test_changed_documents_are_told_on_resume(tmp_path: Path) -> None:
-    from engine.data.index import build_index
-    from engine.launch.prepare import index_documents
-    from engine.trainer.checkpoint import TrainState, write
-    from engine.trainer.folder import RunFolder
+def saved(tmp_path: Path, of: Config) -> Path:
+    """Return rank 0's part of a checkpoint of two ranks, with one file."""
+    state = TrainState(1, 0, 1, 2, build_index(of.data).fingerprint, lineage(of))
+    return write(tmp_path, state, 0, lambda folder: (folder / "a").touch(), lambda hashes: [hashes])
 
+
+def test_changed_documents_are_told_on_resume(tmp_path: Path) -> None:
     settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
     folder.root.mkdir()
-    state = TrainState(1, 0, 1, 1, build_index(settings.data).fingerprint)
-    checkpoint = write(tmp_path, state, 0, lambda f: None, lambda hashes: [hashes])
-    index_documents(folder, settings, checkpoint)
+    state = read_state(saved(tmp_path, settings))
+    index_documents(folder, settings, state)
     (tmp_path / "data" / "3.py").write_text("changed")
     with pytest.raises(DataError, match="documents changed"):
-        index_documents(folder, settings, checkpoint)
+        index_documents(folder, settings, state)
+
+
+def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: started.append(arguments))
+    checkpoint = str(saved(tmp_path, config(tmp_path)))
+    for change, told in (("run.seed=77", "run.seed: "), ("cluster.ranks_per_node=4", "ranks: 2 -> 4")):
+        with pytest.raises(CheckpointError, match=told):
+            train(config(tmp_path, change), resume=checkpoint, say=lambda line: None)
+    assert not started
+    assert not (tmp_path / "run" / "resolved.yaml").exists()
+
+
+def test_a_checkpoint_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, hashed, real = config(tmp_path), [], checkpoints._hash
+    checkpoint = saved(tmp_path, settings)
+    monkeypatch.setattr(checkpoints, "_hash", lambda path: hashed.append(path.name) or real(path))
+    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
+    monkeypatch.setattr(launch, "_summary", lambda *arguments: {})
+    train(settings, resume=str(checkpoint), say=lambda line: None)
+    assert hashed == ["a"]

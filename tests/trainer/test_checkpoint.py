@@ -7,16 +7,29 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.data.steps import Cursor
 from engine.errors import CheckpointError
-from engine.trainer.checkpoint import TrainState, abandon, choose, clear_ruins, newest_first, prune, read, write
+from engine.trainer.checkpoint import (
+    TrainState,
+    abandon,
+    choose,
+    clear_ruins,
+    newest_first,
+    prune,
+    read,
+    read_state,
+    write,
+)
+from engine.trainer.loop import Trainer
 
 
 def state(step: int, ranks: int = 1) -> TrainState:
-    return TrainState(step=step, epoch=0, position=7 * step, ranks=ranks, fingerprint="f")
+    return TrainState(step=step, epoch=0, position=7 * step, ranks=ranks, fingerprint="f", lineage={"run.seed": 0})
 
 
 def save(checkpoints: Path, step: int) -> Path:
@@ -137,6 +150,24 @@ def test_damage_is_refused_and_the_one_before_is_used(tmp_path: Path, damage: Ca
     assert "step-00000002" in said[0]
     assert newest_first(tmp_path) == [chosen]
     assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1, "a damaged checkpoint is kept for a look"
+
+
+def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
+    """The launcher has verified every byte; each rank doing it again would read the whole checkpoint once a rank."""
+    folder = save(tmp_path, 1)
+    flip(folder)
+    assert read_state(folder) == state(1)
+    asked: list[Any] = []
+    trainer = SimpleNamespace(
+        index=SimpleNamespace(fingerprint="f"),
+        engine=SimpleNamespace(load=asked.append),
+        ahead=SimpleNamespace(request=asked.append),
+    )
+    Trainer.begin(trainer, folder)  # type: ignore[arg-type]
+    assert asked == [folder, Cursor(0, 7)]
+    unmanifest(folder)
+    with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+        read_state(folder)
 
 
 def test_a_checkpoint_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:

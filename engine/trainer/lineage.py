@@ -1,0 +1,44 @@
+"""What a checkpoint belongs to: it goes on only with the ranks, the model and the order of documents that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.config.schema import Config
+from engine.errors import CheckpointError
+from engine.trainer.checkpoint import TrainState
+
+
+def lineage(config: Config) -> dict[str, Any]:
+    """Return the values, by their keys, that a run must keep to go on from its checkpoints.
+
+    The tensors depend on them, or the place in the order of documents does. The documents have a fingerprint of their
+    own, wherever they lie; rates, batches, context and plans may change.
+    """
+    shape = config.model.model_dump(mode="json", exclude={"name"})
+    return {f"model.{key}": value for key, value in shape.items()} | {
+        "dtype": config.dtype,
+        "optimizer.name": config.optimizer.name,
+        "zero.stage": config.zero.stage,
+        "run.seed": config.run.seed,
+        "data.tokenizer": config.data.tokenizer,
+        "data.validation_share": config.data.validation_share,
+    }
+
+
+def check_lineage(checkpoint: Path, state: TrainState, config: Config, ranks: int) -> None:
+    """Raise CheckpointError, with the differences, unless `ranks` ranks of this config can go on from a checkpoint."""
+    before, now = {"ranks": state.ranks, **state.lineage}, {"ranks": ranks, **lineage(config)}
+    changes = _changes(before, now)
+    if changes:
+        hint = "take the change back, or start a new run with another run.out and without --resume"
+        message = f"this checkpoint is of another run: {'; '.join(changes)}"
+        raise CheckpointError(message, key=str(checkpoint), hint=hint)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}: {before.get(key)} -> {now.get(key)}" for key in {**before, **now} if before.get(key) != now.get(key)
+    ]

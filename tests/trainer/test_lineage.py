@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load
+from engine.errors import CheckpointError
+from engine.trainer.checkpoint import TrainState
+from engine.trainer.lineage import check_lineage, lineage
+
+CHECKPOINT = Path("step-00000001")
+
+
+def state(ranks: int = 2) -> TrainState:
+    """Return the state of a quickstart as its manifest gives it back."""
+    kept = json.loads(json.dumps(lineage(load(["recipe=quickstart"]))))
+    return TrainState(step=1, epoch=0, position=3, ranks=ranks, fingerprint="f", lineage=kept)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["optimizer.lr=0.5", "run.steps=7", "batch_tokens=64K", "planner=naive", "model.name=other", "run.out=new"],
+)
+def test_rates_batches_and_plans_may_change(change: str) -> None:
+    check_lineage(CHECKPOINT, state(), load(["recipe=quickstart", change]), ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("run.seed=9", "run.seed: "),
+        ("model.layers=7", "model.layers: "),
+        ("model.rope_theta=7", "model.rope_theta: "),
+        ("dtype=bf16", "dtype: fp32 -> bf16"),
+        ("optimizer.name=sgd", "optimizer.name: adamw -> sgd"),
+        ("data.validation_share=0.5", "data.validation_share: "),
+    ],
+)
+def test_what_the_tensors_and_the_order_depend_on_may_not(change: str, told: str) -> None:
+    with pytest.raises(CheckpointError, match=f"another run: {told}") as caught:
+        check_lineage(CHECKPOINT, state(), load(["recipe=quickstart", change]), ranks=2)
+    assert caught.value.problems[0].key == str(CHECKPOINT)
+
+
+def test_another_number_of_ranks_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="ranks: 4 -> 2"):
+        check_lineage(CHECKPOINT, state(ranks=4), load(["recipe=quickstart"]), ranks=2)
