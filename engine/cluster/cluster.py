@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -47,14 +46,20 @@ class Cluster:
         """Return the HDP ranks. The d_tp devices of one are neighbours, and stages lie in other nodes if they can.
 
         So a ring, which is one stage's, sees slots / d_tp ranks in a node; one that spans nodes is a node of its own.
+        The slowest of their devices, and the one of the least memory, say what the ranks of a node are.
         """
         if tp == pp == 1:
             return self
         if self.ranks % (tp * pp):
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {self.ranks} devices"
             raise ConfigError(message, key="parallel.tp", hint="choose degrees that divide them")
-        homes = [self.place(rank * tp)[0] for rank in range(self.ranks // (tp * pp))]
-        nodes = [replace(self.nodes[home], slots=slots) for home, slots in Counter(homes).items()]
+        devices = np.arange(self.ranks).reshape(pp, -1, tp)
+        homes = self.node_of[devices[0, :, 0]]
+        nodes = []
+        for home in np.unique(homes).tolist():
+            mine = devices[:, homes == home]
+            speed, memory = int(self.speed[mine].min()), int(self.memory[mine].min())
+            nodes.append(Node(self.nodes[home].host, mine.shape[1], speed, memory))
         return Cluster(tuple(nodes), self.device_memory)
 
     @property

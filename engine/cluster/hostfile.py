@@ -64,7 +64,11 @@ def _problem(words: list[str], seen: dict[str, Node]) -> str | None:
     if int(slots[1]) == 0:
         return f"host {host} has 0 slots; a host runs at least one rank"
     wrong = next((word for word in words[2:] if not _is_extra(word)), None)
-    return None if wrong is None else f"host {host}: {wrong!r} is not speed=N% (1 to 100) or memory=SIZE"
+    if wrong is not None:
+        return f"host {host}: {wrong!r} is not speed=N% (1 to 100) or memory=SIZE"
+    keys = [word.split("=")[0] for word in words[2:]]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    return None if twice is None else f"host {host}: {twice}= is given twice"
 
 
 def _is_extra(word: str) -> bool:

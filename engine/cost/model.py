@@ -142,7 +142,9 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     b, w = memory.element_bytes(config.dtype)
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
     pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
-    sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / rates.node_bytes_per_s
+    inside = tp <= min(node.slots for node in Cluster.of(config.cluster).nodes)
+    link = rates.node_bytes_per_s if inside else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
+    sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / link
     again = {"none": 0.0, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
     copied = memory.saved_bytes(model, config.dtype, config.recompute) / tp / rates.copy_bytes_per_s

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
@@ -77,7 +80,58 @@ def test_a_mixed_cluster_says_what_each_rank_is() -> None:
 def test_an_hdp_rank_is_neighbouring_devices_and_stages_lie_in_other_nodes(tp: int, pp: int, slots: list[int]) -> None:
     cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, ep=1))
     assert [node.slots for node in cluster.nodes] == slots
+    assert cluster.node_of.tolist() == [node for node, count in enumerate(slots) for _ in range(count)]
     assert cluster.ranks == 12 // (tp * pp)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 100), st.integers(1, 50)), min_size=1, max_size=6), st.data()
+)
+def test_an_hdp_rank_is_what_its_slowest_and_smallest_devices_are(
+    found: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """Device by device: stage p of rank r is devices (p R + r) tp and the next; a node's ranks are alike."""
+    hosts = tuple(Node(f"host-{i}", *node) for i, node in enumerate(found))
+    world = Cluster(hosts, device_memory=100)
+    tp = data.draw(st.sampled_from([n for n in range(1, world.ranks + 1) if world.ranks % n == 0]))
+    pp = data.draw(st.sampled_from([n for n in range(1, world.ranks // tp + 1) if world.ranks // tp % n == 0]))
+    ranks = world.ranks // (tp * pp)
+    own = [[world.place((p * ranks + r) * tp + i)[0] for p in range(pp) for i in range(tp)] for r in range(ranks)]
+    cluster = hdp(hosts, tp, pp)
+    assert cluster.ranks == ranks
+    for home in {nodes[0] for nodes in own}:
+        together = [r for r in range(ranks) if own[r][0] == home]
+        held = [found[node] for r in together for node in own[r]]
+        assert len({int(cluster.node_of[r]) for r in together}) == 1
+        for r in together:
+            assert cluster.speed[r] == min(speed for _, speed, _ in held)
+            assert cluster.memory[r] == min(memory for _, _, memory in held)
+    places = [own[r][0] for r in range(ranks)]
+    assert [int(cluster.node_of[r]) for r in range(ranks)] == [sorted(set(places)).index(home) for home in places]
+
+
+def hdp(hosts: tuple[Node, ...], tp: int, pp: int) -> Cluster:
+    """Return the HDP ranks of a hostfile's nodes, as a config would."""
+    lines = [f"{node.host} slots={node.slots} speed={node.speed}% memory={node.memory}" for node in hosts]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "hosts").write_text("\n".join(lines))
+        return Cluster.of(config(Path(folder) / "hosts"), schema.Parallel(tp=tp, pp=pp, ep=1))
+
+
+def test_one_slow_stage_makes_its_ranks_slow() -> None:
+    cluster = hdp((Node("new", 4, 100, 80), Node("old", 4, 50, 40)), tp=2, pp=2)
+    assert (cluster.speed.tolist(), cluster.memory.tolist()) == ([50, 50], [40, 40])
+    assert hdp((Node("new", 4, 100, 80), Node("old", 4, 50, 40)), tp=2, pp=1).speed.tolist() == [100, 100, 50, 50]
+
+
+def test_a_rank_larger_than_a_node_is_a_node_of_its_own() -> None:
+    cluster = Cluster.of(config(nodes=4), schema.Parallel(tp=8, pp=1, ep=1))
+    assert cluster.node_of.tolist() == [0, 1]
+    assert [node.host for node in cluster.nodes] == ["node-0", "node-2"]
+
+
+def test_without_degrees_ranks_are_devices() -> None:
+    assert Cluster.of(config(nodes=3), schema.Parallel(tp=1, pp=1, ep=1)) == Cluster.of(config(nodes=3))
 
 
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:

@@ -28,6 +28,18 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
         ("worker-1 8", "'8' is not slots=N"),
         ("worker-1 slots = 8", "'slots' is not slots=N"),
         ("worker-1 slots=8 slots=4", "'slots=4' is not speed=N%"),
+        ("old slots=8 speed=0%", "'speed=0%' is not speed=N% (1 to 100) or memory=SIZE"),
+        ("old slots=8 speed=101%", "'speed=101%' is not speed=N%"),
+        ("old slots=8 speed=50", "'speed=50' is not speed=N%"),
+        ("old slots=8 speed=half", "'speed=half' is not speed=N%"),
+        ("old slots=8 memory=0", "'memory=0' is not speed=N% (1 to 100) or memory=SIZE"),
+        ("old slots=8 memory=40GiBs", "'memory=40GiBs' is not"),
+        ("old slots=8 memory=", "'memory=' is not"),
+        ("old slots=8 memory", "'memory' is not"),
+        ("old slots=8 speed=50% speed=60%", "host old: speed= is given twice"),
+        ("old slots=8 memory=1 speed=5% memory=2", "host old: memory= is given twice"),
+        ("old speed=50% slots=8", "'speed=50%' is not slots=N"),
+        ("old slots=8 rack=3", "'rack=3' is not"),
         ("good slots=2", "host good is named twice"),
         ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name"),
         ("slots=8", "'slots=8' is not a host name"),
@@ -46,6 +58,12 @@ def test_all_bad_lines_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         parse("a\nb slots=2\n# fine\nc slots=0\nb slots=2 x", "hosts")
     assert [problem.key for problem in caught.value.problems] == ["hosts:1", "hosts:4", "hosts:5"]
+
+
+def test_a_mixed_clusters_lines_say_speed_and_memory() -> None:
+    text = "new slots=8\nold slots=4 speed=50% memory=40GiB\nodd slots=1 memory=1.5K speed=100%"
+    old, odd = Node("old", 4, speed=50, memory=40 * 2**30), Node("odd", 1, speed=100, memory=1536)
+    assert parse(text, "hosts") == (Node("new", 8, speed=100, memory=None), old, odd)
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# only a comment\n"])

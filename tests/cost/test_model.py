@@ -176,6 +176,14 @@ def test_tensor_parallel_devices_sum_up_in_each_layer_twice_a_pass() -> None:
     assert four.rates.token_b == pytest.approx(one.rates.token_b / 4 + sums)
 
 
+def test_tensor_parallel_devices_of_two_nodes_sum_up_over_the_network() -> None:
+    """Twice as many devices compute half as long, but what they exchange goes over a slower link."""
+    eight, sixteen, sheet = of("parallel.tp=8"), of("parallel.tp=16"), nominal("h100x8")
+    sums = 1e9 * 32 * 2 * (2 * 15 / 16) * 4096 * 2 / sheet.network_bytes_per_s
+    assert sixteen.rates.token_f == pytest.approx(of().rates.token_f / 16 + sums)
+    assert sixteen.rates.token_f > eight.rates.token_f
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
     sheet = replace(nominal("h100x8"), node_bytes_per_s=1e30)
