@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from engine.data.tokenizer import VOCAB
 from engine.errors import ConfigError
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, rank_commands
-from engine.launch.ranks import PreemptedError, RankError, run_ranks
+from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.unbuilt import unbuilt
 from engine.planner.make import PlanSettings, plan_step
 from engine.report.run import write_report
@@ -44,6 +43,7 @@ def train(
     `resume` is `auto`, `never` or a checkpoint's path; `launcher` None chooses. `on_step` gets each step's metrics.
     Raises BytescaleError: of a mistake before anything is written, or of the first failing rank.
     """
+    say = unfailing(say)
     cluster = Cluster.of(config.cluster)
     check_trainable(config, cluster, launcher)
     folder = RunFolder(Path(config.run.out))
@@ -92,15 +92,13 @@ def _train(
     prepare.go_back(folder, step, say)
     say(f"going on from {checkpoint}" if checkpoint else f"starting in {folder.root}")
     if step < config.run.steps:
-        tail = MetricsTail(folder.metrics, step, on_step)
+        tail = MetricsTail(folder.metrics, on_step)
         try:
             run_ranks(rank_commands(cluster, folder, checkpoint, free_port()), folder, tail, say)
         except (RankError, PreemptedError):
-            if metrics.read_metrics(folder.metrics):
-                with suppress(OSError):  # the cause is told, not what came of it
-                    write_report(folder.root)
+            _report(folder, say)
             raise
-    return _summary(folder, index, say)
+    return _summary(folder, index, step, say)
 
 
 def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> Iterator[str]:
@@ -116,23 +114,35 @@ def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> I
         yield "no document is kept for validation"
 
 
-def _summary(folder: RunFolder, index: Index, say: Say) -> dict[str, Any]:
+def _report(folder: RunFolder, say: Say) -> str | None:
+    """Write the report if there is a step to report, and return its path. A report that fails changes no outcome."""
+    try:
+        return str(write_report(folder.root)) if metrics.read_metrics(folder.metrics) else None
+    except (Exception, KeyboardInterrupt) as error:  # whatever it is: the run has ended, and how it did must be told
+        say(" ".join(f"the report could not be written: {type(error).__name__}: {error}".split()))
+        return None
+
+
+def _summary(folder: RunFolder, index: Index, began: int, say: Say) -> dict[str, Any]:
+    """Return the run's result. The metrics are empty if they were lost and no step was left to run after `began`."""
     lines = metrics.read_metrics(folder.metrics)
+    last = lines[-1] if lines else {"step": began, "loss": None}
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
-    report = write_report(folder.root)
+    report = _report(folder, say)
     result = {
-        "steps": lines[-1]["step"],
-        "loss": lines[-1]["loss"],
+        "steps": last["step"],
+        "loss": last["loss"],
         "validation_loss": validated[-1] if validated else None,
         "bigram_nats": index.bigram_nats,
-        "report": str(report),
+        "report": report,
         "out": str(folder.root),
     }
     if validated:
         verdict = "below" if validated[-1] < index.bigram_nats else "not below"
         bigram = f"the bigram entropy of the corpus, {index.bigram_nats:.3f}"
         say(f"validation loss {validated[-1]:.3f} nats a byte, {verdict} {bigram}")
-    say(f"report: {report}")
+    if report:
+        say(f"report: {report}")
     return {"train": result}
 
 
@@ -158,18 +168,14 @@ def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, A
 
 
 class MetricsTail:
-    """Calls `on_step` for each line that the ranks add to the metrics."""
+    """Calls `on_step` for each line that the ranks add to the metrics from now on."""
 
-    def __init__(self, path: Path, seen: int, on_step: OnStep) -> None:
-        self._path, self._seen, self._on_step, self._size = path, seen, on_step, -1
+    def __init__(self, path: Path, on_step: OnStep) -> None:
+        self._path, self._on_step = path, on_step
+        self._offset = path.stat().st_size
 
     def __call__(self) -> None:
         """Look whether there is something new."""
-        size = self._path.stat().st_size if self._path.exists() else 0
-        if size == self._size:
-            return
-        self._size = size
-        lines = metrics.read_metrics(self._path)
-        for line in lines[self._seen :]:
+        lines, self._offset = metrics.read_from(self._path, self._offset)
+        for line in lines:
             self._on_step(line)
-        self._seen = len(lines)

@@ -13,10 +13,15 @@ from engine.trainer.folder import write_durably
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the steps written so far; a last line that a crash cut short is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text().split("\n")
-    return [json.loads(line) for line in lines[:-1]]  # what follows the last newline is empty or cut short
+    return read_from(path, 0)[0] if path.exists() else []
+
+
+def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the whole lines after `offset` bytes, and the offset behind the last one."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        *lines, rest = file.read().split(b"\n")  # the rest is empty or cut short
+        return [json.loads(line) for line in lines], file.tell() - len(rest)
 
 
 def cut_back(path: Path, step: int) -> None:

@@ -10,11 +10,13 @@ from engine.data.index import build_index
 from engine.errors import CheckpointError, ConfigError, DataError
 from engine.launch import run as launch
 from engine.launch.prepare import index_documents
-from engine.launch.run import train
+from engine.launch.ranks import PreemptedError
+from engine.launch.run import MetricsTail, train
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer.checkpoint import TrainState, read_state, write
 from engine.trainer.folder import RunFolder
 from engine.trainer.lineage import lineage
+from engine.trainer.metrics import append
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -103,3 +105,57 @@ def test_a_checkpoint_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(launch, "_summary", lambda *arguments: {})
     train(settings, resume=str(checkpoint), say=lambda line: None)
     assert hashed == ["a"]
+
+
+def test_a_resumed_run_shows_each_new_step_once_even_if_old_lines_were_lost(tmp_path: Path) -> None:
+    path, shown = tmp_path / "metrics.jsonl", []
+    append(path, {"step": 7})  # steps 1 to 6 are lost
+    tail = MetricsTail(path, shown.append)
+    tail()
+    assert shown == []
+    for step in (8, 9):
+        append(path, {"step": step})
+        tail()
+    tail()
+    assert shown == [{"step": 8}, {"step": 9}]
+
+
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, error: Exception | None = None) -> Config:
+    """Let the ranks write metrics and end, with an error or well; the report cannot be written. Return a config."""
+    settings = config(tmp_path, "run.steps=2")
+
+    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
+        for step in range(1, lines + 1):
+            append(folder.metrics, {"step": step, "loss": 3.0})
+        if error is not None:
+            raise error
+
+    def broken(folder: Path) -> Path:
+        raise ValueError("no\nfonts")
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(launch, "write_report", broken)
+    return settings
+
+
+def test_a_report_that_fails_is_said_and_the_outcome_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    result = train(finished(tmp_path, monkeypatch, 2), say=said.append)["train"]
+    assert (result["steps"], result["loss"], result["report"]) == (2, 3.0, None)
+    assert said[-1] == "the report could not be written: ValueError: no fonts"
+    with pytest.raises(PreemptedError):
+        train(finished(tmp_path, monkeypatch, 1, PreemptedError("stopped")), resume="never", say=said.append)
+    assert said[-1] == "the report could not be written: ValueError: no fonts"
+
+
+def test_lost_metrics_of_a_finished_run_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = finished(tmp_path, monkeypatch, 0)
+    result = train(settings, resume=str(saved(tmp_path, settings)), say=lambda line: None)["train"]
+    assert (result["steps"], result["loss"], result["validation_loss"]) == (1, None, None)
+
+
+def test_talk_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(line: str) -> None:
+        raise BrokenPipeError
+
+    assert train(finished(tmp_path, monkeypatch, 2), say=broken)["train"]["steps"] == 2

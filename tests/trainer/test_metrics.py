@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.trainer.metrics import append, cut_back, read_metrics
+from engine.trainer.metrics import append, cut_back, read_from, read_metrics
 
 
 def test_floats_come_back_to_the_last_bit_and_a_cut_line_is_left_out(tmp_path: Path) -> None:
@@ -24,3 +24,17 @@ def test_cut_back_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
     cut_back(path, 0)
     assert read_metrics(path) == []
+
+
+def test_what_is_new_is_read_once_and_a_line_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append(path, {"step": 1})
+    lines, offset = read_from(path, 0)
+    assert lines == [{"step": 1}]
+    with path.open("a") as file:
+        file.write('{"step": 2}\n{"st')
+    lines, offset = read_from(path, offset)
+    assert lines == [{"step": 2}]
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert read_from(path, offset) == ([{"step": 3}], path.stat().st_size)
