@@ -36,36 +36,39 @@ def simulate(
     """Run plans of several planners on a modelled cluster: step time, tokens a second, bubbles, speed-up."""
     if steps < 1:
         raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
-    names = _names(planners)
+    swept = dict(map(_values, sweep or []))
+    if len(swept) < len(sweep or []):
+        raise ConfigError("a key is swept twice", key="--sweep", hint="give all its values at once: KEY=A,B,C")
+    names = _names(swept.pop("planner", planners.split(",")))
     from engine.config.load import load
 
-    runs: list[dict[str, Any]] = []
-    for extra in _combinations(sweep or []):
-        runs += _runs(load([*(overrides or []), *extra]), names, steps, extra)
+    configs = [(load([*(overrides or []), *extra]), extra) for extra in _combinations(swept)]  # all mistakes come first
+    runs = [run for config, extra in configs for run in _runs(config, names, steps, extra)]
     output.emit({"runs": runs}, _table(runs), as_json=json)
 
 
-def _names(text: str) -> list[str]:
-    """Return the planners that are asked for; static always, since speed-ups are against it."""
-    names = [name for name in text.split(",") if name]
+def _names(names: list[str]) -> list[str]:
+    """Return the planners that are asked for, each once; static always, since speed-ups are against it."""
     unknown = [name for name in names if name not in _PLANNERS.split(",")]
     if unknown:
-        raise ConfigError(f"there is no planner {unknown[0]}", key="--planners", hint=f"one or more of {_PLANNERS}")
-    return ["static", *(name for name in names if name != "static")]
+        raise ConfigError(f"there is no planner {unknown[0]!r}", key="--planners", hint=f"one or more of {_PLANNERS}")
+    return list(dict.fromkeys(["static", *names]))
 
 
-def _combinations(sweep: list[str]) -> Iterator[list[str]]:
+def _values(text: str) -> tuple[str, list[str]]:
+    """Return the key and the values of one `--sweep`."""
+    key, _, values = text.partition("=")
+    if not key or not all(values.split(",")):
+        raise ConfigError(f"{text!r} is not KEY=A,B", key="--sweep", hint="for example --sweep context=256K,2M")
+    return key, values.split(",")
+
+
+def _combinations(swept: dict[str, list[str]]) -> Iterator[list[str]]:
     """Yield the overrides of each combination of the swept values."""
     from itertools import product
 
-    choices = []
-    for text in sweep:
-        key, equals, values = text.partition("=")
-        if not equals or not key or not values:
-            raise ConfigError(f"{text!r} is not KEY=A,B", key="--sweep", hint="for example --sweep context=256K,2M")
-        choices.append([f"{key}={value}" for value in values.split(",")])
-    for chosen in product(*choices):
-        yield list(chosen)
+    for chosen in product(*swept.values()):
+        yield [f"{key}={value}" for key, value in zip(swept, chosen, strict=True)]
 
 
 def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> list[dict[str, Any]]:
@@ -81,7 +84,8 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
 
 
 def _table(runs: list[dict[str, Any]]) -> str:
-    columns = ["planner", "ranks", "context", "lengths", *_SHOWN]
+    swept = ["sweep"] if "sweep" in runs[0] else []
+    columns = ["planner", *swept, "ranks", "context", "lengths", *_SHOWN]
     rows = [[_cell(run[name]) for name in columns] for run in runs]
     return output.table(columns, rows, right=True)
 

@@ -11,6 +11,7 @@ from engine.simulator.facts import Facts, outcome
 from engine.simulator.timeline import simulate
 
 BASELINE = "static"
+_SAME = ("planner", "ranks")
 
 
 def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[str]) -> list[Facts]:
@@ -26,11 +27,14 @@ def _outcome(lengths: Ints, settings: PlanSettings) -> Facts:
 
 
 def _mean(found: list[Facts]) -> Facts:
-    """Return the means of what is measured; tokens a second are those of all steps together."""
-    first = found[0]
-    mean = {
-        name: sum(float(one[name]) for one in found) / len(found) if isinstance(value, float) else value
-        for name, value in first.items()
+    """Return the means over steps; tokens a second are those of all steps together, the peak is the highest."""
+    measured = {name: [float(one[name]) for one in found] for name in found[0] if name not in _SAME}
+    mean: Facts = {name: sum(values) / len(found) for name, values in measured.items()}
+    tokens = sum(rate * step for rate, step in zip(measured["tokens_per_s"], measured["step_s"], strict=True))
+    return {
+        **{name: found[0][name] for name in _SAME},
+        **mean,
+        "tokens_per_s": tokens / sum(measured["step_s"]),
+        "peak_bytes": max(int(one["peak_bytes"]) for one in found),
+        "steps": len(found),
     }
-    tokens = sum(float(one["tokens_per_s"]) * float(one["step_s"]) for one in found)
-    return mean | {"tokens_per_s": tokens / sum(float(one["step_s"]) for one in found), "steps": len(found)}

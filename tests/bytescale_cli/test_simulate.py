@@ -1,0 +1,169 @@
+"""`simulate` needs no GPU and no torch, its JSON has the keys that others read, and mistakes are told before it runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytescale_cli.main import run
+
+PROMISED = {
+    "planner", "ranks", "context", "lengths", "step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s",
+    "bubble",
+}  # fmt: skip
+SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "capacity=2K", "cluster.ranks_per_node=4"]
+PLANNERS = ["static", "naive", "balanced", "adaptive"]
+Capture = pytest.CaptureFixture[str]
+
+
+def simulated(capsys: Capture, *arguments: str) -> list[dict[str, Any]]:
+    assert run(["simulate", *SMALL, *arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["ok"]) == (1, True)
+    runs: list[dict[str, Any]] = answer["runs"]
+    return runs
+
+
+def test_json_has_the_promised_keys_for_each_planner(capsys: Capture) -> None:
+    runs = simulated(capsys)
+    assert [one["planner"] for one in runs] == PLANNERS
+    for one in runs:
+        assert set(one) >= PROMISED
+        assert (one["ranks"], one["context"], one["lengths"]) == (4, 8192, "byted")
+        assert 0 < one["compute_s"] <= one["step_s"] and 0 <= one["bubble"] < 1 and one["exposed_comm_s"] >= 0
+        assert one["speedup"] == pytest.approx(runs[0]["step_s"] / one["step_s"])
+    assert runs[0]["speedup"] == 1
+
+
+def test_a_simulation_is_a_function_of_the_config(capsys: Capture) -> None:
+    assert simulated(capsys) == simulated(capsys)
+    assert simulated(capsys, "run.seed=77") != simulated(capsys)
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("static", ["static"]),
+        ("adaptive", ["static", "adaptive"]),
+        ("adaptive,static,naive", ["static", "adaptive", "naive"]),
+        ("naive,naive", ["static", "naive"]),
+    ],
+)
+def test_chosen_planners_stand_beside_static_each_once(asked: str, found: list[str], capsys: Capture) -> None:
+    assert [one["planner"] for one in simulated(capsys, "--planners", asked)] == found
+    assert [one["planner"] for one in simulated(capsys, "--sweep", f"planner={asked}")] == found
+
+
+def test_steps_are_averaged(capsys: Capture) -> None:
+    """The i-th step of a mix is the first one of the i-th seed."""
+    (mean,) = simulated(capsys, "run.seed=5", "--planners", "static", "--steps", "3")
+    single = [simulated(capsys, "--planners", "static", f"run.seed={seed}")[0]["step_s"] for seed in (5, 6, 7)]
+    assert mean["steps"] == 3
+    assert mean["step_s"] == pytest.approx(sum(single) / 3)
+
+
+def test_a_sweep_is_every_combination(capsys: Capture) -> None:
+    swept = ["--sweep", "cluster.ranks_per_node=4,8", "--sweep", "lengths=github,byted", "--planners", "adaptive"]
+    runs = simulated(capsys, *swept)
+    assert [(one["ranks"], one["lengths"], one["planner"]) for one in runs] == [
+        (ranks, lengths, planner)
+        for ranks in (4, 8)
+        for lengths in ("github", "byted")
+        for planner in ("static", "adaptive")
+    ]
+    assert {one["sweep"] for one in runs} == {
+        f"cluster.ranks_per_node={ranks} lengths={lengths}" for ranks in (4, 8) for lengths in ("github", "byted")
+    }
+    assert [one["speedup"] for one in runs if one["planner"] == "static"] == [1] * 4, "each against its own baseline"
+    alone = simulated(capsys, "cluster.ranks_per_node=8", "lengths=byted", "--planners", "adaptive")
+    assert [{name: one[name] for name in one if name != "sweep"} for one in runs[-2:]] == alone
+
+
+def test_more_ranks_are_faster(capsys: Capture) -> None:
+    runs = simulated(capsys, "--sweep", "cluster.ranks_per_node=4,8,16", "--planners", "balanced", "batch_tokens=256K")
+    times = [one["step_s"] for one in runs if one["planner"] == "balanced"]
+    assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize("mode", [["zero.stage=3"], ["parallel.pp=2"], ["parallel.tp=2"], ["recompute=layer"]])
+def test_modes_and_degrees_that_cannot_be_trained_yet_can_be_simulated(mode: list[str], capsys: Capture) -> None:
+    runs = simulated(capsys, "cluster.ranks_per_node=8", *mode)
+    assert [one["planner"] for one in runs] == PLANNERS
+    assert {one["ranks"] for one in runs} == {4 if mode[0].startswith("parallel") else 8}
+    for one in runs:
+        assert one["compute_s"] + one["exposed_comm_s"] <= one["step_s"]
+
+
+def test_people_get_a_table(capsys: Capture) -> None:
+    assert run(["simulate", *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["planner", "ranks", "context", "lengths"]
+    assert [line.split()[0] for line in lines[1:]] == PLANNERS
+
+
+def test_a_sweep_has_a_column_that_tells_its_rows_apart(capsys: Capture) -> None:
+    assert run(["simulate", *SMALL, "--sweep", "capacity=2K,4K", "--planners", "static"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines] == ["sweep", "capacity=2K", "capacity=4K"]
+
+
+MISTAKES = [
+    (["--planners", "fastest"], "--planners", "there is no planner 'fastest'", "static,naive,balanced,adaptive"),
+    (["--planners", "naive,,static"], "--planners", "there is no planner ''", "static,naive,balanced,adaptive"),
+    (["--planners", "Static"], "--planners", "there is no planner 'Static'", "static,naive,balanced,adaptive"),
+    (["--sweep", "planner=fastest"], "--planners", "there is no planner 'fastest'", "static,naive,balanced,adaptive"),
+    (["--sweep", "context"], "--sweep", "'context' is not KEY=A,B", "--sweep context=256K,2M"),
+    (["--sweep", "=4K"], "--sweep", "'=4K' is not KEY=A,B", "--sweep context=256K,2M"),
+    (["--sweep", "context="], "--sweep", "'context=' is not KEY=A,B", "--sweep context=256K,2M"),
+    (["--sweep", "context=2K,,4K"], "--sweep", "'context=2K,,4K' is not KEY=A,B", "--sweep context=256K,2M"),
+    (["--sweep", "context=2K", "--sweep", "context=4K"], "--sweep", "a key is swept twice", "KEY=A,B,C"),
+    (["--sweep", "contxt=2K,4K"], "contxt", "there is no such key", "did you mean context?"),
+    (["--sweep", "context=2K,long"], "context", "'long' is not a length; write 4096, 16K or 2M", "context"),
+    (["--sweep", "context=8K,64K"], "context", "64K does not fit: 4 ranks x capacity 2K hold 8K tokens", "context=8K"),
+    (["--steps", "0"], "--steps", "must be at least 1, not 0", "--steps 3"),
+    (["--steps", "-2"], "--steps", "must be at least 1, not -2", "--steps 3"),
+    (["--steps", "many"], "--steps", "many is not a whole number", "simulate --help"),
+    (["cluster.hostfile=gone"], "cluster.hostfile", "the hostfile gone cannot be read: No such file", "slots=N"),
+    (["cluster.calibration=gone"], "cluster.calibration", "the calibration gone cannot be used", "profile-hardware"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "key", "cause", "hint"), MISTAKES)
+def test_a_mistake_is_one_clear_sentence_before_anything_runs(
+    arguments: list[str], key: str, cause: str, hint: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
+    assert run(["simulate", *SMALL, *arguments]) == 2
+    captured = capsys.readouterr()
+    said = captured.err.splitlines()
+    assert captured.out == "" and len(said) == 2
+    assert said[0].startswith(f"error: {key}: {cause}") and said[1].startswith("hint: ") and hint in said[1]
+    assert run(["simulate", *SMALL, *arguments, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["key"]) == (2, key) and error["message"].startswith(cause)
+
+
+def test_a_calibration_of_another_cluster_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    from engine.cost.datasheets import nominal
+
+    nominal("h100x8").write(tmp_path / "h100.json")
+    assert run(["simulate", *SMALL, f"cluster.calibration={tmp_path / 'h100.json'}"]) == 2
+    assert "it was made for cluster=h100x8, not for cluster=local" in capsys.readouterr().err
+
+
+def test_a_file_without_lengths_is_a_data_error(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "lengths.txt").write_text("100\n-3\n")
+    own = ["lengths=file", f"lengths.path={tmp_path / 'lengths.txt'}"]
+    assert run(["simulate", *SMALL, *own]) == 4
+    assert f"{tmp_path / 'lengths.txt'}:2: a length is at least 1, not -3" in capsys.readouterr().err
+
+
+def test_it_needs_no_torch() -> None:
+    code = f"import sys; from bytescale_cli.main import run; run({['simulate', *SMALL]!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()

@@ -1,0 +1,68 @@
+"""Means over steps and speed-ups, against sums by hand over single steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.config.load import load
+from engine.planner.make import PLANNERS, plan_step
+from engine.planner.settings import PlanSettings
+from engine.simulator.compare import BASELINE, compare
+from engine.simulator.facts import Facts, outcome
+from engine.simulator.timeline import simulate
+
+SMALL = ["cluster=h100x8", "model=llama7b", "context=64K", "capacity=16K", "dtype=bf16", "cluster.nodes=2"]
+SETTINGS = PlanSettings.of(load([*SMALL, "cluster.device_memory=1T"]))
+NAMES = [BASELINE, "adaptive", "naive", "balanced"]
+STEPS = [
+    np.clip(np.random.default_rng(seed).lognormal(8, 2, 30 + 40 * seed), 1, 64 * 1024).astype(np.int64)
+    for seed in range(3)
+]
+SUMMED = (
+    "step_s", "compute_s", "exposed_comm_s", "bubble", "mfu", "ring_bytes_in_nodes", "ring_bytes_between_nodes",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Facts]:
+    return compare(STEPS, SETTINGS, NAMES)
+
+
+def single(lengths: np.ndarray, planner: str) -> Facts:
+    plan = plan_step(lengths, SETTINGS.by(planner))
+    return outcome(plan, SETTINGS, simulate(plan, SETTINGS))
+
+
+def number(facts: Facts, name: str) -> float:
+    return float(facts[name])
+
+
+def test_a_run_a_planner_in_the_order_asked_for(runs: list[Facts]) -> None:
+    assert [run["planner"] for run in runs] == NAMES
+    assert {run["ranks"] for run in runs} == {16}
+    assert {run["steps"] for run in runs} == {3}
+
+
+@pytest.mark.parametrize("planner", sorted(PLANNERS))
+def test_means_over_the_same_steps(runs: list[Facts], planner: str) -> None:
+    (run,) = [run for run in runs if run["planner"] == planner]
+    steps = [single(lengths, planner) for lengths in STEPS]
+    for name in SUMMED:
+        assert number(run, name) == pytest.approx(sum(number(step, name) for step in steps) / 3), name
+    tokens = sum(int(lengths.sum()) for lengths in STEPS)
+    assert run["tokens_per_s"] == pytest.approx(tokens / sum(number(step, "step_s") for step in steps))
+    assert run["peak_bytes"] == max(number(step, "peak_bytes") for step in steps), "the worst step must fit"
+
+
+def test_speed_ups_are_ratios_of_mean_times_to_the_fixed_mesh(runs: list[Facts]) -> None:
+    assert runs[0]["speedup"] == 1
+    for run in runs:
+        assert run["speedup"] == pytest.approx(number(runs[0], "step_s") / number(run, "step_s"))
+
+
+def test_one_rank_has_nothing_to_gain() -> None:
+    alone = PlanSettings.of(load(["cluster.ranks_per_node=1", "context=2K", "capacity=2K"]))
+    runs = compare([np.array([2048, 100, 7], dtype=np.int64)], alone, NAMES)
+    assert [number(run, "speedup") for run in runs] == pytest.approx([1] * 4)
+    assert {number(run, "exposed_comm_s") for run in runs} == {0}
