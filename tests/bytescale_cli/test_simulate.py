@@ -1,4 +1,4 @@
-"""`simulate` needs no GPU and no torch, its JSON has the keys that others read, and mistakes are told before it runs."""
+"""`simulate` needs no GPU and no torch, its JSON has the keys that others read; mistakes are told before it runs."""
 
 from __future__ import annotations
 
