@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.config.load import load
+from engine.cost.model import PPM
 from engine.errors import ConfigError
 from engine.planner.settings import PlanSettings
 
@@ -31,7 +33,51 @@ def test_a_context_that_the_ranks_of_a_hostfile_cannot_hold_is_refused(tmp_path:
     assert caught.value.problems[0].key == "context"
 
 
-@pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4)])
+@pytest.mark.parametrize(
+    ("overrides", "mode", "stages"),
+    [
+        (["zero.stage=2"], "lockstep", 1),
+        (["zero.stage=3"], "lockstep", 1),
+        (["planner.mode=lockstep"], "lockstep", 1),
+        (["parallel.pp=2"], "pipeline", 2),
+        (["parallel.pp=4", "planner.mode=pipeline"], "pipeline", 4),
+    ],
+)
+def test_auto_follows_zero_and_the_pipeline(overrides: list[str], mode: str, stages: int) -> None:
+    found = PlanSettings.of(load(["cluster.ranks_per_node=8", *overrides]))
+    assert (found.mode, found.stages, found.ranks) == (mode, stages, 8 // stages)
+
+
+def test_ranks_are_hdp_ranks() -> None:
+    degrees = ["parallel.tp=2", "parallel.pp=2", "cluster.nodes=3", "cluster.ranks_per_node=4"]
+    found = PlanSettings.of(load(["context=4K", "capacity=2K", *degrees]))
+    assert (found.ranks, found.costs.devices) == (3, 4)
+
+
+@pytest.mark.parametrize(("ratio", "ppm"), [("auto", PPM), ("0", 0), ("1", PPM), ("0.25", 250_000)])
+def test_an_offload_ratio_is_parts_per_million(ratio: str, ppm: int) -> None:
+    found = PlanSettings.of(load([f"offload.ratio={ratio}", "cluster.host_memory=3G"]))
+    assert (found.offload, found.host_memory) == (ppm, 3 * 2**30)
+
+
+def test_another_planner_changes_nothing_else() -> None:
+    found = PlanSettings.of(load(["planner=naive"]))
+    assert replace(found.by("static"), planner="naive") == found
+
+
+def test_capacity_follows_the_memory_beside_the_model_states(tmp_path: Path) -> None:
+    """Half of what is free holds half of the tokens; a rank that cannot hold the states holds none."""
+    (tmp_path / "hosts").write_text(
+        "usual slots=2\nsmall slots=1 memory=6G\nlarge slots=1 memory=20G\nnone slots=1 memory=1K"
+    )
+    common = [f"cluster.hostfile={tmp_path / 'hosts'}", "cluster.device_memory=10G", "capacity=1000", "context=1000"]
+    found = PlanSettings.of(load(common))
+    states, gib = found.costs.fixed_bytes, 2**30
+    free = [(size * gib - states) / (10 * gib - states) for size in (10, 10, 6, 20)]
+    assert found.capacities.tolist() == [*(int(1000 * share) for share in free), 0]
+
+
+@pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4), ("adaptive", 4)])
 def test_too_few_peers_for_the_planner_are_refused(planner: str, least: int) -> None:
     common = ["cluster.ranks_per_node=8", f"planner={planner}"]
     PlanSettings.of(load([*common, f"planner.max_peers={least}"]))
