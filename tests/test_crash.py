@@ -132,3 +132,18 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) ->
     process.wait()
     _, left = psutil.wait_procs(started, timeout=20)
     assert not left
+
+
+def test_a_run_that_diverges_ends_with_its_last_checkpoint_kept(tmp_path: Path, data: Path) -> None:
+    def constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    out = tmp_path / "run"
+    rates = ["optimizer.lr=1e20", "optimizer.warmup_steps=0", "run.checkpoint_every=1"]
+    done = subprocess.run(command(out, data, 20, *rates), capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    kept = newest_first(out / "checkpoints")[0]
+    lines = [json.loads(line, parse_constant=constant) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert read(kept).step == len(lines) == lines[-1]["step"] < 20
+    assert f"diverged at step {len(lines) + 1}: loss" in done.stderr
+    assert f"--resume {kept}" in done.stderr

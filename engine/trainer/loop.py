@@ -33,6 +33,7 @@ from engine.simulator.timeline import balance
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics
 from engine.trainer.checkpoint import TrainState
+from engine.trainer.finite import check_finite
 from engine.trainer.folder import RunFolder, write_durably, write_json
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.lineage import lineage
@@ -118,9 +119,12 @@ class Trainer:
         grad_norm = self.engine.step(rate)
         results = self._exchange(StepResult(self.groups.rank, loss_sum, times, stop()))
         ended = time.perf_counter()
+        loss = sum(result.loss_sum for result in results) / loss_tokens
+        # DeepSpeed leaves out an update whose gradients are not finite, says nothing, and gives inf as their norm.
+        check_finite(self.step, self.folder.checkpoints, loss=loss, grad_norm=grad_norm)
         line = {
             "step": self.step,
-            "loss": sum(result.loss_sum for result in results) / loss_tokens,
+            "loss": loss,
             "tokens": int(table.length.sum()),
             "tokens_per_s": int(table.length.sum()) / (ended - began),
             "step_s": ended - began,
@@ -168,7 +172,9 @@ class Trainer:
             return {}
         table, plan = self.validation
         loss_sum = evaluate(plan, self.engine.module, self._slicer(table), self.context)
-        return {"validation_loss": sum(self._exchange(loss_sum)) / int(table.loss_tokens.sum())}
+        loss = sum(self._exchange(loss_sum)) / int(table.loss_tokens.sum())
+        check_finite(self.step, self.folder.checkpoints, validation_loss=loss)
+        return {"validation_loss": loss}
 
     def _log(self, line: dict[str, Any], plan: StepPlan, results: list[StepResult]) -> None:
         if self.groups.rank != 0:

@@ -33,6 +33,6 @@ def cut_back(path: Path, step: int) -> None:
 def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one step, on disk when it returns: no checkpoint is ever ahead of its metrics."""
     with path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(line, allow_nan=False) + "\n")
         file.flush()
         os.fsync(file.fileno())

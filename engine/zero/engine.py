@@ -53,7 +53,10 @@ class ZeroEngine:
         self._engine.backward(loss_sum * (self._world / step_loss_tokens), scale_wrt_gas=False)
 
     def step(self, lr: float) -> float:
-        """Reduce, clip and update on all ranks; return the gradient's norm over all ranks, before clipping."""
+        """Reduce, clip and update on all ranks; return the gradient's norm over all ranks, before clipping.
+
+        It is inf for gradients that are not finite: then DeepSpeed has updated nothing.
+        """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()

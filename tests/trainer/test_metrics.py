@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from engine.trainer.metrics import append, cut_back, read_from, read_metrics
 
 
@@ -38,3 +40,8 @@ def test_what_is_new_is_read_once_and_a_line_only_when_it_is_whole(tmp_path: Pat
     with path.open("a") as file:
         file.write('ep": 3}\n')
     assert read_from(path, offset) == ([{"step": 3}], path.stat().st_size)
+
+
+def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        append(tmp_path / "metrics.jsonl", {"step": 1, "loss": float("nan")})

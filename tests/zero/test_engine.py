@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from engine.config.load import load
+from engine.models.llama.model import Llama
+from engine.trainer.optimizer import build_optimizer
+from engine.zero.engine import ZeroEngine
+from tests.world import run_world
+
+pytestmark = pytest.mark.world
+
+
+def norm_and_change(dtype: str, clip: float, scale: float) -> tuple[float, float]:
+    """On a rank: the norm of a gradient that is scaled, and how far the step moved the weights."""
+    shape = ["model.layers=1", "model.hidden=32", "model.ffn=48"]
+    config = load(["recipe=quickstart", *shape, f"dtype={dtype}", f"optimizer.clip_norm={clip}"])
+    model = Llama(config.model)
+    model.initialise(0)
+    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+    before = [p.detach().clone() for p in engine.module.parameters()]
+    logits = engine.forward(
+        torch.arange(5), torch.arange(5), lambda q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    )
+    engine.backward(logits.float().sum() * scale, 5)
+    norm = engine.step(1e-2)
+    after = engine.module.parameters()
+    return norm, sum(float((a - b).abs().sum()) for a, b in zip(after, before, strict=True))
+
+
+def all_cases() -> list[tuple[float, float]]:
+    return [norm_and_change(*case) for case in product(("fp32", "bf16"), (0.0, 1.0), (1.0, math.inf))]
+
+
+def test_gradients_that_are_not_finite_show_in_the_norm() -> None:
+    """DeepSpeed updates nothing then and says nothing; the trainer knows it from the norm alone."""
+    (found,) = run_world(1, all_cases)
+    for norm, change in found[::2]:
+        assert math.isfinite(norm) and change > 0
+    for norm, change in found[1::2]:
+        assert not math.isfinite(norm)
+        assert change == 0
