@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,16 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import make
 from engine.planner.emit import emit
-from engine.planner.make import PLANNERS, plan_step
+from engine.planner.make import PLANNERS, PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.planner.verify import verify
 from tests.planner.executor import finishes
 from tests.planner.samples import COSTS, ints, lengths, settings
+from tests.simulator.worlds import RATES
 
-MODES = ("free", "lockstep")
+MODES = ("free", "lockstep", "pipeline")
+
+
+def asked_for(planner: str, ranks: int, capacity: int, mode: str, data: st.DataObject) -> PlanSettings:
+    """Return settings; a pipeline has 1 to 4 stages."""
+    stages = data.draw(st.integers(1, 4)) if mode == "pipeline" else 1
+    return settings(planner, ranks, capacity, mode, stages=stages)
 
 
 @given(
@@ -31,12 +42,28 @@ MODES = ("free", "lockstep")
     data=st.data(),
 )
 def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capacity: int, data: st.DataObject) -> None:
+    """With and without a host to offload to."""
     step = ints(*data.draw(lengths(ranks * capacity)))
-    asked = settings(planner, ranks, capacity, mode)
+    offload = data.draw(st.sampled_from([0, 500_000, PPM]))
+    asked = replace(asked_for(planner, ranks, capacity, mode, data), offload=offload, host_memory=2**40)
     plan = plan_step(step, asked)
     verify(plan, asked)
-    assert (plan.planner, plan.mode) == (planner, mode)
+    assert (plan.planner, plan.mode, plan.stages) == (planner, mode, asked.stages)
     assert np.array_equal(plan.lengths, step)
+    assert offload or not plan.offload.any()
+
+
+@given(planner=st.sampled_from(sorted(PLANNERS)), mode=st.sampled_from(MODES), data=st.data())
+def test_every_plan_of_a_cluster_of_nodes_of_any_speed_holds_every_rule(
+    planner: str, mode: str, data: st.DataObject
+) -> None:
+    nodes = data.draw(st.lists(st.tuples(st.integers(1, 8), st.sampled_from([100, 50, 7])), min_size=1, max_size=4))
+    hosts = tuple(Node(f"host-{at}", slots, speed) for at, (slots, speed) in enumerate(nodes))
+    cluster = Cluster(hosts, device_memory=2**40)
+    costs = replace(COSTS, rates=RATES, nics=2.0, slot=500)
+    asked = replace(asked_for(planner, cluster.ranks, 50, mode, data), cluster=cluster, costs=costs)
+    step = ints(*data.draw(lengths(cluster.ranks * 50)))
+    verify(plan_step(step, asked), asked)
 
 
 @given(
@@ -48,7 +75,7 @@ def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capaci
 )
 def test_every_plan_finishes(planner: str, mode: str, ranks: int, capacity: int, data: st.DataObject) -> None:
     step = ints(*data.draw(lengths(ranks * capacity, most=12)))
-    assert finishes(plan_step(step, settings(planner, ranks, capacity, mode)))
+    assert finishes(plan_step(step, asked_for(planner, ranks, capacity, mode, data)))
 
 
 @pytest.mark.parametrize("planner", ["naive", "balanced"])
@@ -59,20 +86,32 @@ def test_hdp_gives_each_sequence_just_the_ranks_it_needs(planner: str) -> None:
 
 IN_ANOTHER_PROCESS = """
 import numpy as np
-from engine.planner.make import plan_step
+from engine.planner.make import PLANNERS, plan_step
 from tests.planner.samples import settings
 lengths = np.random.default_rng(3).integers(1, 200, 90)
-print(plan_step(lengths, settings("PLANNER", ranks=13)).digest)
+for planner in PLANNERS:
+    for mode in ("free", "lockstep", "pipeline"):
+        stages = 3 if mode == "pipeline" else 1
+        print(planner, mode, plan_step(lengths, settings(planner, ranks=13, mode=mode, stages=stages)).digest)
 """
 
 
-@pytest.mark.parametrize("planner", sorted(PLANNERS))
-def test_the_same_input_gives_the_same_bytes_in_another_process(planner: str, pytestconfig: pytest.Config) -> None:
+def test_the_same_input_gives_the_same_bytes_in_another_process(pytestconfig: pytest.Config) -> None:
+    """Of every planner in every mode; hashes of strings differ between processes, and nothing may follow them."""
     step = np.random.default_rng(3).integers(1, 200, 90)
-    plan = plan_step(step, settings(planner, ranks=13))
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS.replace("PLANNER", planner)]
-    other = subprocess.run(command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath)
-    assert other.stdout.strip() == plan.digest
+    here = [
+        f"{name} {mode} {plan_step(step, settings(name, 13, mode=mode, stages=3 if mode == 'pipeline' else 1)).digest}"
+        for name in PLANNERS
+        for mode in MODES
+    ]
+    assert len({line.split()[2] for line in here}) == len(here)
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        other = subprocess.run(
+            command, capture_output=True, text=True, check=True, cwd=pytestconfig.rootpath, env=environment
+        )
+        assert other.stdout.splitlines() == here
 
 
 def test_a_plan_shares_no_memory_with_its_caller() -> None:
