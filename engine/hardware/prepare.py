@@ -25,7 +25,8 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
     Raises ConfigError for what cannot be trained here, and MemoryFitError where even one layer does not fit.
     """
     sections = {
-        "run": {"steps": 1000, "validate_every": 1000, "checkpoint_every": 1000, "out": str(folder)},
+        # A step at which a checkpoint is due is traced; none is saved, for nobody calls `save`.
+        "run": {"steps": 1000, "validate_every": 1000, "checkpoint_every": 1, "out": str(folder)},
         "data": {"name": "folder", "format": "folder", "pattern": "*", "path": str(folder / "documents")}
         | {"encoding": "bytes", "validation_share": 0.0, "validation_tokens": 0},
         "cluster": {"nodes": 1, "ranks_per_node": ranks, "hostfile": None, "calibration": None},

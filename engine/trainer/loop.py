@@ -97,10 +97,9 @@ class Trainer:
         """Run the steps that are left; return OK, or PREEMPTED with a checkpoint saved."""
         while self.step < self.config.run.steps:
             stopping = self.one_step(stop)
-            last = self.step == self.config.run.steps
-            if stopping or last or self.step % self.config.run.checkpoint_every == 0:
+            if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
-            if stopping and not last:
+            if stopping and self.step < self.config.run.steps:
                 return ExitCode.PREEMPTED
         return ExitCode.OK
 
@@ -166,9 +165,11 @@ class Trainer:
         compare_digests(plan.digest, self.groups.control)
         return table, plan
 
+    def _due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.config.run.steps
+
     def _validate(self) -> dict[str, float]:
-        due = self.step % self.config.run.validate_every == 0 or self.step == self.config.run.steps
-        if self.validation is None or not due:
+        if self.validation is None or not self._due(self.config.run.validate_every):
             return {}
         table, plan = self.validation
         loss_sum = evaluate(plan, self.engine.module, self._slicer(table), self.context)
@@ -181,7 +182,8 @@ class Trainer:
             return
         metrics.append(self.folder.metrics, line)
         shows = line["max_degree"], bool((plan.degrees == 1).any())
-        if shows >= self.traced:  # the report shows the newest step that mixes the largest ring and whole ones
+        # The report shows a step that mixes the largest ring and whole ones; four fsyncs are too many for every step.
+        if shows > self.traced or (shows == self.traced and self._due(self.config.run.checkpoint_every)):
             self.traced = shows
             spans = [[result.rank, *span] for result in results for span in result.times.spans]
             write_durably(self.folder.plan, plan.to_bytes())
