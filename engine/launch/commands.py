@@ -13,7 +13,7 @@ from pathlib import Path
 from engine.cluster.cluster import Cluster
 from engine.trainer.folder import RunFolder
 
-_LOCAL = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,12 @@ def rank_commands(cluster: Cluster, folder: RunFolder, checkpoint: Path | None, 
 
 def is_local(host: str) -> bool:
     """Return whether a host of a hostfile is this machine."""
-    return host in _LOCAL or host == socket.gethostname()
+    return is_loopback(host) or host == socket.gethostname()
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a name means this machine to whoever uses it, wherever that is."""
+    return host in _LOOPBACK
 
 
 def free_port() -> int:

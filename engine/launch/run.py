@@ -14,7 +14,7 @@ from engine.data.steps import Cursor, next_step
 from engine.data.tokenizer import VOCAB
 from engine.errors import ConfigError
 from engine.launch import prepare
-from engine.launch.commands import free_port, is_local, rank_commands
+from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.unbuilt import unbuilt
 from engine.planner.make import PlanSettings, plan_step
@@ -73,8 +73,13 @@ def check_trainable(config: Config, cluster: Cluster, launcher: str | None) -> N
     if config.cluster.hostfile is None and len(cluster.nodes) > 1:
         key = f"cluster.nodes={len(cluster.nodes)}"
         raise ConfigError("several nodes need a hostfile", key=key, hint="name one with --hostfile FILE")
-    if launcher == "local" and not all(is_local(node.host) for node in cluster.nodes):
+    hosts = [node.host for node in cluster.nodes]
+    if launcher == "local" and not all(map(is_local, hosts)):
         raise ConfigError("the hostfile names other hosts", key="--launcher local", hint="use --launcher hostfile")
+    loopback = [host for host in hosts if is_loopback(host)]
+    if loopback and not all(map(is_local, hosts)):
+        message = f"{loopback[0]} beside other hosts: on each of them it is another machine"
+        raise ConfigError(message, key="cluster.hostfile", hint="give this machine the name that the others know it by")
 
 
 def _train(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,16 @@ def test_other_hosts_are_not_local(tmp_path: Path) -> None:
     assert "ssh" in train(hosts, dry_run=True)["dry_run"]["commands"][0]
     with pytest.raises(ConfigError, match="names other hosts"):
         train(hosts, launcher="local", dry_run=True)
+
+
+def test_localhost_beside_other_hosts_is_refused(tmp_path: Path) -> None:
+    """The others would look for the first rank on themselves."""
+    (tmp_path / "hosts").write_text("localhost slots=1\nalpha slots=1\n")
+    with pytest.raises(ConfigError, match="localhost beside other hosts") as caught:
+        train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
+    assert caught.value.problems[0].key == "cluster.hostfile"
+    (tmp_path / "hosts").write_text(f"localhost slots=1\n{socket.gethostname()} slots=1\n")
+    train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
 
 
 def test_missing_data_and_missing_checkpoint_are_told_before_any_rank_starts(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.config.load import load
+from engine.errors import ConfigError
+from engine.launch.run import train
+from engine.launch.unbuilt import unbuilt
+
+PLANNED = [
+    "recompute=layer",
+    "parallel.tp=2",
+    "parallel.pp=2",
+    "cluster.ranks_per_node=8",
+    "model.experts=4",
+    "offload.ratio=0.5",
+]
+
+
+@pytest.mark.parametrize("taken", ["planner.mode=lockstep", "offload.ratio=auto", "offload.ratio=0", "lengths=byted"])
+def test_what_training_takes_is_no_problem(taken: str) -> None:
+    assert unbuilt(load([taken])) == []
+
+
+def test_what_can_only_be_planned_is_refused_all_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        train(load(PLANNED), dry_run=True)
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["recompute", "parallel.tp", "parallel.pp", "model.experts", "offload.ratio"]
+    first = caught.value.problems[0]
+    assert first.message == "layer can be planned but not trained yet"
+    assert first.hint == "train with recompute=none; `bytescale plan` takes it"
+
+
+@pytest.mark.parametrize(
+    ("asked", "key"),
+    [
+        (["zero.stage=2"], "zero.stage"),
+        (["zero.stage=3"], "zero.stage"),
+        (["planner.mode=pipeline", "parallel.pp=2", "cluster.ranks_per_node=4"], "parallel.pp"),
+    ],
+)
+def test_stages_are_refused(asked: list[str], key: str) -> None:
+    assert [problem.key for problem in unbuilt(load(asked))] == [key]
