@@ -1,7 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cost.model import PPM
 from engine.planner.make import plan_step
-from tests.planner.samples import ints, settings
+from tests.planner.samples import COSTS, ints, settings
 
 
 def test_rings_take_the_next_ranks_round_the_world_then_packs_do() -> None:
@@ -17,3 +25,26 @@ def test_nothing_is_balanced() -> None:
     assert [sum(shard.length for micro in plan.of_rank(rank) for shard in micro.shards) for rank in (0, 1)] == [32, 32]
     uneven = plan_step(ints(16, 1, 16, 1), settings("naive", ranks=3))
     assert [[s.length for m in uneven.of_rank(r) for s in m.shards] for r in range(3)] == [[16], [16], [1, 1]]
+
+
+@pytest.mark.parametrize("planner", ["naive", "balanced"])
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=12), st.sampled_from([0.0, 20.0, 200.0, 2000.0]), st.data())
+def test_offload_is_equation_3s(planner: str, step: list[int], copy: float, data: st.DataObject) -> None:
+    """By trial of every ratio in hundredths: the least degree is that of the largest ratio that hides its copies."""
+    most = data.draw(st.sampled_from([0, 40, 100]))
+    costs = replace(COSTS, layers=10, rates=COSTS.rates._replace(copy=copy + 1e-9))
+    asked = replace(settings(planner, ranks=4), offload=most * PPM // 100, host_memory=2**40, costs=costs)
+    plan = plan_step(ints(*step), asked)
+    for sequence, length in enumerate(step):
+        plain = -(-length // 16)
+        forward = 300.0 + 0.5 * (length + 1) / 2  # a token's, and its half of the pairs
+        hidden = [r for r in range(most + 1) if r / 100 * copy <= forward]
+        degrees = [-(-length * Fraction(200 + (100 - r) * 8, 1000) // 16) for r in hidden]
+        frees_a_rank = [Fraction(r, 100) >= min(1, Fraction(10 * 16, 8 * length)) for r in hidden]
+        expected = min(degrees) if any(frees_a_rank) and min(degrees) < plain else plain
+        assert plan.degrees[sequence] == expected
+        held = -(-length // expected)
+        for shard in range(int(plan.ring_start[sequence]), int(plan.ring_start[sequence + 1])):
+            ratio = int(plan.offload[plan.shard_micro[shard]])
+            assert (ratio > 0) == (held > 16), "no more than it must"
+            assert costs.resident(ints(held), ratio)[0] <= 16
