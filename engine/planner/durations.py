@@ -31,6 +31,14 @@ class Gangs(NamedTuple):
     compute: Floats  # [M] what a micro-batch computes itself
 
 
+class _Pass(NamedTuple):
+    """What differs between a ring's forward and its backward pass. Values, not flags, so that it is compiled once."""
+
+    pair: float  # ns of a (query, key) pair
+    dkv: float  # ns of a token's dK,dV to the next rank: 0 forward
+    runs: float  # how often the pass runs
+
+
 class _Rows(NamedTuple):
     """The plan and the cluster as the kernels read them."""
 
@@ -121,14 +129,15 @@ def _gangs(
     forward, backward, exposed = np.zeros(gangs), np.zeros(gangs), np.zeros(gangs)
     compute = linear_f + linear_b
     leaving = np.zeros(nodes)
+    ahead, back = _Pass(rates.pair_f, 0.0, 1.0 + rates.again), _Pass(rates.pair_b, rates.dkv, 1.0)
     for g in range(gangs):
         members = rows.members[rows.member_start[g] : rows.member_start[g + 1]]
         f, b = 0.0, 0.0
         for m in members:
             f, b = max(f, linear_f[m]), max(b, linear_b[m])
         if len(members) > 1:
-            ring_f, waits_f = _rounds(rates, nics, rows, members, False, compute, leaving)
-            ring_b, waits_b = _rounds(rates, nics, rows, members, True, compute, leaving)
+            ring_f, waits_f = _rounds(rates, nics, rows, members, ahead, compute, leaving)
+            ring_b, waits_b = _rounds(rates, nics, rows, members, back, compute, leaving)
             f, b = f + ring_f, b + ring_b + rates.again * ring_f
             exposed[g] = waits_f * (1.0 + rates.again) + waits_b
         for m in members:
@@ -149,37 +158,43 @@ def _tokens(rows: _Rows, m: int) -> int:
 
 @njit(cache=True)
 def _rounds(
-    rates: Rates, nics: float, rows: _Rows, members: Ints, back: bool, compute: Floats, leaving: Floats
+    rates: Rates, nics: float, rows: _Rows, members: Ints, way: _Pass, compute: Floats, leaving: Floats
 ) -> tuple[float, float]:
     """Return the time of a gang's rounds in one pass, and how much of it waits for transfers; adds to `compute` [M]."""
     total, waits = 0.0, 0.0
-    largest = 1
-    for m in members:
-        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
-            largest = max(largest, rows.degree[rows.shard_order[place]])
-    round_ = 0
-    while round_ <= largest:
-        following = _next_change(rows, members, round_)
-        longest, busiest = _round(rates, nics, rows, members, back, round_, following - round_, compute, leaving)
-        total += longest * (following - round_)
-        waits += (longest - busiest) * (following - round_)
-        round_ = following
+    changes = _changes(rows, members)
+    for round_ in range(len(changes) - 1):
+        if changes[round_]:
+            alike = _until(changes, round_ + 1) - round_
+            longest, busiest = _round(rates, nics, rows, members, way, round_, alike, compute, leaving)
+            total += longest * alike
+            waits += (longest - busiest) * alike
     return total, waits
 
 
 @njit(cache=True)
-def _next_change(rows: _Rows, members: Ints, round_: int) -> int:
-    """Return the next round in which a ring does something else: round 1, the last two of a ring, and the one after."""
-    following = 1 << 60
+def _changes(rows: _Rows, members: Ints) -> NDArray[np.bool_]:
+    """Return True for rounds in which a ring does something else: 0, 1, its last two, the one after; and the end."""
+    largest = 1
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            largest = max(largest, rows.degree[rows.shard_order[place]])
+    changes = np.zeros(largest + 2, np.bool_)
+    changes[0] = changes[1] = changes[largest + 1] = True
     for m in members:
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             degree = rows.degree[rows.shard_order[place]]
-            if degree == 1:
-                continue
-            for change in (1, degree - 1, degree, degree + 1):
-                if round_ < change < following:
-                    following = change
-    return following
+            if degree > 1:
+                changes[degree - 1] = changes[degree] = changes[degree + 1] = True
+    return changes
+
+
+@njit(cache=True)
+def _until(changes: NDArray[np.bool_], round_: int) -> int:
+    """Return the first change from `round_` on."""
+    while not changes[round_]:
+        round_ += 1
+    return round_
 
 
 @njit(cache=True)
@@ -188,7 +203,7 @@ def _round(
     nics: float,
     rows: _Rows,
     members: Ints,
-    back: bool,
+    way: _Pass,
     round_: int,
     rounds: int,
     compute: Floats,
@@ -201,10 +216,9 @@ def _round(
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             if rows.cross[k]:
-                leaving[rows.node[m]] += rates.far * _sent(rates, rows.degree[k], rows.tokens[k], back, round_) / nics
+                sent, _ = _sent(rates, rows.degree[k], rows.tokens[k], way, round_)
+                leaving[rows.node[m]] += rates.far * sent / nics
     longest, busiest = 0.0, 0.0
-    pair = rates.pair_b if back else rates.pair_f
-    runs = rounds if back else rounds * (1.0 + rates.again)
     for m in members:
         work, transfer, delay = 0.0, 0.0, 0.0
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
@@ -213,31 +227,28 @@ def _round(
             if degree == 1:
                 continue
             if round_ < degree:
-                work += pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
+                work += way.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
             far = rates.far if rows.cross[k] else 1.0
-            sent = _sent(rates, degree, rows.tokens[k], back, round_)
+            sent, messages = _sent(rates, degree, rows.tokens[k], way, round_)
             transfer += far * sent
-            if sent > 0.0:
-                delay = max(delay, far * rates.latency * (2.0 if _both(degree, back, round_) else 1.0))
+            delay = max(delay, far * rates.latency * messages)
         if work > 0.0:
             work = (work + rates.round) * rows.slow[m]
-        compute[m] += work * runs
+        compute[m] += work * rounds * way.runs
         busiest = max(busiest, work)
         longest = max(longest, hide(rates, work, max(transfer, leaving[rows.node[m]]) + delay))
     return longest, busiest
 
 
 @njit(cache=True)
-def _both(degree: int, back: bool, round_: int) -> bool:
-    return back and 1 <= round_ <= degree - 2
+def _sent(rates: Rates, degree: int, tokens: int, way: _Pass, round_: int) -> tuple[float, float]:
+    """Return the time that a shard's transfers of a round take inside a node, latency left out, and how many they are.
 
-
-@njit(cache=True)
-def _sent(rates: Rates, degree: int, tokens: int, back: bool, round_: int) -> float:
-    """Return the time that a shard's transfers of a round take inside a node, latency left out (schedule.transfers)."""
-    sent = 0.0
-    if round_ < degree - 1:
-        sent += rates.kv * tokens
-    if back and degree > 1 and 1 <= round_ <= degree:
-        sent += rates.dkv * tokens
-    return sent
+    They are those of schedule.transfers.
+    """
+    sent, messages = 0.0, 0.0
+    if tokens > 0 and round_ < degree - 1:
+        sent, messages = rates.kv * tokens, 1.0
+    if tokens > 0 and way.dkv > 0.0 and degree > 1 and 1 <= round_ <= degree:
+        sent, messages = sent + way.dkv * tokens, messages + 1.0
+    return sent, messages
