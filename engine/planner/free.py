@@ -98,9 +98,30 @@ def plan_of(problem: Problem, best: Candidate, settings: PlanSettings) -> StepPl
     group = np.empty(len(lengths), dtype=np.int64)
     group[np.argsort(rings.start[:placed], kind="stable")] = np.arange(placed)
     group[placed:] = placed + pack(lengths[placed:], best.rank_of, settings.capacities)
+    ring = _with_ring(lengths, best, settings.capacities)
+    group[placed:][ring >= 0] = group[ring[ring >= 0]]
     first = rings.first.copy()
     first[placed:] = best.rank_of
     return on_neighbours(problem, group, rings.degree, first, settings)
+
+
+def _with_ring(lengths: Ints, best: Candidate, holds: Ints) -> Ints:
+    """Return for each whole sequence the ring in whose micro-batch it goes, or -1, [W].
+
+    Saves the fixed cost of a micro-batch. The ring must be the last of all its members, so that none waits for what
+    another packs there, and each must have room for all of its whole sequences.
+    """
+    rings, placed = best.rings, best.placed
+    degree, tokens = rings.degree[:placed], lengths[placed:]
+    late = np.argsort(rings.start[:placed], kind="stable")
+    members = np.repeat(rings.first[late] - np.cumsum(degree[late]) + degree[late], degree[late])
+    last = np.full(len(holds), -1, dtype=np.int64)
+    last[members + np.arange(len(members))] = np.repeat(late, degree[late])  # of one rank's rings the latest stays
+    packed = np.bincount(best.rank_of, weights=tokens, minlength=len(holds)).astype(np.int64)
+    part = np.append(-(-lengths[:placed] // degree), 0)  # and of no ring
+    room = (last >= 0) & (packed + part[last] <= holds)
+    whole = np.bincount(last[room], minlength=placed) == degree
+    return np.where(np.append(whole, False)[last], last, -1)[best.rank_of]
 
 
 def on_neighbours(problem: Problem, group: Ints, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
