@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -48,6 +48,14 @@ raise SystemExit(run_rank(RunFolder(Path({root!r})), work, saves={saves}))
 def real_rank(folder: RunFolder, saves: bool = True) -> str:
     """Return a program with a real rank's main function, whose work goes on until it is asked to stop."""
     return RANK.format(root=str(folder.root), saves=saves)
+
+
+@pytest.fixture(autouse=True)
+def hang_up() -> Iterator[None]:
+    """Under nohup, as a CI's machine may run these tests, a hang-up is ignored; here it must be heard."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
