@@ -145,7 +145,7 @@ def _summary(folder: RunFolder, index: Index, began: int, say: Say) -> dict[str,
     if validated:
         verdict = "below" if validated[-1] < index.bigram_nats else "not below"
         bigram = f"the bigram entropy of the corpus, {index.bigram_nats:.3f}"
-        say(f"validation loss {validated[-1]:.3f} nats a byte, {verdict} {bigram}")
+        say(f"validation loss {validated[-1]:.3f} nats a token, {verdict} {bigram}")
     if report:
         say(f"report: {report}")
     return {"train": result}
