@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,6 +19,42 @@ Overrides = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+Plot = Annotated[
+    str | None, typer.Option("--plot", metavar="FILE", help="Write a page with pictures, for example page.html.")
+]
+
+
+def plot_path(plot: str | None) -> Path | None:
+    """Return where the page of `--plot` goes, links followed. Raises ConfigError for what is no place for a page.
+
+    Commands call it before they start their work.
+    """
+    if plot is None:
+        return None
+    if Path(plot).suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{plot} is no name of a page", key="--plot", hint="pages are HTML: --plot page.html")
+    return writable(plot, "--plot")
+
+
+def writable(name: str, flag: str) -> Path:
+    """Return a file's path, links followed; raise ConfigError if it could not be written.
+
+    Better now than after the work. A file is made and removed beside it: permissions do not tell all, root's least.
+    """
+    path = Path(name).resolve()
+    try:
+        if path.exists() and not path.is_file():
+            raise OSError(0, "it is a folder or a device")
+        if path.exists() and not os.access(path, os.W_OK):
+            raise OSError(0, "it is read-only")
+        handle, probe = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        os.close(handle)
+        Path(probe).unlink()
+    except OSError as error:
+        message = f"{name} cannot be written: {error.strerror}"
+        raise ConfigError(message, key=flag, hint="name a file in a folder that you may write to") from error
+    return path
 
 
 def whole_number(text: str) -> int:

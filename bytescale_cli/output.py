@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from engine.errors import StorageError
 
 SCHEMA = 1
 
@@ -23,6 +26,18 @@ def emit(payload: Mapping[str, Any], text: str, *, as_json: bool) -> None:
 def emit_failure(error: Mapping[str, Any]) -> None:
     """Write the one JSON object of a command that failed."""
     print(_envelope(False, error), flush=True)
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write a page of `--plot` whole or not at all, and say where it is. Raises StorageError if that fails."""
+    from engine.trainer.folder import write_durably
+
+    try:
+        write_durably(path, html.encode())
+    except OSError as error:
+        message = f"{path} cannot be written: {error.strerror}"
+        raise StorageError(message, key="--plot", hint="free some space or name another place") from error
+    say(f"pictures: {path}")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, whole_number
+from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,12 +31,14 @@ _SHOWN = (
 def plan(
     overrides: Overrides = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="How many steps to plan.")] = 1,
+    plot: Plot = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Plan steps without any GPU: rings, micro-batches, balance, bytes moved."""
     if steps < 1:
         raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
+    path = plot_path(plot)
     from engine.config.load import load
     from engine.data.lengths import step_lengths
     from engine.planner.make import plan_step
@@ -51,6 +53,10 @@ def plan(
         plans.append(plan_step(lengths, settings))
         seconds = time.perf_counter() - started
         found.append(facts(plans[-1], settings) | {"planning_s": seconds, "verified": True})  # plan_step verifies
+    if path is not None:
+        from engine.report.plan_page import Planned, plan_page
+
+        output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())
     text = "\n".join([_head(plans[0], settings), _steps(found), "", _rings(plans)])
     output.emit({"plan": found[0], "steps": found}, text, as_json=json)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, whole_number
+from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,17 +34,20 @@ def profile_data(
             help="Read or draw about N documents. Else all, or of a large source a part.",
         ),
     ] = None,
+    plot: Plot = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Show how long documents are, what each planner makes of them, and a capacity for them."""
     if sample is not None and sample < 1:
         raise ConfigError(f"must be at least 1, not {sample}", key="--sample", hint="for example --sample 10000")
+    path = plot_path(plot)
     from dataclasses import replace
 
     from engine.config.load import load
     from engine.data.profile import a_step, describe, documents, suggest
     from engine.planner.settings import PlanSettings
+    from engine.report.words import source
 
     config = load(overrides or [])
     settings = PlanSettings.of(config)
@@ -52,13 +55,17 @@ def profile_data(
         found = documents(config, sample, progress)
     suggested = suggest(found.lengths, config, settings)
     data = describe(found, config.context) | {
-        "source": _source(config),
+        "source": source(config),
         "suggested_capacity": suggested.capacity,
         "suggested_ring_limit": suggested.ring_limit,
         "reason": suggested.reason,
         "fits": suggested.fits,
     }
     planned = _planned(a_step(config, found), replace(settings, capacity=suggested.capacity)) if suggested.fits else []
+    if path is not None:
+        from engine.report.lengths_page import lengths_page
+
+        output.write_page(path, lengths_page(config, data, planned).html())
     text = "\n\n".join([_head(data), _histogram(data["buckets"]), _advice(data, config, settings), _planners(planned)])
     output.emit({"data": data, "planners": planned}, text, as_json=json)
 
@@ -69,14 +76,6 @@ def _planned(lengths: Ints, settings: PlanSettings) -> list[dict[str, Any]]:
     from engine.simulator.facts import facts
 
     return [dict(facts(plan_step(lengths, settings.by(name)), settings.by(name))) for name in PLANNERS]
-
-
-def _source(config: Config) -> str:
-    """Return where the lengths come from, as people say it."""
-    lengths = config.lengths
-    if lengths.name == "data":
-        return f"data.path={config.data.path}"
-    return f"lengths.path={lengths.path}" if lengths.name == "file" else f"lengths={lengths.name}"
 
 
 def _head(data: dict[str, Any]) -> str:

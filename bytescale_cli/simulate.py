@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, whole_number
+from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def simulate(
             metavar="KEY=A,B", help="Values to run one after the other, e.g. context=256K,2M; may be repeated."
         ),
     ] = None,
+    plot: Plot = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -40,10 +42,13 @@ def simulate(
     if len(swept) < len(sweep or []):
         raise ConfigError("a key is swept twice", key="--sweep", hint="give all its values at once: KEY=A,B,C")
     names = _names(swept.pop("planner", planners.split(",")))
+    path = plot_path(plot)
     from engine.config.load import load
 
     configs = [(load([*(overrides or []), *extra]), extra) for extra in _combinations(swept)]  # all mistakes come first
     runs = [run for config, extra in configs for run in _runs(config, names, steps, extra)]
+    if path is not None:
+        _write_page(path, configs[0][0], runs)
     output.emit({"runs": runs}, _table(runs), as_json=json)
 
 
@@ -81,6 +86,13 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
     return [swept | shared | run for run in found]
+
+
+def _write_page(path: Path, config: Config, runs: list[dict[str, Any]]) -> None:
+    from engine.data.lengths import step_lengths
+    from engine.report.simulation_page import simulation_page
+
+    output.write_page(path, simulation_page(config, runs, next(step_lengths(config, 1))).html())
 
 
 def _table(runs: list[dict[str, Any]]) -> str:

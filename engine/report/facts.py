@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
 from engine.report.data import RunData
-
-Pair = tuple[str, str]
+from engine.report.words import Pair
 
 
 def head(run: RunData) -> list[Pair]:

@@ -1,4 +1,4 @@
-"""From a run folder to one HTML page that needs nothing else: no network, no other file, no script."""
+"""From a run folder to its page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def write_report(folder: Path) -> Path:
     Raises ConfigError if the folder has no readable resolved.yaml.
     """
     # The launcher imports this file before it starts the ranks; matplotlib can wait until they are done.
-    from engine.report.page import render
+    from engine.report.run_page import run_page
 
     path = folder / "report.html"
-    write_durably(path, render(read_run(folder)).encode())
+    write_durably(path, run_page(read_run(folder)).html().encode())
     return path

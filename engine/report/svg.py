@@ -48,6 +48,16 @@ _CSS = {
     FIRST: "var(--first, #0072b2)",
     SECOND: "var(--second, #d55e00)",
 }
+# Okabe and Ito's colours that stand out from white and from black, for ring sizes; the ink is what is read on each.
+RINGS = (
+    ("#0072b2", "white"),
+    ("#e69f00", "black"),
+    ("#009e73", "black"),
+    ("#cc79a7", "black"),
+    ("#56b4e9", "black"),
+    ("#d55e00", "black"),
+)
+_LINE = 1.6  # of a font's size: a row of a legend
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # they would name the day, and load nothing
 
 _STYLE: dict[str, Any] = {
@@ -74,9 +84,10 @@ _STYLE: dict[str, Any] = {
 
 
 def draw(words: Words, size: Size, height: float, paint: Callable[[Axes], None]) -> str:
-    """Return what `paint` draws on a pair of axes as an `<svg>` element of `height` pixels that scales with its place.
+    """Return what `paint` draws on a pair of axes as an `<svg>` element that scales with its place.
 
-    The same input gives the same text, whatever the user's own matplotlib settings are.
+    It is `height` pixels high, and a legend's second and further rows beside. The same input gives the same text,
+    whatever the user's own matplotlib settings are.
     """
     with style.context(["default", _STYLE | {"font.size": size.font}]):
         figure = Figure(figsize=(size.width / 72, height / 72), dpi=72)  # so that a point is a pixel
@@ -84,12 +95,19 @@ def draw(words: Words, size: Size, height: float, paint: Callable[[Axes], None])
         paint(axes)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            rows = math.ceil(150 * len(handles) / size.width)  # a legend's entry is at most so wide
-            columns = math.ceil(len(handles) / rows)
+            rows = _legend_rows(labels, size)
+            columns = math.ceil(len(labels) / rows)
             figure.legend(handles, labels, loc="outside upper left", ncols=columns)
+            figure.set_figheight((height + (rows - 1) * _LINE * size.font) / 72)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
     return _for_page(buffer.getvalue(), f"{words.key}-{size.name}", words)
+
+
+def _legend_rows(labels: list[str], size: Size) -> int:
+    """Return in how many rows a legend fits the picture."""
+    entry = size.font * (0.56 * max(map(len, labels)) + 4.5)  # a letter's width, and the sign before the text
+    return math.ceil(len(labels) / max(1, int(size.width / entry)))
 
 
 def _for_page(svg: str, name: str, words: Words) -> str:

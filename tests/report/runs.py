@@ -11,24 +11,28 @@ import numpy as np
 from engine.config.load import load, resolved_yaml
 from engine.planner.make import plan_step
 from engine.planner.plan import StepPlan
+from engine.planner.settings import PlanSettings
 from engine.report.boxes import Span
 from engine.simulator.timeline import simulate
-from tests.planner.samples import settings
+from tests.planner import samples
 
 BIGRAM_NATS = 2.432
 
 
-def plan(ranks: int, sequences: int | None = None, mode: str = "free") -> StepPlan:
+def plan(
+    ranks: int, sequences: int | None = None, mode: str = "free", settings: PlanSettings | None = None
+) -> StepPlan:
     """Return the plan of a batch of long-tailed lengths, the longest on half of the ranks; capacity 1K."""
+    settings = settings or samples.settings(ranks=ranks, capacity=1024, mode=mode, max_peers=8)
     longest = 512 * (ranks + 1)
     lengths = np.random.default_rng(7).lognormal(6, 1.5, sequences or 6 * ranks).astype(np.int64)
     step = np.append(np.clip(lengths, 1, longest), longest)
-    return plan_step(step, settings(ranks=ranks, capacity=1024, mode=mode, max_peers=8))
+    return plan_step(step, settings)
 
 
 def spans(plan: StepPlan) -> list[Span]:
     """Return when each micro-batch of the plan would run if the step took 3.2 s."""
-    line = simulate(plan, settings(ranks=plan.ranks))
+    line = simulate(plan, samples.settings(ranks=plan.ranks))
     second = line.makespan / 3.2
     rows = zip(line.rank.tolist(), line.micro_batch.tolist(), line.start.tolist(), line.stop.tolist(), strict=True)
     return [Span(rank, micro, start / second, stop / second) for rank, micro, start, stop in rows]

@@ -1,23 +1,27 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from engine.report.boxes import MOST_GROUPS, Span, boxes, degree_groups, label_ranks, of_plan, short_tokens
+from engine.report.boxes import MOST_GROUPS, MOST_ROWS, Span, boxes, degree_groups, of_plan, shown_ranks, simulated
+from engine.simulator.timeline import simulate
 from tests.report.runs import plan, spans
+from tests.report.samples import all_boxes, slow_links
 
 
 def test_boxes_hold_every_token_of_the_plan_and_its_degrees() -> None:
     made = plan(ranks=8)
-    found = boxes(made, spans(made))
+    found = all_boxes(made)
     assert found.tokens.sum() == made.lengths.sum()
     assert found.degree.max() == made.degrees.max() > 1
-    assert found.rank.tolist() == made.micro_rank.tolist()
+    assert found.row.tolist() == made.micro_rank.tolist()
 
 
 def test_idle_micro_batches_have_degree_zero_and_no_tokens() -> None:
     made = plan(ranks=8, mode="lockstep")
-    found = boxes(made, spans(made))
+    found = all_boxes(made)
     idle = np.diff(made.shard_start) == 0
     assert idle.any()
     assert np.array_equal(found.degree == 0, idle)
@@ -26,7 +30,7 @@ def test_idle_micro_batches_have_degree_zero_and_no_tokens() -> None:
 
 def test_boxes_know_the_neighbours_that_share_their_rings() -> None:
     made = plan(ranks=8)
-    found = boxes(made, spans(made))
+    found = all_boxes(made)
     whole = found.degree == 1
     assert not (found.above | found.below)[whole].any()
     assert (found.above | found.below)[~whole].any()
@@ -59,16 +63,48 @@ def test_ring_sizes_fall_into_few_groups(degrees: list[int], ends: list[tuple[in
     assert len(groups) <= MOST_GROUPS
 
 
-@pytest.mark.parametrize(
-    ("ranks", "every", "labels"), [(1, 1, 1), (64, 1, 64), (65, 4, 17), (300, 16, 19), (4096, 256, 16)]
-)
-def test_every_rank_has_a_label_up_to_64_then_every_kth(ranks: int, every: int, labels: int) -> None:
-    assert label_ranks(ranks) == range(0, ranks, every)
-    assert len(label_ranks(ranks)) == labels
+@pytest.mark.parametrize(("ranks", "rows"), [(1, 1), (2, 2), (64, 64), (65, 64), (16384, 64)])
+def test_all_ranks_up_to_64_are_shown_and_of_more_some_evenly_chosen(ranks: int, rows: int) -> None:
+    shown = shown_ranks(ranks)
+    assert len(shown) == rows <= MOST_ROWS
+    assert (shown[0], shown[-1]) == (0, ranks - 1)
+    assert np.ptp(np.diff(shown)) <= 1 if rows > 1 else shown.tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "text"), [(7, "7"), (1023, "1023"), (1024, "1K"), (1536, "1.5K"), (2 * 1024**2, "2M")]
-)
-def test_tokens_in_a_few_letters(tokens: int, text: str) -> None:
-    assert short_tokens(tokens) == text
+def test_some_ranks_are_rows_that_touch_where_they_share_a_ring() -> None:
+    made = plan(ranks=8)
+    ranks = np.array([1, 2, 6])
+    found = boxes(made, spans(made), ranks)
+    assert len(found.row) == sum(len(list(made.of_rank(rank))) for rank in ranks.tolist())
+    gangs = [{micro.gang for micro in made.of_rank(rank)} for rank in ranks.tolist()]
+    assert found.below[found.row == 0].sum() == len(gangs[0] & gangs[1]) == found.above[found.row == 1].sum()
+    assert found.below[found.row == 1].sum() == len(gangs[1] & gangs[2]) == found.above[found.row == 2].sum()
+    assert not found.above[found.row == 0].any() and not found.below[found.row == 2].any()
+
+
+@pytest.mark.parametrize("mode", ["free", "lockstep", "pipeline"])
+def test_simulated_spans_hold_all_that_ranks_compute_and_wait_for_transfers(mode: str) -> None:
+    """Against the simulator's own means; of a pipeline both passes of the first stage, which is like every other."""
+    settings = slow_links(ranks=6, mode=mode)
+    made = plan(ranks=6, mode=mode, settings=settings)
+    line = simulate(made, settings)
+    found = simulated(made, settings, line, np.arange(6))
+    busy = [span for span in found if np.diff(made.shard_start)[span.micro_batch]]
+    exposed = sum(span.exposed_s for span in busy)
+    assert len(found) == made.micro_batches * (2 if mode == "pipeline" else 1)
+    assert exposed * 1e9 / 6 == pytest.approx(line.exposed)
+    assert exposed > 0
+    computed = sum(span.stop_s - span.start_s - span.exposed_s for span in busy)
+    assert computed * 1e9 / 6 == pytest.approx(line.compute)
+    for span in found:
+        assert 0 <= span.start_s <= span.stop_s - span.exposed_s <= span.stop_s <= (line.makespan + 1) / 1e9
+
+
+@pytest.mark.parametrize("mode", ["free", "lockstep", "pipeline"])
+def test_simulated_spans_of_a_rank_do_not_overlap(mode: str) -> None:
+    settings = slow_links(ranks=6, mode=mode)
+    made = plan(ranks=6, mode=mode, settings=settings)
+    found = simulated(made, settings, simulate(made, settings), np.arange(6))
+    for rank in range(6):
+        mine = sorted((span.start_s, span.stop_s) for span in found if span.rank == rank)
+        assert all(stop <= start + 2e-9 for (_, stop), (start, _) in pairwise(mine))

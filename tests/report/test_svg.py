@@ -1,0 +1,63 @@
+"""What holds for every picture."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from itertools import combinations
+
+import matplotlib
+import pytest
+
+from engine.report.svg import NARROW, WIDE, Size
+from tests.report.samples import PICTURES, places
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda size: size.name)
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_deterministic_named_and_scales(name: str, size: Size) -> None:
+    svg = PICTURES[name](size)
+    assert svg == PICTURES[name](size)
+    root = ET.fromstring(svg)  # well-formed
+    assert "width" not in root.attrib
+    assert root.attrib["viewBox"].split()[2] == str(size.width)
+    assert root.attrib["role"] == "img"
+    title, description = root.attrib["aria-labelledby"].split()
+    named = {child.attrib["id"]: child.text for child in root if "id" in child.attrib}
+    assert named[title] and named[description]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_users_own_matplotlib_settings_change_nothing(name: str) -> None:
+    before = PICTURES[name](WIDE)
+    with matplotlib.rc_context({"svg.fonttype": "path", "axes.facecolor": "red", "font.size": 30}):
+        assert PICTURES[name](WIDE) == before
+
+
+def test_a_picture_loads_nothing_and_refers_only_to_its_own_elements() -> None:
+    for name, picture in PICTURES.items():
+        svg = picture(WIDE)
+        assert "<image" not in svg and "<metadata" not in svg and "<!DOCTYPE" not in svg
+        ids = {element.attrib["id"] for element in ET.fromstring(svg).iter() if "id" in element.attrib}
+        assert all(identifier.startswith(f"{name}-wide-") for identifier in ids)
+        links = [v for e in ET.fromstring(svg).iter() for k, v in e.attrib.items() if k.endswith("href")]
+        assert {link.removeprefix("#") for link in links} <= ids
+
+
+def test_the_page_chooses_the_colour_of_all_ink() -> None:
+    for picture in PICTURES.values():
+        svg = picture(WIDE)
+        assert "currentColor" in svg and "var(--grid" in svg
+        assert "#010203" not in svg and "#000000" not in svg
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda size: size.name)
+@pytest.mark.parametrize("name", PICTURES)
+def test_no_text_covers_another_or_leaves_the_picture(name: str, size: Size) -> None:
+    svg = PICTURES[name](size)
+    width, height = map(float, ET.fromstring(svg).attrib["viewBox"].split()[2:])
+    found = places(svg)
+    for _, left, top, right, bottom in found:
+        assert left >= -1 and top >= -1 and right <= width + 1 and bottom <= height + 1
+    for a, b in combinations(found, 2):
+        apart = a.right <= b.left or b.right <= a.left or a.bottom <= b.top or b.bottom <= a.top
+        assert apart, f"{a} and {b}"
