@@ -72,8 +72,8 @@ class Cluster(Section):
     """The machine that is planned for or trained on."""
 
     name: str
-    nodes: int = Field(ge=1, description="machines")
-    ranks_per_node: int = Field(ge=1, description="one rank is one GPU or one CPU process")
+    nodes: int = Field(ge=1, le=65536, description="machines")
+    ranks_per_node: int = Field(ge=1, le=64, description="one rank is one GPU or one CPU process")
     device_memory: Bytes = Field(gt=0, description="bytes that one rank may use")
     host_memory: Bytes = Field(ge=0, description="bytes of the host that one rank may offload to")
     hostfile: str | None = Field(description="DeepSpeed's format; then nodes and ranks come from it")
@@ -139,7 +139,7 @@ class Config(Section):
     recipe: str = Field(description="name of the recipe")
     context: Tokens = Field(ge=1, description="most inputs of one sequence; longer documents are split")
     capacity: Tokens = Field(ge=1, description="tokens that a rank holds in one micro-batch")
-    batch_tokens: Tokens = Field(ge=1, description="inputs of a step; a longer document is a step of its own")
+    batch_tokens: Tokens = Field(ge=1, le=2**32, description="inputs of a step; a longer document is a step of its own")
     dtype: Literal["bf16", "fp32", "fp64"]
     recompute: Literal["none", "layer", "layer_keep_attention"] = Field(description="planned only, but for `none`")
     run: Run
