@@ -46,15 +46,21 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     gain, most = np.ones(len(lengths)), holds
     if settings.offload and settings.costs.layers > 2:
         gain, most = memory.gain(lengths, settings), memory.most_tokens(settings)
-    share = rates.micro / settings.capacity  # a full micro-batch holds C tokens
+    share = rates.micro / int(holds.max())  # as many tokens fill a micro-batch
     node = max(node.slots for node in cluster.nodes)
     ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
     held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
     power = int(cluster.speed.sum()) / 100
     floors = -(-lengths // held)
-    low = bound(rates, lengths, floors, share, node, settings.ranks, power)
-    low = max(low, _alone(rates, int(lengths[0]), int(floors[0]), ranks))
+    alike = rates if (ranks.slow == 1.0).all() else _without_transfers(rates)
+    low = bound(alike, lengths, floors, share, node, settings.ranks, power)
+    low = max(low, _alone(alike, int(lengths[0]), int(floors[0]), ranks))
     return Problem(order, lengths, wholes(rates, lengths) + share * lengths, gain, rates, ranks, low)
+
+
+def _without_transfers(rates: Rates) -> Rates:
+    """Return what a slow rank is slower at: its links are as fast as others', so a bound may not count them."""
+    return rates._replace(kv=0.0, dkv=0.0, latency=0.0)
 
 
 def _alone(rates: Rates, longest: int, floor: int, ranks: Ranks) -> float:
