@@ -29,7 +29,8 @@ from engine.planner.timing import makespan
 Planner = Callable[[Ints, PlanSettings], StepPlan]
 _A_RANK = 2  # sequences a rank up to which a step is a matter of luck, and others' plans are tried
 _LARGE = 4096  # sequences from which only the more promising of both is tried
-_FEW = 2**17  # shards up to which other planners' plans are tried in slots
+_FEW = 2**10  # sequences up to which other planners' plans are tried in slots: a slot of few is a matter of luck
+_FEW_SHARDS = 2**15  # and shards of the static one, which comes nearest
 _WORTH = 0.999  # offload is taken only where it shortens the step
 
 
@@ -68,9 +69,8 @@ def _shortest(plans: Sequence[StepPlan], settings: PlanSettings) -> StepPlan:
 
 
 def _others(lengths: Ints, settings: PlanSettings) -> Iterator[Planner]:
-    """Yield the planners whose plans may be better in slots than ours: steps of few slots are a matter of luck."""
-    yield _free
+    """Yield the planners whose plans may be better in slots than ours."""
     if len(lengths) <= _FEW:
-        yield from (naive, balanced)
-    if len(lengths) * degree(settings) <= _FEW:
+        yield from (_free, naive, balanced)
+    if len(lengths) * degree(settings) <= _FEW_SHARDS:
         yield static

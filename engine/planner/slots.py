@@ -106,16 +106,16 @@ def _length(rates: Rates, left: _Left, room: Room, slot: _Slot) -> float:
                 if done < best * (1.0 - 1e-9):
                     best, chosen = done, limit
         step = np.sqrt(step)
-        limits = [chosen * step, chosen / step]
+        limits = [max(low, chosen * step), chosen / step]
     return chosen
 
 
 @njit(cache=True)
 def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, float]:
     """Return the least length worth a try, and the one in which the longest sequence's ranks are full."""
-    tokens, floor = float(left.lengths[0]), _floor(left, room, 0)
+    tokens, (floor, most) = float(left.lengths[0]), _degrees(left, room, 0)
     low = full = ring_time(rates, tokens, floor, room.node, 0.0)
-    for first, last in ((floor, min(room.node, room.ranks)), (max(floor, room.node + 1), room.ranks)):
+    for first, last in ((floor, min(room.node, most)), (max(floor, room.node + 1), most)):
         if first <= last:
             quick = fastest(rates, tokens, first, last, room.node, 0.0)
             low = min(low, ring_time(rates, tokens, quick, room.node, 0.0))
@@ -124,8 +124,10 @@ def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, 
 
 
 @njit(cache=True)
-def _floor(left: _Left, room: Room, at: int) -> int:
-    return min(room.ranks, int(-(-left.lengths[at] // max(float(room.holds), left.most[at]))))
+def _degrees(left: _Left, room: Room, at: int) -> tuple[int, int]:
+    """Return the least and the largest degree of a sequence: what ranks hold, and no empty shards."""
+    floor = min(room.ranks, int(-(-left.lengths[at] // max(float(room.holds), left.most[at]))))
+    return floor, min(room.ranks, max(floor, (left.lengths[at] + 1) // 2))
 
 
 @njit(cache=True)
@@ -142,7 +144,7 @@ def _done(left: _Left, room: Room, slot: _Slot) -> float:
 
 @njit(cache=True)
 def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
-    """Fill a slot of this length; the longest sequence is in it, even if it takes longer."""
+    """Fill a slot of this length."""
     slot.height[:], slot.tokens[:], slot.degree[:], slot.trial[:] = 0.0, 0, 0, 0
     slot.after[:] = np.arange(len(slot.after))
     _rings(rates, left, room, limit, slot)
@@ -151,9 +153,9 @@ def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> N
 
 @njit(cache=True)
 def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
-    """Place the longest sequence, and all that need more than one rank, until no rank is free."""
+    """Place the sequences that need more than one rank, the longest first, until no rank is free."""
     used, at, need = 0, 0, _least(rates, left, room, limit, 0)
-    while at < len(left.lengths) and (at == 0 or need > 1):
+    while at < len(left.lengths) and need > 1:
         a = _start(room, used, need)
         _put(slot, left, at, a, need, ring_time(rates, float(left.lengths[at]), need, room.node, 0.0))
         used, at, high = a + need, at + 1, len(left.lengths)
@@ -170,7 +172,8 @@ def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> 
 @njit(cache=True)
 def _least(rates: Rates, left: _Left, room: Room, limit: float, at: int) -> int:
     """Return the least ranks that hold a sequence and are done in time, or all ranks if none are."""
-    need = least_degree(rates, float(left.lengths[at]), _floor(left, room, at), room.ranks, room.node, 0.0, limit)
+    floor, most = _degrees(left, room, at)
+    need = least_degree(rates, float(left.lengths[at]), floor, most, room.node, 0.0, limit)
     return need if need > 0 else room.ranks
 
 
@@ -194,7 +197,8 @@ def _gaps(left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     """Fill what is open, the largest gaps first, each with the least cut that nearly fills it."""
     border = [0]
     for rank in range(1, room.ranks):
-        if rank % room.node % _WIDE == 0 or slot.height[rank] != slot.height[rank - 1]:
+        equal = slot.height[rank] == slot.height[rank - 1] and slot.tokens[rank] == slot.tokens[rank - 1]
+        if rank % room.node % _WIDE == 0 or not equal:
             border.append(rank)
     start, end = np.array(border), np.append(np.array(border[1:], dtype=np.int64), room.ranks)
     trial = 0
