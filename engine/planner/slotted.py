@@ -36,10 +36,14 @@ def plan_in_slots(problem: Problem, settings: PlanSettings, others: Sequence[Ste
 
 
 def total_time(plan: StepPlan, settings: PlanSettings) -> float:
-    """Return the time of all slots of a plan, ns: in each of them and in each pass the longest gang's."""
+    """Return the time of all slots of a plan, ns: in each of them and in each pass the longest gang's.
+
+    In a pipeline all stages together, which wait for the first slots and for the last.
+    """
     gangs = gang_times(plan, settings.costs, settings.cluster)
     forward, backward = by_slot(plan, gangs)
-    return float(forward.sum() + backward.sum()) + len(forward) * settings.costs.slot
+    waits = (settings.stages - 1) * float((forward + backward).max())
+    return float(forward.sum() + backward.sum()) + waits + len(forward) * settings.costs.slot
 
 
 def _left_out(plan: StepPlan, settings: PlanSettings) -> float:
@@ -48,7 +52,7 @@ def _left_out(plan: StepPlan, settings: PlanSettings) -> float:
     token = rates.token_f + rates.token_b
     hop = max(0.0, _HOP * token - rates.kv - rates.dkv)
     price = hop * float((plan.lengths * (plan.degrees - 1)).sum()) / plan.ranks
-    if rates.micro + settings.costs.slot == 0:
+    if rates.micro + settings.costs.slot == 0 and settings.stages == 1:
         least = _least(plan.lengths, settings)
         mean = float(settings.costs.sequence(plan.lengths).sum()) / plan.ranks / least
         price += (slots * _SLOT + max(0.0, slots - max(_FEW, _MANY * least))) * mean

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from engine.cost.model import Costs
+from engine.planner.durations import by_slot, gang_times
 from engine.planner.emit import emit
 from engine.planner.lockstep import lockstep
 from engine.planner.plan import Ints
@@ -16,7 +17,7 @@ from engine.planner.settings import PlanSettings
 from engine.planner.slotted import plan_in_slots, total_time
 from engine.planner.static import static
 from engine.planner.verify import verify
-from engine.simulator.timeline import balance
+from engine.simulator.timeline import balance, simulate
 from tests.planner.samples import COSTS, ints, settings
 
 FREE = replace(COSTS, rates=COSTS.rates._replace(micro=0.0), fixed=0)  # slots and links cost nothing
@@ -42,6 +43,22 @@ def test_slots_are_even_few_and_move_little(seed: int) -> None:
     assert balance(plan, ours) >= 0.95
     assert int(plan.slot.max()) + 1 <= 1.3 * least
     assert int((plan.lengths * (plan.degrees - 1)).sum()) <= 2 * needed
+
+
+@pytest.mark.parametrize("costs", [FREE, LINKS])
+def test_the_time_of_all_slots_is_the_simulators(costs: Costs) -> None:
+    ours = asked(costs)
+    plan = plan_in_slots(problem_of(steps(2), ours), ours)
+    assert total_time(plan, ours) == pytest.approx(simulate(plan, ours).makespan, rel=1e-6)
+
+
+def test_in_a_pipeline_every_stage_more_waits_for_the_longest_slot() -> None:
+    ours, step = asked(LINKS), steps(2)
+    plan = plan_in_slots(problem_of(step, ours), ours)
+    gangs = gang_times(plan, ours.costs, ours.cluster)
+    longest = max(sum(both) for both in zip(*(times.tolist() for times in by_slot(plan, gangs)), strict=True))
+    pipeline = replace(ours, mode="pipeline", stages=3)
+    assert total_time(plan, pipeline) == pytest.approx(total_time(plan, ours) + 2 * longest)
 
 
 def test_the_shorter_of_two_plans_is_taken() -> None:
