@@ -43,6 +43,7 @@ class Room(NamedTuple):
     node: int  # ranks of a node
     ranks: int
     charge: float  # ns of a slot beside its work
+    top: float  # ns that no slot shall take, if its longest sequence can be done in less
 
 
 class _Left(NamedTuple):
@@ -119,7 +120,7 @@ def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, 
         if first <= last:
             quick = fastest(rates, tokens, first, last, room.node, 0.0)
             low = min(low, ring_time(rates, tokens, quick, room.node, 0.0))
-    full *= 1.0001 * max(1.0, room.holds * floor / tokens)
+    full = max(low, min(room.top, full * 1.0001 * max(1.0, room.holds * floor / tokens)))
     return max(low, min(_SHORT * full, mean)), full
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,19 +19,26 @@ from engine.planner.slots import Room, fill_slots
 _CHARGE = 0.1  # of a mean slot: what a slot is charged at least while it is filled, or slots would multiply
 _MORE = 8.0  # times this charge makes fewer slots, which other tries do not find
 _LARGE = 2**16  # sequences from which one try must do
+_TOPS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of the step: the longest micro-batches that are tried for a pipeline
 # Costs that leave out slots and transfers would cut everything over all ranks, and make a slot of each length. Then
-_FEW, _MANY = (
-    3,
-    1.3,
-)  # more slots than so many, and than so many times the least, are taken only if nothing else is left
+# more slots than so many, and than so many times the least, are taken only if nothing else is left.
+_FEW, _MANY = 3, 1.3
 _SLOT = 0.01  # of a mean slot: a plan of more slots must be so much shorter
 _HOP = 0.01  # of a token's linear layers: what a token that moves to another rank costs
+
+
+class _Try(NamedTuple):
+    """How slots are filled: tokens of each sequence, [S], that a rank of a ring may hold; times a slot's charge; ns."""
+
+    most: Floats
+    charge: float
+    top: float = np.inf  # no slot takes longer, if its longest sequence can be done in less
 
 
 def plan_in_slots(problem: Problem, settings: PlanSettings, others: Sequence[StepPlan] = ()) -> StepPlan:
     """Return the plan whose slots together take the least, of ours and `others`, which are in slots too."""
     lockstep = replace(settings, mode="lockstep", stages=1)
-    plans = [*(_filled(problem, most, more, lockstep) for most, more in _tries(problem)), *others]
+    plans = [*(_filled(problem, one, lockstep) for one in _tries(problem, settings.stages)), *others]
     best = min(plans, key=lambda plan: total_time(plan, settings) + _left_out(plan, settings))
     return replace(best, planner="adaptive")
 
@@ -64,21 +72,23 @@ def _least(lengths: Ints, settings: PlanSettings) -> int:
     return -(-int(lengths.sum()) // (int(settings.capacities.min()) * settings.ranks))
 
 
-def _tries(problem: Problem) -> list[tuple[Floats, float]]:
-    """Return how many tokens of each sequence, [S], a rank of a ring may hold, and times the charge of a slot."""
+def _tries(problem: Problem, stages: int) -> list[_Try]:
+    """Return what to try. A pipeline waits for its longest micro-batch: there long ones are worth more ranks."""
     holds = np.full(len(problem.lengths), float(problem.ranks.holds.min()))
     with_offload = np.minimum(problem.ranks.most.min(), holds * problem.gain)
+    if stages > 1:
+        return [_Try(most, 1.0, top * problem.bound) for most in (with_offload, holds) for top in _TOPS]
     if len(holds) >= _LARGE:
-        return [(with_offload, 1.0)]
-    tries = [(with_offload, 1.0), (with_offload, _MORE)]
-    return tries if (with_offload <= holds).all() else [*tries, (holds, 1.0)]
+        return [_Try(with_offload, 1.0)]
+    tries = [_Try(with_offload, 1.0), _Try(with_offload, _MORE)]
+    return tries if (with_offload <= holds).all() else [*tries, _Try(holds, 1.0)]
 
 
-def _filled(problem: Problem, most: Floats, more: float, settings: PlanSettings) -> StepPlan:
+def _filled(problem: Problem, one: _Try, settings: PlanSettings) -> StepPlan:
     lengths, ranks, costs = problem.lengths, problem.ranks, settings.costs
     mean = float(problem.times.sum()) / settings.ranks / _least(lengths, settings)
-    charge = more * max(costs.rates.micro + costs.slot, _CHARGE * mean)
+    charge = one.charge * max(costs.rates.micro + costs.slot, _CHARGE * mean)
     degree, first, slot = np.ones(len(lengths), dtype=np.int64), np.zeros_like(lengths), np.zeros_like(lengths)
-    room = Room(int(ranks.holds.min()), ranks.node, settings.ranks, charge)
-    fill_slots(problem.rates, lengths, most, room, degree, first, slot)
+    room = Room(int(ranks.holds.min()), ranks.node, settings.ranks, charge, one.top)
+    fill_slots(problem.rates, lengths, one.most, room, degree, first, slot)
     return on_neighbours(problem, slot, degree, first, settings)
