@@ -36,7 +36,7 @@ def step_lengths(config: Config, steps: int) -> Iterator[Ints]:
         yield from islice(packed(documents, config.batch_tokens, config.context), steps)
     else:
         for step in range(steps):
-            yield draw(source, config.batch_tokens, config.context, config.run.seed + step)
+            yield draw(source, config.batch_tokens, config.context, config.run.seed, step)
 
 
 def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
