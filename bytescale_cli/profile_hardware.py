@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides
-from engine.errors import ConfigError
+from bytescale_cli.options import Debug, Json, Overrides, writable
 
 if TYPE_CHECKING:
     from engine.hardware.profile import Profile
@@ -29,7 +27,7 @@ def profile_hardware(
 
     config = load(overrides or [])
     path = Path(out)
-    check_writable(path)
+    writable(out, "--out")
 
     import torch
 
@@ -40,13 +38,6 @@ def profile_hardware(
     for warning in warnings(found):
         output.say(f"warning: {warning}")
     output.emit({"hardware": payload(found) | {"out": str(path)}}, _text(found, path), as_json=json)
-
-
-def check_writable(path: Path) -> None:
-    """Raise ConfigError for a file that could not be written: better now than after a minute of measuring."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{path} cannot be written", key="--out", hint="name a file in a folder that exists")
 
 
 def payload(found: Profile) -> dict[str, Any]:

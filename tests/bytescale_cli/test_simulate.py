@@ -173,3 +173,19 @@ def test_it_needs_no_torch() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({['simulate', *SMALL]!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+
+
+def test_plot_writes_a_page_and_changes_no_number(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "simulation.html"
+    plain = ["--sweep", "capacity=2K,4K", "--planners", "adaptive"]
+    assert simulated(capsys, *plain, "--plot", str(path)) == simulated(capsys, *plain)
+    page = path.read_text(encoding="utf-8")
+    assert all(text in page for text in ("Speed-up", "Where the time goes", "Timeline: adaptive", "capacity=4K"))
+
+
+def test_a_bad_place_for_the_page_is_told_before_anything_runs(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
+    assert run(["simulate", *SMALL, "--plot", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: --plot: ")
