@@ -160,8 +160,8 @@ def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str
     for name, was, said in zip(made, real, simulated, strict=True):
         print(f"{name}: measured {was:.3f} s, simulated {said:.3f} s ({said / was - 1:+.1%})")
     print(f"spread of step times: {real.max() / real.min():.2f}x")
-    tokens = np.array([largest(plan, loads.shard_tokens(plan)) for plan in made.values()], dtype=float)
-    squares = np.array([largest(plan, loads.shard_pairs(plan)) for plan in made.values()], dtype=float)
+    loaded = [[largest(plan, shards) for shards in loads.shard_loads(plan)] for plan in made.values()]
+    tokens, squares = np.array(loaded, dtype=float).T
     for name, guess in (("simulator", simulated), ("largest tokens", tokens), ("largest sum of s^2", squares)):
         if name != "simulator":
             guess = guess * float(np.median(real / guess))  # scaled to fit best
