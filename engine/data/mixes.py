@@ -15,7 +15,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from engine.config import schema
-from engine.data.steps import piece_bounds
+from engine.data.steps import fitting, piece_bounds
 from engine.planner.plan import Ints
 
 Floats = NDArray[np.float64]
@@ -121,8 +121,7 @@ def draw_documents(lengths: schema.Lengths, tokens: int, seed: int, step: int = 
     drawn = np.empty(0, dtype=np.int64)
     while drawn.sum() <= tokens:
         drawn = np.concatenate([drawn, MIXES[lengths.name](random, lengths, max(_DRAWN_FIRST, len(drawn)))])
-    fitting = int(np.searchsorted(np.cumsum(drawn), tokens, side="right"))
-    return drawn[: max(1, fitting)]
+    return drawn[: fitting(drawn, tokens)]
 
 
 def draw(lengths: schema.Lengths, batch_tokens: int, context: int, seed: int, step: int = 0) -> Ints:
