@@ -105,7 +105,7 @@ def rank(root: Path) -> int:
     """Run all plans on this rank; rank 0 writes what was measured."""
     import torch.distributed as dist
 
-    from engine.hardware.micro_batches import _random_slices
+    from engine.hardware.micro_batches import random_slices
     from engine.trainer.groups import join_groups
     from engine.trainer.loop import Trainer
     from engine.trainer.step import run_step
@@ -118,7 +118,7 @@ def rank(root: Path) -> int:
     settings = PlanSettings.of(load([*OVERRIDES, f"cluster.calibration={path}"])).without_offload()
     todo = plans(settings)
     slices = {
-        name: {m.index: _random_slices(m, config.model.vocab) for m in plan.of_rank(groups.rank) if m.shards}
+        name: {m.index: random_slices(m, config.model.vocab) for m in plan.of_rank(groups.rank) if m.shards}
         for name, plan in todo.items()
     }
     idle = next(part for found in slices.values() for part in found.values())
