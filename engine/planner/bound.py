@@ -2,7 +2,8 @@
 
 The bound is the smallest T with  sum over s of min{ D t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true
 time of sequence s on a ring of D: no rank is ever idle, and each sequence takes the cheapest ring that is done by T. A
-micro-batch's fixed cost is shared out by its tokens: C of them at most pay for one. Found by bisection.
+micro-batch's fixed cost is shared out by its tokens: as many as the largest rank holds pay for one (no planner packs
+whole sequences beyond that, although offload would allow it). Found by bisection.
 Letters: S sequences in descending order of length, P ranks.
 """
 
@@ -21,9 +22,9 @@ _NEAR = 1e-4  # relative width at which the bisection ends
 
 @njit(cache=True)
 def ring_time(rates: Rates, tokens: float, degree: int, node: int, share: float) -> float:
-    """Return t(s, D), inside a node if it fits there, with its share of a micro-batch's fixed cost."""
+    """Return t(s, D), inside a node if it fits there, with its share of a micro-batch's fixed cost: all at most."""
     far = rates.far if degree > node else 1.0
-    return shared(rates, tokens, degree, far) + share * tokens / degree
+    return shared(rates, tokens, degree, far) + min(share * tokens / degree, rates.micro)
 
 
 @njit(cache=True)

@@ -84,6 +84,7 @@ def place_rings(
     sky = _sky(height, len(lengths))
     _all_runs(sky, ranks)
     quick, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
+    alike = ranks.slow.min() == slowest and ranks.holds.max() == ranks.holds[small]
     for at in range(len(lengths)):
         tokens = float(lengths[at])
         whole = ring_time(rates, tokens, 1, ranks.node, ranks.share) * slowest
@@ -93,11 +94,15 @@ def place_rings(
         if wide < sky.counts[_ASLEEP]:
             _awake(sky, wide)
         run, need, stop = _choose(rates, tokens, gain[at], wide, quick, sky, ranks, rule)
-        if run >= 0:
+        if run >= 0 and (alike or stop <= rule.top):
             placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
         else:
-            need = _of_kind(rates, tokens, gain[at], small, slowest, ranks, rule)
-            placed = _anywhere(rates, tokens, need, sky, ranks)
+            over = _of_kind(rates, tokens, gain[at], small, slowest, ranks, rule)
+            first, begin, end = _window(rates, tokens, over, sky.height, ranks)
+            if run >= 0 and stop <= end:
+                placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
+            else:
+                placed = _over_all(first, over, begin, end, sky, ranks)
         rings.first[at], rings.degree[at], rings.start[at] = placed
     return len(lengths)
 
@@ -181,12 +186,18 @@ def _on_run(
 
 
 @njit(cache=True)
-def _anywhere(rates: Rates, tokens: float, need: int, sky: _Sky, ranks: Ranks) -> tuple[int, int, float]:
-    """Put a ring over ranks of several heights or kinds, some of which wait, where it begins the earliest."""
-    a = _lowest(sky.height, need)
-    begin = sky.height[a : a + need].max()
+def _window(rates: Rates, tokens: float, need: int, height: Floats, ranks: Ranks) -> tuple[int, float, float]:
+    """Return the first of the neighbours, of any heights and kinds, that are free the earliest, begin and end."""
+    a = _lowest(height, need)
+    begin = height[a : a + need].max()
     time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a : a + need].max()
-    sky.height[a : a + need] = begin + time
+    return a, begin, begin + time
+
+
+@njit(cache=True)
+def _over_all(a: int, need: int, begin: float, end: float, sky: _Sky, ranks: Ranks) -> tuple[int, int, float]:
+    """Put a ring over ranks of several heights or kinds, some of which wait."""
+    sky.height[a : a + need] = end
     _all_runs(sky, ranks)
     return a, need, begin
 

@@ -101,6 +101,35 @@ def test_capacity_follows_memory() -> None:
     verify(plan_step(ints(32, 9, 8, 3, 16, 16), ours), ours)
 
 
+def test_a_sequence_that_fits_its_own_large_rank_is_not_offloaded() -> None:
+    """Although it would not fit the small ones; and nothing is where nothing may be."""
+    cluster = Cluster((Node("large", 2), Node("small", 2, memory=2**19)), 2**20)
+    ours = replace(settings("adaptive", 4, 16), cluster=cluster)
+    for offload in (0, 1_000_000):
+        plan = plan_step(ints(16, 16, 3, 3), replace(ours, offload=offload, host_memory=2**40))
+        assert not plan.offload.any()
+
+
+def test_a_ring_spans_nodes_of_two_kinds_where_one_kind_alone_takes_longer() -> None:
+    """Half of the sequences do not fit the small rank, and the large one alone would do all of them."""
+    cluster = Cluster((Node("large", 1), Node("small", 1, memory=1000 + (2**20 - 1000) * 9 // 16)), 2**20)
+    ours = replace(settings("adaptive", 2, 16), cluster=cluster)
+    step = ints(*[16] * 40)
+    alone = 40 * (settings().costs.sequence(ints(16))[0] + settings().costs.rates.micro)
+    assert simulate(plan_step(step, ours), ours).makespan < 0.9 * alone
+
+
+@pytest.mark.parametrize(("nodes", "count", "context"), [(2, 20, "8K"), (2, 32, "8K"), (8, 80, "8K"), (8, 100, "16K")])
+def test_with_few_sequences_a_rank_it_is_no_slower_than_the_others(nodes: int, count: int, context: str) -> None:
+    config = load([*H200, f"cluster.nodes={nodes}", "capacity=8K", f"context={context}"])
+    ours = PlanSettings.of(config)
+    for seed in range(6):
+        drawn = np.random.default_rng(seed).lognormal(np.log(4000), 1.2, count)
+        step = np.clip(drawn, 64, ours.context).astype(np.int64)
+        taken = {name: simulate(plan_step(step, ours.by(name)), ours).makespan for name in PLANNERS}
+        assert taken["adaptive"] <= min(taken.values()) * (1 + 1e-9)
+
+
 @given(
     planner=st.sampled_from(sorted(PLANNERS)),
     ranks=st.integers(1, 6),
