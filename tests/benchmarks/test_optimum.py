@@ -33,10 +33,12 @@ def test_the_optimum_is_that_of_every_choice(seed: int) -> None:
     assert optimum.optimum(times, floors, 3) == pytest.approx(by_hand(times, floors.tolist(), 3))
 
 
-def test_ours_is_not_below_the_optimum_and_near_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 - 1e-6 <= optimum.ratio(3, 4, seed=0) < 1.2
+def test_ours_is_near_the_optimum() -> None:
+    """It may be a little below: it packs several sequences into a micro-batch, which the optimum's gangs do not."""
+    assert 0.95 < optimum.ratio(3, 4, seed=0) < 1.1
+
+
+def test_a_line_a_size_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(optimum, "ratio", lambda ranks, sequences, seed: 1.0 + seed / 10)
     monkeypatch.setattr(sys, "argv", ["optimum.py", "--instances", "3", "--large", "1"])
     optimum.main()
