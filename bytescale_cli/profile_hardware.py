@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,8 +25,7 @@ def profile_hardware(
     from engine.config.load import load
 
     config = load(overrides or [])
-    path = Path(out)
-    writable(out, "--out")
+    path = writable(out, "--out")
 
     import torch
 
@@ -37,7 +35,7 @@ def profile_hardware(
     found.calibration.write(path)
     for warning in warnings(found):
         output.say(f"warning: {warning}")
-    output.emit({"hardware": payload(found) | {"out": str(path)}}, _text(found, path), as_json=json)
+    output.emit({"hardware": payload(found) | {"out": out}}, _text(found, out), as_json=json)
 
 
 def payload(found: Profile) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def warnings(found: Profile) -> list[str]:
     return texts
 
 
-def _text(found: Profile, path: Path) -> str:
+def _text(found: Profile, out: str) -> str:
     from engine.hardware.terms import rows
 
     table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
@@ -72,5 +70,5 @@ def _text(found: Profile, path: Path) -> str:
         f"cost model against {len(found.points)} measured micro-batches: median error {found.median_error:.1%}, {worst}"
     )
     name = found.calibration.cluster
-    use = f"written to {path}; use it with cluster={name} cluster.calibration={path}"
+    use = f"written to {out}; use it with cluster={name} cluster.calibration={out}"
     return "\n".join([f"{found.calibration.device}, {found.measured.ranks} ranks", table, "", fit, use])

@@ -18,6 +18,7 @@ from engine.cost.model import PPM, Costs
 from engine.cost.times import Rates, hide
 from engine.planner import loads
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.rows import grouped
 
 Floats = NDArray[np.float64]
 
@@ -74,26 +75,20 @@ def by_slot(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
 def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
     """Return for each shard 1 if the hop to the next part of its ring leaves the node, else 0, [K]."""
     node = cluster.node_of[plan.ring_ranks]
-    return (node != node[next_part(plan)]).astype(np.int64)
-
-
-def next_part(plan: StepPlan) -> Ints:
-    """Return for each shard the one that its ring's next member holds, [K]."""
-    following = np.arange(1, len(plan.ring_ranks) + 1)
-    following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
-    return following
+    return (node != node[loads.next_shards(plan)]).astype(np.int64)
 
 
 def _rows(plan: StepPlan, cluster: Cluster) -> _Rows:
-    gangs = int(plan.gang.max()) + 1
+    member_start, members = grouped(plan.gang, int(plan.gang.max()) + 1)
+    tokens, pairs = loads.shard_loads(plan)
     return _Rows(
-        member_start=np.concatenate([[0], np.cumsum(np.bincount(plan.gang, minlength=gangs))]),
-        members=np.argsort(plan.gang, kind="stable"),
+        member_start=member_start,
+        members=members,
         shard_start=plan.shard_start,
         shard_order=plan.shard_order,
         degree=plan.degrees[plan.shard_sequence],
-        tokens=loads.shard_tokens(plan),
-        pairs=loads.shard_pairs(plan),
+        tokens=tokens,
+        pairs=pairs,
         cross=crossing(plan, cluster),
         node=cluster.node_of[plan.micro_rank],
         slow=100.0 / cluster.speed[plan.micro_rank],

@@ -49,6 +49,15 @@ def spread(start: Ints) -> Ints:
 
 
 @njit(cache=True)
+def following(start: Ints) -> Ints:
+    """Return the next place in the row of each, behind the last the first, [start[-1]]; no row is empty."""
+    after = np.arange(1, start[-1] + 1)
+    for row in range(len(start) - 1):
+        after[start[row + 1] - 1] = start[row]
+    return after
+
+
+@njit(cache=True)
 def short_row(start: Ints, end: int, least: int) -> int:
     """Return the first row that is shorter than `least` or goes beyond `end`; start[0] is 0."""
     wrong = 0

@@ -43,8 +43,7 @@ def timing(plan: StepPlan, gangs: Gangs, slot_ns: int) -> Timing:
 
 
 def _free(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
-    members = np.argsort(plan.gang, kind="stable")
-    first = np.searchsorted(plan.gang[members], np.arange(len(gangs.forward) + 1))
+    first, members = grouped(plan.gang, len(gangs.forward))
     return _meeting(gang_order(plan), first, members, plan.micro_rank, plan.ranks, gangs.forward + gangs.backward)
 
 

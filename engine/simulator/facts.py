@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.planner import loads
-from engine.planner.durations import crossing, next_part
+from engine.planner.durations import crossing
 from engine.planner.plan import StepPlan
 from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
@@ -70,7 +70,7 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     """
     costs = settings.costs
     tokens = plan.lengths[plan.shard_sequence]
-    kv = (tokens - loads.shard_tokens(plan)[next_part(plan)]) * costs.forward_rings
+    kv = (tokens - loads.shard_loads(plan)[0][loads.next_shards(plan)]) * costs.forward_rings
     sent = kv * costs.forward_hop_bytes + tokens * costs.backward_hop_bytes
     sent[plan.degrees[plan.shard_sequence] == 1] = 0
     between = int(sent[crossing(plan, settings.cluster) == 1].sum())

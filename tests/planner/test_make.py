@@ -22,16 +22,16 @@ from engine.planner.make import PLANNERS, PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.planner.verify import verify
 from tests.planner.executor import finishes
-from tests.planner.samples import COSTS, ints, lengths, settings
-from tests.simulator.worlds import RATES
+from tests.planner.samples import COSTS, LINKED_COSTS, RATES, ints, lengths, settings
 
 MODES = ("free", "lockstep", "pipeline")
 
 
 def asked_for(planner: str, ranks: int, capacity: int, mode: str, data: st.DataObject) -> PlanSettings:
-    """Return settings; a pipeline has 1 to 4 stages."""
+    """Return settings with and without transfers; a pipeline has 1 to 4 stages."""
     stages = data.draw(st.integers(1, 4)) if mode == "pipeline" else 1
-    return settings(planner, ranks, capacity, mode, stages=stages)
+    costs = data.draw(st.sampled_from([COSTS, LINKED_COSTS]))
+    return replace(settings(planner, ranks, capacity, mode, stages=stages), costs=costs)
 
 
 @given(
@@ -94,6 +94,7 @@ for planner in PLANNERS:
     for mode in ("free", "lockstep", "pipeline"):
         stages = 3 if mode == "pipeline" else 1
         print(planner, mode, plan_step(lengths, settings(planner, ranks=13, mode=mode, stages=stages)).digest)
+print("searched", "free", plan_step(lengths[:7] // 4 + 1, settings("adaptive")).digest)
 """
 
 
@@ -105,6 +106,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(pytestconfig: py
         for name in PLANNERS
         for mode in MODES
     ]
+    here.append(f"searched free {plan_step(step[:7] // 4 + 1, settings('adaptive')).digest}")
     assert len({line.split()[2] for line in here}) == len(here)
     command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
     for seed in ("1", "2"):

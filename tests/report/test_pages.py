@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from html.parser import HTMLParser
 
 import pytest
 
@@ -20,6 +19,7 @@ from engine.report.plan_page import Planned, plan_page
 from engine.report.simulation_page import simulation_page
 from engine.simulator.compare import compare
 from engine.simulator.facts import facts
+from tests.report.elements import Elements
 
 SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "capacity=2K", "cluster.ranks_per_node=4"]
 NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
@@ -57,18 +57,6 @@ def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
 
 
 PAGES = {"plan": plans, "simulation": simulation, "lengths": lengths}
-
-
-class Elements(HTMLParser):
-    """Collects the tags of a page, and their attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
 
 
 @pytest.mark.parametrize("name", PAGES)
