@@ -76,8 +76,8 @@ def best_candidate(problem: Problem) -> Candidate:
 
 def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, int, float, float], ...]:
     """Return the rules to try, in order."""
-    wholes = problem.times[problem.lengths <= problem.ranks.holds.min()].sum()
-    first = _EVEN if wholes > _MUCH * problem.times.sum() else _EVEN[::-1]
+    longer = int((problem.lengths > problem.ranks.holds.min()).sum())
+    first = _EVEN if problem.work(after=longer) > _MUCH * problem.work() else _EVEN[::-1]
     return first if large else first + _MORE
 
 

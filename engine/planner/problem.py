@@ -29,6 +29,10 @@ class Problem:
     ranks: Ranks
     bound: float
 
+    def work(self, after: int = 0) -> float:
+        """Return the times of the sequences after the first few together, added in order: the same on every machine."""
+        return float(np.cumsum(self.times[after:])[-1]) if after < len(self.times) else 0.0
+
 
 def problem_of(lengths: Ints, settings: PlanSettings) -> Problem:
     """Return the problem of a step of `lengths` [S]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import fsum
 from typing import NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ def total_time(plan: StepPlan, settings: PlanSettings) -> float:
     gangs = gang_times(plan, settings.costs, settings.cluster)
     forward, backward = by_slot(plan, gangs)
     waits = (settings.stages - 1) * float((forward + backward).max())
-    return float(forward.sum() + backward.sum()) + waits + len(forward) * settings.costs.slot
+    return fsum(forward) + fsum(backward) + waits + len(forward) * settings.costs.slot
 
 
 def _left_out(plan: StepPlan, settings: PlanSettings) -> float:
@@ -69,7 +70,7 @@ def _left_out(plan: StepPlan, settings: PlanSettings) -> float:
 
 def _least(lengths: Ints, settings: PlanSettings) -> int:
     """Return the least number of slots that hold all tokens."""
-    return -(-int(lengths.sum()) // (int(settings.capacities.min()) * settings.ranks))
+    return -(-int(lengths.sum()) // (settings.least_capacity * settings.ranks))
 
 
 def _tries(problem: Problem, stages: int) -> list[_Try]:
@@ -86,7 +87,7 @@ def _tries(problem: Problem, stages: int) -> list[_Try]:
 
 def _filled(problem: Problem, one: _Try, settings: PlanSettings) -> StepPlan:
     lengths, ranks, costs = problem.lengths, problem.ranks, settings.costs
-    mean = float(problem.times.sum()) / settings.ranks / _least(lengths, settings)
+    mean = problem.work() / settings.ranks / _least(lengths, settings)
     charge = one.charge * max(costs.rates.micro + costs.slot, _CHARGE * mean)
     degree, first, slot = np.ones(len(lengths), dtype=np.int64), np.zeros_like(lengths), np.zeros_like(lengths)
     room = Room(int(ranks.holds.min()), ranks.node, settings.ranks, charge, one.top)
