@@ -51,6 +51,7 @@ def profile_data(
     from engine.report.words import source
 
     config = load(overrides or [])
+    output.say_when_compiling()
     settings = PlanSettings.of(config)
     with _progress() as progress:
         found = documents(config, sample, progress)

@@ -6,13 +6,13 @@ They read plans whose arrays are well-formed (rule 0, rows.py). Letters: P ranks
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.plan import Ints
 from engine.planner.rows import following
 
 
-@njit(cache=True)
+@kernel
 def not_once(shard_order: Ints) -> int:
     """Return the first shard that is in several micro-batches; if there is none, every shard is in one."""
     held = np.zeros(len(shard_order), np.bool_)
@@ -23,7 +23,7 @@ def not_once(shard_order: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def astray(micro_start: Ints, shard_start: Ints, shard_order: Ints, ring_ranks: Ints) -> int:
     """Return the first place in `shard_order` whose shard is on another rank than its ring says."""
     for rank in range(len(micro_start) - 1):
@@ -33,7 +33,7 @@ def astray(micro_start: Ints, shard_start: Ints, shard_order: Ints, ring_ranks: 
     return -1
 
 
-@njit(cache=True)
+@kernel
 def twice_in_row(start: Ints, values: Ints, end: int) -> int:
     """Return the first place whose value, one of 0 .. end - 1, stands before it in the same row."""
     latest = np.full(end, -1)  # by value: the row of its latest place
@@ -45,7 +45,7 @@ def twice_in_row(start: Ints, values: Ints, end: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def other_gang(gang: Ints, label: Ints) -> int:
     """Return the first micro-batch whose gang differs from another's that rings connect with it (`label` [M])."""
     for micro in range(len(gang)):
@@ -54,7 +54,7 @@ def other_gang(gang: Ints, label: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def mixed_gang(gang: Ints, values: Ints) -> int:
     """Return the first micro-batch whose gang has one before it of another value, [M]; values are not negative."""
     found = np.full(len(gang), -1)  # by gang
@@ -66,7 +66,7 @@ def mixed_gang(gang: Ints, values: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def out_of_order(slot: Ints, micro_start: Ints) -> int:
     """Return the first micro-batch whose slot is not its place among those of its rank."""
     for rank in range(len(micro_start) - 1):
@@ -76,7 +76,7 @@ def out_of_order(slot: Ints, micro_start: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def crossed(ring_start: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -> int:
     """Return the first shard that its rank sends to another before one that it receives later.
 

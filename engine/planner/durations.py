@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
+from engine.compiled import kernel
 from engine.cost.model import PPM, Costs
 from engine.cost.times import Rates, hide
 from engine.planner import loads
@@ -96,7 +96,7 @@ def _rows(plan: StepPlan, cluster: Cluster) -> _Rows:
     )
 
 
-@njit(cache=True)
+@kernel
 def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats]:
     """Return each micro-batch's forward and backward time beside its rings' rounds, [M]: whole sequences included."""
     forward = np.zeros(len(rows.node))
@@ -116,7 +116,7 @@ def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@njit(cache=True)
+@kernel
 def _gangs(
     rates: Rates, nics: float, rows: _Rows, linear_f: Floats, linear_b: Floats, nodes: int
 ) -> tuple[Floats, Floats, Floats, Floats]:
@@ -143,7 +143,7 @@ def _gangs(
     return forward, backward, exposed, compute
 
 
-@njit(cache=True)
+@kernel
 def _tokens(rows: _Rows, m: int) -> int:
     tokens = 0
     for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
@@ -151,7 +151,7 @@ def _tokens(rows: _Rows, m: int) -> int:
     return tokens
 
 
-@njit(cache=True)
+@kernel
 def _rounds(
     rates: Rates, nics: float, rows: _Rows, members: Ints, way: _Pass, compute: Floats, leaving: Floats
 ) -> tuple[float, float]:
@@ -167,7 +167,7 @@ def _rounds(
     return total, waits
 
 
-@njit(cache=True)
+@kernel
 def _changes(rows: _Rows, members: Ints) -> NDArray[np.bool_]:
     """Return True for rounds in which a ring does something else: 0, 1, its last two, the one after; and the end."""
     largest = 1
@@ -184,7 +184,7 @@ def _changes(rows: _Rows, members: Ints) -> NDArray[np.bool_]:
     return changes
 
 
-@njit(cache=True)
+@kernel
 def _until(changes: NDArray[np.bool_], round_: int) -> int:
     """Return the first change from `round_` on."""
     while not changes[round_]:
@@ -192,7 +192,7 @@ def _until(changes: NDArray[np.bool_], round_: int) -> int:
     return round_
 
 
-@njit(cache=True)
+@kernel
 def _round(
     rates: Rates,
     nics: float,
@@ -235,7 +235,7 @@ def _round(
     return longest, busiest
 
 
-@njit(cache=True)
+@kernel
 def _sent(rates: Rates, degree: int, tokens: int, way: _Pass, round_: int) -> tuple[float, float]:
     """Return the time that a shard's transfers of a round take inside a node, latency left out, and how many they are.
 

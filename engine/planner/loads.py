@@ -6,8 +6,8 @@ Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rows import following
 from engine.planner.schedule import chunk_start, part_tokens
@@ -46,7 +46,7 @@ def peers(plan: StepPlan) -> Ints:
     return _peers(plan.micro_start, plan.shard_start, plan.shard_order, *neighbours(plan))
 
 
-@njit(cache=True)
+@kernel
 def _shard_loads(lengths: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
     tokens, pairs = np.zeros(ring_start[-1], np.int64), np.zeros(ring_start[-1], np.int64)
     for sequence in range(len(lengths)):
@@ -60,7 +60,7 @@ def _shard_loads(lengths: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
     return tokens, pairs
 
 
-@njit(cache=True)
+@kernel
 def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int) -> tuple[Ints, Ints]:
     tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
     for sequence in range(len(lengths)):
@@ -76,7 +76,7 @@ def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batch
     return tokens, buffers
 
 
-@njit(cache=True)
+@kernel
 def _neighbours(ring_start: Ints, ring_ranks: Ints) -> tuple[Ints, Ints]:
     target, source = np.full(len(ring_ranks), -1), np.full(len(ring_ranks), -1)
     after = following(ring_start)
@@ -87,7 +87,7 @@ def _neighbours(ring_start: Ints, ring_ranks: Ints) -> tuple[Ints, Ints]:
     return target, source
 
 
-@njit(cache=True)
+@kernel
 def _peers(micro_start: Ints, shard_start: Ints, shard_order: Ints, target: Ints, source: Ints) -> Ints:
     ranks = len(micro_start) - 1
     seen = np.full(ranks, -1)  # by peer: the last rank that counted it

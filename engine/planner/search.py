@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.cost.times import Rates
 from engine.planner.bound import Floats, ring_time
 from engine.planner.plan import Ints
@@ -31,7 +31,7 @@ class Placed(NamedTuple):
     begin: Floats
 
 
-@njit(cache=True)
+@kernel
 def times_by_degree(rates: Rates, lengths: Ints, ranks: int) -> Floats:
     """Return t(s, D) without a micro-batch's fixed cost, [2, S, P + 1]: inside a node, and over several.
 
@@ -45,7 +45,7 @@ def times_by_degree(rates: Rates, lengths: Ints, ranks: int) -> Floats:
     return times
 
 
-@njit(cache=True)
+@kernel
 def search(
     times: Floats, micro: float, lengths: Ints, floors: Ints, holds: int, slow: Floats, node_of: Ints, start: Ints
 ) -> tuple[float, Ints, Ints]:
@@ -82,7 +82,7 @@ def search(
     return best, best_order, best_degree
 
 
-@njit(cache=True)
+@kernel
 def _random(state: np.uint64) -> np.uint64:
     """Return the next of a fixed row of numbers (Marsaglia's xorshift64)."""
     state ^= state << np.uint64(13)
@@ -90,7 +90,7 @@ def _random(state: np.uint64) -> np.uint64:
     return state ^ (state << np.uint64(17))
 
 
-@njit(cache=True)
+@kernel
 def place(
     times: Floats,
     micro: float,
@@ -126,7 +126,7 @@ def place(
     return height.max()
 
 
-@njit(cache=True)
+@kernel
 def _lowest(height: Floats, members: Ints) -> None:
     """Fill `members` with the lowest ranks, ascending."""
     for place in range(len(members)):
@@ -138,7 +138,7 @@ def _lowest(height: Floats, members: Ints) -> None:
     members.sort()
 
 
-@njit(cache=True)
+@kernel
 def _has(members: Ints, count: int, rank: int) -> bool:
     for place in range(count):  # noqa: SIM110 (any() over a generator does not compile)
         if members[place] == rank:

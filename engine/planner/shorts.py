@@ -7,14 +7,14 @@ Letters: P ranks, W whole sequences in descending order of time.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.bound import Floats
 from engine.planner.plan import Ints
 from engine.planner.rows import grouped
 
 
-@njit(cache=True)
+@kernel
 def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
     """Return the rank of each whole sequence, [W]; raises `height` [P]. A heap of ranks by height (LPT)."""
     ranks = len(height)
@@ -39,12 +39,12 @@ def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
     return rank_of
 
 
-@njit(cache=True)
+@kernel
 def _lower(height: Floats, a: int, b: int) -> bool:
     return height[a] < height[b] or (height[a] == height[b] and a < b)
 
 
-@njit(cache=True)
+@kernel
 def even_out(times: Floats, slow: Floats, height: Floats, rank_of: Ints, target: float, passes: int) -> None:
     """Let full ranks swap whole sequences with empty ones, the fullest with the emptiest, then with the next.
 
@@ -67,7 +67,7 @@ def even_out(times: Floats, slow: Floats, height: Floats, rank_of: Ints, target:
         idle = idle + 1 if height.max() >= top else 0
 
 
-@njit(cache=True)
+@kernel
 def _swap_best(
     times: Floats, slow: Floats, height: Floats, rank_of: Ints, first: Ints, owned: Ints, full: int, other: int
 ) -> None:
@@ -91,7 +91,7 @@ def _swap_best(
     owned[mine], owned[theirs] = b, a
 
 
-@njit(cache=True)
+@kernel
 def pack(lengths: Ints, rank_of: Ints, holds: Ints) -> Ints:
     """Return the micro-batch of each whole sequence within its rank, [W]: first fit in descending order of length."""
     ranks = len(holds)

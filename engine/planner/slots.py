@@ -22,8 +22,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.cost.times import Rates
 from engine.planner.bound import Floats, fastest, least_degree, ring_time
 from engine.planner.plan import Ints
@@ -65,7 +65,7 @@ class _Slot(NamedTuple):
     trial: Ints  # [S + 1] the last trial that took it
 
 
-@njit(cache=True)
+@kernel
 def fill_slots(rates: Rates, lengths: Ints, most: Floats, room: Room, degree: Ints, first: Ints, slot: Ints) -> None:
     """Give every sequence its slot, its ring's degree and first rank, [S]."""
     times = np.zeros((_WIDE + 1, len(lengths)))
@@ -83,13 +83,13 @@ def fill_slots(rates: Rates, lengths: Ints, most: Floats, room: Room, degree: In
         number += 1
 
 
-@njit(cache=True)
+@kernel
 def _empty(count: int, ranks: int) -> _Slot:
     own, more = np.zeros((2, count), np.int64), np.zeros((2, count + 1), np.int64)
     return _Slot(np.zeros(ranks), np.zeros(ranks, np.int64), own[0], own[1], more[0], more[1])
 
 
-@njit(cache=True)
+@kernel
 def _length(rates: Rates, left: _Left, room: Room, slot: _Slot) -> float:
     """Return the best length of the next slot, ns: tried from the longest down, then nearer to the best."""
     mean = left.times[1].sum() / room.ranks
@@ -111,7 +111,7 @@ def _length(rates: Rates, left: _Left, room: Room, slot: _Slot) -> float:
     return chosen
 
 
-@njit(cache=True)
+@kernel
 def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, float]:
     """Return the least length worth a try, and the one in which the longest sequence's ranks are full."""
     tokens, (floor, most) = float(left.lengths[0]), _degrees(left, room, 0)
@@ -124,14 +124,14 @@ def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, 
     return max(low, min(_SHORT * full, mean)), full
 
 
-@njit(cache=True)
+@kernel
 def _degrees(left: _Left, room: Room, at: int) -> tuple[int, int]:
     """Return the least and the largest degree of a sequence: what ranks hold, and no empty shards."""
     floor = min(room.ranks, int(-(-left.lengths[at] // max(float(room.holds), left.most[at]))))
     return floor, min(room.ranks, max(floor, (left.lengths[at] + 1) // 2))
 
 
-@njit(cache=True)
+@kernel
 def _done(left: _Left, room: Room, slot: _Slot) -> float:
     """Return when all that is left would be done, ns: this slot, and the rest in slots about as even as others."""
     work, tokens = 0.0, 0
@@ -143,7 +143,7 @@ def _done(left: _Left, room: Room, slot: _Slot) -> float:
     return slot.height.max() + (1.0 + _LOSS) * work / room.ranks + (1.0 + slots) * room.charge
 
 
-@njit(cache=True)
+@kernel
 def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     """Fill a slot of this length."""
     slot.height[:], slot.tokens[:], slot.degree[:], slot.trial[:] = 0.0, 0, 0, 0
@@ -152,7 +152,7 @@ def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> N
     _gaps(left, room, max(limit, slot.height.max()), slot)
 
 
-@njit(cache=True)
+@kernel
 def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     """Place the sequences that need more than one rank, the longest first, until no rank is free."""
     used, at, need = 0, 0, _least(rates, left, room, limit, 0)
@@ -170,7 +170,7 @@ def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> 
             middle = (at + high) // 2
 
 
-@njit(cache=True)
+@kernel
 def _least(rates: Rates, left: _Left, room: Room, limit: float, at: int) -> int:
     """Return the least ranks that hold a sequence and are done in time, or all ranks if none are."""
     floor, most = _degrees(left, room, at)
@@ -178,7 +178,7 @@ def _least(rates: Rates, left: _Left, room: Room, limit: float, at: int) -> int:
     return need if need > 0 else room.ranks
 
 
-@njit(cache=True)
+@kernel
 def _start(room: Room, used: int, need: int) -> int:
     """Return the first rank of the next ring: inside a node if it fits there."""
     border = (used // room.node + 1) * room.node
@@ -186,14 +186,14 @@ def _start(room: Room, used: int, need: int) -> int:
     return border if crosses and border + need <= room.ranks else used
 
 
-@njit(cache=True)
+@kernel
 def _put(slot: _Slot, left: _Left, at: int, a: int, need: int, time: float) -> None:
     slot.height[a : a + need] += time
     slot.tokens[a : a + need] += -(-left.lengths[at] // need)
     slot.degree[at], slot.first[at], slot.after[at] = need, a, at + 1
 
 
-@njit(cache=True)
+@kernel
 def _gaps(left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     """Fill what is open, the largest gaps first, each with the least cut that nearly fills it."""
     border = [0]
@@ -219,7 +219,7 @@ def _gaps(left: _Left, room: Room, limit: float, slot: _Slot) -> None:
             _fit(left, room, limit, slot, a, b, best, trial, True)
 
 
-@njit(cache=True)
+@kernel
 def _fit(left: _Left, room: Room, limit: float, slot: _Slot, a: int, b: int, wide: int, trial: int, put: bool) -> float:
     """Fill ranks a .. b - 1, `wide` at a time, with the longest that fits, again and again; return the work, ns.
 
@@ -242,7 +242,7 @@ def _fit(left: _Left, room: Room, limit: float, slot: _Slot, a: int, b: int, wid
     return work
 
 
-@njit(cache=True)
+@kernel
 def _longest(left: _Left, need: int, time: float, tokens: int) -> int:
     """Return the first sequence that takes no longer on `need` ranks, and no more of their tokens."""
     low, high = 0, len(left.lengths)
@@ -255,7 +255,7 @@ def _longest(left: _Left, need: int, time: float, tokens: int) -> int:
     return low
 
 
-@njit(cache=True)
+@kernel
 def _next(slot: _Slot, at: int, trial: int) -> int:
     """Return the first sequence from `at` on that neither the slot nor this trial has taken (path halving)."""
     while True:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.durations import Floats, Gangs, by_slot, gang_times
 from engine.planner.order import edges, gang_order, node_order
 from engine.planner.plan import Ints, StepPlan
@@ -64,7 +64,7 @@ def _stages(plan: StepPlan, gangs: Gangs) -> Timing:
     return Timing(end[first] - seconds[first], end[first + 1], float(end.max()))
 
 
-@njit(cache=True)
+@kernel
 def _meeting(order: Ints, first: Ints, members: Ints, rank: Ints, ranks: int, seconds: Floats) -> tuple[Floats, Floats]:
     """Return start and stop of each micro-batch where gangs run in `order`, each as soon as all its ranks are free.
 
@@ -82,7 +82,7 @@ def _meeting(order: Ints, first: Ints, members: Ints, rank: Ints, ranks: int, se
     return start, stop
 
 
-@njit(cache=True)
+@kernel
 def _longest(order: Ints, start: Ints, following: Ints, seconds: Floats) -> Floats:
     """Return when each node ends, if it begins when all before it have: the longest path to it."""
     begin, end = np.zeros(len(seconds)), np.zeros(len(seconds))

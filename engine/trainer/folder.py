@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.files import write_durably as write_durably  # bytescale_cli/output.py takes it from here
+from engine.files import write_durably
 
 
 @dataclass(frozen=True)
