@@ -39,7 +39,10 @@ _ROUNDS = 3  # of trying nearer to the best length
 class Room(NamedTuple):
     """What a slot holds, and what it costs."""
 
-    holds: int  # tokens of a rank
+    holds: int  # tokens of every rank
+    own: Ints  # [P] tokens of each
+    slow: Floats  # [P] how many times slower than full speed
+    power: float  # ranks, by their speed
     node: int  # ranks of a node
     ranks: int
     charge: float  # ns of a slot beside its work
@@ -92,7 +95,7 @@ def _empty(count: int, ranks: int) -> _Slot:
 @kernel
 def _length(rates: Rates, left: _Left, room: Room, slot: _Slot) -> float:
     """Return the best length of the next slot, ns: tried from the longest down, then nearer to the best."""
-    mean = left.times[1].sum() / room.ranks
+    mean = left.times[1].sum() / room.power
     low, high = _limits(rates, left, room, mean)
     limits = [high]
     while limits[-1] > low:
@@ -120,7 +123,7 @@ def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, 
         if first <= last:
             quick = fastest(rates, tokens, first, last, room.node, 0.0)
             low = min(low, ring_time(rates, tokens, quick, room.node, 0.0))
-    full = max(low, min(room.top, full * 1.0001 * max(1.0, room.holds * floor / tokens)))
+    full = max(low, min(room.top, full * 1.0001 * room.slow.max() * max(1.0, room.holds * floor / tokens)))
     return max(low, min(_SHORT * full, mean)), full
 
 
@@ -140,7 +143,7 @@ def _done(left: _Left, room: Room, slot: _Slot) -> float:
             work += left.times[1, at]
             tokens += left.lengths[at]
     slots = max(1.0, tokens / (room.ranks * room.holds)) if tokens > 0 else 0.0
-    return slot.height.max() + (1.0 + _LOSS) * work / room.ranks + (1.0 + slots) * room.charge
+    return slot.height.max() + (1.0 + _LOSS) * work / room.power + (1.0 + slots) * room.charge
 
 
 @kernel
@@ -155,14 +158,15 @@ def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> N
 @kernel
 def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     """Place the sequences that need more than one rank, the longest first, until no rank is free."""
-    used, at, need = 0, 0, _least(rates, left, room, limit, 0)
+    used, at, need = 0, 0, _least(rates, left, room, limit / room.slow[0], 0)
     while at < len(left.lengths) and need > 1:
         a = _start(room, used, need)
-        _put(slot, left, at, a, need, ring_time(rates, float(left.lengths[at]), need, room.node, 0.0))
+        time = ring_time(rates, float(left.lengths[at]), need, room.node, 0.0)
+        _put(slot, left, at, a, need, time * room.slow[a : a + need].max())
         used, at, high = a + need, at + 1, len(left.lengths)
         middle = at
         while at < high:  # the next one for which ranks are left: most often the very next one
-            wants = _least(rates, left, room, limit, middle)
+            wants = _least(rates, left, room, limit / room.slow[min(used, room.ranks - 1)], middle)
             if wants <= room.ranks - used:
                 high, need = middle, wants
             else:
@@ -199,14 +203,15 @@ def _gaps(left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     border = [0]
     for rank in range(1, room.ranks):
         equal = slot.height[rank] == slot.height[rank - 1] and slot.tokens[rank] == slot.tokens[rank - 1]
-        if rank % room.node % _WIDE == 0 or not equal:
+        kin = room.slow[rank] == room.slow[rank - 1] and room.own[rank] == room.own[rank - 1]
+        if rank % room.node % _WIDE == 0 or not equal or not kin:
             border.append(rank)
     start, end = np.array(border), np.append(np.array(border[1:], dtype=np.int64), room.ranks)
     trial = 0
     for gap in np.argsort(slot.height[start], kind="mergesort"):
         a, b = start[gap], end[gap]
-        near = _NEAR * limit * (b - a)
-        full = (limit - slot.height[a]) * (b - a) - near
+        near = _NEAR * limit / room.slow[a] * (b - a)
+        full = (limit - slot.height[a]) / room.slow[a] * (b - a) - near
         most, best, wide = -near, 0, 1
         while wide < 2 * (b - a) and most < full:
             trial += 1
@@ -228,7 +233,7 @@ def _fit(left: _Left, room: Room, limit: float, slot: _Slot, a: int, b: int, wid
     work = 0.0
     for first in range(a, b, wide):
         need = min(wide, b - first)
-        time, tokens, at = limit - slot.height[first], room.holds - slot.tokens[first], 0
+        time, tokens, at = (limit - slot.height[first]) / room.slow[first], room.own[first] - slot.tokens[first], 0
         while True:
             at = _next(slot, max(at, _longest(left, need, time, tokens)), trial)
             if at >= len(left.lengths) or left.lengths[at] < 2 * need - 1:
@@ -238,7 +243,7 @@ def _fit(left: _Left, room: Room, limit: float, slot: _Slot, a: int, b: int, wid
             tokens -= -(-left.lengths[at] // need)
             slot.trial[at] = trial
             if put:
-                _put(slot, left, at, first, need, left.times[need, at])
+                _put(slot, left, at, first, need, left.times[need, at] * room.slow[first])
     return work
 
 

@@ -90,6 +90,8 @@ def _filled(problem: Problem, one: _Try, settings: PlanSettings) -> StepPlan:
     mean = problem.work() / settings.ranks / _least(lengths, settings)
     charge = one.charge * max(costs.rates.micro + costs.slot, _CHARGE * mean)
     degree, first, slot = np.ones(len(lengths), dtype=np.int64), np.zeros_like(lengths), np.zeros_like(lengths)
-    room = Room(int(ranks.holds.min()), ranks.node, settings.ranks, charge, one.top)
+    power = int(settings.cluster.speed.sum()) / 100
+    least = settings.least_capacity
+    room = Room(least, ranks.holds, ranks.slow, power, ranks.node, settings.ranks, charge, one.top)
     fill_slots(problem.rates, lengths, one.most, room, degree, first, slot)
     return on_neighbours(problem, slot, degree, first, settings)

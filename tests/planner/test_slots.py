@@ -16,6 +16,11 @@ RATES = COSTS.rates._replace(micro=0.0)
 LINKS = RATES._replace(latency=50_000.0, round=20_000.0, kv=10.0, dkv=20.0, far=4.0)
 
 
+def room_of(holds: int, node: int, ranks: int, charge: float) -> Room:
+    """Return the room of equal ranks."""
+    return Room(holds, np.full(ranks, holds), np.ones(ranks), float(ranks), node, ranks, charge, np.inf)
+
+
 def filled(lengths: Ints, room: Room, rates: Rates = RATES, gain: float = 1.0) -> tuple[Ints, Ints, Ints]:
     found = np.zeros_like(lengths), np.zeros_like(lengths), np.full_like(lengths, -1)
     fill_slots(rates, lengths, np.full(len(lengths), gain * room.holds), room, *found)
@@ -34,7 +39,7 @@ def tokens_of(lengths: Ints, room: Room, degree: Ints, first: Ints, slot: Ints) 
 def test_every_sequence_has_a_slot_and_no_rank_more_than_it_holds(
     step: list[int], ranks: int, node: int, links: bool
 ) -> None:
-    room = Room(64, node, ranks, 1000.0, np.inf)
+    room = room_of(64, node, ranks, 1000.0)
     lengths = -np.sort(-np.minimum(ints(*step), ranks * 64))
     degree, first, slot = filled(lengths, room, LINKS if links else RATES)
     assert degree.min() >= 1 and first.min() >= 0 and (first + degree).max() <= ranks
@@ -44,20 +49,20 @@ def test_every_sequence_has_a_slot_and_no_rank_more_than_it_holds(
 
 
 def test_whole_sequences_stay_whole_where_they_are_even() -> None:
-    degree, _, slot = filled(np.full(12, 60), Room(64, 8, 4, 1000.0, np.inf))
+    degree, _, slot = filled(np.full(12, 60), room_of(64, 8, 4, 1000.0))
     assert degree.tolist() == [1] * 12 and slot.max() == 2
 
 
 def test_a_gap_is_cut_where_whole_sequences_leave_it_open() -> None:
     """Three of 40 on two ranks: two slots uncut, the second half empty; one slot with cuts."""
-    degree, _, slot = filled(np.full(3, 40), Room(64, 8, 2, 20_000.0, np.inf))
+    degree, _, slot = filled(np.full(3, 40), room_of(64, 8, 2, 20_000.0))
     assert slot.max() == 0 and degree.max() == 2
 
 
 def test_short_sequences_fill_what_rings_leave_open() -> None:
     """A ring of 3 holds 50 of 64 tokens a rank; 12 short ones fit above it."""
     lengths = ints(150, *[3] * 12)
-    room = Room(64, 8, 3, 60_000.0, np.inf)
+    room = room_of(64, 8, 3, 60_000.0)
     degree, first, slot = filled(lengths, room)
     assert degree[0] == 3 and slot.max() == 0
     assert tokens_of(lengths, room, degree, first, slot).tolist() == [[62, 62, 62]]
@@ -65,7 +70,7 @@ def test_short_sequences_fill_what_rings_leave_open() -> None:
 
 def test_rings_and_cuts_that_fit_a_node_stay_in_it() -> None:
     lengths = np.sort(np.tile(ints(150, 90, 70, 40, 35, 20), 16))[::-1].copy()
-    degree, first, _ = filled(lengths, Room(64, 4, 16, 10_000.0, np.inf), LINKS)
+    degree, first, _ = filled(lengths, room_of(64, 4, 16, 10_000.0), LINKS)
     inside = degree <= 4
     assert (degree > 1).any()
     assert (first // 4 == (first + degree - 1) // 4)[inside].mean() >= 0.95
@@ -73,11 +78,11 @@ def test_rings_and_cuts_that_fit_a_node_stay_in_it() -> None:
 
 def test_slow_links_keep_sequences_whole() -> None:
     slow = LINKS._replace(latency=1e9)
-    assert filled(np.full(7, 40), Room(64, 8, 2, 20_000.0, np.inf), slow)[0].max() == 1
+    assert filled(np.full(7, 40), room_of(64, 8, 2, 20_000.0), slow)[0].max() == 1
 
 
 def test_with_offload_a_ring_holds_more() -> None:
-    room = Room(64, 8, 8, 1000.0, np.inf)
+    room = room_of(64, 8, 8, 1000.0)
     slow = LINKS._replace(latency=1e7)
     assert filled(ints(256), room, slow)[0].tolist() == [4]
     assert filled(ints(256), room, slow, gain=2.0)[0].tolist() == [2]
@@ -87,7 +92,7 @@ def test_slots_are_about_as_long_as_their_work() -> None:
     """Random lengths, 4 a rank: 95 % and more of all slots is work."""
     random = np.random.Generator(np.random.Philox(key=3))
     lengths = -np.sort(-np.clip(random.lognormal(3.5, 1.0, 128), 4, 250).astype(np.int64))
-    room = Room(64, 8, 32, 5000.0, np.inf)
+    room = room_of(64, 8, 32, 5000.0)
     degree, first, slot = filled(lengths, room)
     height = np.zeros((slot.max() + 1, 32))
     for at in range(128):

@@ -7,12 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
 from engine.cost.model import Costs
 from engine.planner.durations import by_slot, gang_times
 from engine.planner.emit import emit
 from engine.planner.lockstep import lockstep
+from engine.planner.make import plan_step
 from engine.planner.plan import Ints
-from engine.planner.problem import problem_of
+from engine.planner.problem import lower_bound, problem_of
 from engine.planner.settings import PlanSettings
 from engine.planner.slotted import plan_in_slots, total_time
 from engine.planner.static import static
@@ -86,3 +89,14 @@ def test_a_giant_and_short_ones_take_few_slots() -> None:
     plan = plan_in_slots(problem_of(step, ours), ours)
     verify(plan, ours)
     assert int(plan.slot.max()) + 1 <= 3
+
+
+@pytest.mark.parametrize(("mode", "stages"), [("lockstep", 1), ("pipeline", 2)])
+def test_slow_ranks_get_less_in_each_slot(mode: str, stages: int) -> None:
+    nodes = (Node("fast", 4), Node("slow", 4, speed=50))
+    even = replace(settings("adaptive", 8, 64, mode, stages=stages), cluster=Cluster((Node("all", 8),), 2**40))
+    mixed = replace(even, cluster=Cluster(nodes, 2**40))
+    step = np.random.default_rng(1).integers(1, 60, 200)
+    aware, blind = (simulate(plan_step(step, asked), mixed).makespan for asked in (mixed, even))
+    assert aware < 1.25 * lower_bound(step, mixed)
+    assert blind > 1.4 * lower_bound(step, mixed)
