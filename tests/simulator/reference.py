@@ -98,7 +98,7 @@ class Machine:
         for shard in micro.shards:
             posted = len(schedule.transfers(shard.degree, shard.part, round_, direction))
             if self.tokens(shard):
-                latency = max(latency, posted * rates.latency * (rates.far if self.leaves(shard) else 1.0))
+                latency = max(latency, posted * rates.latency)
         return max(own, cards / self.settings.costs.nics) + latency
 
     def sent(self, shard: Shard, round_: int, direction: schedule.Direction) -> float:
