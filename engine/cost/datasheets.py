@@ -10,7 +10,7 @@ The shares (`_REACHED`) and the fixed times are assumptions; a CPU core's figure
 
 `latency_s` is what a message takes however short it is: a constant of software and wire, no share of a bandwidth, so
 one figure serves inside a node and between nodes. NCCL's own model of a ring (src/graph/tuning.cc, protocol Simple) has
-3.4 us a hop over NVLink and 14 us over a network; 10 us lies between.
+3.4 us a hop over NVLink and, by version, 9.6 to 14 us over a network; 10 us is the network's.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.planner import loads
 from engine.planner.durations import crossing, next_part
 from engine.planner.plan import StepPlan
@@ -70,8 +73,12 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     """
     costs = settings.costs
     tokens = plan.lengths[plan.shard_sequence]
-    kv = (tokens - loads.shard_tokens(plan)[next_part(plan)]) * costs.forward_rings
-    sent = kv * costs.forward_hop_bytes + tokens * costs.backward_hop_bytes
-    sent[plan.degrees[plan.shard_sequence] == 1] = 0
-    between = int(sent[crossing(plan, settings.cluster) == 1].sum())
-    return int(sent.sum()) - between, between
+    others = tokens - loads.shard_tokens(plan)[next_part(plan)]
+    ring, leaves = plan.degrees[plan.shard_sequence] > 1, crossing(plan, settings.cluster) == 1
+
+    def sent(hops: NDArray[np.bool_]) -> int:
+        # Tokens are summed first: bytes of one hop, times hops, pass 2^63 at 16,384 ranks and 2M tokens.
+        kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
+        return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes
+
+    return sent(ring & ~leaves), sent(ring & leaves)
