@@ -35,7 +35,7 @@ class Rates(NamedTuple):
     far: float  # how many times slower a byte travels between nodes
     overlap: float  # share of the shorter of compute and transfer that hides
     again: float  # 1 if the backward pass runs the ring's forward pass once more, else 0
-    copy: float  # a token's saved activations to the host, and as much for the way back
+    copy: float  # what of a token's saved activations may go to the host, and as much for the way back
 
 
 @njit(cache=True)

@@ -19,7 +19,7 @@ import numpy as np
 from engine.config.schema import Config
 from engine.cost import flops, memory
 from engine.cost.calibration import Calibration
-from engine.cost.datasheets import nominal
+from engine.cost.datasheets import nominal, sheet_peak
 from engine.errors import PreflightError
 from engine.hardware.least_squares import Floats, fit
 from engine.hardware.measured import Case, Measured
@@ -68,11 +68,13 @@ def _compute(measured: Measured, config: Config) -> Calibration:
     both = _rates(terms, [timing.total_s for _, timing in chosen])
     forward = _rates(terms, [timing.forward_s for _, timing in chosen])
     attention, linear, sequence, layer, micro_batch = both.tolist()
+    linear_rate, name = 1 / float(forward[1]), config.cluster.name
     return replace(
-        nominal(config.cluster.name),
+        nominal(name),
         device=measured.device,
         source="measured",
-        linear_flops_per_s=1 / float(forward[1]),
+        peak_flops_per_s=sheet_peak(name) or max(measured.product_flops_per_s, linear_rate),
+        linear_flops_per_s=linear_rate,
         linear_backward=_ratio(linear, float(forward[1])),
         attention_flops_per_s=1 / float(forward[0]),
         attention_backward=_ratio(attention, float(forward[0])),

@@ -51,6 +51,7 @@ class Measured:
     ranks: int
     layers: int  # of the model that was trained
     half_tokens: float
+    product_flops_per_s: float  # of the fastest product of square matrices
     micro_batches: tuple[tuple[Case, Timing], ...]
     transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); none on one rank
     overlap: float  # of a transfer and compute, as in the calibration; 0 on one rank

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.cost.calibration import Calibration
+from engine.cost.datasheets import sheet_peak
 from engine.hardware.measured import Measured
 
 _MICRO = "fit of micro-batches of whole sequences, forward and backward"
@@ -11,6 +12,7 @@ _RING = "fit of micro-batches with rings of two ranks"
 _MESSAGES = "messages of 4 KiB to 4 MiB, both ways at once"
 
 _HOW = {
+    "peak_flops_per_s": "no data sheet: the fastest product of square matrices",
     "linear_flops_per_s": _FORWARD,
     "linear_backward": _MICRO,
     "attention_flops_per_s": _FORWARD,
@@ -37,7 +39,8 @@ _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s"
 
 def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, str]]:
     """Return (term, value with its unit, how it was measured) of all terms."""
-    unmeasured = _SHEET + (_NEED_TWO if measured.ranks == 1 else ())
+    unmeasured = _SHEET + (("peak_flops_per_s",) if sheet_peak(calibration.cluster) else ())
+    unmeasured += _NEED_TWO if measured.ranks == 1 else ()
     return [
         (name, shown(name, value), NOT_MEASURED if name in unmeasured else _HOW[name])
         for name, value in vars(calibration).items()

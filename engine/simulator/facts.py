@@ -38,7 +38,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
     """Return what a simulated step amounts to: seconds, tokens a second, shares, bytes by link, memory.
 
     `compute_s` and `exposed_comm_s` are means over ranks; the bubble is the share of the step in which a rank does
-    neither. MFU counts model FLOPs over what linear layers reach on all devices.
+    neither. MFU counts model FLOPs over the peak of all devices.
     """
     costs = settings.costs
     step = timeline.makespan + costs.step

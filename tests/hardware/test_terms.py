@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from engine.hardware.terms import NOT_MEASURED, rows, shown
 from tests.hardware.machines import TRUE, measured
@@ -21,6 +21,15 @@ def test_what_was_not_measured_says_so() -> None:
     assert unmeasured(1) - unmeasured(2) == {
         "round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"
     }  # fmt: skip
+
+
+def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:
+    def how(cluster: str) -> str:
+        found = rows(replace(TRUE, cluster=cluster), measured())
+        return next(how for name, _, how in found if name == "peak_flops_per_s")
+
+    assert how("local") == "no data sheet: the fastest product of square matrices"
+    assert how("h100x8") == NOT_MEASURED
 
 
 def test_units_are_those_of_the_name() -> None:

@@ -39,7 +39,6 @@ COSTS = Costs(
         copy=10.0,
     ),
     nics=1.0,
-    fixed=10_000,
     slot=0,
     step=0,
     token_bytes=100,

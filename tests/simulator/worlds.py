@@ -61,7 +61,7 @@ def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
     """Return settings of any cluster, overlap, recompute mode and offload."""
     cluster = draw(clusters())
     rates = RATES._replace(overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), again=draw(st.sampled_from([0.0, 1.0])))
-    costs = replace(COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])), slot=997, fixed=10_007)
+    costs = replace(COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])), slot=997)
     return replace(
         settings(planner, cluster.ranks, CAPACITY, mode, stages=draw(st.integers(1, 3)) if mode == "pipeline" else 1),
         cluster=cluster,
