@@ -88,7 +88,9 @@ def _devices(config: Config) -> Problem | None:
         message = f"parallel.tp x parallel.pp = {group} does not divide {devices} devices"
         return Problem(message, "parallel.tp", "choose degrees that divide them, or other nodes")
     if node % tp and tp % node:
-        message = f"{tp} neither divides a node's {node} devices nor is a multiple of them, so ranks would lie in two nodes"
+        message = (
+            f"{tp} neither divides a node's {node} devices nor is a multiple, so a rank would hold parts of two nodes"
+        )
         return Problem(message, "parallel.tp", f"choose a divisor of {node}")
     return None
 

@@ -23,9 +23,6 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 Direction = Literal["forward", "backward"]
 
 
@@ -63,18 +60,12 @@ class Transfer(NamedTuple):
     receive: int
 
 
-def chunk_bounds(length: int, degree: int) -> NDArray[np.int64]:
-    """Return the 2D + 1 bounds of the chunks, in tokens. The first `length mod 2D` chunks are one token longer.
-
-    So the largest shard has ceil(length / degree) tokens: a degree of ceil(length / C) always fits capacity C.
-    """
-    size, longer = divmod(length, 2 * degree)
-    edges = np.arange(2 * degree + 1, dtype=np.int64)
-    return edges * size + np.minimum(edges, longer)
-
-
 def shard_spans(length: int, degree: int, part: int) -> tuple[Span, Span]:
-    """Return the two spans (chunks `part` and 2D-1-part) of a shard, in the order in which the rank holds them."""
+    """Return the two spans (chunks `part` and 2D-1-part) of a shard, in the order in which the rank holds them.
+
+    The first `length mod 2D` chunks are one token longer than the others. So the largest shard has
+    ceil(length / degree) tokens: a degree of ceil(length / C) always fits capacity C.
+    """
     size, longer = divmod(length, 2 * degree)
 
     def chunk(c: int) -> Span:
@@ -106,11 +97,6 @@ def block(length: int, degree: int, q_part: int, kv_part: int) -> Block:
 def kv_part(degree: int, part: int, round_: int) -> int:
     """Return whose K,V a part works with in a round."""
     return (part - round_) % degree
-
-
-def compute_rounds(degree: int) -> int:
-    """Return the number of rounds in which a part computes."""
-    return degree
 
 
 def rounds(degree: int, direction: Direction) -> int:

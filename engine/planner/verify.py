@@ -68,7 +68,7 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
 def rule_1_every_token_once(plan: StepPlan) -> None:
     """Every token of every sequence is on exactly one rank.
 
-    The shards of a sequence are cut by rule (schedule.chunk_bounds), so each shard's being in one micro-batch of its
+    The shards of a sequence are cut by rule (schedule.shard_spans), so each shard's being in one micro-batch of its
     rank is all that is left to show.
     """
     shard = checks.not_once(plan.shard_order)

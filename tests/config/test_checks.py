@@ -48,7 +48,7 @@ MISTAKES = [
     (
         ["cluster.nodes=2", "cluster.ranks_per_node=6", "parallel.tp=4"],
         "parallel.tp",
-        "4 neither divides a node's 6 devices nor is a multiple of them",
+        "4 neither divides a node's 6 devices nor is a multiple, so a rank would hold parts of two nodes",
         "a divisor of 6",
     ),
     (

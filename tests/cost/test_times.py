@@ -42,7 +42,7 @@ def walk(
     one = {"kv": rates.latency + far * rates.kv * t, "dkv": rates.latency + far * rates.dkv * t}
     total = 0.0
     for round_ in range(schedule.rounds(degree, direction)):
-        compute = work(round_) if round_ < schedule.compute_rounds(degree) else 0.0
+        compute = work(round_) if round_ < degree else 0.0
         transfer = sum(one[found.kind] for found in schedule.transfers(degree, part, round_, direction))
         total += max(compute, transfer) + (1.0 - rates.overlap) * min(compute, transfer)
     return total

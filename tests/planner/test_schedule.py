@@ -18,15 +18,18 @@ DEGREES = [*range(1, 10), 16, 31]
 
 @given(length=st.integers(1, 3_000_000), degree=st.integers(1, 300))
 def test_chunks_tile_the_sequence_and_differ_by_at_most_one_token(length: int, degree: int) -> None:
-    bounds = schedule.chunk_bounds(length, degree)
-    sizes = np.diff(bounds)
-    assert len(sizes) == 2 * degree and bounds[0] == 0 and bounds[-1] == length
-    assert sizes.min() >= 0 and sizes.max() <= sizes.min() + 1
+    low, high = zip(*(schedule.shard_spans(length, degree, part) for part in range(degree)), strict=True)
+    chunks = [*low, *reversed(high)]
+    assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
+    assert chunks[-1].stop == length
+    sizes = [chunk.tokens for chunk in chunks]
+    assert min(sizes) >= 0 and max(sizes) <= min(sizes) + 1
 
 
 @given(length=st.integers(1, 5000), degree=st.integers(1, 40))
 def test_shards_are_chunks_i_and_its_mirror_and_the_largest_is_the_share_rounded_up(length: int, degree: int) -> None:
-    bounds = schedule.chunk_bounds(length, degree).tolist()
+    edges = np.arange(2 * degree + 1)
+    bounds = (edges * (length // (2 * degree)) + np.minimum(edges, length % (2 * degree))).tolist()
     tokens = []
     for part in range(degree):
         mirror = 2 * degree - 1 - part
@@ -49,7 +52,7 @@ def test_blocks_are_the_causal_mask_each_pair_once(degree: int) -> None:
     for length in sorted(lengths):
         met = np.zeros((length, length), dtype=int)
         for part in range(degree):
-            for round_ in range(schedule.compute_rounds(degree)):
+            for round_ in range(degree):
                 kv = schedule.kv_part(degree, part, round_)
                 block = schedule.block(length, degree, part, kv)
                 queries = positions(length, degree, part)[block.q_start : block.q_stop]
@@ -78,7 +81,7 @@ def test_keys_are_there_when_needed(degree: int, direction: Literal["forward", "
     """Every part meets all K,V, its own first, and sends only what it holds."""
     holds = list(range(degree))
     met: list[set[int]] = [set() for _ in range(degree)]
-    for round_ in range(schedule.compute_rounds(degree)):
+    for round_ in range(degree):
         for part in range(degree):
             assert schedule.kv_part(degree, part, round_) == holds[part]
             met[part].add(holds[part])
@@ -93,7 +96,7 @@ def test_gradients_of_keys_gather_every_part_and_go_home(degree: int) -> None:
     holds = list(range(degree))
     for round_ in range(schedule.rounds(degree, "backward")):
         holds = _passed(holds, degree, round_, "backward", "dkv")
-        if round_ < schedule.compute_rounds(degree):
+        if round_ < degree:
             for part in range(degree):
                 assert holds[part] == schedule.kv_part(degree, part, round_)
                 visited[holds[part]].append(part)
