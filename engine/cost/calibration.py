@@ -44,6 +44,7 @@ class Calibration:
     reduce_bytes_per_s: float  # gradients reduced and weights gathered, a rank, inside a node
     memory_bytes_per_s: float  # device memory, for the optimizer's update
     step_s: float  # a step, however small
+    saved_ratio: float  # saved activations of a token, counted, over memory.saved_bytes: told, not computed with
 
     def write(self, path: Path) -> None:
         """Write the file that `read` reads."""

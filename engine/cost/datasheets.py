@@ -83,6 +83,7 @@ def _gpu(cluster: str, sheet: _Sheet) -> Calibration:
         reduce_bytes_per_s=link * sheet.nvlink,
         memory_bytes_per_s=link * sheet.memory,
         step_s=20e-3,
+        saved_ratio=1.0,
     )
 
 
@@ -111,4 +112,5 @@ def _cpu(cluster: str) -> Calibration:
         reduce_bytes_per_s=1e9,
         memory_bytes_per_s=5e9,
         step_s=10e-3,
+        saved_ratio=1.0,
     )

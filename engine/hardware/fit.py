@@ -61,6 +61,13 @@ def points(measured: Measured, calibration: Calibration, config: Config) -> list
     return [Point(case, timing.total_s, seconds(case, calibration, config)) for case, timing in measured.micro_batches]
 
 
+def saved_line(measured: Measured) -> tuple[float, float]:
+    """Return a and b of Act(s) = a s + b, in bytes (equation 3 of ByteScale), all measured layers together."""
+    tokens, counted = (np.array(column, dtype=np.float64) for column in zip(*measured.saved, strict=True))
+    a, b = fit(np.stack([tokens, np.ones_like(tokens)], axis=1), counted, counted).tolist()
+    return a, b
+
+
 def _compute(measured: Measured, config: Config) -> Calibration:
     """Return the data sheet's calibration with the terms of micro-batches replaced by measured ones."""
     chosen = [(case, timing) for case, timing in measured.micro_batches if not case.shared]
@@ -83,6 +90,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         layer_s=layer,
         sequence_s=sequence,
         copy_bytes_per_s=measured.copy_bytes_per_s,
+        saved_ratio=saved_line(measured)[0] / memory.saved_bytes(config.model, config.dtype),
         memory_bytes_per_s=measured.memory_bytes_per_s,
     )
 

@@ -12,7 +12,7 @@ from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.cost.memory import parameters
 from engine.errors import ExitCode
-from engine.hardware import device, micro_batches
+from engine.hardware import activations, device, micro_batches
 from engine.hardware.cases import cases
 from engine.hardware.measured import RESULT, Case, Measured, Timing
 from engine.hardware.prepare import longest, other_layers, with_layers
@@ -60,6 +60,7 @@ def _measure(config: Config, groups: Groups, trainer: Trainer, seconds: Mapping[
         transfers=device.transfers(context, groups, seconds["transfers"]) if several else (),
         overlap=device.overlap(context, groups, seconds["overlap"]) if several else 0.0,
         updates=_updates(config, groups, trainer, seconds["updates"]),
+        saved=activations.saved(trainer.engine.module, context, longest(config, groups.device.type)),
         half_tokens=device.half_tokens(shape, dtype, groups, seconds["half"]),
         product_flops_per_s=device.product_flops_per_s(dtype, groups, seconds["product"]),
         copy_bytes_per_s=device.copy_bytes_per_s(groups, seconds["copies"]),

@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import nominal
+from engine.cost.memory import saved_bytes
 from engine.hardware.cases import cases
 from engine.hardware.measured import Case, Measured, Timing
 from engine.hardware.predict import seconds
@@ -36,6 +37,7 @@ TRUE = replace(
     reduce_bytes_per_s=3e8,
     memory_bytes_per_s=6e9,
     step_s=1.2e-2,
+    saved_ratio=1.04,
 )
 
 
@@ -52,6 +54,7 @@ def measured(ranks: int = 2) -> Measured:
     sizes = (4096, 1 << 19)
     parameters = (40_000, 4_000_000)
     update = 28 / ranks / TRUE.memory_bytes_per_s
+    kept = saved_bytes(ours.model, ours.dtype)
     travel = (ranks - 1) / ranks * 8 / TRUE.reduce_bytes_per_s
     return Measured(
         device=TRUE.device,
@@ -65,6 +68,7 @@ def measured(ranks: int = 2) -> Measured:
         updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
         copy_bytes_per_s=TRUE.copy_bytes_per_s,
         memory_bytes_per_s=TRUE.memory_bytes_per_s,
+        saved=tuple((tokens, TRUE.saved_ratio * kept * tokens + 96) for tokens in (64, 256, 1024)),
         fixed_s=TRUE.step_s + parameters[0] * (update + travel),
     )
 

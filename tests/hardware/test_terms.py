@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from engine.cost.memory import saved_bytes
 from engine.hardware.terms import NOT_MEASURED, rows, shown
-from tests.hardware.machines import TRUE, measured
+from tests.hardware.machines import TRUE, config, measured
 
 
 def test_every_term_has_a_line() -> None:
@@ -30,6 +31,17 @@ def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:
 
     assert how("local") == "no data sheet: the fastest product of square matrices"
     assert how("h100x8") == NOT_MEASURED
+
+
+def test_counted_activations_stand_beside_the_formulas() -> None:
+    """Act(s) is what capacity and offload follow from; a formula that forgets a tensor would show here."""
+    ours = measured()
+    told = next(how for name, _, how in rows(TRUE, ours) if name == "saved_ratio")
+    formula = saved_bytes(config().model, config().dtype)
+    assert told == (
+        f"Act(s), bytes counted at 64, 256, 1024 tokens: {1.04 * formula:,.0f} s + 96 with {ours.layers} layers; "
+        f"the formula says {formula:,.0f} s (+4.0%)"
+    )
 
 
 def test_units_are_those_of_the_name() -> None:
