@@ -32,7 +32,7 @@ _HOW = {
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
     "step_s": "real training steps without their micro-batches",
 }
-_SAVED = "Act(s), bytes counted at {} tokens: {:,.0f} s + {:,.0f} with {} layers; the formula says {:,.0f} s ({:+.1%})"
+_SAVED = "Act(s) counted at {} tokens: {:,.0f} bytes a token and {:,.0f} more in {} layers; formula {:,.0f} ({:+.1%})"
 _SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine shows nothing of a network
 _NEED_TWO = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
 NOT_MEASURED = "not measured: data sheet or round figure"

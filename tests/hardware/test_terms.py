@@ -39,8 +39,8 @@ def test_counted_activations_stand_beside_the_formulas() -> None:
     told = next(how for name, _, how in rows(TRUE, ours) if name == "saved_ratio")
     formula = saved_bytes(config().model, config().dtype)
     assert told == (
-        f"Act(s), bytes counted at 64, 256, 1024 tokens: {1.04 * formula:,.0f} s + 96 with {ours.layers} layers; "
-        f"the formula says {formula:,.0f} s (+4.0%)"
+        f"Act(s) counted at 64, 256, 1024 tokens: {1.04 * formula:,.0f} bytes a token and 96 more in {ours.layers} layers; "
+        f"formula {formula:,.0f} (+4.0%)"
     )
 
 
