@@ -105,7 +105,7 @@ def rank(root: Path) -> int:
     """Run all plans on this rank; rank 0 writes what was measured."""
     import torch.distributed as dist
 
-    from engine.hardware.micro_batches import _random_slices
+    from engine.hardware.micro_batches import random_slices
     from engine.trainer.groups import join_groups
     from engine.trainer.loop import Trainer
     from engine.trainer.step import run_step
@@ -118,7 +118,7 @@ def rank(root: Path) -> int:
     settings = PlanSettings.of(load([*OVERRIDES, f"cluster.calibration={path}"])).without_offload()
     todo = plans(settings)
     slices = {
-        name: {m.index: _random_slices(m, config.model.vocab) for m in plan.of_rank(groups.rank) if m.shards}
+        name: {m.index: random_slices(m, config.model.vocab) for m in plan.of_rank(groups.rank) if m.shards}
         for name, plan in todo.items()
     }
     idle = next(part for found in slices.values() for part in found.values())
@@ -160,8 +160,8 @@ def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str
     for name, was, said in zip(made, real, simulated, strict=True):
         print(f"{name}: measured {was:.3f} s, simulated {said:.3f} s ({said / was - 1:+.1%})")
     print(f"spread of step times: {real.max() / real.min():.2f}x")
-    tokens = np.array([largest(plan, loads.shard_tokens(plan)) for plan in made.values()], dtype=float)
-    squares = np.array([largest(plan, loads.shard_pairs(plan)) for plan in made.values()], dtype=float)
+    loaded = [[largest(plan, shards) for shards in loads.shard_loads(plan)] for plan in made.values()]
+    tokens, squares = np.array(loaded, dtype=float).T
     for name, guess in (("simulator", simulated), ("largest tokens", tokens), ("largest sum of s^2", squares)):
         if name != "simulator":
             guess = guess * float(np.median(real / guess))  # scaled to fit best

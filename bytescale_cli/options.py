@@ -42,7 +42,7 @@ def writable(name: str, flag: str) -> Path:
 
     Better now than after the work. A file is made and removed beside it: permissions do not tell all, root's least.
     """
-    path = Path(name).resolve()
+    path = Path(os.path.realpath(name))
     try:
         if path.exists() and not path.is_file():
             raise OSError(0, "it is a folder or a device")

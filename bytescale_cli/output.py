@@ -18,6 +18,13 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def say_when_compiling() -> None:
+    """Say it if the planner's kernels have to be compiled first: that takes a while, once."""
+    from engine.compiled import when_compiling
+
+    when_compiling(lambda: say("compiling the planner, once: this takes some 20 seconds"))
+
+
 def emit(payload: Mapping[str, Any], text: str, *, as_json: bool) -> None:
     """Write a command's result: one JSON object, or the same for people."""
     print(_envelope(True, payload) if as_json else text.rstrip("\n"), flush=True)
@@ -30,7 +37,7 @@ def emit_failure(error: Mapping[str, Any]) -> None:
 
 def write_page(path: Path, html: str) -> None:
     """Write a page of `--plot` whole or not at all, and say where it is. Raises StorageError if that fails."""
-    from engine.trainer.folder import write_durably
+    from engine.files import write_durably
 
     try:
         write_durably(path, html.encode())

@@ -46,6 +46,7 @@ def plan(
     from engine.simulator.facts import facts
 
     config = load(overrides or [])
+    output.say_when_compiling()
     settings = PlanSettings.of(config)
     plans, found = [], []
     for lengths in step_lengths(config, steps):

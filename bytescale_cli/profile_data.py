@@ -16,6 +16,7 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
+    from engine.data.profile import Suggestion
     from engine.planner.plan import Ints
     from engine.planner.settings import PlanSettings
 
@@ -50,17 +51,12 @@ def profile_data(
     from engine.report.words import source
 
     config = load(overrides or [])
+    output.say_when_compiling()
     settings = PlanSettings.of(config)
     with _progress() as progress:
         found = documents(config, sample, progress)
     suggested = suggest(found.lengths, config, settings)
-    data = describe(found, config.context) | {
-        "source": source(config),
-        "suggested_capacity": suggested.capacity,
-        "suggested_ring_limit": suggested.ring_limit,
-        "reason": suggested.reason,
-        "fits": suggested.fits,
-    }
+    data = describe(found, config.context) | {"source": source(config)} | _suggested(suggested)
     planned = _planned(a_step(config, found), replace(settings, capacity=suggested.capacity)) if suggested.fits else []
     if path is not None:
         from engine.report.lengths_page import lengths_page
@@ -68,6 +64,15 @@ def profile_data(
         output.write_page(path, lengths_page(config, data, planned).html())
     text = "\n\n".join([_head(data), _histogram(data["buckets"]), _advice(data, config, settings), _planners(planned)])
     output.emit({"data": data, "planners": planned}, text, as_json=json)
+
+
+def _suggested(suggested: Suggestion) -> dict[str, Any]:
+    return {
+        "suggested_capacity": suggested.capacity,
+        "suggested_ring_limit": suggested.ring_limit,
+        "reason": suggested.reason,
+        "fits": suggested.fits,
+    }
 
 
 def _planned(lengths: Ints, settings: PlanSettings) -> list[dict[str, Any]]:

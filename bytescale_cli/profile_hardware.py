@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides
-from engine.errors import ConfigError
+from bytescale_cli.options import Debug, Json, Overrides, writable
 
 if TYPE_CHECKING:
     from engine.hardware.profile import Profile
@@ -28,8 +25,7 @@ def profile_hardware(
     from engine.config.load import load
 
     config = load(overrides or [])
-    path = Path(out)
-    check_writable(path)
+    path = writable(out, "--out")
 
     import torch
 
@@ -39,14 +35,7 @@ def profile_hardware(
     found.calibration.write(path)
     for warning in warnings(found):
         output.say(f"warning: {warning}")
-    output.emit({"hardware": payload(found) | {"out": str(path)}}, _text(found, path), as_json=json)
-
-
-def check_writable(path: Path) -> None:
-    """Raise ConfigError for a file that could not be written: better now than after a minute of measuring."""
-    folder = path.parent
-    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise ConfigError(f"{path} cannot be written", key="--out", hint="name a file in a folder that exists")
+    output.emit({"hardware": payload(found) | {"out": out}}, _text(found, out), as_json=json)
 
 
 def payload(found: Profile) -> dict[str, Any]:
@@ -72,7 +61,7 @@ def warnings(found: Profile) -> list[str]:
     return texts
 
 
-def _text(found: Profile, path: Path) -> str:
+def _text(found: Profile, out: str) -> str:
     from engine.hardware.terms import rows
 
     table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
@@ -81,5 +70,5 @@ def _text(found: Profile, path: Path) -> str:
         f"cost model against {len(found.points)} measured micro-batches: median error {found.median_error:.1%}, {worst}"
     )
     name = found.calibration.cluster
-    use = f"written to {path}; use it with cluster={name} cluster.calibration={path}"
+    use = f"written to {out}; use it with cluster={name} cluster.calibration={out}"
     return "\n".join([f"{found.calibration.device}, {found.measured.ranks} ranks", table, "", fit, use])

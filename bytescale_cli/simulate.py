@@ -46,6 +46,7 @@ def simulate(
     from engine.config.load import load
 
     configs = [(load([*(overrides or []), *extra]), extra) for extra in _combinations(swept)]  # all mistakes come first
+    output.say_when_compiling()
     runs = [run for config, extra in configs for run in _runs(config, names, steps, extra)]
     if path is not None:
         _write_page(path, configs[0][0], runs)

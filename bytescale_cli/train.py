@@ -37,6 +37,7 @@ def train(
         ("--out", "run.out"): out,
     }
     config = load(with_aliases(overrides or [], aliases))
+    output.say_when_compiling()
 
     from bytescale_cli.progress import progress
     from engine.launch.run import train as launch

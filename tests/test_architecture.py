@@ -23,7 +23,7 @@ LAYERS = (
     {"cost"},
     {"cluster"},
     {"config"},
-    {"errors"},
+    {"compiled", "errors", "files"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.files import write_durably
 
 SCHEMA = 1
 
@@ -47,8 +48,8 @@ class Calibration:
     saved_ratio: float  # saved activations of a token, counted, over memory.saved_bytes: told, not computed with
 
     def write(self, path: Path) -> None:
-        """Write the file that `read` reads."""
-        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n", encoding="utf-8")
+        """Write the file that `read` reads, whole or not at all."""
+        write_durably(path, (json.dumps({"schema": SCHEMA, **asdict(self)}, indent=2) + "\n").encode())
 
 
 _WORDS = ("cluster", "device", "source")

@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from engine.compiled import kernel
 
 
 class Rates(NamedTuple):
@@ -38,26 +39,26 @@ class Rates(NamedTuple):
     copy: float  # what of a token's saved activations may go to the host, and as much for the way back
 
 
-@njit(cache=True)
+@kernel
 def hide(rates: Rates, compute: float, transfer: float) -> float:
     """Return the time of a round."""
     return max(compute, transfer) + (1.0 - rates.overlap) * min(compute, transfer)
 
 
-@njit(cache=True)
+@kernel
 def forward_ring(rates: Rates, degree: int, compute: float, kv: float) -> float:
     """Return the forward time of a ring's rounds: `compute` and `kv` are those of one round."""
     return (degree - 1) * hide(rates, compute, kv) + compute
 
 
-@njit(cache=True)
+@kernel
 def backward_ring(rates: Rates, degree: int, compute: float, kv: float, dkv: float) -> float:
     """Return the backward time of a ring's rounds, degree 2 or more, the forward one run again left out."""
     middle = (degree - 2) * hide(rates, compute, kv + dkv)
     return hide(rates, compute, kv) + middle + hide(rates, compute, dkv) + dkv
 
 
-@njit(cache=True)
+@kernel
 def whole(rates: Rates, tokens: float) -> float:
     """Return the time of an uncut sequence, the micro-batch's own left out."""
     pairs = tokens * (tokens + 1.0) / 2.0
@@ -66,7 +67,7 @@ def whole(rates: Rates, tokens: float) -> float:
     return (rates.token_f + rates.token_b) * tokens + attention + rates.sequence
 
 
-@njit(cache=True)
+@kernel
 def shared(rates: Rates, tokens: float, degree: int, far: float) -> float:
     """Return the time of a sequence on a ring of `degree`; `far` is 1 inside a node, `rates.far` between nodes."""
     if degree == 1:
@@ -81,7 +82,7 @@ def shared(rates: Rates, tokens: float, degree: int, far: float) -> float:
     return linear + forward * (1.0 + rates.again) + backward + rates.sequence
 
 
-@njit(cache=True)
+@kernel
 def wholes(rates: Rates, lengths: np.ndarray) -> np.ndarray:
     """Return the times of uncut sequences, rounded to whole nanoseconds."""
     times = np.empty(len(lengths), np.int64)

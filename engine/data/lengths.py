@@ -15,7 +15,7 @@ from engine.config.schema import Config
 from engine.data.files import kind, reading
 from engine.data.index import build_index
 from engine.data.mixes import draw
-from engine.data.steps import Cursor, next_step, piece_bounds
+from engine.data.steps import Cursor, fitting, next_step, piece_bounds
 from engine.errors import DataError, Problem
 from engine.planner.plan import Ints
 
@@ -36,7 +36,7 @@ def step_lengths(config: Config, steps: int) -> Iterator[Ints]:
         yield from islice(packed(documents, config.batch_tokens, config.context), steps)
     else:
         for step in range(steps):
-            yield draw(source, config.batch_tokens, config.context, config.run.seed + step)
+            yield draw(source, config.batch_tokens, config.context, config.run.seed, step)
 
 
 def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
@@ -45,14 +45,12 @@ def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
     A step takes documents until the next would pass `batch_tokens`, and at least one; they are cut at `context`. After
     the last document the first follows.
     """
-    start, total = 0, int(documents.sum())
-    rounds, rest = divmod(batch_tokens, total)
+    start, rounds = 0, batch_tokens // int(documents.sum())
     while True:
-        ahead = np.roll(documents, -start)
-        fitting = rounds * len(ahead) + int(np.searchsorted(np.cumsum(ahead), rest, side="right"))
-        count = max(1, fitting)
-        yield piece_bounds(np.resize(ahead, count), context)[2]
-        start = (start + count) % len(ahead)
+        ahead = np.tile(np.roll(documents, -start), rounds + 1)
+        count = fitting(ahead, batch_tokens)
+        yield piece_bounds(ahead[:count], context)[2]
+        start = (start + count) % len(documents)
 
 
 def read_lengths(path: Path) -> Ints:

@@ -15,7 +15,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from engine.config import schema
-from engine.data.steps import piece_bounds
+from engine.data.steps import fitting, piece_bounds
 from engine.planner.plan import Ints
 
 Floats = NDArray[np.float64]
@@ -112,19 +112,21 @@ MIXES: Mapping[str, Callable[[Generator, schema.Lengths, int], Ints]] = {
 }
 
 
-def draw_documents(lengths: schema.Lengths, tokens: int, seed: int) -> Ints:
-    """Return the document lengths of one step: drawn until the next would pass `tokens`, and at least one."""
-    random = Generator(Philox(key=seed))
+def draw_documents(lengths: schema.Lengths, tokens: int, seed: int, step: int = 0) -> Ints:
+    """Return the document lengths of one step: drawn until the next would pass `tokens`, and at least one.
+
+    Steps of a seed, and any two seeds, are independent of each other: a sum of both would give one step to several.
+    """
+    random = Generator(Philox(key=np.array([seed, step], dtype=np.uint64)))
     drawn = np.empty(0, dtype=np.int64)
     while drawn.sum() <= tokens:
         drawn = np.concatenate([drawn, MIXES[lengths.name](random, lengths, max(_DRAWN_FIRST, len(drawn)))])
-    fitting = int(np.searchsorted(np.cumsum(drawn), tokens, side="right"))
-    return drawn[: max(1, fitting)]
+    return drawn[: fitting(drawn, tokens)]
 
 
-def draw(lengths: schema.Lengths, batch_tokens: int, context: int, seed: int) -> Ints:
+def draw(lengths: schema.Lengths, batch_tokens: int, context: int, seed: int, step: int = 0) -> Ints:
     """Return the sequence lengths of one step of a mix, int64[S]: its documents, cut at `context`."""
-    return piece_bounds(draw_documents(lengths, batch_tokens, seed), context)[2]
+    return piece_bounds(draw_documents(lengths, batch_tokens, seed, step), context)[2]
 
 
 def write_jsonl(path: Path, lengths: Iterable[int], text: bytes, seed: int) -> None:

@@ -63,6 +63,11 @@ def piece_bounds(lengths: Ints, context: int) -> tuple[Ints, Ints, Ints]:
     return owner, start, np.minimum(context, lengths[owner] - start)
 
 
+def fitting(lengths: Ints, tokens: int) -> int:
+    """Return how many of `lengths` [N], in their order, come before the next would pass `tokens`; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(lengths), tokens, side="right")))
+
+
 def cut(documents: Ints, index: Index, context: int) -> SequenceTable:
     """Return the sequences of documents. Every input is in exactly one, and each has the token after it as its label.
 
@@ -76,7 +81,8 @@ def next_step(index: Index, cursor: Cursor, seed: int, batch_tokens: int, contex
     """Return a step's sequences and where the following step begins.
 
     A step takes documents in order until the next would pass `batch_tokens` inputs; a longer document is a step of its
-    own. What an epoch leaves joins the next epoch.
+    own. What an epoch leaves joins the next epoch. One by one and not by `fitting`, which would add up all that is left
+    of an epoch for each step.
     """
     documents: list[int] = []
     tokens = 0
@@ -99,8 +105,7 @@ def validation_table(index: Index, context: int, tokens: int) -> SequenceTable:
     """
     pieces = cut(np.flatnonzero(index.validation).astype(np.int64), index, context)
     order = _order(len(pieces), seed=0, epoch=0)
-    fitting = int(np.searchsorted(np.cumsum(pieces.length[order]), tokens, side="right"))
-    return _select(pieces, order[: max(1, fitting) if tokens else 0])
+    return _select(pieces, order[: fitting(pieces.length[order], tokens) if tokens else 0])
 
 
 @lru_cache(maxsize=2)

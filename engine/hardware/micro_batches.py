@@ -31,7 +31,7 @@ def micro_batch(case: Case, rank: int, ranks: int) -> MicroBatch:
 
 
 def _run(engine: ZeroEngine, micro: MicroBatch, context: RankContext, vocab: int) -> Run:
-    slices, watch = _random_slices(micro, vocab), Stopwatch(context.device)
+    slices, watch = random_slices(micro, vocab), Stopwatch(context.device)
     loss_tokens = len(slices.tokens)
 
     def run() -> tuple[float, float]:
@@ -45,7 +45,7 @@ def _run(engine: ZeroEngine, micro: MicroBatch, context: RankContext, vocab: int
     return run
 
 
-def _random_slices(micro: MicroBatch, vocab: int) -> Slices:
+def random_slices(micro: MicroBatch, vocab: int) -> Slices:
     """Return random tokens at the positions of the micro-batch's shards."""
     spans = [span for shard in micro.shards for span in shard_spans(shard.length, shard.degree, shard.part)]
     positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])

@@ -11,10 +11,11 @@ from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.data.index import Index, build_index, check_fingerprint
 from engine.errors import ConfigError, RunFolderError
+from engine.files import write_durably
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics
 from engine.trainer.checkpoint import TrainState
-from engine.trainer.folder import RunFolder, write_durably, write_json
+from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.lineage import check_lineage
 
 Say = Callable[[str], None]

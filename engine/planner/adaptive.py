@@ -10,7 +10,7 @@ A pure function of lengths and settings: no clock, no random numbers but a fixed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from engine.planner.balanced import balanced
@@ -24,17 +24,23 @@ from engine.planner.slotted import plan_in_slots
 from engine.planner.small import is_small, searched
 from engine.planner.staged import staged
 from engine.planner.static import degree, static
+from engine.planner.timing import makespan
 
 Planner = Callable[[Ints, PlanSettings], StepPlan]
+_A_RANK = 2  # sequences a rank up to which a step is a matter of luck, and others' plans are tried
 _LARGE = 4096  # sequences from which only the more promising of both is tried
-_FEW = 2**17  # shards up to which other planners' plans are tried in slots
+_FEW = 2**10  # sequences up to which other planners' plans are tried in slots: a slot of few is a matter of luck
+_FEW_SHARDS = 2**15  # and shards of the static one, which comes nearest
 _WORTH = 0.999  # offload is taken only where it shortens the step
 
 
 def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan a step in the settings' mode."""
     if settings.mode == "free":
-        return _free(lengths, settings)
+        plan = _free(lengths, settings)
+        if len(lengths) > min(_A_RANK * settings.ranks, _LARGE):
+            return plan
+        return _shortest([plan, *(planner(lengths, settings) for planner in (balanced, static))], settings)
     if settings.mode == "pipeline":
         return staged(plan_in_slots(problem_of(lengths, settings), settings), settings.stages)
     free = replace(settings, mode="free")
@@ -56,10 +62,15 @@ def _free(lengths: Ints, settings: PlanSettings) -> StepPlan:
     return plan_of(plain, best, settings) if found is None else found
 
 
+def _shortest(plans: Sequence[StepPlan], settings: PlanSettings) -> StepPlan:
+    """Return the plan that takes the least time, the first of equal ones."""
+    best = min(plans, key=lambda plan: makespan(plan, settings))
+    return replace(best, planner="adaptive")
+
+
 def _others(lengths: Ints, settings: PlanSettings) -> Iterator[Planner]:
-    """Yield the planners whose plans may be better in slots than ours: steps of few slots are a matter of luck."""
-    yield _free
+    """Yield the planners whose plans may be better in slots than ours."""
     if len(lengths) <= _FEW:
-        yield from (naive, balanced)
-    if len(lengths) * degree(settings) <= _FEW:
+        yield from (_free, naive, balanced)
+    if len(lengths) * degree(settings) <= _FEW_SHARDS:
         yield static

@@ -48,7 +48,7 @@ Timed = list[tuple[int, Group]]  # groups with the time at which they may start
 
 def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan a step: long sequences first, each on the least busy ranks, then short ones into what is left."""
-    capacity = settings.capacity
+    capacity = settings.least_capacity
     order = np.argsort(-lengths, kind="stable")
     load = np.zeros(settings.ranks, dtype=np.int64)
     degrees, offload = equation_3(lengths, settings)
@@ -60,7 +60,7 @@ def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
     for share in gaps + ends:
         timed += _packed(share, lengths, capacity)
     timed.sort(key=lambda item: item[0])
-    return emit("balanced", "free", settings.ranks, capacity, lengths, [group for _, group in timed], offload)
+    return emit("balanced", "free", settings.ranks, settings.capacity, lengths, [group for _, group in timed], offload)
 
 
 def _place_rings(

@@ -2,16 +2,17 @@
 
 The bound is the smallest T with  sum over s of min{ D t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true
 time of sequence s on a ring of D: no rank is ever idle, and each sequence takes the cheapest ring that is done by T. A
-micro-batch's fixed cost is shared out by its tokens: C of them at most pay for one. Found by bisection.
+micro-batch's fixed cost is shared out by its tokens: as many as the largest rank holds pay for one (no planner packs
+whole sequences beyond that, although offload would allow it). Found by bisection.
 Letters: S sequences in descending order of length, P ranks.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from engine.compiled import kernel
 from engine.cost.times import Rates, shared
 from engine.planner.plan import Ints
 
@@ -19,14 +20,14 @@ Floats = NDArray[np.float64]
 _NEAR = 1e-4  # relative width at which the bisection ends
 
 
-@njit(cache=True)
+@kernel
 def ring_time(rates: Rates, tokens: float, degree: int, node: int, share: float) -> float:
-    """Return t(s, D), inside a node if it fits there, with its share of a micro-batch's fixed cost."""
+    """Return t(s, D), inside a node if it fits there, with its share of a micro-batch's fixed cost: all at most."""
     far = rates.far if degree > node else 1.0
-    return shared(rates, tokens, degree, far) + share * tokens / degree
+    return shared(rates, tokens, degree, far) + min(share * tokens / degree, rates.micro)
 
 
-@njit(cache=True)
+@kernel
 def least_degree(rates: Rates, tokens: float, floor: int, most: int, node: int, share: float, limit: float) -> int:
     """Return the least degree from `floor` on whose time is at most `limit`, or 0 if none is.
 
@@ -47,7 +48,7 @@ def least_degree(rates: Rates, tokens: float, floor: int, most: int, node: int, 
     return _between(rates, tokens, low - 1, high, node, share, limit)
 
 
-@njit(cache=True)
+@kernel
 def fastest(rates: Rates, tokens: float, low: int, high: int, node: int, share: float) -> int:
     """Return the degree in low .. high, all inside a node or all beyond it, whose time is the least."""
     while low < high:
@@ -59,7 +60,7 @@ def fastest(rates: Rates, tokens: float, low: int, high: int, node: int, share: 
     return low
 
 
-@njit(cache=True)
+@kernel
 def _between(rates: Rates, tokens: float, low: int, high: int, node: int, share: float, limit: float) -> int:
     """Return the least degree above `low` that keeps the limit, where `high` does and times fall."""
     while high - low > 1:
@@ -71,7 +72,7 @@ def _between(rates: Rates, tokens: float, low: int, high: int, node: int, share:
     return high
 
 
-@njit(cache=True)
+@kernel
 def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ranks: int, power: float) -> float:
     """Return the bound, ns, of sequences whose least degrees are `floors` [S]; `power` is the ranks' speed together."""
     count = len(lengths)
@@ -93,7 +94,7 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ra
     return high
 
 
-@njit(cache=True)
+@kernel
 def _work(
     rates: Rates,
     lengths: Ints,

@@ -6,12 +6,13 @@ They read plans whose arrays are well-formed (rule 0, rows.py). Letters: P ranks
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.plan import Ints
+from engine.planner.rows import following
 
 
-@njit(cache=True)
+@kernel
 def not_once(shard_order: Ints) -> int:
     """Return the first shard that is in several micro-batches; if there is none, every shard is in one."""
     held = np.zeros(len(shard_order), np.bool_)
@@ -22,7 +23,7 @@ def not_once(shard_order: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def astray(micro_start: Ints, shard_start: Ints, shard_order: Ints, ring_ranks: Ints) -> int:
     """Return the first place in `shard_order` whose shard is on another rank than its ring says."""
     for rank in range(len(micro_start) - 1):
@@ -32,19 +33,19 @@ def astray(micro_start: Ints, shard_start: Ints, shard_order: Ints, ring_ranks: 
     return -1
 
 
-@njit(cache=True)
-def twice_in_ring(ring_start: Ints, ring_ranks: Ints, ranks: int) -> int:
-    """Return the first shard whose rank holds another one of the same sequence before it."""
-    latest = np.full(ranks, -1)  # by rank: the sequence of its latest shard
-    for sequence in range(len(ring_start) - 1):
-        for shard in range(ring_start[sequence], ring_start[sequence + 1]):
-            if latest[ring_ranks[shard]] == sequence:
-                return shard
-            latest[ring_ranks[shard]] = sequence
+@kernel
+def twice_in_row(start: Ints, values: Ints, end: int) -> int:
+    """Return the first place whose value, one of 0 .. end - 1, stands before it in the same row."""
+    latest = np.full(end, -1)  # by value: the row of its latest place
+    for row in range(len(start) - 1):
+        for place in range(start[row], start[row + 1]):
+            if latest[values[place]] == row:
+                return place
+            latest[values[place]] = row
     return -1
 
 
-@njit(cache=True)
+@kernel
 def other_gang(gang: Ints, label: Ints) -> int:
     """Return the first micro-batch whose gang differs from another's that rings connect with it (`label` [M])."""
     for micro in range(len(gang)):
@@ -53,31 +54,19 @@ def other_gang(gang: Ints, label: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
-def unconnected(gang: Ints, label: Ints) -> int:
-    """Return the first micro-batch whose gang has one before it that no rings connect with it."""
-    labels = np.full(len(gang), -1)  # by gang
+@kernel
+def mixed_gang(gang: Ints, values: Ints) -> int:
+    """Return the first micro-batch whose gang has one before it of another value, [M]; values are not negative."""
+    found = np.full(len(gang), -1)  # by gang
     for micro in range(len(gang)):
-        if labels[gang[micro]] < 0:
-            labels[gang[micro]] = label[micro]
-        elif labels[gang[micro]] != label[micro]:
+        if found[gang[micro]] < 0:
+            found[gang[micro]] = values[micro]
+        elif found[gang[micro]] != values[micro]:
             return micro
     return -1
 
 
-@njit(cache=True)
-def twice_in_gang(gang: Ints, micro_start: Ints) -> int:
-    """Return the first micro-batch whose rank has another one of the same gang before it."""
-    latest = np.full(len(gang), -1)  # by gang: the latest rank
-    for rank in range(len(micro_start) - 1):
-        for micro in range(micro_start[rank], micro_start[rank + 1]):
-            if latest[gang[micro]] == rank:
-                return micro
-            latest[gang[micro]] = rank
-    return -1
-
-
-@njit(cache=True)
+@kernel
 def out_of_order(slot: Ints, micro_start: Ints) -> int:
     """Return the first micro-batch whose slot is not its place among those of its rank."""
     for rank in range(len(micro_start) - 1):
@@ -87,19 +76,7 @@ def out_of_order(slot: Ints, micro_start: Ints) -> int:
     return -1
 
 
-@njit(cache=True)
-def two_slots(gang: Ints, slot: Ints) -> int:
-    """Return the first micro-batch whose gang has one before it in another slot."""
-    slots = np.full(len(gang), -1)  # by gang
-    for micro in range(len(gang)):
-        if slots[gang[micro]] < 0:
-            slots[gang[micro]] = slot[micro]
-        elif slots[gang[micro]] != slot[micro]:
-            return micro
-    return -1
-
-
-@njit(cache=True)
+@kernel
 def crossed(ring_start: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -> int:
     """Return the first shard that its rank sends to another before one that it receives later.
 
@@ -109,7 +86,7 @@ def crossed(ring_start: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -
     place = np.empty(len(shard_order), np.int64)
     for at in range(len(shard_order)):
         place[shard_order[at]] = at
-    after = _next_shards(ring_start)
+    after = following(ring_start)
     sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the rank that `latest` is of
     for shard in shard_order:
         if after[shard] == shard:
@@ -119,12 +96,3 @@ def crossed(ring_start: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -
             return shard
         sender[target], latest[target] = source, place[after[shard]]
     return -1
-
-
-@njit(cache=True)
-def _next_shards(ring_start: Ints) -> Ints:
-    """Return the next shard of the ring of each, [K]; itself if it is alone."""
-    after = np.arange(1, ring_start[-1] + 1)
-    for ring in range(len(ring_start) - 1):
-        after[ring_start[ring + 1] - 1] = ring_start[ring]
-    return after

@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
+from engine.compiled import kernel
 from engine.cost.model import PPM, Costs
 from engine.cost.times import Rates, hide
 from engine.planner import loads
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.rows import grouped
 
 Floats = NDArray[np.float64]
 
@@ -74,26 +75,20 @@ def by_slot(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
 def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
     """Return for each shard 1 if the hop to the next part of its ring leaves the node, else 0, [K]."""
     node = cluster.node_of[plan.ring_ranks]
-    return (node != node[next_part(plan)]).astype(np.int64)
-
-
-def next_part(plan: StepPlan) -> Ints:
-    """Return for each shard the one that its ring's next member holds, [K]."""
-    following = np.arange(1, len(plan.ring_ranks) + 1)
-    following[plan.ring_start[1:] - 1] = plan.ring_start[:-1]
-    return following
+    return (node != node[loads.next_shards(plan)]).astype(np.int64)
 
 
 def _rows(plan: StepPlan, cluster: Cluster) -> _Rows:
-    gangs = int(plan.gang.max()) + 1
+    member_start, members = grouped(plan.gang, int(plan.gang.max()) + 1)
+    tokens, pairs = loads.shard_loads(plan)
     return _Rows(
-        member_start=np.concatenate([[0], np.cumsum(np.bincount(plan.gang, minlength=gangs))]),
-        members=np.argsort(plan.gang, kind="stable"),
+        member_start=member_start,
+        members=members,
         shard_start=plan.shard_start,
         shard_order=plan.shard_order,
         degree=plan.degrees[plan.shard_sequence],
-        tokens=loads.shard_tokens(plan),
-        pairs=loads.shard_pairs(plan),
+        tokens=tokens,
+        pairs=pairs,
         cross=crossing(plan, cluster),
         node=cluster.node_of[plan.micro_rank],
         slow=100.0 / cluster.speed[plan.micro_rank],
@@ -101,7 +96,7 @@ def _rows(plan: StepPlan, cluster: Cluster) -> _Rows:
     )
 
 
-@njit(cache=True)
+@kernel
 def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats]:
     """Return each micro-batch's forward and backward time beside its rings' rounds, [M]: whole sequences included."""
     forward = np.zeros(len(rows.node))
@@ -121,7 +116,7 @@ def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-@njit(cache=True)
+@kernel
 def _gangs(
     rates: Rates, nics: float, rows: _Rows, linear_f: Floats, linear_b: Floats, nodes: int
 ) -> tuple[Floats, Floats, Floats, Floats]:
@@ -148,7 +143,7 @@ def _gangs(
     return forward, backward, exposed, compute
 
 
-@njit(cache=True)
+@kernel
 def _tokens(rows: _Rows, m: int) -> int:
     tokens = 0
     for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
@@ -156,7 +151,7 @@ def _tokens(rows: _Rows, m: int) -> int:
     return tokens
 
 
-@njit(cache=True)
+@kernel
 def _rounds(
     rates: Rates, nics: float, rows: _Rows, members: Ints, way: _Pass, compute: Floats, leaving: Floats
 ) -> tuple[float, float]:
@@ -172,7 +167,7 @@ def _rounds(
     return total, waits
 
 
-@njit(cache=True)
+@kernel
 def _changes(rows: _Rows, members: Ints) -> NDArray[np.bool_]:
     """Return True for rounds in which a ring does something else: 0, 1, its last two, the one after; and the end."""
     largest = 1
@@ -189,7 +184,7 @@ def _changes(rows: _Rows, members: Ints) -> NDArray[np.bool_]:
     return changes
 
 
-@njit(cache=True)
+@kernel
 def _until(changes: NDArray[np.bool_], round_: int) -> int:
     """Return the first change from `round_` on."""
     while not changes[round_]:
@@ -197,7 +192,7 @@ def _until(changes: NDArray[np.bool_], round_: int) -> int:
     return round_
 
 
-@njit(cache=True)
+@kernel
 def _round(
     rates: Rates,
     nics: float,
@@ -239,7 +234,7 @@ def _round(
     return longest, busiest
 
 
-@njit(cache=True)
+@kernel
 def _sent(rates: Rates, degree: int, tokens: int, way: _Pass, round_: int) -> tuple[float, float]:
     """Return the time that a shard's transfers of a round take inside a node, latency left out, and how many they are.
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.errors import PlanError
 from engine.planner.gangs import components, numbered
 from engine.planner.plan import Ints, StepPlan
@@ -113,7 +113,7 @@ def _none(micro_batches: int) -> Ints:
     return np.zeros(micro_batches, dtype=np.int64)
 
 
-@njit(cache=True)
+@kernel
 def _in_turn(
     group: Ints, groups: int, sequences: Ints, ring_start: Ints, ring_ranks: Ints, ranks: int
 ) -> tuple[Ints, Ints, Ints]:
@@ -142,7 +142,7 @@ def _in_turn(
     return shard_micro, micro_start, micro_group
 
 
-@njit(cache=True)
+@kernel
 def _in_slots(
     group: Ints, slots: int, sequences: Ints, ring_start: Ints, ring_ranks: Ints, ranks: int
 ) -> tuple[Ints, Ints, Ints]:
@@ -154,7 +154,7 @@ def _in_slots(
     return shard_micro, np.arange(ranks + 1) * slots, np.arange(ranks * slots) % slots
 
 
-@njit(cache=True)
+@kernel
 def _most(offload: Ints, shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
     most = np.zeros(micro_batches, np.int64)
     for sequence in range(len(offload)):

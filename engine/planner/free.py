@@ -30,6 +30,9 @@ _MORE = (
     (0.9, 0.002, 1.0, 8, 0.05, 1.0),
     (0.75, 0.002, 1.5, 8, 0.05, 1.0),
     (0.5, 0.002, 1.0, 8, 0.05, 1.0),
+    (1.1, 0.002, 1.0, 8, 0.05, 1.1),  # of few sequences a rank, some ranks get two: longer rings lose nothing
+    (1.25, 0.002, 1.0, 8, 0.05, 1.25),
+    (1.5, 0.002, 1.0, 8, 0.05, 1.5),
 )
 _MUCH = 0.05  # share of the work in whole sequences from which the first rule goes first
 _LARGE = 4096  # sequences from which two rules must do, and nearness is less near
@@ -73,8 +76,8 @@ def best_candidate(problem: Problem) -> Candidate:
 
 def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, int, float, float], ...]:
     """Return the rules to try, in order."""
-    wholes = problem.times[problem.lengths <= problem.ranks.holds.min()].sum()
-    first = _EVEN if wholes > _MUCH * problem.times.sum() else _EVEN[::-1]
+    longer = int((problem.lengths > problem.ranks.holds.min()).sum())
+    first = _EVEN if problem.work(after=longer) > _MUCH * problem.work() else _EVEN[::-1]
     return first if large else first + _MORE
 
 
@@ -137,6 +140,6 @@ def on_neighbours(problem: Problem, group: Ints, degree: Ints, first: Ints, sett
         group[back],
         ring_start,
         ring_ranks,
-        memory.offload(problem.lengths, degree, settings)[back],
+        memory.of_rings(problem.lengths[back], ring_start, ring_ranks, settings),
         settings.stages,
     )

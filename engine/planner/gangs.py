@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.plan import Ints
 
 
-@njit(cache=True)
+@kernel
 def components(shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
     """Return for each micro-batch the smallest number of those connected with it through rings, [M].
 
@@ -27,7 +27,7 @@ def components(shard_micro: Ints, ring_start: Ints, micro_batches: int) -> Ints:
     return smaller
 
 
-@njit(cache=True)
+@kernel
 def numbered(label: Ints, order: Ints) -> Ints:
     """Return the components' numbers, [M], from 0 on in the order in which `order` meets them."""
     number = np.full(len(label), -1)
@@ -41,7 +41,7 @@ def numbered(label: Ints, order: Ints) -> Ints:
     return gang
 
 
-@njit(cache=True)
+@kernel
 def _root(smaller: Ints, micro: int) -> int:
     while smaller[micro] != micro:
         smaller[micro] = smaller[smaller[micro]]  # halves the way for the next time

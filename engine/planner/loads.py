@@ -6,19 +6,16 @@ Letters: S sequences, P ranks, K shards, M micro-batches (plan.py).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.plan import Ints, StepPlan
+from engine.planner.rows import following
+from engine.planner.schedule import chunk_start, part_tokens
 
 
-def shard_tokens(plan: StepPlan) -> Ints:
-    """Return the tokens of each shard, [K]."""
-    return _tokens(plan.lengths, plan.ring_start)
-
-
-def shard_pairs(plan: StepPlan) -> Ints:
-    """Return the (query, key) pairs of each shard, [K]: the query at position p meets p + 1 keys."""
-    return _pairs(plan.lengths, plan.ring_start)
+def shard_loads(plan: StepPlan) -> tuple[Ints, Ints]:
+    """Return each shard's tokens, [K], and its (query, key) pairs, [K]: the query at position p meets p + 1 keys."""
+    return _shard_loads(plan.lengths, plan.ring_start)
 
 
 def micro_tokens(plan: StepPlan) -> Ints:
@@ -34,6 +31,11 @@ def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
     return _micro_loads(plan.lengths, plan.ring_start, plan.shard_micro, plan.micro_batches)
 
 
+def next_shards(plan: StepPlan) -> Ints:
+    """Return for each shard the one that its ring's next member holds, [K]; itself without a ring."""
+    return following(plan.ring_start)
+
+
 def neighbours(plan: StepPlan) -> tuple[Ints, Ints]:
     """Return the rank that each shard is sent to, and the one that its rank receives from, [K]; -1 without a ring."""
     return _neighbours(plan.ring_start, plan.ring_ranks)
@@ -44,38 +46,21 @@ def peers(plan: StepPlan) -> Ints:
     return _peers(plan.micro_start, plan.shard_start, plan.shard_order, *neighbours(plan))
 
 
-@njit(cache=True)
-def part_tokens(size: int, longer: int, degree: int, part: int) -> int:
-    """Return a shard's tokens: chunks `part` and 2D-1-part of 2D, `longer` of them size + 1 (schedule.shard_spans)."""
-    return 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
-
-
-@njit(cache=True)
-def _tokens(lengths: Ints, ring_start: Ints) -> Ints:
-    tokens = np.empty(ring_start[-1], np.int64)
-    for sequence in range(len(lengths)):
-        first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
-        size, longer = divmod(lengths[sequence], 2 * degree)
-        for part in range(degree):
-            tokens[first + part] = part_tokens(size, longer, degree, part)
-    return tokens
-
-
-@njit(cache=True)
-def _pairs(lengths: Ints, ring_start: Ints) -> Ints:
-    pairs = np.zeros(ring_start[-1], np.int64)
+@kernel
+def _shard_loads(lengths: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
+    tokens, pairs = np.zeros(ring_start[-1], np.int64), np.zeros(ring_start[-1], np.int64)
     for sequence in range(len(lengths)):
         first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
         size, longer = divmod(lengths[sequence], 2 * degree)
         for part in range(degree):
             for chunk in (part, 2 * degree - 1 - part):
-                start = chunk * size + min(chunk, longer)
-                stop = start + size + int(chunk < longer)
+                start, stop = chunk_start(size, longer, chunk), chunk_start(size, longer, chunk + 1)
+                tokens[first + part] += stop - start
                 pairs[first + part] += (stop * (stop + 1) - start * (start + 1)) // 2
-    return pairs
+    return tokens, pairs
 
 
-@njit(cache=True)
+@kernel
 def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int) -> tuple[Ints, Ints]:
     tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
     for sequence in range(len(lengths)):
@@ -91,21 +76,18 @@ def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batch
     return tokens, buffers
 
 
-@njit(cache=True)
+@kernel
 def _neighbours(ring_start: Ints, ring_ranks: Ints) -> tuple[Ints, Ints]:
     target, source = np.full(len(ring_ranks), -1), np.full(len(ring_ranks), -1)
-    for ring in range(len(ring_start) - 1):
-        before = ring_start[ring + 1] - 1
-        if before == ring_start[ring]:
-            continue
-        for shard in range(ring_start[ring], ring_start[ring + 1]):
-            target[before] = ring_ranks[shard]
-            source[shard] = ring_ranks[before]
-            before = shard
+    after = following(ring_start)
+    for shard in range(len(ring_ranks)):
+        if after[shard] != shard:
+            target[shard] = ring_ranks[after[shard]]
+            source[after[shard]] = ring_ranks[shard]
     return target, source
 
 
-@njit(cache=True)
+@kernel
 def _peers(micro_start: Ints, shard_start: Ints, shard_order: Ints, target: Ints, source: Ints) -> Ints:
     ranks = len(micro_start) - 1
     seen = np.full(ranks, -1)  # by peer: the last rank that counted it

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from engine.compiled import kernel
 from engine.planner.emit import build
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rows import grouped
@@ -34,7 +34,7 @@ def _first_free(plan: StepPlan) -> Ints:
     return _slots(start, plan.micro_rank[working[items]], plan.ranks)
 
 
-@njit(cache=True)
+@kernel
 def _slots(start: Ints, members: Ints, ranks: int) -> Ints:
     """Return the first slot in which all ranks of a gang, members[start[g]] .. members[start[g + 1] - 1], are free."""
     slots = np.zeros(len(start) - 1, np.int64)
@@ -57,7 +57,7 @@ def _slots(start: Ints, members: Ints, ranks: int) -> Ints:
     return slots
 
 
-@njit(cache=True)
+@kernel
 def _busy(taken: NDArray[np.bool_], ranks: Ints, slot: int) -> bool:
     busy = False
     for rank in ranks:
@@ -65,7 +65,7 @@ def _busy(taken: NDArray[np.bool_], ranks: Ints, slot: int) -> bool:
     return busy
 
 
-@njit(cache=True)
+@kernel
 def _wider(taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
     ranks, slots = taken.shape
     wider = np.zeros((ranks, 2 * slots), np.bool_)

@@ -35,8 +35,10 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
     ConfigError for a sequence that the ranks cannot hold together, MemoryFitError where a full micro-batch does not fit
     the device, and PlanError for a planner's mistake.
     """
-    lengths = np.array(lengths, dtype=np.int64)  # a copy: a plan shares no memory with its caller
-    _check_lengths(lengths, settings)
+    _check_nodes(settings)
+    given = np.asarray(lengths)
+    _check_lengths(given, settings)
+    lengths = given.astype(np.int64)  # a copy: a plan shares no memory with its caller
     _check_memory(int(lengths.sum()), settings)
     plan = _in_mode(PLANNERS[settings.planner](lengths, settings), settings)
     if not np.array_equal(plan.lengths, lengths):
@@ -54,21 +56,32 @@ def _in_mode(plan: StepPlan, settings: PlanSettings) -> StepPlan:
 
 
 def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
-    if lengths.ndim != 1 or len(lengths) == 0:
+    if lengths.size == 0:
         raise DataError("a step without any sequence cannot be planned")
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise DataError(f"lengths are a row of whole numbers, not {lengths.ndim} dimensions of {lengths.dtype}")
     if lengths.min() < 1:
         at = int(np.argmax(lengths < 1))
         raise DataError(f"sequence {at} has {lengths[at]} tokens; every sequence of a step has at least one")
-    longest, holds = int(lengths.max()), settings.ranks * int(settings.capacities.min())
+    longest, holds = int(lengths.max()), settings.ranks * settings.least_capacity
     if longest > settings.context:
         message = f"a sequence of {format_count(longest)} tokens is longer than {format_count(settings.context)}"
         raise ConfigError(message, key="context", hint="cut documents to the context")
     if longest > holds:
         message = (
             f"a sequence of {format_count(longest)} tokens does not fit: {settings.ranks} ranks x capacity "
-            f"{format_count(int(settings.capacities.min()))} hold {format_count(holds)}"
+            f"{format_count(settings.least_capacity)} hold {format_count(holds)}"
         )
         raise ConfigError(message, key="context", hint=f"context={holds}, or a larger capacity, or more ranks")
+
+
+def _check_nodes(settings: PlanSettings) -> None:
+    """Refuse a node whose ranks hold nothing."""
+    least = int(np.argmin(settings.capacities))
+    if settings.capacities[least] < 1:
+        host = settings.cluster.nodes[int(settings.cluster.node_of[least])].host
+        message = f"a rank of node {host} holds not one token beside the model states"
+        raise MemoryFitError(message, key="cluster.hostfile", hint="leave the node out, or take more ranks")
 
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:

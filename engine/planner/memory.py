@@ -60,7 +60,7 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     that empties the interval it is r = 0 too (our reading). The degree is raised where the working set of so many
     tokens, which the equation leaves out, would not fit the device or the host.
     """
-    layers, capacity = settings.costs.layers, settings.capacity
+    layers, capacity = settings.costs.layers, settings.least_capacity
     plain = -(-lengths // capacity)
     if not settings.offload or layers <= 2:
         return plain, np.zeros(len(lengths), dtype=np.int64)
@@ -72,20 +72,31 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     fewer = np.maximum(fewer, -(-lengths // int(most_tokens(settings).min())))
     taken = (most >= least) & (fewer < plain)
     degree = np.where(taken, fewer, plain)
-    return degree, offload(lengths, degree, settings)
+    anywhere = np.array([[capacity], [int(settings.cluster.memory.min())]])
+    return degree, offload(lengths, degree, np.repeat(anywhere, len(lengths), axis=1), settings)
 
 
-def offload(lengths: Ints, degrees: Ints, settings: PlanSettings) -> Ints:
-    """Return the least ratio, ppm, at which each sequence's largest shard fits every rank, [S]; 0 if it fits whole."""
+def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSettings) -> Ints:
+    """Return the least ratio, ppm, at which each sequence fits the ranks of its ring (planner/plan.py), [S]."""
+    if not settings.offload:
+        return np.zeros(len(lengths), dtype=np.int64)
+    holds = np.stack([settings.capacities, settings.cluster.memory])[:, ring_ranks]
+    return offload(lengths, np.diff(ring_start), np.minimum.reduceat(holds, ring_start[:-1], axis=1), settings)
+
+
+def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -> Ints:
+    """Return the least ratio, ppm, at which each sequence's largest shard fits, [S]; 0 if it fits whole.
+
+    `holds` [2, S] are the least capacity, in tokens, and the least memory, in bytes, of the ranks of its ring.
+    """
     costs, layers = settings.costs, settings.costs.layers
     tokens = -(-lengths // degrees)
-    capacity = int(settings.capacities.min())
     ratio = np.zeros(len(lengths), dtype=np.int64)
-    large = np.flatnonzero(tokens > capacity)
+    large = np.flatnonzero(tokens > holds[0])
     if len(large) == 0 or layers <= 2:
         return ratio
-    shard = tokens[large]
+    shard, (capacity, memory) = tokens[large], holds[:, large]
     beside = costs.fixed_bytes + (costs.working_bytes + costs.ring_bytes) * shard
-    stays = np.minimum(capacity, (int(settings.cluster.memory.min()) - beside) // costs.token_bytes)
+    stays = np.minimum(capacity, (memory - beside) // costs.token_bytes)
     ratio[large] = np.minimum(PPM, PPM - (stays * layers * PPM // shard - 2 * PPM) // (layers - 2))
     return ratio

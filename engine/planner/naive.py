@@ -19,7 +19,7 @@ from engine.planner.settings import PlanSettings
 
 def naive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan a step: rings for the long, best-fit packs of C tokens for the rest, round-robin."""
-    ranks, capacity = settings.ranks, settings.capacity
+    ranks, capacity = settings.ranks, settings.least_capacity
     degrees, offload = equation_3(lengths, settings)
     groups: list[Group] = []
     next_rank = 0
@@ -31,4 +31,4 @@ def naive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     for items in best_fit(lengths[short].tolist(), capacity):
         groups.append([(sequence, (next_rank,)) for sequence in short[items].tolist()])
         next_rank = (next_rank + 1) % ranks
-    return emit("naive", "free", ranks, capacity, lengths, groups, offload)
+    return emit("naive", "free", ranks, settings.capacity, lengths, groups, offload)

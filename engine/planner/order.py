@@ -15,8 +15,8 @@ A pipeline of 3 stages runs 4 micro-batches in 1F1B order: stage p begins with n
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.errors import PlanError
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rows import grouped
@@ -131,7 +131,7 @@ def _few(gangs: Ints) -> str:
     return ", ".join(shown) + (", ..." if len(np.unique(gangs)) > 3 else "")
 
 
-@njit(cache=True)
+@kernel
 def _execution_order(gang: Ints, micro_start: Ints, stages: int) -> tuple[Ints, Ints]:
     ranks = len(micro_start) - 1
     nodes = np.empty(2 * stages * len(gang), np.int64)
@@ -152,7 +152,7 @@ def _execution_order(gang: Ints, micro_start: Ints, stages: int) -> tuple[Ints, 
     return nodes, start
 
 
-@njit(cache=True)
+@kernel
 def _ascend(gang: Ints, micro_start: Ints) -> bool:
     for rank in range(len(micro_start) - 1):
         for micro in range(micro_start[rank] + 1, micro_start[rank + 1]):
@@ -161,7 +161,7 @@ def _ascend(gang: Ints, micro_start: Ints) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _topological(start: Ints, heads: Ints) -> Ints:
     """Return the order; the edges from node i go to heads[start[i]] .. heads[start[i + 1] - 1]."""
     nodes = len(start) - 1

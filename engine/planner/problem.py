@@ -29,6 +29,10 @@ class Problem:
     ranks: Ranks
     bound: float
 
+    def work(self, after: int = 0) -> float:
+        """Return the times of the sequences after the first few together, added in order: the same on every machine."""
+        return float(np.cumsum(self.times[after:])[-1]) if after < len(self.times) else 0.0
+
 
 def problem_of(lengths: Ints, settings: PlanSettings) -> Problem:
     """Return the problem of a step of `lengths` [S]."""
@@ -46,26 +50,39 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     gain, most = np.ones(len(lengths)), holds
     if settings.offload and settings.costs.layers > 2:
         gain, most = memory.gain(lengths, settings), memory.most_tokens(settings)
-    share = rates.micro / settings.capacity  # a full micro-batch holds C tokens
+    share = rates.micro / int(holds.max())  # as many tokens fill a micro-batch
     node = max(node.slots for node in cluster.nodes)
     ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
     held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
-    power = int(cluster.speed.sum()) / 100
     floors = -(-lengths // held)
-    low = bound(rates, lengths, floors, share, node, settings.ranks, power)
+    low = bound(rates, lengths, floors, share, node, settings.ranks, float(settings.ranks))
+    if cluster.speed.min() < 100:
+        power = int(cluster.speed.sum()) / 100
+        low = max(low, bound(_without_transfers(rates), lengths, floors, share, node, settings.ranks, power))
     low = max(low, _alone(rates, int(lengths[0]), int(floors[0]), ranks))
     return Problem(order, lengths, wholes(rates, lengths) + share * lengths, gain, rates, ranks, low)
+
+
+def _without_transfers(rates: Rates) -> Rates:
+    """Return rates by which only computing takes time: all that slow ranks do slower."""
+    return rates._replace(kv=0.0, dkv=0.0, latency=0.0)
+
+
+def _slowed(rates: Rates, slow: float) -> Rates:
+    """Return the rates of a rank that computes so many times slower; its links are as fast as others'."""
+    computing = ("token_f", "token_b", "pair_f", "pair_b", "micro", "sequence", "round", "merge")
+    return rates._replace(**{name: slow * getattr(rates, name) for name in computing})
 
 
 def _alone(rates: Rates, longest: int, floor: int, ranks: Ranks) -> float:
     """Return the least time of the longest sequence, ns: a ring runs at its slowest member, so more is not faster."""
     times = []
     for slow in np.unique(ranks.slow).tolist():
-        most = int((ranks.slow <= slow).sum())
+        most, slowed, share = int((ranks.slow <= slow).sum()), _slowed(rates, slow), slow * ranks.share
         for low, high in ((floor, min(most, ranks.node)), (max(floor, ranks.node + 1), most)):
             if low <= high:
-                degree = fastest(rates, float(longest), low, high, ranks.node, ranks.share)
-                times.append(slow * ring_time(rates, float(longest), degree, ranks.node, ranks.share))
+                degree = fastest(slowed, float(longest), low, high, ranks.node, share)
+                times.append(ring_time(slowed, float(longest), degree, ranks.node, share))
     return min(times, default=0.0)
 
 

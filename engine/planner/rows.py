@@ -7,13 +7,14 @@ or -1. They trust nothing but what their docstring names, as a kernel does not n
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from engine.compiled import kernel
 
 Ints = NDArray[np.int64]
 
 
-@njit(cache=True)
+@kernel
 def grouped(keys: Ints, rows: int) -> tuple[Ints, Ints]:
     """Return where each row starts, [rows + 1], and the items by row, in ascending order: items with key i in row i."""
     start = np.zeros(rows + 1, np.int64)
@@ -29,7 +30,7 @@ def grouped(keys: Ints, rows: int) -> tuple[Ints, Ints]:
     return start, items
 
 
-@njit(cache=True)
+@kernel
 def row_of(start: Ints, items: Ints) -> Ints:
     """Return the row that holds each item; each of 0 .. len(items) - 1 is in one."""
     rows = np.empty(len(items), np.int64)
@@ -39,7 +40,7 @@ def row_of(start: Ints, items: Ints) -> Ints:
     return rows
 
 
-@njit(cache=True)
+@kernel
 def spread(start: Ints) -> Ints:
     """Return the row of each place, [start[-1]]."""
     rows = np.empty(start[-1], np.int64)
@@ -48,7 +49,16 @@ def spread(start: Ints) -> Ints:
     return rows
 
 
-@njit(cache=True)
+@kernel
+def following(start: Ints) -> Ints:
+    """Return the next place in the row of each, behind the last the first, [start[-1]]; no row is empty."""
+    after = np.arange(1, start[-1] + 1)
+    for row in range(len(start) - 1):
+        after[start[row + 1] - 1] = start[row]
+    return after
+
+
+@kernel
 def short_row(start: Ints, end: int, least: int) -> int:
     """Return the first row that is shorter than `least` or goes beyond `end`; start[0] is 0."""
     wrong = 0
@@ -61,7 +71,7 @@ def short_row(start: Ints, end: int, least: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def out_of_range(values: Ints, low: int, high: int) -> int:
     """Return the first place whose value is not in low .. high - 1."""
     least, most = high - 1, low

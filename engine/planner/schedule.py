@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from numba.extending import register_jitable
+
 Direction = Literal["forward", "backward"]
 
 
@@ -60,24 +62,37 @@ class Transfer(NamedTuple):
     receive: int
 
 
-def shard_spans(length: int, degree: int, part: int) -> tuple[Span, Span]:
-    """Return the two spans (chunks `part` and 2D-1-part) of a shard, in the order in which the rank holds them.
+@register_jitable
+def chunk_start(size: int, longer: int, chunk: int) -> int:
+    """Return where a chunk begins, in tokens: chunks have `size`, the first `longer` one more (length divmod 2D).
 
-    The first `length mod 2D` chunks are one token longer than the others. So the largest shard has
-    ceil(length / degree) tokens: a degree of ceil(length / C) always fits capacity C.
+    So the largest shard has ceil(length / degree) tokens: a degree of ceil(length / C) always fits capacity C.
     """
+    return chunk * size + min(chunk, longer)
+
+
+@register_jitable
+def part_tokens(size: int, longer: int, degree: int, part: int) -> int:
+    """Return the tokens of chunks `part` and 2D-1-part."""
+    low, high = part, 2 * degree - 1 - part
+    starts = chunk_start(size, longer, low) + chunk_start(size, longer, high)
+    return chunk_start(size, longer, low + 1) + chunk_start(size, longer, high + 1) - starts
+
+
+def shard_spans(length: int, degree: int, part: int) -> tuple[Span, Span]:
+    """Return the two spans (chunks `part` and 2D-1-part) of a shard, in the order in which the rank holds them."""
     size, longer = divmod(length, 2 * degree)
 
     def chunk(c: int) -> Span:
-        return Span(c * size + min(c, longer), (c + 1) * size + min(c + 1, longer))
+        return Span(chunk_start(size, longer, c), chunk_start(size, longer, c + 1))
 
     return chunk(part), chunk(2 * degree - 1 - part)
 
 
 def shard_tokens(length: int, degree: int, part: int) -> int:
     """Return the number of tokens of a shard."""
-    low, high = shard_spans(length, degree, part)
-    return low.tokens + high.tokens
+    size, longer = divmod(length, 2 * degree)
+    return part_tokens(size, longer, degree, part)
 
 
 def block(length: int, degree: int, q_part: int, kv_part: int) -> Block:

@@ -11,8 +11,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.cost.times import Rates
 from engine.planner.bound import Floats, ring_time
 from engine.planner.plan import Ints
@@ -31,19 +31,23 @@ class Placed(NamedTuple):
     begin: Floats
 
 
-@njit(cache=True)
-def times_by_degree(rates: Rates, lengths: Ints, ranks: int, node: int) -> Floats:
-    """Return t(s, D) without a micro-batch's fixed cost, [S, P + 1]; no sequence has degree 0."""
-    times = np.full((len(lengths), ranks + 1), np.inf)
+@kernel
+def times_by_degree(rates: Rates, lengths: Ints, ranks: int) -> Floats:
+    """Return t(s, D) without a micro-batch's fixed cost, [2, S, P + 1]: inside a node, and over several.
+
+    No sequence has degree 0.
+    """
+    times = np.full((2, len(lengths), ranks + 1), np.inf)
     for at in range(len(lengths)):
         for degree in range(1, ranks + 1):
-            times[at, degree] = ring_time(rates, float(lengths[at]), degree, node, 0.0)
+            times[0, at, degree] = ring_time(rates, float(lengths[at]), degree, ranks, 0.0)
+            times[1, at, degree] = ring_time(rates, float(lengths[at]), degree, 1, 0.0)
     return times
 
 
-@njit(cache=True)
+@kernel
 def search(
-    times: Floats, micro: float, lengths: Ints, floors: Ints, holds: int, slow: Floats, start: Ints
+    times: Floats, micro: float, lengths: Ints, floors: Ints, holds: int, slow: Floats, node_of: Ints, start: Ints
 ) -> tuple[float, Ints, Ints]:
     """Return the least makespan found, ns, the order, [S], and the degrees, [S]; `start` are degrees to begin with."""
     count, ranks = len(lengths), len(slow)
@@ -53,7 +57,7 @@ def search(
     for restart in range(_RESTARTS):
         order = np.arange(count)
         degree = start.copy() if restart == 0 else floors.copy()
-        now = place(times, micro, lengths, holds, slow, order, degree, placed)
+        now = place(times, micro, lengths, holds, slow, node_of, order, degree, placed)
         for _ in range(_TRIES // _RESTARTS):
             state = _random(state)
             i = int(state % np.uint64(count))
@@ -62,10 +66,11 @@ def search(
             state = _random(state)
             old = degree[i]
             if state % np.uint64(2) == 0:
-                degree[i] = floors[i] + int((state >> np.uint64(8)) % np.uint64(ranks - floors[i] + 1))
+                most = max(floors[i], min(ranks, (lengths[i] + 1) // 2))  # a chunk of a token each, at least
+                degree[i] = floors[i] + int((state >> np.uint64(8)) % np.uint64(most - floors[i] + 1))
             else:
                 order[i], order[j] = order[j], order[i]
-            after = place(times, micro, lengths, holds, slow, order, degree, placed)
+            after = place(times, micro, lengths, holds, slow, node_of, order, degree, placed)
             if after <= now:
                 now = after
             elif degree[i] != old:
@@ -77,7 +82,7 @@ def search(
     return best, best_order, best_degree
 
 
-@njit(cache=True)
+@kernel
 def _random(state: np.uint64) -> np.uint64:
     """Return the next of a fixed row of numbers (Marsaglia's xorshift64)."""
     state ^= state << np.uint64(13)
@@ -85,9 +90,17 @@ def _random(state: np.uint64) -> np.uint64:
     return state ^ (state << np.uint64(17))
 
 
-@njit(cache=True)
+@kernel
 def place(
-    times: Floats, micro: float, lengths: Ints, holds: int, slow: Floats, order: Ints, degree: Ints, placed: Placed
+    times: Floats,
+    micro: float,
+    lengths: Ints,
+    holds: int,
+    slow: Floats,
+    node_of: Ints,
+    order: Ints,
+    degree: Ints,
+    placed: Placed,
 ) -> float:
     """Place the sequences in `order`; return the makespan. Fills `placed`."""
     ranks = len(slow)
@@ -95,24 +108,25 @@ def place(
     for at in order:
         members = placed.members[at, : degree[at]]
         _lowest(height, members)
-        top, slowest = 0.0, 0.0
+        top, slowest, first = 0.0, 0.0, members[0]
+        apart = 0
         for rank in members:
             top, slowest = max(top, height[rank]), max(slowest, slow[rank])
-        first = members[0]
+            apart = max(apart, int(node_of[rank] != node_of[first]))
         if degree[at] == 1 and lengths[at] <= room[first]:  # into the open micro-batch
             placed.begin[at] = opened[first]
             room[first] -= lengths[at]
-            height[first] += times[at, 1] * slowest
+            height[first] += times[0, at, 1] * slowest
             continue
         placed.begin[at] = top
         for rank in members:
-            height[rank] = top + (times[at, degree[at]] + micro) * slowest
+            height[rank] = top + (times[apart, at, degree[at]] + micro) * slowest
             opened[rank] = top
             room[rank] = holds - lengths[at] if degree[at] == 1 else 0
     return height.max()
 
 
-@njit(cache=True)
+@kernel
 def _lowest(height: Floats, members: Ints) -> None:
     """Fill `members` with the lowest ranks, ascending."""
     for place in range(len(members)):
@@ -124,7 +138,7 @@ def _lowest(height: Floats, members: Ints) -> None:
     members.sort()
 
 
-@njit(cache=True)
+@kernel
 def _has(members: Ints, count: int, rank: int) -> bool:
     for place in range(count):  # noqa: SIM110 (any() over a generator does not compile)
         if members[place] == rank:

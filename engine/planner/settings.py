@@ -59,7 +59,8 @@ class PlanSettings:
         )
 
     def by(self, planner: str) -> PlanSettings:
-        """Return the same settings for another planner."""
+        """Return the same settings for another planner. Raises ConfigError where it needs more peers."""
+        _check_peers(planner, self.max_peers, self.ranks)
         return replace(self, planner=planner)
 
     def without_offload(self) -> PlanSettings:
@@ -78,12 +79,24 @@ class PlanSettings:
 
     @cached_property
     def capacities(self) -> Ints:
-        """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states."""
-        states = self.costs.fixed_bytes
-        usual = max(1, self.cluster.device_memory - states)
-        own = self.cluster.memory
-        scaled = np.maximum(0, own - states).astype(object) * self.capacity // usual
-        return np.where(own == self.cluster.device_memory, self.capacity, scaled).astype(np.int64)
+        """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states.
+
+        A rank whose node says nothing of memory holds the capacity; another one never more than fits it.
+        """
+        classes, index = np.unique(self.cluster.memory, return_inverse=True)
+        return np.array([self._capacity(memory) for memory in classes.tolist()], dtype=np.int64)[index]
+
+    @property
+    def least_capacity(self) -> int:
+        """Return the tokens that every rank holds: planners that know one capacity have to plan with it."""
+        return int(self.capacities.min())
+
+    def _capacity(self, memory: int) -> int:
+        if memory == self.cluster.device_memory:
+            return self.capacity
+        usual = max(1, self.cluster.device_memory - self.costs.fixed_bytes)
+        scaled = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
+        return min(scaled, self.costs.most_tokens(memory))
 
 
 def _mode(config: Config) -> str:

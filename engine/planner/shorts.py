@@ -7,13 +7,14 @@ Letters: P ranks, W whole sequences in descending order of time.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.planner.bound import Floats
 from engine.planner.plan import Ints
+from engine.planner.rows import grouped
 
 
-@njit(cache=True)
+@kernel
 def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
     """Return the rank of each whole sequence, [W]; raises `height` [P]. A heap of ranks by height (LPT)."""
     ranks = len(height)
@@ -38,19 +39,19 @@ def deal(times: Floats, slow: Floats, height: Floats) -> Ints:
     return rank_of
 
 
-@njit(cache=True)
+@kernel
 def _lower(height: Floats, a: int, b: int) -> bool:
     return height[a] < height[b] or (height[a] == height[b] and a < b)
 
 
-@njit(cache=True)
+@kernel
 def even_out(times: Floats, slow: Floats, height: Floats, rank_of: Ints, target: float, passes: int) -> None:
     """Let full ranks swap whole sequences with empty ones, the fullest with the emptiest, then with the next.
 
     Ends when no rank is above `target`, after `passes`, or when two in a row have not helped the fullest rank.
     """
     ranks = len(height)
-    first, owned = by_rank(rank_of, ranks)
+    first, owned = grouped(rank_of, ranks)
     half, idle = ranks // 2, 0
     for turn in range(passes):
         top = height.max()
@@ -66,23 +67,7 @@ def even_out(times: Floats, slow: Floats, height: Floats, rank_of: Ints, target:
         idle = idle + 1 if height.max() >= top else 0
 
 
-@njit(cache=True)
-def by_rank(rank_of: Ints, ranks: int) -> tuple[Ints, Ints]:
-    """Return where each rank's sequences begin, [P + 1], and the sequences, [W], in their order."""
-    first = np.zeros(ranks + 1, np.int64)
-    for rank in rank_of:
-        first[rank + 1] += 1
-    for rank in range(ranks):
-        first[rank + 1] += first[rank]
-    fill = first[:-1].copy()
-    owned = np.empty(len(rank_of), np.int64)
-    for at in range(len(rank_of)):
-        owned[fill[rank_of[at]]] = at
-        fill[rank_of[at]] += 1
-    return first, owned
-
-
-@njit(cache=True)
+@kernel
 def _swap_best(
     times: Floats, slow: Floats, height: Floats, rank_of: Ints, first: Ints, owned: Ints, full: int, other: int
 ) -> None:
@@ -106,11 +91,11 @@ def _swap_best(
     owned[mine], owned[theirs] = b, a
 
 
-@njit(cache=True)
+@kernel
 def pack(lengths: Ints, rank_of: Ints, holds: Ints) -> Ints:
     """Return the micro-batch of each whole sequence within its rank, [W]: first fit in descending order of length."""
     ranks = len(holds)
-    first, _ = by_rank(rank_of, ranks)
+    first, _ = grouped(rank_of, ranks)
     room = np.zeros(len(lengths), np.int64)  # of the bins of rank r, from first[r] on
     bins = np.zeros(ranks, np.int64)
     found = np.empty(len(lengths), np.int64)

@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.cost.times import Rates
 from engine.planner.bound import Floats, fastest, least_degree, ring_time
 from engine.planner.plan import Ints
@@ -73,7 +73,7 @@ class _Sky(NamedTuple):
     counts: Ints  # runs on the heap, runs that wait, and the largest degree for which one of these was too narrow
 
 
-@njit(cache=True)
+@kernel
 def place_rings(
     rates: Rates, lengths: Ints, gain: Floats, ranks: Ranks, rule: Rule, rings: Rings, height: Floats
 ) -> int:
@@ -84,6 +84,7 @@ def place_rings(
     sky = _sky(height, len(lengths))
     _all_runs(sky, ranks)
     quick, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
+    alike = ranks.slow.min() == slowest and ranks.holds.max() == ranks.holds[small]
     for at in range(len(lengths)):
         tokens = float(lengths[at])
         whole = ring_time(rates, tokens, 1, ranks.node, ranks.share) * slowest
@@ -93,16 +94,20 @@ def place_rings(
         if wide < sky.counts[_ASLEEP]:
             _awake(sky, wide)
         run, need, stop = _choose(rates, tokens, gain[at], wide, quick, sky, ranks, rule)
-        if run >= 0:
+        if run >= 0 and (alike or stop <= rule.top):
             placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
         else:
-            need = _of_kind(rates, tokens, gain[at], small, slowest, ranks, rule)
-            placed = _anywhere(rates, tokens, need, sky, ranks)
+            over = _of_kind(rates, tokens, gain[at], small, slowest, ranks, rule)
+            first, begin, end = _window(rates, tokens, over, sky.height, ranks)
+            if run >= 0 and stop <= end:
+                placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
+            else:
+                placed = _over_all(first, over, begin, end, sky, ranks)
         rings.first[at], rings.degree[at], rings.start[at] = placed
     return len(lengths)
 
 
-@njit(cache=True)
+@kernel
 def _sky(height: Floats, sequences: int) -> _Sky:
     count = len(height)
     room = 8 * count + 4 * sequences + 8
@@ -117,7 +122,7 @@ def _sky(height: Floats, sequences: int) -> _Sky:
     )
 
 
-@njit(cache=True)
+@kernel
 def _choose(
     rates: Rates, tokens: float, gain: float, wide: int, quick: int, sky: _Sky, ranks: Ranks, rule: Rule
 ) -> tuple[int, int, float]:
@@ -155,13 +160,13 @@ def _choose(
     return best, best_need, best_stop
 
 
-@njit(cache=True)
+@kernel
 def _of_kind(rates: Rates, tokens: float, gain: float, like: int, slow: float, ranks: Ranks, rule: Rule) -> int:
     """Return the degree that a sequence needs on ranks that hold as many tokens as `like` and are so slow."""
     return _needed(rates, tokens, _floor(ranks, like, tokens, gain), len(ranks.slow), ranks, rule.limit / slow)
 
 
-@njit(cache=True)
+@kernel
 def _on_run(
     rates: Rates, tokens: float, a: int, need: int, stop: float, sky: _Sky, ranks: Ranks, rule: Rule
 ) -> tuple[int, int, float]:
@@ -180,18 +185,24 @@ def _on_run(
     return free, need, sky.height[free] - time
 
 
-@njit(cache=True)
-def _anywhere(rates: Rates, tokens: float, need: int, sky: _Sky, ranks: Ranks) -> tuple[int, int, float]:
-    """Put a ring over ranks of several heights or kinds, some of which wait, where it begins the earliest."""
-    a = _lowest(sky.height, need)
-    begin = sky.height[a : a + need].max()
+@kernel
+def _window(rates: Rates, tokens: float, need: int, height: Floats, ranks: Ranks) -> tuple[int, float, float]:
+    """Return the first of the neighbours, of any heights and kinds, that are free the earliest, begin and end."""
+    a = _lowest(height, need)
+    begin = height[a : a + need].max()
     time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a : a + need].max()
-    sky.height[a : a + need] = begin + time
+    return a, begin, begin + time
+
+
+@kernel
+def _over_all(a: int, need: int, begin: float, end: float, sky: _Sky, ranks: Ranks) -> tuple[int, int, float]:
+    """Put a ring over ranks of several heights or kinds, some of which wait."""
+    sky.height[a : a + need] = end
     _all_runs(sky, ranks)
     return a, need, begin
 
 
-@njit(cache=True)
+@kernel
 def _needed(rates: Rates, tokens: float, least: int, most: int, ranks: Ranks, limit: float) -> int:
     """Return the least degree that keeps the limit; where none does, the fastest."""
     least = min(max(1, least), most)
@@ -210,7 +221,7 @@ def _needed(rates: Rates, tokens: float, least: int, most: int, ranks: Ranks, li
     return best
 
 
-@njit(cache=True)
+@kernel
 def _widened(rates: Rates, tokens: float, need: int, most: int, ranks: Ranks, room: float) -> int:
     """Return the least degree with which a ring fits the time that is left, if up to twice `need` does, else `need`."""
     if ring_time(rates, tokens, need, ranks.node, ranks.share) <= room:
@@ -219,13 +230,13 @@ def _widened(rates: Rates, tokens: float, need: int, most: int, ranks: Ranks, ro
     return wider if wider else need
 
 
-@njit(cache=True)
+@kernel
 def _aligned(a: int, need: int, node: int) -> int:
     """Return the first rank from `a` on at which a ring does not cross a node's border, if it fits in a node at all."""
     return (a // node + 1) * node if need <= node < a % node + need else a
 
 
-@njit(cache=True)
+@kernel
 def _join(sky: _Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
     """Join run `a` with its neighbours of the same kind and nearly the same height; return first rank and width."""
     count = len(sky.height)
@@ -246,7 +257,7 @@ def _join(sky: _Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
         _set(sky, a, width, top)
 
 
-@njit(cache=True)
+@kernel
 def _spread(
     rates: Rates, tokens: float, sky: _Sky, ranks: Ranks, a: int, need: int, gap: float, stop: float
 ) -> tuple[int, int, int]:
@@ -279,7 +290,7 @@ def _spread(
     return a, a + sky.width[a], need
 
 
-@njit(cache=True)
+@kernel
 def _unite(sky: _Sky, first: int, last: int) -> tuple[int, int]:
     """Make all runs from rank `first` to before `last` one, as high as the highest; return first rank and width."""
     height = sky.height[first:last].max()
@@ -288,17 +299,17 @@ def _unite(sky: _Sky, first: int, last: int) -> tuple[int, int]:
     return first, last - first
 
 
-@njit(cache=True)
+@kernel
 def _alike(sky: _Sky, ranks: Ranks, a: int, b: int, near: float) -> bool:
     return _same_kind(ranks, a, b) and abs(sky.height[a] - sky.height[b]) <= near
 
 
-@njit(cache=True)
+@kernel
 def _same_kind(ranks: Ranks, a: int, b: int) -> bool:
     return ranks.slow[a] == ranks.slow[b] and ranks.holds[a] == ranks.holds[b]
 
 
-@njit(cache=True)
+@kernel
 def _best_rank(ranks: Ranks) -> int:
     """Return the first of the fastest ranks, the largest of these."""
     best = 0
@@ -310,14 +321,14 @@ def _best_rank(ranks: Ranks) -> int:
     return best
 
 
-@njit(cache=True)
+@kernel
 def _floor(ranks: Ranks, a: int, tokens: float, gain: float) -> int:
     """Return the least degree that holds a sequence on ranks like `a`."""
     holds = max(ranks.holds[a], min(ranks.most[a], int(ranks.holds[a] * gain)))
     return int(-(-tokens // holds))
 
 
-@njit(cache=True)
+@kernel
 def _set(sky: _Sky, a: int, width: int, height: float) -> None:
     """Make ranks a .. a + width - 1 one run."""
     sky.width[a] = width
@@ -326,7 +337,7 @@ def _set(sky: _Sky, a: int, width: int, height: float) -> None:
         sky.height[rank] = height
 
 
-@njit(cache=True)
+@kernel
 def _put(sky: _Sky, a: int, width: int, free: int, need: int, time: float) -> None:
     """Put a ring on ranks free .. free + need - 1 of a run, which falls into up to three."""
     height = sky.height[a]
@@ -342,7 +353,7 @@ def _put(sky: _Sky, a: int, width: int, free: int, need: int, time: float) -> No
         _push(sky, height, free + need, rest)
 
 
-@njit(cache=True)
+@kernel
 def _wait(sky: _Sky, a: int, width: int, need: int) -> None:
     """Put a run aside until degrees are below `need`."""
     sky.waiting[sky.counts[_WAITS], 0], sky.waiting[sky.counts[_WAITS], 1] = a, width
@@ -350,7 +361,7 @@ def _wait(sky: _Sky, a: int, width: int, need: int) -> None:
     sky.counts[_ASLEEP] = max(sky.counts[_ASLEEP], need)
 
 
-@njit(cache=True)
+@kernel
 def _awake(sky: _Sky, wide: int) -> None:
     """Put waiting runs that are wide enough by now back on the heap."""
     kept = 0
@@ -366,7 +377,7 @@ def _awake(sky: _Sky, wide: int) -> None:
     sky.counts[_WAITS], sky.counts[_ASLEEP] = kept, wide
 
 
-@njit(cache=True)
+@kernel
 def _all_runs(sky: _Sky, ranks: Ranks) -> None:
     """Fill the heap with all runs of one height, speed and memory."""
     sky.width[:] = 0
@@ -379,7 +390,7 @@ def _all_runs(sky: _Sky, ranks: Ranks) -> None:
             a = rank
 
 
-@njit(cache=True)
+@kernel
 def _lowest(height: Floats, width: int) -> int:
     """Return the first rank of the window whose highest rank is the lowest."""
     best, lowest = 0, np.inf
@@ -390,12 +401,12 @@ def _lowest(height: Floats, width: int) -> int:
     return best
 
 
-@njit(cache=True)
+@kernel
 def _before(low: Floats, runs: Ints, i: int, j: int) -> bool:
     return low[i] < low[j] or (low[i] == low[j] and runs[i, 0] < runs[j, 0])
 
 
-@njit(cache=True)
+@kernel
 def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
     low[i], low[j] = low[j], low[i]
     a, width = runs[i, 0], runs[i, 1]
@@ -403,7 +414,7 @@ def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
     runs[j, 0], runs[j, 1] = a, width
 
 
-@njit(cache=True)
+@kernel
 def _push(sky: _Sky, height: float, a: int, width: int) -> None:
     low, runs, at = sky.low, sky.runs, sky.counts[_SIZE]
     low[at], runs[at, 0], runs[at, 1] = height, a, width
@@ -413,7 +424,7 @@ def _push(sky: _Sky, height: float, a: int, width: int) -> None:
         at = (at - 1) // 2
 
 
-@njit(cache=True)
+@kernel
 def _pop(sky: _Sky) -> None:
     low, runs, size = sky.low, sky.runs, sky.counts[_SIZE] - 1
     sky.counts[_SIZE] = size

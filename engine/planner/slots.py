@@ -1,15 +1,19 @@
 """Slots in which all ranks meet, each as even as it can be: for lockstep mode, and for pipelines.
 
-The longest sequences that are left open a slot. Sequences of about one length cost about the same per token, so a slot
-takes neighbours in descending order, each on the least ring that is done in T, until all ranks are taken. What is left
-of a rank's time and capacity takes the longest whole sequence that fits, again and again. T is the one, of a few, at
-which the slot's ranks work the largest share of its time.
+The longest sequence that is left opens a slot of length T. Those that one rank cannot hold, or not finish in T, come
+first, each on the least ring that is done in T: neighbours in length cost about the same per token, so they fill time
+and capacity together. What is still open, beside rings and above them, takes the longest sequences that fit, again and
+again. Up to four equal ranks of a node are one gap: whole sequences go on each of them, or, if that leaves more open,
+sequences cut in two, or in four.
 
 ```
- slot 0   [ring of 5        ][ring of 3   ]     T: at 2/3 of it the rings would be 8 and 4, more than 8 ranks
- slot 1   [ring of 3  ][ring of 2][2      ][1]
- slot 2   [1][1][1][1][1][1][1][1]              whole sequences, packed
+ T |[ 4     ][ 4    ]                [1]           gaps: cut in two above the ring of 2, whole beside it,
+   |[ring of 4      ][2     ][2     ][1][1]        and a short one above a longer one
+   |[               ][ring of 2     ][1][1]        rings: sequences longer than T, or than capacity
+   +-----------------------------------------
+     0   1   2   3    4       5       6  7  ranks
 ```
+T is the one, of about fifteen, with which all that is left would be done first.
 Letters: S sequences in descending order, P ranks.
 """
 
@@ -18,172 +22,246 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from engine.compiled import kernel
 from engine.cost.times import Rates
 from engine.planner.bound import Floats, fastest, least_degree, ring_time
 from engine.planner.plan import Ints
 
-_SKIPS = 256  # sequences that a slot passes over before it is closed
-_LENGTHS = 12  # lengths of a slot that are tried
+_WIDE = 4  # ranks of a gap
+_NEAR = 0.01  # of a slot: a gap that leaves less open is full
+_LOSS = 0.03  # of what is left, that later slots will leave open
+_SHORT = 0.125  # of a slot in which all ranks are full: shorter ones are not tried
+_STEP = 0.8  # from one length that is tried to the next
+_ROUNDS = 3  # of trying nearer to the best length
 
 
 class Room(NamedTuple):
-    """What a slot holds."""
+    """What a slot holds, and what it costs."""
 
     holds: int  # tokens of a rank
-    most: Floats  # [S] tokens of a rank in a ring, with offload
     node: int  # ranks of a node
-    share: float  # ns of a micro-batch's fixed cost that a token pays
     ranks: int
+    charge: float  # ns of a slot beside its work
+    top: float  # ns that no slot shall take, if its longest sequence can be done in less
 
 
-class Try(NamedTuple):
-    """How a slot's length is chosen."""
+class _Left(NamedTuple):
+    """The sequences without a slot."""
 
-    fixed: float  # ns that a slot costs beside its work
-    trust: float  # share of a rank's free time that topping up is expected to fill
-    accept: float  # a ring that takes less than this share of the slot waits for another slot
+    lengths: Ints  # [S]
+    most: Floats  # [S] tokens of a rank in a ring, with offload
+    times: Floats  # [_WIDE + 1, S] ns on a ring of so many
 
 
 class _Slot(NamedTuple):
-    """A slot that is being filled, and what is left: `after` [S + 1] leads to the next sequence without a slot."""
+    """A slot, and what it takes of what is left."""
 
-    after: Ints
-    times: Floats  # [P]
+    height: Floats  # [P] ns
     tokens: Ints  # [P]
-    degree: Ints  # [S]
-    first: Ints  # [S]
-    slot: Ints  # [S]
+    degree: Ints  # [S] 0 if not taken
+    first: Ints  # [S] first rank
+    after: Ints  # [S + 1] leads to the next sequence that is not taken
+    trial: Ints  # [S + 1] the last trial that took it
 
 
-@njit(cache=True)
-def fill_slots(rates: Rates, lengths: Ints, room: Room, rule: Try, degree: Ints, first: Ints, slot: Ints) -> float:
-    """Give every sequence its slot, its ring's degree and first rank, [S]; return the time of all slots, ns."""
-    count = len(lengths)
-    state = _Slot(np.arange(count + 1), np.zeros(room.ranks), np.zeros(room.ranks, np.int64), degree, first, slot)
-    number, total = 0, 0.0
-    head = 0
-    while head < count:
-        best, chosen = -1.0, 0.0
-        low, high = _limits(rates, float(lengths[head]), head, room)
-        for turn in range(_LENGTHS):
-            limit = 1.0001 * high * (low / high) ** (turn / (_LENGTHS - 1.0))
-            work = _fill(rates, lengths, room, rule, limit, state, -1)
-            if work > best * (1.0 + 1e-9):
-                best, chosen = work, limit
-        _fill(rates, lengths, room, rule, chosen, state, number)
-        _top_up(rates, lengths, room, state, number)
+@kernel
+def fill_slots(rates: Rates, lengths: Ints, most: Floats, room: Room, degree: Ints, first: Ints, slot: Ints) -> None:
+    """Give every sequence its slot, its ring's degree and first rank, [S]."""
+    times = np.zeros((_WIDE + 1, len(lengths)))
+    for wide in range(1, _WIDE + 1):
+        for at in range(len(lengths)):
+            times[wide, at] = ring_time(rates, float(lengths[at]), wide, room.node, 0.0)
+    rest = np.arange(len(lengths))
+    number = 0
+    while len(rest) > 0:
+        left, chosen = _Left(lengths[rest], most[rest], times[:, rest]), _empty(len(rest), room.ranks)
+        _fill(rates, left, room, _length(rates, left, room, chosen), chosen)
+        taken = chosen.degree > 0
+        degree[rest[taken]], first[rest[taken]], slot[rest[taken]] = chosen.degree[taken], chosen.first[taken], number
+        rest = rest[~taken]
         number += 1
-        total += state.times.max()
-        head = _next(state.after, head)
-    return total
 
 
-@njit(cache=True)
-def _next(after: Ints, at: int) -> int:
-    """Return the first sequence from `at` on without a slot (union-find with path halving)."""
-    while after[at] != at:
-        after[at] = after[after[at]]
-        at = after[at]
-    return at
+@kernel
+def _empty(count: int, ranks: int) -> _Slot:
+    own, more = np.zeros((2, count), np.int64), np.zeros((2, count + 1), np.int64)
+    return _Slot(np.zeros(ranks), np.zeros(ranks, np.int64), own[0], own[1], more[0], more[1])
 
 
-@njit(cache=True)
-def _limits(rates: Rates, tokens: float, head: int, room: Room) -> tuple[float, float]:
-    """Return the least and the largest time that a slot with this head may take."""
-    floor = _floor(tokens, head, room)
-    if floor == 1:
-        whole = ring_time(rates, tokens, 1, room.node, room.share)
-        return whole / max(1.0, min(float(room.node), tokens / 512.0)), whole * max(1.0, room.holds / tokens)
-    quick = room.ranks
-    if room.ranks > room.node:
-        quick = fastest(rates, tokens, max(floor, room.node + 1), room.ranks, room.node, room.share)
-    low = ring_time(rates, tokens, quick, room.node, room.share)
-    high = ring_time(rates, tokens, floor, room.node, room.share)
-    return min(low, high), max(low, high)
+@kernel
+def _length(rates: Rates, left: _Left, room: Room, slot: _Slot) -> float:
+    """Return the best length of the next slot, ns: tried from the longest down, then nearer to the best."""
+    mean = left.times[1].sum() / room.ranks
+    low, high = _limits(rates, left, room, mean)
+    limits = [high]
+    while limits[-1] > low:
+        limits.append(max(low, limits[-1] * _STEP))
+    best, chosen, step = np.inf, high, _STEP
+    for _ in range(1 + _ROUNDS):
+        for limit in limits:
+            even = limit + (1.0 + _LOSS) * max(0.0, mean - limit) + room.charge * (2.0 if limit < mean else 1.0)
+            if even < best:  # else not even a slot without gaps would do
+                _fill(rates, left, room, limit, slot)
+                done = _done(left, room, slot)
+                if done < best * (1.0 - 1e-9):
+                    best, chosen = done, limit
+        step = np.sqrt(step)
+        limits = [max(low, chosen * step), chosen / step]
+    return chosen
 
 
-@njit(cache=True)
-def _floor(tokens: float, at: int, room: Room) -> int:
-    return min(room.ranks, int(-(-tokens // max(float(room.holds), room.most[at]))))
+@kernel
+def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, float]:
+    """Return the least length worth a try, and the one in which the longest sequence's ranks are full."""
+    tokens, (floor, most) = float(left.lengths[0]), _degrees(left, room, 0)
+    low = full = ring_time(rates, tokens, floor, room.node, 0.0)
+    for first, last in ((floor, min(room.node, most)), (max(floor, room.node + 1), most)):
+        if first <= last:
+            quick = fastest(rates, tokens, first, last, room.node, 0.0)
+            low = min(low, ring_time(rates, tokens, quick, room.node, 0.0))
+    full = max(low, min(room.top, full * 1.0001 * max(1.0, room.holds * floor / tokens)))
+    return max(low, min(_SHORT * full, mean)), full
 
 
-@njit(cache=True)
-def _fill(rates: Rates, lengths: Ints, room: Room, rule: Try, limit: float, state: _Slot, number: int) -> float:
-    """Fill a slot with rings that are done in `limit`; return the share of its time that ranks would work.
+@kernel
+def _degrees(left: _Left, room: Room, at: int) -> tuple[int, int]:
+    """Return the least and the largest degree of a sequence: what ranks hold, and no empty shards."""
+    floor = min(room.ranks, int(-(-left.lengths[at] // max(float(room.holds), left.most[at]))))
+    return floor, min(room.ranks, max(floor, (left.lengths[at] + 1) // 2))
 
-    With a `number` of 0 or more it is done, else only tried.
+
+@kernel
+def _done(left: _Left, room: Room, slot: _Slot) -> float:
+    """Return when all that is left would be done, ns: this slot, and the rest in slots about as even as others."""
+    work, tokens = 0.0, 0
+    for at in range(len(left.lengths)):
+        if slot.degree[at] == 0:
+            work += left.times[1, at]
+            tokens += left.lengths[at]
+    slots = max(1.0, tokens / (room.ranks * room.holds)) if tokens > 0 else 0.0
+    return slot.height.max() + (1.0 + _LOSS) * work / room.ranks + (1.0 + slots) * room.charge
+
+
+@kernel
+def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
+    """Fill a slot of this length."""
+    slot.height[:], slot.tokens[:], slot.degree[:], slot.trial[:] = 0.0, 0, 0, 0
+    slot.after[:] = np.arange(len(slot.after))
+    _rings(rates, left, room, limit, slot)
+    _gaps(left, room, max(limit, slot.height.max()), slot)
+
+
+@kernel
+def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
+    """Place the sequences that need more than one rank, the longest first, until no rank is free."""
+    used, at, need = 0, 0, _least(rates, left, room, limit, 0)
+    while at < len(left.lengths) and need > 1:
+        a = _start(room, used, need)
+        _put(slot, left, at, a, need, ring_time(rates, float(left.lengths[at]), need, room.node, 0.0))
+        used, at, high = a + need, at + 1, len(left.lengths)
+        middle = at
+        while at < high:  # the next one for which ranks are left: most often the very next one
+            wants = _least(rates, left, room, limit, middle)
+            if wants <= room.ranks - used:
+                high, need = middle, wants
+            else:
+                at = middle + 1
+            middle = (at + high) // 2
+
+
+@kernel
+def _least(rates: Rates, left: _Left, room: Room, limit: float, at: int) -> int:
+    """Return the least ranks that hold a sequence and are done in time, or all ranks if none are."""
+    floor, most = _degrees(left, room, at)
+    need = least_degree(rates, float(left.lengths[at]), floor, most, room.node, 0.0, limit)
+    return need if need > 0 else room.ranks
+
+
+@kernel
+def _start(room: Room, used: int, need: int) -> int:
+    """Return the first rank of the next ring: inside a node if it fits there."""
+    border = (used // room.node + 1) * room.node
+    crosses = need <= room.node < used % room.node + need
+    return border if crosses and border + need <= room.ranks else used
+
+
+@kernel
+def _put(slot: _Slot, left: _Left, at: int, a: int, need: int, time: float) -> None:
+    slot.height[a : a + need] += time
+    slot.tokens[a : a + need] += -(-left.lengths[at] // need)
+    slot.degree[at], slot.first[at], slot.after[at] = need, a, at + 1
+
+
+@kernel
+def _gaps(left: _Left, room: Room, limit: float, slot: _Slot) -> None:
+    """Fill what is open, the largest gaps first, each with the least cut that nearly fills it."""
+    border = [0]
+    for rank in range(1, room.ranks):
+        equal = slot.height[rank] == slot.height[rank - 1] and slot.tokens[rank] == slot.tokens[rank - 1]
+        if rank % room.node % _WIDE == 0 or not equal:
+            border.append(rank)
+    start, end = np.array(border), np.append(np.array(border[1:], dtype=np.int64), room.ranks)
+    trial = 0
+    for gap in np.argsort(slot.height[start], kind="mergesort"):
+        a, b = start[gap], end[gap]
+        near = _NEAR * limit * (b - a)
+        full = (limit - slot.height[a]) * (b - a) - near
+        most, best, wide = -near, 0, 1
+        while wide < 2 * (b - a) and most < full:
+            trial += 1
+            work = _fit(left, room, limit, slot, a, b, wide, trial, False)
+            if work > most + near:
+                most, best = work, wide
+            wide *= 2
+        if best > 0:
+            trial += 1
+            _fit(left, room, limit, slot, a, b, best, trial, True)
+
+
+@kernel
+def _fit(left: _Left, room: Room, limit: float, slot: _Slot, a: int, b: int, wide: int, trial: int, put: bool) -> float:
+    """Fill ranks a .. b - 1, `wide` at a time, with the longest that fits, again and again; return the work, ns.
+
+    Without `put` it is only tried.
     """
-    state.times[:] = 0.0
-    state.tokens[:] = 0
-    used, skips, work, longest = 0, 0, 0.0, 0.0
-    at = _next(state.after, 0)
-    while used < room.ranks and at < len(lengths) and skips < _SKIPS:
-        tokens = float(lengths[at])
-        need = least_degree(rates, tokens, _floor(tokens, at, room), room.ranks, room.node, room.share, limit)
-        if need == 0 and used == 0:
-            need = room.ranks
-        time = ring_time(rates, tokens, max(1, need), room.node, room.share)
-        poor = used > 0 and need > 1 and time < rule.accept * longest
-        if need == 0 or used + need > room.ranks or poor:
-            skips += 1
-        else:
-            used = _place(lengths, room, state, at, used, need, time, number)
-            work += time * need
-            longest = max(longest, time)
-        at = _next(state.after, at + 1)
-    if number < 0:  # what topping up may add: whole sequences at the price of linear layers
-        price = rates.token_f + rates.token_b + room.share
-        for rank in range(used):
-            spare = min(longest - state.times[rank], (room.holds - state.tokens[rank]) * price)
-            work += rule.trust * max(0.0, spare)
-    return work / (room.ranks * (longest + rule.fixed)) if longest > 0.0 else 0.0
-
-
-@njit(cache=True)
-def _place(lengths: Ints, room: Room, state: _Slot, at: int, used: int, need: int, time: float, number: int) -> int:
-    """Put a sequence on the next ranks, inside a node if it fits there; return how many ranks are used up."""
-    a = used
-    border = (a // room.node + 1) * room.node
-    if need <= room.node < a % room.node + need and border + need <= room.ranks:
-        a = border
-    state.times[a : a + need] = time
-    state.tokens[a : a + need] = -(-lengths[at] // need)
-    if number >= 0:
-        _note(state, at, need, a, number)
-    return a + need
-
-
-@njit(cache=True)
-def _note(state: _Slot, at: int, need: int, a: int, number: int) -> None:
-    state.degree[at], state.first[at], state.slot[at] = need, a, number
-    state.after[at] = at + 1
-
-
-@njit(cache=True)
-def _top_up(rates: Rates, lengths: Ints, room: Room, state: _Slot, number: int) -> None:
-    """Give each rank the longest whole sequences that fit what is left of the slot's time and of its capacity."""
-    limit = state.times.max()
-    for rank in np.argsort(state.times, kind="mergesort"):
+    work = 0.0
+    for first in range(a, b, wide):
+        need = min(wide, b - first)
+        time, tokens, at = limit - slot.height[first], room.holds - slot.tokens[first], 0
         while True:
-            spare = limit - state.times[rank]
-            at = _next(state.after, _longest(rates, lengths, room, spare, room.holds - state.tokens[rank]))
-            if at >= len(lengths):
+            at = _next(slot, max(at, _longest(left, need, time, tokens)), trial)
+            if at >= len(left.lengths) or left.lengths[at] < 2 * need - 1:
                 break
-            state.times[rank] += ring_time(rates, float(lengths[at]), 1, room.node, room.share)
-            state.tokens[rank] += lengths[at]
-            _note(state, at, 1, rank, number)
+            work += left.times[1, at]
+            time -= left.times[need, at]
+            tokens -= -(-left.lengths[at] // need)
+            slot.trial[at] = trial
+            if put:
+                _put(slot, left, at, first, need, left.times[need, at])
+    return work
 
 
-@njit(cache=True)
-def _longest(rates: Rates, lengths: Ints, room: Room, spare: float, tokens: int) -> int:
-    """Return the first sequence that is no longer than `tokens` and takes no longer than `spare`."""
-    low, high = 0, len(lengths)
+@kernel
+def _longest(left: _Left, need: int, time: float, tokens: int) -> int:
+    """Return the first sequence that takes no longer on `need` ranks, and no more of their tokens."""
+    low, high = 0, len(left.lengths)
     while low < high:
         middle = (low + high) // 2
-        if lengths[middle] <= tokens and ring_time(rates, float(lengths[middle]), 1, room.node, room.share) <= spare:
+        if left.lengths[middle] <= tokens * need and left.times[need, middle] <= time:
             high = middle
         else:
             low = middle + 1
     return low
+
+
+@kernel
+def _next(slot: _Slot, at: int, trial: int) -> int:
+    """Return the first sequence from `at` on that neither the slot nor this trial has taken (path halving)."""
+    while True:
+        while slot.after[at] != at:
+            slot.after[at] = slot.after[slot.after[at]]
+            at = slot.after[at]
+        if slot.trial[at] != trial:
+            return at
+        at += 1

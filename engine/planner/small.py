@@ -22,16 +22,16 @@ def is_small(problem: Problem, settings: PlanSettings) -> bool:
 
 def searched(problem: Problem, best: Candidate, settings: PlanSettings) -> StepPlan | None:
     """Return the plan that a search finds, without offload, or None where the candidate is at least as good."""
-    ranks, lengths = problem.ranks, problem.lengths
+    ranks, lengths, node_of = problem.ranks, problem.lengths, settings.cluster.node_of
     holds = int(ranks.holds.min())
-    times = times_by_degree(problem.rates, lengths, settings.ranks, ranks.node)
+    times = times_by_degree(problem.rates, lengths, settings.ranks)
     floors = -(-lengths // holds)
     begun = np.maximum(floors, best.rings.degree)
-    makespan, order, degree = search(times, problem.rates.micro, lengths, floors, holds, ranks.slow, begun)
+    makespan, order, degree = search(times, problem.rates.micro, lengths, floors, holds, ranks.slow, node_of, begun)
     if makespan >= best.makespan:
         return None
     placed = Placed(np.empty((len(lengths), settings.ranks), dtype=np.int64), np.empty(len(lengths)))
-    place(times, problem.rates.micro, lengths, holds, ranks.slow, order, degree, placed)
+    place(times, problem.rates.micro, lengths, holds, ranks.slow, node_of, order, degree, placed)
     groups = [
         (begin, -1, turn) if size > 1 else (begin, members[0], -1)  # whole sequences that begin together share one
         for begin, size, members, turn in zip(

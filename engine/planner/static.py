@@ -25,7 +25,7 @@ def static(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """
     cp = degree(settings)
     order = np.argsort(-lengths, kind="stable")
-    bins = best_fit((-(-lengths[order] // cp)).tolist(), settings.capacity)
+    bins = best_fit((-(-lengths[order] // cp)).tolist(), settings.least_capacity)
     cost = settings.costs.sequence(lengths)
     members = [order[items] for items in bins]
     bin_cost = np.array([cost[sequences].sum() for sequences in members]) // cp + settings.costs.fixed
@@ -44,4 +44,4 @@ def degree(settings: PlanSettings) -> int:
     """Return CP, the same for the whole run: the least divisor of the world size whose ranks hold `context`."""
     ranks = settings.ranks
     divisors = (cp for cp in range(1, ranks) if ranks % cp == 0)
-    return next((cp for cp in divisors if cp * settings.capacity >= settings.context), ranks)
+    return next((cp for cp in divisors if cp * settings.least_capacity >= settings.context), ranks)

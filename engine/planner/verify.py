@@ -68,7 +68,7 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
 def rule_1_every_token_once(plan: StepPlan) -> None:
     """Every token of every sequence is on exactly one rank.
 
-    The shards of a sequence are cut by rule (schedule.shard_spans), so each shard's being in one micro-batch of its
+    The shards of a sequence are cut by rule (schedule.chunk_start), so each shard's being in one micro-batch of its
     rank is all that is left to show.
     """
     shard = checks.not_once(plan.shard_order)
@@ -106,7 +106,7 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
 
     On a ring's order its members agree because there is one list of them.
     """
-    shard = checks.twice_in_ring(plan.ring_start, plan.ring_ranks, plan.ranks)
+    shard = checks.twice_in_row(plan.ring_start, plan.ring_ranks, plan.ranks)
     if shard >= 0:
         sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
         raise PlanError(3, f"rank {rank} is twice in the ring of sequence {sequence}")
@@ -114,10 +114,10 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
     micro = checks.other_gang(plan.gang, label)
     if micro >= 0:
         raise PlanError(3, f"micro-batches {label[micro]} and {micro} share rings but are not in one gang")
-    micro = checks.unconnected(plan.gang, label)
+    micro = checks.mixed_gang(plan.gang, label)
     if micro >= 0:
         raise PlanError(3, f"gang {plan.gang[micro]} has micro-batches that no rings connect")
-    micro = checks.twice_in_gang(plan.gang, plan.micro_start)
+    micro = checks.twice_in_row(plan.micro_start, plan.gang, plan.micro_batches)
     if micro >= 0:
         raise PlanError(3, f"rank {plan.micro_rank[micro]} has two micro-batches in gang {plan.gang[micro]}")
 
@@ -141,7 +141,7 @@ def rule_5_slots(plan: StepPlan) -> None:
     micro = checks.out_of_order(plan.slot, plan.micro_start)
     if micro >= 0:
         raise PlanError(5, f"rank {plan.micro_rank[micro]} has slot {plan.slot[micro]} out of its order")
-    micro = checks.two_slots(plan.gang, plan.slot)
+    micro = checks.mixed_gang(plan.gang, plan.slot)
     if micro >= 0:
         raise PlanError(5, f"gang {plan.gang[micro]} sits in more than one slot")
 

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cost.model import NS
 from engine.planner.durations import gang_times
 from engine.planner.loads import micro_tokens
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.timeline import Timeline
+from engine.simulator.timeline import Timeline, simulate
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -46,6 +47,7 @@ class Boxes:
     """
 
     all_ranks: int
+    end_s: float  # of the step's last micro-batch, shown or not
     ranks: Ints  # [R] those that are shown, ascending
     row: Ints  # [M] place in `ranks`
     start_s: Floats  # [M]
@@ -57,8 +59,11 @@ class Boxes:
     below: Bools  # [M]
 
 
-def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints) -> Boxes:
-    """Return the boxes of those spans, in their order, that ran on `ranks` [R]. The spans must be of the plan."""
+def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints, end_s: float | None = None) -> Boxes:
+    """Return the boxes of those spans, in their order, that ran on `ranks` [R]. The spans must be of the plan.
+
+    The step ends at `end_s`; without it all spans are there, and it ends with the last.
+    """
     columns = np.array(spans, dtype=np.float64).reshape(-1, len(Span._fields)).T
     columns = columns[:, np.isin(columns[0], ranks)]
     micro = columns[1].astype(np.int64)
@@ -67,6 +72,7 @@ def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints) -> Boxes:
     near = [[(g, r + step) in gangs for g, r in zip(gang.tolist(), row.tolist(), strict=True)] for step in (-1, 1)]
     return Boxes(
         all_ranks=plan.ranks,
+        end_s=max(span.stop_s for span in spans) if end_s is None else end_s,
         ranks=ranks,
         row=row.astype(np.int64),
         start_s=columns[2],
@@ -86,7 +92,13 @@ def largest_rings(plan: StepPlan) -> Ints:
     return largest
 
 
-def simulated(plan: StepPlan, settings: PlanSettings, line: Timeline, ranks: Ints) -> list[Span]:
+def simulated(plan: StepPlan, settings: PlanSettings, most: int = MOST_ROWS) -> Boxes:
+    """Return the boxes of a plan as the simulator runs it, on at most so many ranks."""
+    line, ranks = simulate(plan, settings), shown_ranks(plan.ranks, most)
+    return boxes(plan, simulated_spans(plan, settings, line, ranks), ranks, line.makespan / NS)
+
+
+def simulated_spans(plan: StepPlan, settings: PlanSettings, line: Timeline, ranks: Ints) -> list[Span]:
     """Return the spans of a simulated plan on `ranks` [R], each as long as the rank itself computes and transfers.
 
     What a gang's slowest member takes longer is left blank. Of a pipeline it is the first stage: each micro-batch has a
@@ -112,7 +124,7 @@ def simulated(plan: StepPlan, settings: PlanSettings, line: Timeline, ranks: Int
 
 def _spans(rank: Ints, micro: Ints, start: Ints | Floats, busy: Floats, exposed: Floats) -> list[Span]:
     """Return spans from arrays in nanoseconds."""
-    columns = (start / 1e9, (start + busy) / 1e9, exposed / 1e9)
+    columns = (start / NS, (start + busy) / NS, exposed / NS)
     return list(map(Span, rank.tolist(), micro.tolist(), *(column.tolist() for column in columns)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from engine.cost.model import NS
 from engine.cost.times import shared
 from engine.planner.durations import crossing
 from engine.planner.plan import Ints, StepPlan
@@ -47,10 +48,10 @@ def costs_of(plan: StepPlan, settings: PlanSettings, step_s: float) -> Costs:
     times = [shared(rates, float(s), int(d), rates.far if far else 1.0) for d, s, far in rings.tolist()]
     return Costs(
         lengths=lengths,
-        uncut_s=settings.costs.sequence(lengths) / 1e9,
+        uncut_s=settings.costs.sequence(lengths) / NS,
         ring_length=rings[:, 1],
         ring_degree=rings[:, 0],
-        ring_s=np.array(times, dtype=np.float64) / 1e9,
+        ring_s=np.array(times, dtype=np.float64) / NS,
         capacity=plan.capacity,
         step_s=step_s,
     )

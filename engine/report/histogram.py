@@ -44,10 +44,10 @@ def histogram_picture(
 
 
 def _name_axes(axes: Axes, edge: np.ndarray, last: float, size: Size) -> None:
-    first = min(edge[0] - 1.1, last - _LEAST)
+    first = max(-1.1, min(edge[0] - 1.1, last - _LEAST))
     axes.set(xlabel="length (tokens, K = 1,024)", ylabel="share (%)", xlim=(first, last + 0.3))
     every = int(np.ceil((last + 0.3 - first) * _TICK * size.font * 0.62 / (size.width - 80)))
-    axes.set_xticks(np.arange(edge[-1], first, -every))
+    axes.set_xticks(np.arange(edge[-1], max(first, -0.1), -every))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: short_tokens(2.0**power)))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.grid(visible=False, axis="x")

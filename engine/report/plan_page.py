@@ -10,14 +10,13 @@ from engine.data.profile import describe
 from engine.data.scan import Documents
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.report.boxes import MOST_ROWS, Boxes, boxes, shown_ranks, simulated
+from engine.report.boxes import simulated
 from engine.report.cost_curve import cost_picture, costs_of
 from engine.report.histogram import histogram_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import NAMES, cell, machine
 from engine.simulator.facts import Facts
-from engine.simulator.timeline import simulate
 
 _TOLD = (
     "sequences",
@@ -56,24 +55,18 @@ def plan_page(planned: Planned) -> Page:
     )
 
 
-def simulated_boxes(plan: StepPlan, settings: PlanSettings, most: int = MOST_ROWS) -> Boxes:
-    """Return the boxes of a simulated step, of at most so many ranks."""
-    ranks = shown_ranks(plan.ranks, most)
-    return boxes(plan, simulated(plan, settings, simulate(plan, settings), ranks), ranks)
-
-
 def _timeline(planned: Planned) -> Figure:
     plan = planned.plans[0]
-    found = simulated_boxes(plan, planned.settings)
+    found = simulated(plan, planned.settings)
     staged = plan.mode == "pipeline"
     what = "one pass of a micro-batch through a rank's first stage" if staged else "one micro-batch"
     caption = (
         f"The first step as the simulator runs it, until the last micro-batch is done. A box is {what}, boxes that "
         "touch from row to row share rings, and the hatched end of a box is the part in which it waits for transfers "
-        "alone (in truth spread over its rounds). Where a row is empty, it waits for others." + some_ranks(found)
+        "alone (in truth spread over its rounds). Where a row is empty, its rank waits for others or is done."
+        + some_ranks(found)
     )
-    makespan = float(planned.facts[0]["makespan_s"])
-    return Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size, until_s=makespan))
+    return Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
 
 
 def _lengths(lengths: Ints, context: int) -> Figure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.files import write_durably
 from engine.report.data import RunData, read_run
-from engine.trainer.folder import write_durably
 
 __all__ = ["RunData", "read_run", "write_report"]
 

@@ -9,8 +9,8 @@ from engine.planner.make import plan_step
 from engine.planner.plan import Ints
 from engine.planner.settings import PlanSettings
 from engine.report.bars import Run, seconds_picture, speedup_picture
+from engine.report.boxes import simulated
 from engine.report.page import Figure, Page, Table
-from engine.report.plan_page import simulated_boxes
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import NAMES, cell, short_tokens, source
 
@@ -68,8 +68,8 @@ def _timelines(config: Config, runs: Sequence[Run], lengths: Ints) -> list[Figur
     """Return the first step under each planner, all on one scale of time."""
     settings = PlanSettings.of(config)
     names = list(dict.fromkeys(str(run["planner"]) for run in runs))
-    found = {name: simulated_boxes(plan_step(lengths, settings.by(name)), settings.by(name), _ROWS) for name in names}
-    until = max(float(each.stop_s.max()) for each in found.values())
+    found = {name: simulated(plan_step(lengths, settings.by(name)), settings.by(name), _ROWS) for name in names}
+    until = max(each.end_s for each in found.values())
     point = f" of {runs[0]['sweep']}" if "sweep" in runs[0] else ""
 
     def figure(name: str) -> Figure:

@@ -18,10 +18,10 @@ _LABEL_ROW = 14.0  # pixels: lower rows hold no readable label
 
 
 def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", until_s: float | None = None) -> str:
-    """Return the boxes of a step. `key` is unique in its page; time ends at `until_s`, or with the last box."""
+    """Return the boxes of a step. `key` is unique in its page; time ends at `until_s`, or with the step."""
     row = _row_height(len(found.ranks))
     kinds = _kinds(found)
-    until = until_s or float(found.stop_s.max())
+    until = found.end_s if until_s is None else until_s
 
     def paint(axes: Axes) -> None:
         _name_axes(axes, found, until, row)

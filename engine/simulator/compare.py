@@ -15,8 +15,12 @@ _SAME = ("planner", "ranks")
 
 
 def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[str]) -> list[Facts]:
-    """Return one run a planner: means over `steps` (lengths [S] each); `planners` begin with the baseline."""
-    runs = [_mean([_outcome(lengths, settings.by(planner)) for lengths in steps]) for planner in planners]
+    """Return one run a planner: means over `steps` (lengths [S] each).
+
+    The baseline comes first, asked for or not, as speed-ups are against it; then `planners` in their order, each once.
+    """
+    names = dict.fromkeys([BASELINE, *planners])
+    runs = [_mean([_outcome(lengths, settings.by(planner)) for lengths in steps]) for planner in names]
     baseline = float(runs[0]["step_s"])
     return [run | {"speedup": baseline / float(run["step_s"])} for run in runs]
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.planner import loads
-from engine.planner.durations import crossing, next_part
+from engine.planner.durations import crossing
 from engine.planner.plan import StepPlan
 from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
@@ -73,7 +73,7 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     """
     costs = settings.costs
     tokens = plan.lengths[plan.shard_sequence]
-    others = tokens - loads.shard_tokens(plan)[next_part(plan)]
+    others = tokens - loads.shard_loads(plan)[0][loads.next_shards(plan)]
     ring, leaves = plan.degrees[plan.shard_sequence] > 1, crossing(plan, settings.cluster) == 1
 
     def sent(hops: NDArray[np.bool_]) -> int:

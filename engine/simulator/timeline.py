@@ -1,7 +1,6 @@
 """A plan on imagined ranks: when each micro-batch runs, what it waits for, and what that makes of the step.
 
-Times are nanoseconds from the start of the step. The order is that of the real thing: a gang's pass starts when each of
-its ranks has come to it (planner/order.py), and in lockstep mode a slot when all ranks have.
+Times are nanoseconds from the start of the step. The order is that of the real thing (planner/timing.py).
 """
 
 from __future__ import annotations
@@ -9,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
-from engine.planner.durations import Floats, Gangs, by_slot, gang_times
-from engine.planner.order import gang_order
+from engine.planner.durations import gang_times
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.pipeline import run_stages
+from engine.planner.timing import timing
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,15 +31,7 @@ class Timeline:
 def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
     """Return when each micro-batch of a verified plan runs."""
     gangs = gang_times(plan, settings.costs, settings.cluster)
-    if plan.mode == "pipeline":
-        start, stop, makespan = run_stages(plan, gangs)
-    elif plan.mode == "lockstep":
-        start, stop = _slots(plan, gangs, settings.costs.slot)
-        makespan = stop.max()
-    else:
-        order = gang_order(plan)
-        start, stop = _free(order, plan.gang, plan.micro_rank, plan.ranks, gangs.forward + gangs.backward)
-        makespan = stop.max()
+    start, stop, makespan = timing(plan, gangs, settings.costs.slot)
     devices = plan.ranks * plan.stages  # each stage computes and waits for its part of the layers
     exposed = float(gangs.exposed[plan.gang].sum()) / devices
     compute = float(gangs.compute.sum()) / devices
@@ -60,27 +49,3 @@ def useful(lengths: Ints, settings: PlanSettings) -> float:
     """Return the mean work of a rank, ns: all sequences, uncut, over the speed of all ranks and their stages."""
     work = int(settings.costs.sequence(lengths).sum())
     return work / (int(settings.cluster.speed.sum()) / 100) / settings.stages
-
-
-@njit(cache=True)
-def _free(order: Ints, gang: Ints, rank: Ints, ranks: int, seconds: Floats) -> tuple[Floats, Floats]:
-    """Return start and stop of each micro-batch where gangs run in `order`, each as soon as all its ranks are free."""
-    members = np.argsort(gang, kind="mergesort")
-    first = np.searchsorted(gang[members], np.arange(len(seconds) + 1))
-    free = np.zeros(ranks)
-    start, stop = np.zeros(len(gang)), np.zeros(len(gang))
-    for g in order:
-        begin = 0.0
-        for m in members[first[g] : first[g + 1]]:
-            begin = max(begin, free[rank[m]])
-        for m in members[first[g] : first[g + 1]]:
-            start[m], stop[m] = begin, begin + seconds[g]
-            free[rank[m]] = stop[m]
-    return start, stop
-
-
-def _slots(plan: StepPlan, gangs: Gangs, slot_ns: int) -> tuple[Floats, Floats]:
-    """Return start and stop of each micro-batch where all ranks meet in each slot, in each pass."""
-    forward, backward = by_slot(plan, gangs)
-    ends = np.cumsum(forward + backward + slot_ns)
-    return np.concatenate([[0.0], ends[:-1]])[plan.slot], ends[plan.slot]

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.trainer.folder import sync, write_json
+from engine.files import sync
+from engine.trainer.folder import write_json
 
 _MANIFEST = "manifest.json"
 _PREFIX = "step-"

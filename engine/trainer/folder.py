@@ -11,11 +11,12 @@ RUN/checkpoints/step-00000100/                  RUN/logs/rank-0.log, rank-0.erro
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from engine.files import write_durably
 
 
 @dataclass(frozen=True)
@@ -73,26 +74,6 @@ class RunFolder:
         return self.logs / f"rank-{rank}.error.json"
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: temporary file, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON object durably."""
     write_durably(path, (json.dumps(value) + "\n").encode())
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or a folder's entries (new, renamed, removed files), durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

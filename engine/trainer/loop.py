@@ -26,6 +26,7 @@ from engine.data.reader import Reader
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import Cursor, SequenceTable, validation_table
 from engine.errors import ExitCode
+from engine.files import write_durably
 from engine.models.llama.model import Llama
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
@@ -34,7 +35,7 @@ from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics
 from engine.trainer.checkpoint import TrainState
 from engine.trainer.finite import check_finite
-from engine.trainer.folder import RunFolder, write_durably, write_json
+from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.lineage import lineage
 from engine.trainer.optimizer import build_optimizer, learning_rate

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.trainer.folder import write_durably
+from engine.files import write_durably
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from bytescale_cli.options import with_aliases
+from bytescale_cli.options import plot_path, with_aliases, writable
 from engine.config.load import load
 from engine.errors import ConfigError
 
@@ -32,3 +35,46 @@ def test_both_given_and_different_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         with_aliases(["run.out=a", "cluster.ranks_per_node=2"], {OUT: "b", NPROC: 3})
     assert [problem.key for problem in caught.value.problems] == ["--out", "--nproc"]
+
+
+def test_a_page_may_be_new_replaced_or_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "old.html").write_text("old")
+    (tmp_path / "link.html").symlink_to("old.html")
+    assert plot_path(None) is None
+    assert plot_path(str(tmp_path / "new.html")) == tmp_path / "new.html"
+    assert plot_path(str(tmp_path / "link.html")) == plot_path(str(tmp_path / "old.html")) == tmp_path / "old.html"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "old.html"], "the probe is gone"
+    assert (tmp_path / "old.html").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("none/a.html", "cannot be written: No such file or directory"),
+        ("folder.html", "cannot be written: it is a folder or a device"),
+        ("file/a.html", "cannot be written: Not a directory"),
+        ("x" * 300 + ".html", "cannot be written: File name too long"),
+        ("a.png", "is no name of a page"),
+        ("", "is no name of a page"),
+    ],
+)
+def test_what_is_no_place_for_a_page_is_refused(name: str, cause: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=cause) as refused:
+        plot_path(str(tmp_path / name) if name else "")
+    assert refused.value.problems[0].key == "--plot"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html"]
+
+
+def test_a_device_is_never_replaced() -> None:
+    with pytest.raises(ConfigError, match="a folder or a device"):
+        writable(os.devnull, "--out")
+
+
+def test_a_read_only_file_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write to any file, so what the system would say to others is put in its place."""
+    (tmp_path / "a.html").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(ConfigError, match="it is read-only"):
+        writable(str(tmp_path / "a.html"), "--plot")

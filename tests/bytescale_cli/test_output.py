@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from bytescale_cli import output
+from engine.errors import ExitCode, StorageError
 
 
 def test_talk_goes_to_stderr_and_data_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,3 +46,23 @@ def test_a_terminal_gets_a_drawn_table(no_color: bool, monkeypatch: pytest.Monke
     assert "[bold]x" in drawn
     assert "━" in drawn
     assert "\x1b[3" not in drawn or not no_color
+
+
+def test_a_page_is_written_and_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output.write_page(tmp_path / "a.html", "text µ")
+    assert (tmp_path / "a.html").read_text(encoding="utf-8") == "text µ"
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"pictures: {tmp_path / 'a.html'}\n")
+
+
+def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "a.html").write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match=r"a\.html cannot be written: No space left") as failed:
+        output.write_page(tmp_path / "a.html", "new")
+    assert (failed.value.code, failed.value.problems[0].key) == (ExitCode.STORAGE, "--plot")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+    assert (tmp_path / "a.html").read_text() == "old"

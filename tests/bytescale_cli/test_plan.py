@@ -95,3 +95,34 @@ def test_mistakes_in_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert len(said) == 2
         assert said[0].startswith(f"error: {place}")
         assert said[1].startswith("hint: ")
+
+
+def test_plot_writes_a_page_and_leaves_stdout_to_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.html"
+    assert run(["plan", *SMALL, "--steps", "2", "--plot", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["plan"]["ranks"] == 4
+    assert captured.err == f"pictures: {path}\n"
+    assert "Timeline of a step" in path.read_text(encoding="utf-8")
+
+
+def test_a_bad_place_for_the_page_is_told_before_anything_is_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.planner.make.plan_step", lambda *_: pytest.fail("it planned"))
+    assert run(["plan", *SMALL, "--plot", str(tmp_path / "none" / "a.html")]) == 2
+    captured = capsys.readouterr()
+    said = captured.err.splitlines()
+    assert captured.out == "" and len(said) == 2
+    assert said[0].startswith("error: --plot: ") and "cannot be written" in said[0]
+    assert run(["plan", *SMALL, "--plot", "a.pdf", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["key"]) == (2, "--plot")
+
+
+def test_pictures_need_no_torch_and_a_plan_without_them_no_matplotlib(tmp_path: Path) -> None:
+    for plot in ([], ["--plot", str(tmp_path / "a.html")]):
+        code = f"import sys; from bytescale_cli.main import run; run({['plan', *SMALL, *plot]!r}); print(*sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+        assert ("matplotlib" in done.stdout.split()) == bool(plot)

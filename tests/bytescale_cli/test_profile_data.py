@@ -112,3 +112,18 @@ def test_it_needs_no_torch() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({command!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+
+
+def test_plot_writes_a_page(folder: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path.parent / f"{tmp_path.name}.html"
+    data = profiled(capsys, *folder, "--plot", str(path))["data"]
+    page = path.read_text(encoding="utf-8")
+    assert "suggested capacity" in page and f"{data['samples']:,}" in page
+
+
+def test_a_bad_place_for_the_page_is_told_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.data.profile.documents", lambda *_: pytest.fail("it read"))
+    assert run(["profile-data", *SMALL, "--plot", str(tmp_path / "a.png")]) == 2
+    assert capsys.readouterr().err.startswith("error: --plot: ")

@@ -105,6 +105,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_measuring(
     assert "measuring" not in said
 
 
+def test_a_link_keeps_its_place_and_its_file_gets_the_calibration(prepared: Profile, tmp_path: Path) -> None:
+    link, file = tmp_path / "link.json", tmp_path / "calibration.json"
+    link.symlink_to(file)
+    assert run(["profile-hardware", "--out", str(link)]) == 0
+    assert link.is_symlink() and read(file, "local") == prepared.calibration
+
+
 @no_gpu
 @pytest.mark.parametrize(
     ("override", "code", "words"),

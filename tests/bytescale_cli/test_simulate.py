@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 
 from bytescale_cli.main import run
+from engine.config.load import load
+from engine.data.lengths import step_lengths
+from engine.planner.settings import PlanSettings
+from engine.simulator.compare import compare
 
 PROMISED = {
     "planner", "ranks", "context", "lengths", "step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s",
@@ -60,11 +64,13 @@ def test_chosen_planners_stand_beside_static_each_once(asked: str, found: list[s
 
 
 def test_steps_are_averaged(capsys: Capture) -> None:
-    """The i-th step of a mix is the first one of the i-th seed."""
     (mean,) = simulated(capsys, "run.seed=5", "--planners", "static", "--steps", "3")
-    single = [simulated(capsys, "--planners", "static", f"run.seed={seed}")[0]["step_s"] for seed in (5, 6, 7)]
+    config = load([*SMALL, "run.seed=5"])
+    single = [
+        compare([lengths], PlanSettings.of(config), ["static"])[0]["step_s"] for lengths in step_lengths(config, 3)
+    ]
     assert mean["steps"] == 3
-    assert mean["step_s"] == pytest.approx(sum(single) / 3)
+    assert mean["step_s"] == pytest.approx(sum(map(float, single)) / 3)
 
 
 def test_a_sweep_is_every_combination(capsys: Capture) -> None:
@@ -167,3 +173,19 @@ def test_it_needs_no_torch() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({['simulate', *SMALL]!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+
+
+def test_plot_writes_a_page_and_changes_no_number(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "simulation.html"
+    plain = ["--sweep", "capacity=2K,4K", "--planners", "adaptive"]
+    assert simulated(capsys, *plain, "--plot", str(path)) == simulated(capsys, *plain)
+    page = path.read_text(encoding="utf-8")
+    assert all(text in page for text in ("Speed-up", "Where the time goes", "Timeline: adaptive", "capacity=4K"))
+
+
+def test_a_bad_place_for_the_page_is_told_before_anything_runs(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
+    assert run(["simulate", *SMALL, "--plot", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("error: --plot: ")

@@ -24,9 +24,16 @@ def steps_of(steps: int, *overrides: str) -> list[list[int]]:
 def test_a_mix_is_drawn_anew_for_each_step(name: str) -> None:
     overrides = [f"lengths={name}", "lengths.max=8K", "context=2K", "batch_tokens=32K", "run.seed=5"]
     config = load(overrides)
-    drawn = [draw(config.lengths, 32768, 2048, seed).tolist() for seed in (5, 6)]
+    drawn = [draw(config.lengths, 32768, 2048, 5, step).tolist() for step in (0, 1)]
     assert steps_of(2, *overrides) == drawn
     assert drawn[0] != drawn[1]
+
+
+def test_no_step_of_one_seed_is_a_step_of_another() -> None:
+    """Else the seeds of a benchmark are no independent samples."""
+    mix = ["lengths=byted", "lengths.max=8K", "context=2K", "batch_tokens=32K"]
+    steps = [tuple(step) for seed in range(4) for step in steps_of(4, *mix, f"run.seed={seed}")]
+    assert len(set(steps)) == 16
 
 
 def test_documents_come_as_training_takes_them(tmp_path: Path) -> None:

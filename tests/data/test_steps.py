@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.data.index import Index
-from engine.data.steps import Cursor, SequenceTable, cut, next_step, validation_table
+from engine.data.steps import Cursor, SequenceTable, cut, fitting, next_step, validation_table
 
 MakeIndex = Callable[..., Index]
 lengths_ = st.lists(st.integers(2, 60), min_size=1, max_size=30)
@@ -19,6 +19,13 @@ sizes = st.integers(1, 80)
 
 def pieces(table: SequenceTable) -> list[tuple[int, int, int]]:
     return list(zip(table.document.tolist(), table.start.tolist(), table.length.tolist(), strict=True))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 60))
+def test_as_many_fit_as_do_not_pass_the_bound_and_at_least_one(lengths: list[int], tokens: int) -> None:
+    count = fitting(np.array(lengths), tokens)
+    assert count == 1 or sum(lengths[:count]) <= tokens
+    assert count == len(lengths) or sum(lengths[: count + 1]) > tokens
 
 
 def epochs(index: Index, seed: int, batch: int, context: int, count: int) -> list[tuple[SequenceTable, Cursor]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -50,6 +52,25 @@ COSTS = Costs(
     backward_hop_bytes=16,
     forward_rings=2,
 )
+# No two of them are alike, and compute and transfer are of about the same length in rings of these sizes.
+RATES = Rates(
+    token_f=301.7,
+    token_b=733.1,
+    pair_f=41.3,
+    pair_b=97.9,
+    micro=10_007.3,
+    sequence=113.9,
+    round=59.3,
+    merge=3.7,
+    latency=211.1,
+    kv=143.3,
+    dkv=277.7,
+    far=5.3,
+    overlap=0.6,
+    again=0.0,
+    copy=1500.7,
+)
+LINKED_COSTS = replace(COSTS, rates=RATES, slot=997)  # rings that wait for transfers
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
 
 

@@ -36,18 +36,14 @@ def test_a_shard_that_is_not_once(order: list[int]) -> None:
 @given(ROWS)
 def test_what_is_twice_in_a_row(rows: list[list[int]]) -> None:
     again = flat([[value in row[:place] for place, value in enumerate(row)] for row in rows])
-    assert checks.twice_in_ring(starts(rows), ints(*flat(rows)), 5) == first(again)
-    gang = np.minimum(flat(rows), len(again) - 1)
-    rows_of_gangs = np.split(gang, starts(rows)[1:-1])
-    again = flat([[value in row[:place] for place, value in enumerate(row)] for row in rows_of_gangs])
-    assert checks.twice_in_gang(gang, starts(rows)) == first(again)
+    assert checks.twice_in_row(starts(rows), ints(*flat(rows)), 5) == first(again)
 
 
 @given(PAIRS)
-def test_gangs_of_several_labels_or_slots(pairs: list[tuple[int, int]]) -> None:
+def test_gangs_of_several_values(pairs: list[tuple[int, int]]) -> None:
     gang, other = (ints(*row) for row in zip(*pairs, strict=True))
     several = [any(a == g and b != o for a, b in pairs[:place]) for place, (g, o) in enumerate(pairs)]
-    assert checks.unconnected(gang, other) == checks.two_slots(gang, other) == first(several)
+    assert checks.mixed_gang(gang, other) == first(several)
     assert checks.other_gang(gang, other) == first([gang[place] != gang[o] for place, o in enumerate(other)])
 
 

@@ -12,7 +12,7 @@ from tests.planner.samples import ints, lengths, settings
 @given(st.sampled_from(sorted(PLANNERS)), st.integers(1, 9), st.data())
 def test_tokens_and_pairs_are_those_of_the_schedule(planner: str, ranks: int, data: st.DataObject) -> None:
     plan = plan_step(ints(*data.draw(lengths(ranks * 16))), settings(planner, ranks))
-    tokens, pairs = loads.shard_tokens(plan).tolist(), loads.shard_pairs(plan).tolist()
+    tokens, pairs = (shards.tolist() for shards in loads.shard_loads(plan))
     for index in range(plan.micro_batches):
         for shard in plan.micro_batch(index).shards:
             at = int(plan.ring_start[shard.sequence]) + shard.part
@@ -25,8 +25,9 @@ def test_tokens_and_pairs_are_those_of_the_schedule(planner: str, ranks: int, da
 @given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=8), st.integers(1, 6))
 def test_cutting_a_sequence_changes_neither_its_pairs_nor_its_tokens(step: list[int], ranks: int) -> None:
     plan = emit("by hand", "free", ranks, 10**9, ints(*step), [[(s, range(ranks))] for s in range(len(step))])
-    assert loads.shard_pairs(plan).sum() == sum(s * (s + 1) // 2 for s in step)
-    assert loads.shard_tokens(plan).sum() == sum(step)
+    tokens, pairs = loads.shard_loads(plan)
+    assert pairs.sum() == sum(s * (s + 1) // 2 for s in step)
+    assert tokens.sum() == sum(step)
 
 
 def test_the_buffers_of_rings_are_their_largest_shards() -> None:

@@ -22,16 +22,16 @@ from engine.planner.make import PLANNERS, PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.planner.verify import verify
 from tests.planner.executor import finishes
-from tests.planner.samples import COSTS, ints, lengths, settings
-from tests.simulator.worlds import RATES
+from tests.planner.samples import COSTS, LINKED_COSTS, RATES, ints, lengths, settings
 
 MODES = ("free", "lockstep", "pipeline")
 
 
 def asked_for(planner: str, ranks: int, capacity: int, mode: str, data: st.DataObject) -> PlanSettings:
-    """Return settings; a pipeline has 1 to 4 stages."""
+    """Return settings with and without transfers; a pipeline has 1 to 4 stages."""
     stages = data.draw(st.integers(1, 4)) if mode == "pipeline" else 1
-    return settings(planner, ranks, capacity, mode, stages=stages)
+    costs = data.draw(st.sampled_from([COSTS, LINKED_COSTS]))
+    return replace(settings(planner, ranks, capacity, mode, stages=stages), costs=costs)
 
 
 @given(
@@ -54,15 +54,16 @@ def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capaci
 
 
 @given(planner=st.sampled_from(sorted(PLANNERS)), mode=st.sampled_from(MODES), data=st.data())
-def test_every_plan_of_a_cluster_of_nodes_of_any_speed_holds_every_rule(
-    planner: str, mode: str, data: st.DataObject
-) -> None:
-    nodes = data.draw(st.lists(st.tuples(st.integers(1, 8), st.sampled_from([100, 50, 7])), min_size=1, max_size=4))
-    hosts = tuple(Node(f"host-{at}", slots, speed) for at, (slots, speed) in enumerate(nodes))
-    cluster = Cluster(hosts, device_memory=2**40)
+def test_every_plan_of_a_cluster_of_any_nodes_holds_every_rule(planner: str, mode: str, data: st.DataObject) -> None:
+    """Of any speed and memory, with and without a host to offload to."""
+    kinds = st.tuples(st.integers(1, 8), st.sampled_from([100, 50, 7]), st.sampled_from([None, 2**18, 2**21]))
+    nodes = data.draw(st.lists(kinds, min_size=1, max_size=4))
+    hosts = tuple(Node(f"host-{at}", *kind) for at, kind in enumerate(nodes))
+    cluster = Cluster(hosts, device_memory=2**20)
     costs = replace(COSTS, rates=RATES, nics=2.0, slot=500)
     asked = replace(asked_for(planner, cluster.ranks, 50, mode, data), cluster=cluster, costs=costs)
-    step = ints(*data.draw(lengths(cluster.ranks * 50)))
+    asked = replace(asked, offload=data.draw(st.sampled_from([0, 500_000, PPM])), host_memory=2**40)
+    step = ints(*data.draw(lengths(cluster.ranks * min(50, asked.least_capacity))))
     verify(plan_step(step, asked), asked)
 
 
@@ -93,6 +94,7 @@ for planner in PLANNERS:
     for mode in ("free", "lockstep", "pipeline"):
         stages = 3 if mode == "pipeline" else 1
         print(planner, mode, plan_step(lengths, settings(planner, ranks=13, mode=mode, stages=stages)).digest)
+print("searched", "free", plan_step(lengths[:7] // 4 + 1, settings("adaptive")).digest)
 """
 
 
@@ -104,6 +106,7 @@ def test_the_same_input_gives_the_same_bytes_in_another_process(pytestconfig: py
         for name in PLANNERS
         for mode in MODES
     ]
+    here.append(f"searched free {plan_step(step[:7] // 4 + 1, settings('adaptive')).digest}")
     assert len({line.split()[2] for line in here}) == len(here)
     command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
     for seed in ("1", "2"):
@@ -141,6 +144,24 @@ def test_a_length_that_is_not_positive_is_refused(length: int) -> None:
 def test_a_step_without_sequences_is_refused() -> None:
     with pytest.raises(DataError, match="without any sequence"):
         plan_step(ints(), settings())
+
+
+@pytest.mark.parametrize("lengths", [[100.9, 1.99], [[1, 2], [3, 4]], [True, False]])
+def test_lengths_that_are_no_row_of_whole_numbers_are_refused(lengths: list[object]) -> None:
+    with pytest.raises(DataError, match="a row of whole numbers, not"):
+        plan_step(np.array(lengths), settings())
+
+
+def test_a_node_that_holds_nothing_is_refused_by_name() -> None:
+    cluster = Cluster((Node("large", 2), Node("tiny", 2, memory=COSTS.fixed_bytes)), 2**40)
+    with pytest.raises(MemoryFitError, match="a rank of node tiny holds not one token"):
+        plan_step(ints(3, 4), replace(settings(), cluster=cluster))
+
+
+def test_a_planner_that_needs_more_peers_is_refused() -> None:
+    asked = settings("static", 8, max_peers=2)
+    with pytest.raises(ConfigError, match="the naive planner may need 4 peers a rank, not 2"):
+        asked.by("naive")
 
 
 def test_a_capacity_that_the_device_cannot_hold_is_refused_with_one_that_it_can() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.rows import grouped, out_of_range, row_of, short_row, spread
+from engine.planner.rows import following, grouped, out_of_range, row_of, short_row, spread
 from tests.planner.samples import ints
 
 
@@ -15,6 +15,13 @@ def test_grouping_is_a_stable_sort(keys: list[int]) -> None:
     assert np.diff(start).tolist() == np.bincount(keys, minlength=10).tolist() and start[0] == 0
     assert row_of(start, items).tolist() == keys
     assert spread(start).tolist() == sorted(keys)
+
+
+@given(st.lists(st.integers(1, 5), max_size=10))
+def test_what_follows_in_a_row_comes_round(widths: list[int]) -> None:
+    rows = np.split(np.arange(sum(widths)), np.cumsum(widths)[:-1])
+    after = following(np.cumsum([0, *widths]))
+    assert [after[row].tolist() for row in rows if len(row)] == [np.roll(row, -1).tolist() for row in rows if len(row)]
 
 
 @given(st.lists(st.integers(-3, 12), max_size=10), st.integers(0, 2), st.integers(0, 12))

@@ -16,20 +16,21 @@ DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 DEGREES = [*range(1, 10), 16, 31]
 
 
+def chunk_bounds(length: int, degree: int) -> list[int]:
+    return [schedule.chunk_start(*divmod(length, 2 * degree), chunk) for chunk in range(2 * degree + 1)]
+
+
 @given(length=st.integers(1, 3_000_000), degree=st.integers(1, 300))
 def test_chunks_tile_the_sequence_and_differ_by_at_most_one_token(length: int, degree: int) -> None:
-    low, high = zip(*(schedule.shard_spans(length, degree, part) for part in range(degree)), strict=True)
-    chunks = [*low, *reversed(high)]
-    assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
-    assert chunks[-1].stop == length
-    sizes = [chunk.tokens for chunk in chunks]
-    assert min(sizes) >= 0 and max(sizes) <= min(sizes) + 1
+    bounds = chunk_bounds(length, degree)
+    sizes = np.diff(bounds)
+    assert len(sizes) == 2 * degree and bounds[0] == 0 and bounds[-1] == length
+    assert sizes.min() >= 0 and sizes.max() <= sizes.min() + 1
 
 
 @given(length=st.integers(1, 5000), degree=st.integers(1, 40))
 def test_shards_are_chunks_i_and_its_mirror_and_the_largest_is_the_share_rounded_up(length: int, degree: int) -> None:
-    edges = np.arange(2 * degree + 1)
-    bounds = (edges * (length // (2 * degree)) + np.minimum(edges, length % (2 * degree))).tolist()
+    bounds = chunk_bounds(length, degree)
     tokens = []
     for part in range(degree):
         mirror = 2 * degree - 1 - part

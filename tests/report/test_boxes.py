@@ -5,7 +5,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from engine.report.boxes import MOST_GROUPS, MOST_ROWS, Span, boxes, degree_groups, of_plan, shown_ranks, simulated
+from engine.report.boxes import (
+    MOST_GROUPS,
+    MOST_ROWS,
+    Span,
+    boxes,
+    degree_groups,
+    of_plan,
+    shown_ranks,
+    simulated,
+    simulated_spans,
+)
 from engine.simulator.timeline import simulate
 from tests.report.runs import plan, spans
 from tests.report.samples import all_boxes, slow_links
@@ -88,7 +98,7 @@ def test_simulated_spans_hold_all_that_ranks_compute_and_wait_for_transfers(mode
     settings = slow_links(ranks=6, mode=mode)
     made = plan(ranks=6, mode=mode, settings=settings)
     line = simulate(made, settings)
-    found = simulated(made, settings, line, np.arange(6))
+    found = simulated_spans(made, settings, line, np.arange(6))
     busy = [span for span in found if np.diff(made.shard_start)[span.micro_batch]]
     exposed = sum(span.exposed_s for span in busy)
     assert len(found) == made.micro_batches * (2 if mode == "pipeline" else 1)
@@ -104,7 +114,17 @@ def test_simulated_spans_hold_all_that_ranks_compute_and_wait_for_transfers(mode
 def test_simulated_spans_of_a_rank_do_not_overlap(mode: str) -> None:
     settings = slow_links(ranks=6, mode=mode)
     made = plan(ranks=6, mode=mode, settings=settings)
-    found = simulated(made, settings, simulate(made, settings), np.arange(6))
+    found = simulated_spans(made, settings, simulate(made, settings), np.arange(6))
     for rank in range(6):
         mine = sorted((span.start_s, span.stop_s) for span in found if span.rank == rank)
         assert all(stop <= start + 2e-9 for (_, stop), (start, _) in pairwise(mine))
+
+
+def test_the_step_ends_with_its_last_micro_batch_shown_or_not() -> None:
+    made = plan(ranks=8)
+    last = max(span.stop_s for span in spans(made))
+    assert boxes(made, spans(made), np.array([0])).end_s == last
+    settings = slow_links(ranks=8, mode="free")
+    found = simulated(made, settings, most=3)
+    assert found.ranks.tolist() == [0, 4, 7]
+    assert found.end_s == simulate(made, settings).makespan / 1e9

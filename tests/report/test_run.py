@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,11 @@ import pytest
 from engine.errors import ConfigError
 from engine.planner.plan import StepPlan
 from engine.report.run import read_run, write_report
+from tests.report.elements import Elements
 from tests.report.runs import metrics, plan, spans, write_run
 
 NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
 LOADING = ("src", "srcset", "href", "data", "action", "poster", "background")
-
-
-class Elements(HTMLParser):
-    """Collects the tags of a page, and their attributes."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append((tag, dict(attrs)))
 
 
 def page(folder: Path) -> str:

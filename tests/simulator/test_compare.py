@@ -61,6 +61,12 @@ def test_speed_ups_are_ratios_of_mean_times_to_the_fixed_mesh(runs: list[Facts])
         assert run["speedup"] == pytest.approx(number(runs[0], "step_s") / number(run, "step_s"))
 
 
+def test_speed_ups_are_against_the_fixed_mesh_whatever_is_asked_for(runs: list[Facts]) -> None:
+    asked = compare(STEPS, SETTINGS, ["naive", "adaptive", "naive"])
+    assert [run["planner"] for run in asked] == [BASELINE, "naive", "adaptive"]
+    assert asked == [run for name in (BASELINE, "naive", "adaptive") for run in runs if run["planner"] == name]
+
+
 def test_one_rank_has_nothing_to_gain() -> None:
     alone = PlanSettings.of(load(["cluster.ranks_per_node=1", "context=2K", "capacity=2K"]))
     runs = compare([np.array([2048, 100, 7], dtype=np.int64)], alone, NAMES)

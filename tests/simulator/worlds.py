@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.cost.model import PPM
-from engine.cost.times import Rates
 from engine.planner.emit import emit
 from engine.planner.lockstep import lockstep
 from engine.planner.make import PLANNERS, plan_step
@@ -19,26 +18,8 @@ from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.staged import staged
 from engine.planner.verify import verify
-from tests.planner.samples import COSTS, ints, lengths, settings
+from tests.planner.samples import LINKED_COSTS, RATES, ints, lengths, settings
 
-# No two of them are alike, and compute and transfer are of about the same length in rings of these sizes.
-RATES = Rates(
-    token_f=301.7,
-    token_b=733.1,
-    pair_f=41.3,
-    pair_b=97.9,
-    micro=10_007.3,
-    sequence=113.9,
-    round=59.3,
-    merge=3.7,
-    latency=211.1,
-    kv=143.3,
-    dkv=277.7,
-    far=5.3,
-    overlap=0.6,
-    again=0.0,
-    copy=1500.7,
-)
 MODES = ("free", "lockstep", "pipeline")
 CAPACITY = 16
 
@@ -61,7 +42,7 @@ def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
     """Return settings of any cluster, overlap, recompute mode and offload."""
     cluster = draw(clusters())
     rates = RATES._replace(overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), again=draw(st.sampled_from([0.0, 1.0])))
-    costs = replace(COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])), slot=997)
+    costs = replace(LINKED_COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])))
     return replace(
         settings(planner, cluster.ranks, CAPACITY, mode, stages=draw(st.integers(1, 3)) if mode == "pipeline" else 1),
         cluster=cluster,

@@ -1,0 +1,49 @@
+"""All but the training runs themselves."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import hdp_vs_static as bench
+
+K = 1024
+
+
+@pytest.fixture
+def cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bench.Cell]:
+    monkeypatch.setattr(bench, "draw", lambda *_, **__: np.array([20 * K, 2 * K, 2 * K]))
+    monkeypatch.setattr(bench, "QUIET", [*bench.QUIET, "data.validation_share=0"])
+    monkeypatch.setattr(bench, "_library_text", lambda: b"text " * 100)
+    return bench.cells(tmp_path)
+
+
+def test_two_contexts_of_two_corpora(cells: list[bench.Cell]) -> None:
+    assert [(cell.context // K, cell.data) for cell in cells] == [
+        (context, data) for context in (8, 32) for data in ("standard library", "github mix, 32K")
+    ]
+
+
+def test_what_needs_no_ring_is_by_tokens(cells: list[bench.Cell]) -> None:
+    """Of 24K tokens, again and again, 4K fit half of 32K whole; of 8K also the last piece of the long document."""
+    of_8k, of_32k = cells[1], cells[3]
+    assert bench.needs_no_ring(of_32k, 1) == pytest.approx(4 / 24, abs=0.03)
+    assert bench.needs_no_ring(of_8k, 1) == pytest.approx(8 / 24, abs=0.03)
+
+
+def test_the_best_round_of_each_is_compared(
+    cells: list[bench.Cell], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    speeds = {"static-0": 100.0, "static-1": 80.0, "balanced-0": 90.0, "balanced-1": 150.0}
+    monkeypatch.setattr(bench, "tokens_per_s", lambda cell, planner, steps, out: speeds[out.name[-len(planner) - 2 :]])
+    monkeypatch.setattr(bench, "needs_no_ring", lambda cell, steps: 0.25)
+    monkeypatch.setattr(bench, "cells", lambda folder: cells[:1])
+    monkeypatch.setattr(sys, "argv", ["hdp_vs_static.py", "--json"])
+    bench.main()
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["static_tokens_per_s"], row["balanced_tokens_per_s"], row["ratio"]) == (100, 150, 1.5)
+    assert row["no_ring_share"] == 0.25

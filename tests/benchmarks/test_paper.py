@@ -1,0 +1,36 @@
+"""The whole chain on one step instead of 24: figures are in RESULTS.md, here it is the way that is tested."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import paper
+
+
+@pytest.fixture(autouse=True)
+def one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(paper.ASSUMED, "steps", 1)
+
+
+def test_one_cell_of_the_table() -> None:
+    settings = replace(paper.settings_of("llama7b", "256K"), offload=0)
+    steps = paper.steps_of("llama7b", "github", "256K")
+    assert settings.ranks == 512, "1,024 GPUs, two a rank"
+    (step,) = steps
+    assert step.max() == 256 * 1024 and 0.9 * 2**25 < step.sum() <= 2**25
+    static, naive, balanced, adaptive = (paper.seconds(steps, settings.by(planner)) for planner in paper.PLANNERS)
+    assert paper.ASSUMED["step_s"] < adaptive <= balanced < naive < static
+
+
+def test_the_assumed_rates_are_taken() -> None:
+    rates = paper.settings_of("llama7b", "256K").costs.rates
+    assert rates.pair_b == pytest.approx(paper.ASSUMED["attention_backward"] * rates.pair_f)
+
+
+def test_the_case_study_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    paper.case()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(paper.PLANNERS)
+    assert [line.rpartition(" ")[2] for line in lines] == ["520", "272", "157", "-"]

@@ -1,0 +1,56 @@
+"""All that needs no ranks; the ranks themselves run by hand (RESULTS.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import simulator_vs_real as real
+from engine.config.load import load
+from engine.data.slices import IGNORE, Slices
+from engine.planner.plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.simulator.timeline import simulate
+
+
+@pytest.fixture(scope="module")
+def settings() -> PlanSettings:
+    return PlanSettings.of(load(real.OVERRIDES)).without_offload()
+
+
+@pytest.fixture(scope="module")
+def made(settings: PlanSettings) -> dict[str, StepPlan]:
+    return real.plans(settings)
+
+
+def test_ten_plans_of_one_batch_good_and_bad(made: dict[str, StepPlan], settings: PlanSettings) -> None:
+    times = [simulate(plan, settings).makespan for plan in made.values()]
+    assert len(made) == 10
+    assert {plan.lengths.tobytes() for plan in made.values()} == {real.LENGTHS.tobytes()}
+    assert times[0] == min(times) and max(times) > 1.5 * min(times)
+
+
+def test_a_simulator_that_is_right_has_no_error(
+    made: dict[str, StepPlan], settings: PlanSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {name: simulate(plan, settings).makespan / 1e9 for name, plan in made.items()}
+    real.report(made, settings, measured)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3] == "simulator: median error 0.0%, rank correlation 1.000"
+    assert all("(+0.0%)" in line for line in lines[:10])
+    assert lines[-2].startswith("largest tokens: median error") and lines[-1].startswith("largest sum of s^2: median")
+
+
+def test_the_largest_rank(made: dict[str, StepPlan]) -> None:
+    plan = made["the longest alone on rank 1"]
+    assert real.largest(plan, plan.lengths) == max(4000, int(real.LENGTHS[1:].sum()))
+
+
+def test_rank_correlation() -> None:
+    assert real.correlation([1, 5, 9], [2, 3, 100]) == pytest.approx(1)
+    assert real.correlation([1, 5, 9], [100, 3, 2]) == pytest.approx(-1)
+
+
+def test_an_idle_part_counts_for_nothing() -> None:
+    some = Slices(*(np.arange(3) for _ in range(3)))
+    assert real.idle_part(some).labels.tolist() == [IGNORE]

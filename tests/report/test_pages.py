@@ -1,0 +1,150 @@
+"""The pages of plans, simulations and lengths, and what holds for every page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from engine.config.load import load
+from engine.data.lengths import step_lengths
+from engine.data.profile import describe
+from engine.data.scan import Documents
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+from engine.report.lengths_page import lengths_page
+from engine.report.page import Figure, Page, Table
+from engine.report.plan_page import Planned, plan_page
+from engine.report.simulation_page import simulation_page
+from engine.simulator.compare import compare
+from engine.simulator.facts import facts
+from tests.report.elements import Elements
+
+SMALL = ["lengths=byted", "lengths.max=8K", "batch_tokens=64K", "context=8K", "capacity=2K", "cluster.ranks_per_node=4"]
+NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
+
+
+def plans(*overrides: str, steps: int = 1) -> Page:
+    config = load([*SMALL, *overrides])
+    settings = PlanSettings.of(config)
+    made = [plan_step(lengths, settings) for lengths in step_lengths(config, steps)]
+    found = [facts(plan, settings) | {"planning_s": 0.25, "verified": True} for plan in made]
+    return plan_page(Planned(config, settings, made, found))
+
+
+def simulation(sweeps: Sequence[str] = ()) -> Page:
+    config = load(SMALL)
+    (lengths,) = step_lengths(config, 1)
+    shared = {"context": config.context, "lengths": config.lengths.name}
+    found = compare([lengths], PlanSettings.of(config), ["static", "adaptive"])
+    swept = [{"sweep": sweep} for sweep in sweeps] or [{}]
+    return simulation_page(config, [extra | shared | run for extra in swept for run in found], lengths)
+
+
+def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
+    config = load(SMALL)
+    (step,) = step_lengths(config, 1)
+    data = describe(Documents(step, empty=2, share=share), config.context) | {
+        "source": "lengths=byted",
+        "suggested_capacity": 2048,
+        "suggested_ring_limit": 3,
+        "reason": "a rank's share of a step is one micro-batch",
+        "fits": fits,
+    }
+    settings = PlanSettings.of(config)
+    return lengths_page(config, data, [facts(plan_step(step, settings), settings)] if fits else [])
+
+
+PAGES = {"plan": plans, "simulation": simulation, "lengths": lengths}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_nothing_and_no_two_elements_share_an_id(name: str) -> None:
+    html = PAGES[name]().html()
+    assert "http" not in NAMESPACE.sub("", html)
+    assert "@import" not in html and not re.search(r"url\((?!#)", html)
+    found = Elements(html).found
+    assert not {tag for tag, _ in found} & {"script", "link", "iframe", "object", "embed", "img"}
+    ids = [attributes["id"] for _, attributes in found if "id" in attributes]
+    assert len(ids) == len(set(ids)) > 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_same_numbers_give_the_same_page(name: str) -> None:
+    assert PAGES[name]().html() == PAGES[name]().html()
+
+
+def test_a_plan_has_its_timeline_its_lengths_its_costs_and_its_numbers() -> None:
+    page = plans()
+    assert [figure.title for figure in page.figures] == ["Timeline of a step", "Lengths", "Cost against length"]
+    head = dict(page.head)
+    assert (head["planner"], head["context"], head["capacity of a rank"]) == ("adaptive", "8K tokens", "2K tokens")
+    assert head["ranks"] == "4 of cluster=local, free mode"
+    (table,) = page.tables
+    assert not table.columns
+    assert dict(table.rows)["planning (s)"] == "0.250"
+
+
+def test_several_steps_are_columns() -> None:
+    (table,) = plans(steps=3).tables
+    assert table.columns == ("", "step 1", "step 2", "step 3")
+    assert {len(row) for row in table.rows} == {4}
+
+
+@pytest.mark.parametrize(
+    "mode", [["zero.stage=3"], ["parallel.pp=2", "capacity=4K"], ["planner=static"], ["cluster.nodes=20"]]
+)
+def test_plans_of_every_mode_have_a_page(mode: list[str]) -> None:
+    page = plans(*mode)
+    assert all(figure.wide for figure in page.figures)
+    assert ("first stage" in page.figures[0].caption) == (mode[0] == "parallel.pp=2")
+    assert ("Of 80 ranks 64 are shown" in page.figures[0].caption) == (mode == ["cluster.nodes=20"])
+
+
+def test_a_simulation_has_bars_and_a_timeline_of_each_planner_on_one_scale() -> None:
+    page = simulation()
+    titles = [figure.title for figure in page.figures]
+    assert titles == ["Speed-up", "Where the time goes", "Timeline: static", "Timeline: adaptive"]
+    ticks = [re.findall(r">([0-9.]+)</text>", figure.wide) for figure in page.figures[2:]]
+    assert ticks[0][:4] == ticks[1][:4]
+    (table,) = page.tables
+    assert [row[0] for row in table.rows] == ["static", "adaptive"]
+    assert "speed-up" in table.columns and dict(page.head)["ranks"] == "4"
+
+
+def test_a_sweep_shows_timelines_of_its_first_point_and_says_so() -> None:
+    page = simulation(["capacity=2K", "capacity=4K"])
+    assert dict(page.head)["sweep"] == "2 points"
+    assert len(page.figures) == 4
+    assert "The first step of capacity=2K by static" in page.figures[2].caption
+    assert [row[1] for row in page.tables[0].rows] == ["capacity=2K"] * 2 + ["capacity=4K"] * 2
+
+
+def test_lengths_have_a_histogram_with_the_suggested_capacity() -> None:
+    page = lengths()
+    (figure,) = page.figures
+    assert "suggested capacity 2K" in figure.wide and "sample" not in figure.caption
+    assert [table.title for table in page.tables] == ["Lengths in tokens", "One step at the suggested capacity"]
+    assert dict(page.head)["largest ring"] == "3 ranks at that capacity"
+    assert page.warning is None
+
+
+def test_a_sample_says_so() -> None:
+    page = lengths(share=0.5)
+    assert "50.00% of the source was read" in page.figures[0].caption
+    assert dict(page.head)["documents"].startswith("about ")
+
+
+def test_a_context_that_fits_nowhere_has_no_suggestion() -> None:
+    page = lengths(fits=False)
+    assert "suggested" not in page.figures[0].wide
+    assert "suggested capacity" not in dict(page.head)
+    assert page.warning is not None and "does not fit" in page.html()
+
+
+def test_text_is_text_and_no_markup() -> None:
+    page = Page("a<script>&b", "kind", [("x", "<b>")], [Figure("<i>", "<u>")], [Table("t", [("<td>", "1")])])
+    html = page.html()
+    assert not {"<script>", "<b>", "<i>", "<u>"} & set(re.findall(r"<\w+>", html))
+    assert "<title>a&lt;script&gt;&amp;b: kind</title>" in html
