@@ -17,6 +17,9 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.config.load import load
+from engine.cost.calibration import Calibration
+from engine.cost.datasheets import nominal
+from engine.cost.model import Costs
 from engine.data.mixes import draw
 from engine.planner.make import plan_step
 from engine.planner.plan import Ints
@@ -52,14 +55,12 @@ def settings_of(model: str, context: str) -> PlanSettings:
             f"batch_tokens={assumed['batch_tokens']}",
         ]
     )
-    return _measured(PlanSettings.of(config), config)
+    costs = replace(Costs.of(config, _machine()), step=0)  # `seconds` adds the assumed step_s
+    return replace(PlanSettings.of(config), costs=costs)
 
 
-def _measured(settings: PlanSettings, config: Any) -> PlanSettings:
-    """Return settings with the rates of the assumptions instead of a data sheet's."""
-    from engine.cost.datasheets import nominal
-    from engine.cost.model import rates_of
-
+def _machine() -> Calibration:
+    """Return the rates of the assumptions, and a data sheet's where there is none."""
     names = (
         "attention_flops_per_s",
         "network_bytes_per_s",
@@ -69,8 +70,7 @@ def _measured(settings: PlanSettings, config: Any) -> PlanSettings:
         "attention_backward",
         "copy_bytes_per_s",
     )
-    machine = replace(nominal("a100x8"), **{name: float(ASSUMED[name]) for name in names})
-    return replace(settings, costs=replace(settings.costs, rates=rates_of(config, machine, settings.cluster), step=0))
+    return replace(nominal("a100x8"), **{name: float(ASSUMED[name]) for name in names})
 
 
 def steps_of(model: str, mix: str, context: str) -> list[Ints]:

@@ -32,7 +32,7 @@ def settings_of(trace: str, ranks: int, mode: str = "free") -> PlanSettings:
 def compute_only(settings: PlanSettings) -> PlanSettings:
     """Return the same settings where only linear layers and attention take time, without offload."""
     rates = settings.costs.rates._replace(**_NOTHING)
-    return replace(settings, offload=0, costs=replace(settings.costs, rates=rates, fixed=0, slot=0))
+    return replace(settings, offload=0, costs=replace(settings.costs, rates=rates, slot=0))
 
 
 def draw(trace: str, ranks: int, sequences: int, seed: int) -> Ints:

@@ -33,7 +33,7 @@ class Cluster:
         """Return the cluster of a config: its hostfile's nodes if it names one, else `nodes` x `ranks_per_node`.
 
         With `parallel` its ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
-        malformed, and for degrees that do not divide its devices.
+        malformed, and for degrees that do not divide its devices or cut a rank's at the border of two nodes.
         """
         if config.hostfile is not None:
             nodes = _read(config.hostfile)
@@ -54,6 +54,7 @@ class Cluster:
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {self.ranks} devices"
             raise ConfigError(message, key="parallel.tp", hint="choose degrees that divide them")
         devices = np.arange(self.ranks).reshape(pp, -1, tp)
+        self._check_borders(devices.reshape(-1, tp))
         homes = self.node_of[devices[0, :, 0]]
         nodes = []
         for home in np.unique(homes).tolist():
@@ -61,6 +62,18 @@ class Cluster:
             speed, memory = int(self.speed[mine].min()), int(self.memory[mine].min())
             nodes.append(Node(self.nodes[home].host, mine.shape[1], speed, memory))
         return Cluster(tuple(nodes), self.device_memory)
+
+    def _check_borders(self, groups: Ints) -> None:
+        """Refuse groups of d_tp devices, [groups, d_tp], that hold only parts of two nodes: costs know no such rank."""
+        first, last = groups[:, 0], groups[:, -1]
+        inside = self.node_of[first] == self.node_of[last]
+        whole = np.isin(first, self._first) & np.isin(last + 1, self._first)
+        cut = np.flatnonzero(~inside & ~whole)
+        if len(cut):
+            hosts = [self.nodes[self.node_of[end[cut[0]]]].host for end in (first, last)]
+            message = f"parallel.tp={groups.shape[1]} puts devices of {hosts[0]} and of {hosts[1]} into one rank"
+            hint = "choose a degree that divides the slots of each node"
+            raise ConfigError(message, key="parallel.tp", hint=hint)
 
     @property
     def ranks(self) -> int:
@@ -73,10 +86,6 @@ class Cluster:
             raise IndexError(f"rank {rank} is not one of {self.ranks} ranks")
         node = bisect_right(self._first, rank) - 1
         return node, rank - self._first[node]
-
-    def node_ranks(self, node: int) -> range:
-        """Return the ranks of a node."""
-        return range(self._first[node], self._first[node + 1])
 
     @cached_property
     def node_of(self) -> Ints:

@@ -82,12 +82,17 @@ def _devices(config: Config) -> Problem | None:
     """With a hostfile the devices are known only when it is read; `Cluster.of` asks then."""
     if config.cluster.hostfile is not None:
         return None
-    devices = config.cluster.nodes * config.cluster.ranks_per_node
-    group = config.parallel.tp * config.parallel.pp
-    if devices % group == 0:
-        return None
-    message = f"parallel.tp x parallel.pp = {group} does not divide {devices} devices"
-    return Problem(message, "parallel.tp", "choose degrees that divide them, or other nodes")
+    node, tp = config.cluster.ranks_per_node, config.parallel.tp
+    devices, group = config.cluster.nodes * node, tp * config.parallel.pp
+    if devices % group:
+        message = f"parallel.tp x parallel.pp = {group} does not divide {devices} devices"
+        return Problem(message, "parallel.tp", "choose degrees that divide them, or other nodes")
+    if node % tp and tp % node:
+        message = (
+            f"{tp} neither divides a node's {node} devices nor is a multiple, so a rank would hold parts of two nodes"
+        )
+        return Problem(message, "parallel.tp", f"choose a divisor of {node}")
+    return None
 
 
 def _modes(config: Config) -> Problem | None:

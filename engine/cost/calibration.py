@@ -25,6 +25,7 @@ class Calibration:
     cluster: str  # name of the cluster preset that it is for
     device: str  # what was measured, or whose data sheet it is
     source: str  # `measured`, or where the figures come from
+    peak_flops_per_s: float  # the data sheet's, dense; where there is none, the fastest product that was measured
     linear_flops_per_s: float  # linear layers, forward
     linear_backward: float  # time of the backward pass over that of the forward pass
     attention_flops_per_s: float  # causal attention, forward
@@ -41,9 +42,10 @@ class Calibration:
     nics_per_node: float  # network cards that the ranks of a node share
     overlap: float  # share of the shorter of compute and transfer that hides behind the longer, 0 to 1
     copy_bytes_per_s: float  # device to host and back, each direction
-    reduce_bytes_per_s: float  # gradients reduced and weights gathered, a rank
+    reduce_bytes_per_s: float  # gradients reduced and weights gathered, a rank, inside a node
     memory_bytes_per_s: float  # device memory, for the optimizer's update
     step_s: float  # a step, however small
+    saved_ratio: float  # saved activations of a token, counted, over memory.saved_bytes: told, not computed with
 
     def write(self, path: Path) -> None:
         """Write the file that `read` reads, whole or not at all."""

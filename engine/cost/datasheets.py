@@ -1,12 +1,17 @@
 """What data sheets promise of a machine, times the share of it that large models commonly reach.
 
-Nominal, and called so wherever it is shown, until `profile-hardware` measures the machine itself. Peaks:
+Nominal, and called so wherever it is shown, until `profile-hardware` measures the machine itself. Peaks, of which
+MFU is a share of the first:
 - A100 SXM 80 GB: 312 TFLOP/s dense bf16, 2.039 TB/s, NVLink 600 GB/s (300 each way), PCIe 4 x16; DGX A100: 8 network
   cards of 200 Gb/s. https://www.nvidia.com/en-us/data-center/a100/
 - H100 SXM: 989 TFLOP/s, 3.35 TB/s, NVLink 900 GB/s (450 each way), PCIe 5 x16; DGX H100: 8 network cards of 400 Gb/s.
   https://www.nvidia.com/en-us/data-center/h100/
 - H200 SXM: as H100, with 4.8 TB/s. https://www.nvidia.com/en-us/data-center/h200/
 The shares (`_REACHED`) and the fixed times are assumptions; a CPU core's figures are round ones.
+
+`latency_s` is what a message takes however short it is: a constant of software and wire, no share of a bandwidth, so
+one figure serves inside a node and between nodes. NCCL's own model of a ring (src/graph/tuning.cc, protocol Simple) has
+3.4 us a hop over NVLink and, by version, 9.6 to 14 us over a network; 10 us is the network's.
 """
 
 from __future__ import annotations
@@ -45,6 +50,12 @@ def nominal(cluster: str) -> Calibration:
     return _gpu(cluster, sheet) if sheet is not None else _cpu(cluster)
 
 
+def sheet_peak(cluster: str) -> float | None:
+    """Return the FLOP/s that the data sheet of a cluster preset promises; None where there is no sheet."""
+    sheet = _SHEETS.get(cluster)
+    return None if sheet is None else sheet.flops
+
+
 def _gpu(cluster: str, sheet: _Sheet) -> Calibration:
     linear = _REACHED["linear"] * sheet.flops
     link = _REACHED["link"]
@@ -52,6 +63,7 @@ def _gpu(cluster: str, sheet: _Sheet) -> Calibration:
         cluster=cluster,
         device=sheet.device,
         source=f"data sheet: {sheet.source}",
+        peak_flops_per_s=sheet.flops,
         linear_flops_per_s=linear,
         linear_backward=2.0,
         attention_flops_per_s=_REACHED["attention"] * sheet.flops,
@@ -68,9 +80,10 @@ def _gpu(cluster: str, sheet: _Sheet) -> Calibration:
         nics_per_node=8.0,
         overlap=1.0,
         copy_bytes_per_s=link * sheet.pcie,
-        reduce_bytes_per_s=link * sheet.network,
+        reduce_bytes_per_s=link * sheet.nvlink,
         memory_bytes_per_s=link * sheet.memory,
         step_s=20e-3,
+        saved_ratio=1.0,
     )
 
 
@@ -79,6 +92,7 @@ def _cpu(cluster: str) -> Calibration:
         cluster=cluster,
         device="a CPU core",
         source="round figures",
+        peak_flops_per_s=50e9,
         linear_flops_per_s=30e9,
         linear_backward=2.0,
         attention_flops_per_s=15e9,
@@ -98,4 +112,5 @@ def _cpu(cluster: str) -> Calibration:
         reduce_bytes_per_s=1e9,
         memory_bytes_per_s=5e9,
         step_s=10e-3,
+        saved_ratio=1.0,
     )

@@ -36,8 +36,3 @@ def linear_flops(model: schema.Model) -> int:
 def attention_flops(model: schema.Model) -> int:
     """Return the forward FLOPs of one (query, key) pair in all layers."""
     return 4 * model.heads * model.head_dim * model.layers
-
-
-def step_flops(model: schema.Model, tokens: int, pairs: int) -> int:
-    """Return the model FLOPs of a step, forward and backward, of `tokens` whose queries meet `pairs` keys."""
-    return PASSES * (linear_flops(model) * tokens + attention_flops(model) * pairs)

@@ -33,11 +33,10 @@ class Costs:
     layers: int
     linear_flops: int  # forward, a token
     attention_flops: int  # forward, a (query, key) pair
-    peak_flops_per_s: float  # what linear layers reach on one device
+    peak_flops_per_s: float  # of one device, by its data sheet: what MFU is a share of
     devices: int  # of one HDP rank
     rates: Rates
     nics: float  # network cards of a node, for each of a rank's d_tp devices
-    fixed: int  # ns of a micro-batch, however small
     slot: int  # ns that a lockstep slot takes beside its micro-batch: weights are gathered
     step: int  # ns of a step beside its micro-batches: gradients reduced, weights updated
     token_bytes: int  # saved activations, a token
@@ -50,18 +49,19 @@ class Costs:
     forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward one is run again
 
     @classmethod
-    def of(cls, config: Config) -> Costs:
-        """Return the costs of a config; its model states are sharded over all ranks of its cluster.
+    def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
+        """Return the costs of a config, on the machine that it names or on one of these rates.
+
+        Its model states are sharded over all ranks of its cluster.
 
         Raises ConfigError for a calibration that cannot be used.
         """
         cluster = Cluster.of(config.cluster, config.parallel)
-        rates = machine(config)
+        rates = rates or machine(config)
         model, dtype, tp = config.model, config.dtype, config.parallel.tp
         b, w = memory.element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
-        device_rates = rates_of(config, rates, cluster)
         states = memory.state_bytes(model, dtype, cluster.ranks, config.zero.stage)
         return cls(
             source=f"{rates.device} ({rates.source})",
@@ -69,13 +69,12 @@ class Costs:
             layers=model.layers,
             linear_flops=flops.linear_flops(model),
             attention_flops=flops.attention_flops(model),
-            peak_flops_per_s=rates.linear_flops_per_s,
+            peak_flops_per_s=rates.peak_flops_per_s,
             devices=devices,
-            rates=device_rates,
+            rates=rates_of(config, rates, cluster),
             nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
-            fixed=round(device_rates.micro),
-            slot=round(NS * _slot_seconds(config, rates, devices)),
-            step=round(NS * _step_seconds(config, rates, devices, cluster.ranks)),
+            slot=round(NS * _slot_seconds(config, rates, devices, cluster)),
+            step=round(NS * _step_seconds(config, rates, devices, cluster)),
             token_bytes=-(-memory.saved_bytes(model, dtype, config.recompute) // tp),
             working_bytes=-(-memory.working_bytes(model, dtype, config.recompute) // tp),
             ring_bytes=-(-memory.ring_bytes(model, dtype) // tp),
@@ -85,6 +84,11 @@ class Costs:
             backward_hop_bytes=kv_elements * w,
             forward_rings=3 if config.recompute == "layer" else 2,
         )
+
+    @property
+    def fixed(self) -> int:
+        """Return the ns of a micro-batch, however small."""
+        return round(self.rates.micro)
 
     def sequence(self, lengths: Ints) -> Ints:
         """Return the time of uncut sequences, ns: the useful work, which every ring shares out and none makes less."""
@@ -147,7 +151,9 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / link
     again = {"none": 0.0, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
-    copied = memory.saved_bytes(model, config.dtype, config.recompute) / tp / rates.copy_bytes_per_s
+    # Two layers stay (equation 3). Of two layers or fewer nothing goes; a rate is only there to be divided by.
+    goes = max(1, model.layers - 2) / model.layers
+    copied = goes * memory.saved_bytes(model, config.dtype, config.recompute) / tp / rates.copy_bytes_per_s
     forward, backward = linear + sums, rates.linear_backward * linear + sums
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # read twice, written once
@@ -170,7 +176,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     )
 
 
-def _slot_seconds(config: Config, rates: Calibration, devices: int) -> float:
+def _slot_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
     """Return the gathers of a slot that computing does not hide: ZeRO-3 gathers all weights, forward and backward.
 
     They run one layer ahead of the computing; what is counted is one layer's gather a pass, which nothing precedes.
@@ -179,13 +185,19 @@ def _slot_seconds(config: Config, rates: Calibration, devices: int) -> float:
         return 0.0
     b, _ = memory.element_bytes(config.dtype)
     weights = memory.parameters(config.model) * b / devices
-    return 2 * weights / config.model.layers / rates.reduce_bytes_per_s
+    return 2 * weights / config.model.layers / _reduce_rate(rates, cluster)
 
 
-def _step_seconds(config: Config, rates: Calibration, devices: int, ranks: int) -> float:
+def _step_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
     """Return the reduction of gradients (a reduce-scatter and a gather of weights) and the update of a rank's share."""
     b, w = memory.element_bytes(config.dtype)
-    count = memory.parameters(config.model) / devices
-    travel = (ranks - 1) / ranks * count * (w + b) / rates.reduce_bytes_per_s
+    ranks, count = cluster.ranks, memory.parameters(config.model) / devices
+    travel = (ranks - 1) / ranks * count * (w + b) / _reduce_rate(rates, cluster)
     update = count / ranks * (6 * w + b) / rates.memory_bytes_per_s  # master weight and two moments, read and written
     return rates.step_s + travel + update
+
+
+def _reduce_rate(rates: Calibration, cluster: Cluster) -> float:
+    """Return the bytes/s of a reduction or a gather over all HDP ranks: as in a node, or what a network card lets."""
+    one_node = len(cluster.nodes) == 1
+    return rates.reduce_bytes_per_s if one_node else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)

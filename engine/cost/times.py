@@ -30,13 +30,13 @@ class Rates(NamedTuple):
     sequence: float  # a shard of a micro-batch, forward and backward
     round: float  # a round of a ring, each pass
     merge: float  # a token of a shard in a round, each pass
-    latency: float  # a round's transfer, however small
+    latency: float  # a transfer of a round, however small, inside a node and between nodes alike
     kv: float  # a token's K,V to a rank of the same node
     dkv: float  # a token's dK,dV
-    far: float  # how many times slower between nodes
+    far: float  # how many times slower a byte travels between nodes
     overlap: float  # share of the shorter of compute and transfer that hides
     again: float  # 1 if the backward pass runs the ring's forward pass once more, else 0
-    copy: float  # a token's saved activations to the host, and as much for the way back
+    copy: float  # what of a token's saved activations may go to the host, and as much for the way back
 
 
 @kernel
@@ -75,7 +75,7 @@ def shared(rates: Rates, tokens: float, degree: int, far: float) -> float:
     part = tokens / degree
     pairs = tokens * (tokens + 1.0) / (2.0 * degree * degree)  # of one round
     fixed = rates.round + rates.merge * part
-    kv, dkv = far * (rates.latency + rates.kv * part), far * (rates.latency + rates.dkv * part)
+    kv, dkv = rates.latency + far * rates.kv * part, rates.latency + far * rates.dkv * part
     forward = forward_ring(rates, degree, rates.pair_f * pairs + fixed, kv)
     backward = backward_ring(rates, degree, rates.pair_b * pairs + fixed, kv, dkv)
     linear = (rates.token_f + rates.token_b) * part

@@ -20,6 +20,7 @@ TRANSFERS = (1 << 12, 1 << 16, 1 << 19, 1 << 22)  # bytes
 # Bytes of a message and width of a product that take about as long.
 _AT_ONCE = {"cpu": (1 << 22, 512), "cuda": (1 << 28, 8192)}
 _BUFFER = 1 << 24  # elements: larger than caches
+_SQUARE = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}  # widths of products that reach the most
 _FULL = 256  # tokens of a product that computing bounds, not reading the weights
 
 
@@ -69,6 +70,13 @@ def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float
     runs = [_product(*size, dtype, groups.device) for size in sizes]
     launch, one, full = (timing.total_s for timing in interleaved(runs, groups, seconds))
     return max(0.0, (one - launch) / ((full - one) / (_FULL - 1)) - 1) if full > one else 0.0
+
+
+def product_flops_per_s(dtype: torch.dtype, groups: Groups, seconds: float) -> float:
+    """Return the rate of the fastest product of square matrices: it stands for a peak that no data sheet tells."""
+    widths = _SQUARE[groups.device.type]
+    timed = interleaved([_product(width, width, width, dtype, groups.device) for width in widths], groups, seconds)
+    return max(2 * width**3 / timing.total_s for width, timing in zip(widths, timed, strict=True))
 
 
 def copy_bytes_per_s(groups: Groups, seconds: float) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 from engine.config.schema import Config
 from engine.cost import flops, memory
 from engine.cost.calibration import Calibration
-from engine.cost.datasheets import nominal
+from engine.cost.datasheets import nominal, sheet_peak
 from engine.errors import PreflightError
 from engine.hardware.least_squares import Floats, fit
 from engine.hardware.measured import Case, Measured
@@ -61,6 +61,13 @@ def points(measured: Measured, calibration: Calibration, config: Config) -> list
     return [Point(case, timing.total_s, seconds(case, calibration, config)) for case, timing in measured.micro_batches]
 
 
+def saved_line(measured: Measured) -> tuple[float, float]:
+    """Return a and b of Act(s) = a s + b, in bytes (equation 3 of ByteScale), all measured layers together."""
+    tokens, counted = (np.array(column, dtype=np.float64) for column in zip(*measured.saved, strict=True))
+    a, b = fit(np.stack([tokens, np.ones_like(tokens)], axis=1), counted, counted).tolist()
+    return a, b
+
+
 def _compute(measured: Measured, config: Config) -> Calibration:
     """Return the data sheet's calibration with the terms of micro-batches replaced by measured ones."""
     chosen = [(case, timing) for case, timing in measured.micro_batches if not case.shared]
@@ -68,11 +75,13 @@ def _compute(measured: Measured, config: Config) -> Calibration:
     both = _rates(terms, [timing.total_s for _, timing in chosen])
     forward = _rates(terms, [timing.forward_s for _, timing in chosen])
     attention, linear, sequence, layer, micro_batch = both.tolist()
+    linear_rate, name = 1 / float(forward[1]), config.cluster.name
     return replace(
-        nominal(config.cluster.name),
+        nominal(name),
         device=measured.device,
         source="measured",
-        linear_flops_per_s=1 / float(forward[1]),
+        peak_flops_per_s=sheet_peak(name) or max(measured.product_flops_per_s, linear_rate),
+        linear_flops_per_s=linear_rate,
         linear_backward=_ratio(linear, float(forward[1])),
         attention_flops_per_s=1 / float(forward[0]),
         attention_backward=_ratio(attention, float(forward[0])),
@@ -81,6 +90,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         layer_s=layer,
         sequence_s=sequence,
         copy_bytes_per_s=measured.copy_bytes_per_s,
+        saved_ratio=saved_line(measured)[0] / memory.saved_bytes(config.model, config.dtype),
         memory_bytes_per_s=measured.memory_bytes_per_s,
     )
 

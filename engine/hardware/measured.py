@@ -51,12 +51,14 @@ class Measured:
     ranks: int
     layers: int  # of the model that was trained
     half_tokens: float
+    product_flops_per_s: float  # of the fastest product of square matrices
     micro_batches: tuple[tuple[Case, Timing], ...]
     transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); none on one rank
     overlap: float  # of a transfer and compute, as in the calibration; 0 on one rank
     updates: tuple[tuple[int, float], ...]  # (parameters, s) of the optimizer's step of models of two sizes
     copy_bytes_per_s: float
     memory_bytes_per_s: float
+    saved: tuple[tuple[int, float], ...]  # (tokens, bytes) that a forward pass keeps
     fixed_s: float  # a real step of the trainer, without its micro-batches
 
     def write(self, path: Path) -> None:
@@ -68,7 +70,10 @@ def read(path: Path) -> Measured:
     """Return what `write` wrote."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     cases = [(_case(case), Timing(**timing)) for case, timing in found["micro_batches"]]
-    pairs = {name: tuple((int(size), float(s)) for size, s in found[name]) for name in ("transfers", "updates")}
+    pairs = {
+        name: tuple((int(size), float(value)) for size, value in found[name])
+        for name in ("transfers", "updates", "saved")
+    }
     return Measured(**found | pairs | {"micro_batches": tuple(cases)})
 
 

@@ -12,7 +12,7 @@ from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.cost.memory import parameters
 from engine.errors import ExitCode
-from engine.hardware import device, micro_batches
+from engine.hardware import activations, device, micro_batches
 from engine.hardware.cases import cases
 from engine.hardware.measured import RESULT, Case, Measured, Timing
 from engine.hardware.prepare import longest, other_layers, with_layers
@@ -29,7 +29,8 @@ from engine.zero.engine import ZeroEngine
 _STEPS, _WARM = 14, 4
 _TOO_LONG_S = 2.0  # of a micro-batch: longer ones are left out
 # Each part's share of the time, about: whatever it takes, no part is repeated fewer than a few times.
-_SHARES = {"micro_batches": 0.82, "transfers": 0.04, "overlap": 0.02, "updates": 0.06, "half": 0.02, "copies": 0.02}
+_SHARES = {"micro_batches": 0.8, "transfers": 0.04, "overlap": 0.02, "updates": 0.06}
+_SHARES |= {"half": 0.02, "product": 0.02, "copies": 0.02}
 _WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied": False}  # a model of a few matrices
 _WIDE_VOCAB = {"cpu": 1 << 15, "cuda": 1 << 20}
 
@@ -59,7 +60,9 @@ def _measure(config: Config, groups: Groups, trainer: Trainer, seconds: Mapping[
         transfers=device.transfers(context, groups, seconds["transfers"]) if several else (),
         overlap=device.overlap(context, groups, seconds["overlap"]) if several else 0.0,
         updates=_updates(config, groups, trainer, seconds["updates"]),
+        saved=activations.saved(trainer.engine.module, context, longest(config, groups.device.type)),
         half_tokens=device.half_tokens(shape, dtype, groups, seconds["half"]),
+        product_flops_per_s=device.product_flops_per_s(dtype, groups, seconds["product"]),
         copy_bytes_per_s=device.copy_bytes_per_s(groups, seconds["copies"]),
         memory_bytes_per_s=device.memory_bytes_per_s(config.optimizer, config.dtype, groups, seconds["copies"]),
     )

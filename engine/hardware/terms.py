@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from engine.cost.calibration import Calibration
+from engine.cost.datasheets import sheet_peak
+from engine.hardware.fit import saved_line
 from engine.hardware.measured import Measured
 
 _MICRO = "fit of micro-batches of whole sequences, forward and backward"
@@ -11,6 +13,7 @@ _RING = "fit of micro-batches with rings of two ranks"
 _MESSAGES = "messages of 4 KiB to 4 MiB, both ways at once"
 
 _HOW = {
+    "peak_flops_per_s": "no data sheet: the fastest product of square matrices",
     "linear_flops_per_s": _FORWARD,
     "linear_backward": _MICRO,
     "attention_flops_per_s": _FORWARD,
@@ -29,6 +32,7 @@ _HOW = {
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
     "step_s": "real training steps without their micro-batches",
 }
+_SAVED = "Act(s) counted at {} tokens: {:,.0f} bytes a token and {:,.0f} more in {} layers; formula {:,.0f} ({:+.1%})"
 _SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine shows nothing of a network
 _NEED_TWO = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
 NOT_MEASURED = "not measured: data sheet or round figure"
@@ -37,11 +41,14 @@ _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s"
 
 def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, str]]:
     """Return (term, value with its unit, how it was measured) of all terms."""
-    unmeasured = _SHEET + (_NEED_TWO if measured.ranks == 1 else ())
+    unmeasured = _SHEET + (("peak_flops_per_s",) if sheet_peak(calibration.cluster) else ())
+    unmeasured += _NEED_TWO if measured.ranks == 1 else ()
+    a, b = saved_line(measured)
+    lengths = ", ".join(str(tokens) for tokens, _ in measured.saved)
+    saved = _SAVED.format(lengths, a, b, measured.layers, a / calibration.saved_ratio, calibration.saved_ratio - 1)
+    how = _HOW | {"saved_ratio": saved} | dict.fromkeys(unmeasured, NOT_MEASURED)
     return [
-        (name, shown(name, value), NOT_MEASURED if name in unmeasured else _HOW[name])
-        for name, value in vars(calibration).items()
-        if not isinstance(value, str)
+        (name, shown(name, value), how[name]) for name, value in vars(calibration).items() if not isinstance(value, str)
     ]
 
 

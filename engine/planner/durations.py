@@ -223,10 +223,9 @@ def _round(
                 continue
             if round_ < degree:
                 work += way.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
-            far = rates.far if rows.cross[k] else 1.0
             sent, messages = _sent(rates, degree, rows.tokens[k], way, round_)
-            transfer += far * sent
-            delay = max(delay, far * rates.latency * messages)
+            transfer += rates.far * sent if rows.cross[k] else sent
+            delay = max(delay, rates.latency * messages)
         if work > 0.0:
             work = (work + rates.round) * rows.slow[m]
         compute[m] += work * rounds * way.runs

@@ -6,7 +6,9 @@ A ring lies on neighbouring ranks and is folded: out over every second rank, and
  degree 6 from rank 4:   4 -> 6 -> 8 -> 9 -> 7 -> 5 -> 4
 ```
 Every hop goes to a rank at most two away, so over any number of rings, wherever they start, a rank has at most four
-peers (rule 7), and a node's border is crossed no more often than by a ring in ascending order.
+peers (rule 7). A border between two nodes is crossed once on the way out and once on the way back: two hops leave a
+node that the ring passes through, and two enter it, where a ring in ascending order has one of each. That costs
+nothing where a node has two network cards or more.
 """
 
 from __future__ import annotations

@@ -114,11 +114,6 @@ def kv_part(degree: int, part: int, round_: int) -> int:
     return (part - round_) % degree
 
 
-def compute_rounds(degree: int) -> int:
-    """Return the number of rounds in which a part computes."""
-    return degree
-
-
 def rounds(degree: int, direction: Direction) -> int:
     """Return the number of rounds in which a part computes or transfers; a ring of one transfers nothing."""
     return degree + 1 if direction == "backward" and degree > 1 else degree

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.planner import loads
 from engine.planner.durations import crossing
 from engine.planner.plan import StepPlan
@@ -35,7 +38,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
     """Return what a simulated step amounts to: seconds, tokens a second, shares, bytes by link, memory.
 
     `compute_s` and `exposed_comm_s` are means over ranks; the bubble is the share of the step in which a rank does
-    neither. MFU counts model FLOPs over what linear layers reach on all devices.
+    neither. MFU counts model FLOPs over the peak of all devices.
     """
     costs = settings.costs
     step = timeline.makespan + costs.step
@@ -70,8 +73,12 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     """
     costs = settings.costs
     tokens = plan.lengths[plan.shard_sequence]
-    kv = (tokens - loads.shard_loads(plan)[0][loads.next_shards(plan)]) * costs.forward_rings
-    sent = kv * costs.forward_hop_bytes + tokens * costs.backward_hop_bytes
-    sent[plan.degrees[plan.shard_sequence] == 1] = 0
-    between = int(sent[crossing(plan, settings.cluster) == 1].sum())
-    return int(sent.sum()) - between, between
+    others = tokens - loads.shard_loads(plan)[0][loads.next_shards(plan)]
+    ring, leaves = plan.degrees[plan.shard_sequence] > 1, crossing(plan, settings.cluster) == 1
+
+    def sent(hops: NDArray[np.bool_]) -> int:
+        # Tokens are summed first: bytes of one hop, times hops, pass 2^63 at 16,384 ranks and 2M tokens.
+        kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
+        return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes
+
+    return sent(ring & ~leaves), sent(ring & leaves)

@@ -24,7 +24,7 @@ def config(hostfile: Path | None = None, nodes: int = 1) -> schema.Cluster:
 def test_ranks_are_counted_through_the_nodes() -> None:
     assert UNEVEN.ranks == 6
     assert [UNEVEN.place(rank) for rank in range(6)] == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
-    assert [list(UNEVEN.node_ranks(node)) for node in range(3)] == [[0, 1], [2], [3, 4, 5]]
+    assert UNEVEN.node_of.tolist() == [0, 0, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("rank", [-1, 6])
@@ -75,7 +75,7 @@ def test_a_mixed_cluster_says_what_each_rank_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "slots"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (6, 1, [1, 1])]
+    ("tp", "pp", "slots"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (12, 1, [1])]
 )
 def test_an_hdp_rank_is_neighbouring_devices_and_stages_lie_in_other_nodes(tp: int, pp: int, slots: list[int]) -> None:
     cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, ep=1))
@@ -97,6 +97,10 @@ def test_an_hdp_rank_is_what_its_slowest_and_smallest_devices_are(
     pp = data.draw(st.sampled_from([n for n in range(1, world.ranks // tp + 1) if world.ranks // tp % n == 0]))
     ranks = world.ranks // (tp * pp)
     own = [[world.place((p * ranks + r) * tp + i)[0] for p in range(pp) for i in range(tp)] for r in range(ranks)]
+    if any(cut(set(nodes[p * tp : (p + 1) * tp]), world, tp) for nodes in own for p in range(pp)):
+        with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-. and of host-. into one rank"):
+            hdp(hosts, tp, pp)
+        return
     cluster = hdp(hosts, tp, pp)
     assert cluster.ranks == ranks
     for home in {nodes[0] for nodes in own}:
@@ -108,6 +112,11 @@ def test_an_hdp_rank_is_what_its_slowest_and_smallest_devices_are(
             assert cluster.memory[r] == min(memory for _, _, memory in held)
     places = [own[r][0] for r in range(ranks)]
     assert [int(cluster.node_of[r]) for r in range(ranks)] == [sorted(set(places)).index(home) for home in places]
+
+
+def cut(nodes: set[int], world: Cluster, tp: int) -> bool:
+    """Return whether d_tp devices that lie in these nodes are neither of one node nor all of several."""
+    return len(nodes) > 1 and sum(world.nodes[node].slots for node in nodes) != tp
 
 
 def hdp(hosts: tuple[Node, ...], tp: int, pp: int) -> Cluster:
@@ -132,6 +141,20 @@ def test_a_rank_larger_than_a_node_is_a_node_of_its_own() -> None:
 
 def test_without_degrees_ranks_are_devices() -> None:
     assert Cluster.of(config(nodes=3), schema.Parallel(tp=1, pp=1, ep=1)) == Cluster.of(config(nodes=3))
+
+
+@pytest.mark.parametrize(("slots", "tp"), [((6, 6), 4), ((4, 4, 4), 6), ((2, 4, 2), 4), ((3, 5), 2)])
+def test_a_rank_of_parts_of_two_nodes_is_refused(slots: tuple[int, ...], tp: int) -> None:
+    """Its sums over d_tp devices would go over the network, and be priced as inside a node."""
+    with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-0 and of host-1") as caught:
+        hdp(tuple(Node(f"host-{i}", count, 100, 10) for i, count in enumerate(slots)), tp, pp=1)
+    assert caught.value.problems[0].key == "parallel.tp"
+    assert "divides the slots of each node" in (caught.value.problems[0].hint or "")
+
+
+def test_a_rank_of_several_whole_nodes_is_none_of_those() -> None:
+    nodes = tuple(Node(f"host-{i}", count, 100, 10) for i, count in enumerate((8, 4, 4, 8)))
+    assert hdp(nodes, tp=8, pp=1).node_of.tolist() == [0, 1, 2]
 
 
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:

@@ -110,4 +110,4 @@ def test_a_file_that_is_no_text(file: Path) -> None:
 def test_costs_come_from_the_file_that_the_config_names(file: Path) -> None:
     costs = Costs.of(load([f"cluster.calibration={file}"]))
     assert costs.source == "a CPU core (measured)"
-    assert costs.peak_flops_per_s == OURS.linear_flops_per_s
+    assert costs.peak_flops_per_s == OURS.peak_flops_per_s

@@ -9,7 +9,7 @@ import pytest
 from engine.config import tree
 from engine.config.load import load
 from engine.cost.calibration import read
-from engine.cost.datasheets import nominal
+from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs
 
 PRESETS = tree.groups()["cluster"]
@@ -21,11 +21,12 @@ SHEETS = {"a100x8": (312, 2.039, 300, 200, 32), "h100x8": (989, 3.35, 450, 400, 
 def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
     flops, memory, nvlink, card, pcie = SHEETS[name]
     found = nominal(name)
+    assert found.peak_flops_per_s == sheet_peak(name) == flops * 1e12
     assert found.linear_flops_per_s == pytest.approx(0.6 * flops * 1e12)
     assert found.attention_flops_per_s == pytest.approx(0.5 * flops * 1e12)
     assert found.memory_bytes_per_s == found.merge_bytes_per_s == pytest.approx(0.8 * memory * 1e12)
-    assert found.node_bytes_per_s == pytest.approx(0.8 * nvlink * 1e9)
-    assert found.network_bytes_per_s == found.reduce_bytes_per_s == pytest.approx(0.8 * card / 8 * 1e9)
+    assert found.node_bytes_per_s == found.reduce_bytes_per_s == pytest.approx(0.8 * nvlink * 1e9)
+    assert found.network_bytes_per_s == pytest.approx(0.8 * card / 8 * 1e9)
     assert found.copy_bytes_per_s == pytest.approx(0.8 * pcie * 1e9)
     assert found.nics_per_node == 8
     assert found.half_tokens == pytest.approx(0.6 * flops / memory), "as long as reading 2 bytes a weight"
@@ -57,4 +58,5 @@ def test_every_preset_has_all_terms_in_bounds(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", ["local", "some-other"])
 def test_what_has_no_sheet_is_a_cpu_core_in_round_figures(name: str) -> None:
     assert (nominal(name).cluster, nominal(name).device, nominal(name).source) == (name, "a CPU core", "round figures")
-    assert nominal(name).linear_flops_per_s < 1e12
+    assert nominal(name).linear_flops_per_s < nominal(name).peak_flops_per_s < 1e12
+    assert sheet_peak(name) is None

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.load import load
 from engine.config.schema import Model
-from engine.cost.flops import attention_flops, linear_flops, linear_weights, step_flops
+from engine.cost.flops import attention_flops, linear_flops, linear_weights
+from engine.cost.model import Costs
 
 
 def shape(**changes: object) -> Model:
@@ -19,7 +21,8 @@ def test_llama_7b_with_8_key_heads_by_hand() -> None:
     assert linear_weights(model) == 32 * layer + 4096 * 32000
     assert linear_flops(model) == 2 * linear_weights(model)
     assert attention_flops(model) == 4 * 4096 * 32
-    assert step_flops(model, 10, 55) == 3 * (10 * linear_flops(model) + 55 * attention_flops(model))
+    step = Costs.of(load(["recipe=llama7b-256k"])).flops(np.array([10, 3], dtype=np.int64))
+    assert step == 3 * (13 * linear_flops(model) + (55 + 6) * attention_flops(model))
 
 
 def test_of_experts_those_that_a_token_meets_count_and_the_router() -> None:

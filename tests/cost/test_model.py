@@ -148,7 +148,7 @@ def test_what_a_token_sends_and_copies() -> None:
     assert costs.rates.kv == pytest.approx(1e9 * 2 * elements / sheet.node_bytes_per_s)
     assert costs.rates.dkv == pytest.approx(2 * costs.rates.kv)
     assert costs.rates.far == pytest.approx(sheet.node_bytes_per_s / sheet.network_bytes_per_s)
-    assert costs.rates.copy == pytest.approx(1e9 * costs.token_bytes / sheet.copy_bytes_per_s)
+    assert costs.rates.copy == pytest.approx(1e9 * costs.token_bytes * 30 / 32 / sheet.copy_bytes_per_s)
     assert costs.rates.merge == pytest.approx(1e9 * 3 * 4 * 32 * 4096 / sheet.merge_bytes_per_s)
 
 
@@ -215,19 +215,64 @@ def test_a_stage_of_a_pipeline_holds_its_part_of_the_model() -> None:
     assert four.rates == one.rates, "a stage's share of the time is the simulator's"
 
 
+@pytest.mark.parametrize("layers", [3, 4, 32])
+def test_copies_take_as_long_as_the_bytes_that_wait_on_the_host(layers: int) -> None:
+    """Two layers stay on the device: they are neither on the host nor on the way there."""
+    costs, sheet = of(f"model.layers={layers}"), nominal("h100x8")
+    tokens = 10**6
+    bytes_ = int(costs.host_bytes(ints(tokens), PPM)[0])
+    assert costs.rates.copy * tokens == pytest.approx(1e9 * bytes_ / sheet.copy_bytes_per_s, rel=1e-5)
+
+
+def test_the_peak_is_the_data_sheets() -> None:
+    """What MFU is a share of: 989 TFLOP/s of an H100, not what linear layers reach of it."""
+    assert of().peak_flops_per_s == 989e12
+    found = of("parallel.tp=8")
+    assert (found.peak_flops_per_s, found.devices) == (989e12, 8)
+
+
+@pytest.mark.parametrize("overrides", [(), ("zero.stage=3", "parallel.tp=2")])
+def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str, ...]) -> None:
+    """All of them, so that planners and simulator never see two machines at once."""
+    config = load(["recipe=llama7b-256k", *overrides])
+    rates = replace(nominal("h100x8"), micro_batch_s=7e-3, half_tokens=5000.0, linear_flops_per_s=1e14, step_s=0.5)
+    assert Costs.of(config, rates) == costs_of(config, rates)
+    assert Costs.of(config, rates).fixed == round(Costs.of(config, rates).rates.micro) != Costs.of(config).fixed
+
+
 @pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
 def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> None:
     """bf16: fp32 gradients are reduced, bf16 weights gathered; a rank updates its share of 12 bytes, in and out."""
     costs, sheet = of(f"cluster.nodes={nodes}", "context=16K", f"parallel.tp={tp}"), nominal("h100x8")
     ranks = nodes * 8 // tp
-    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / sheet.reduce_bytes_per_s
+    travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / sheet.network_bytes_per_s
     update = costs.parameters / tp / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
     assert costs.step == round(1e9 * (sheet.step_s + travel + update))
 
 
 def test_a_slot_of_zero_3_waits_for_the_gathers_of_one_layer() -> None:
     costs, sheet = of("zero.stage=3"), nominal("h100x8")
-    assert costs.slot == round(1e9 * 2 * (2 * costs.parameters / 32) / sheet.reduce_bytes_per_s)
+    assert costs.slot == round(1e9 * 2 * (2 * costs.parameters / 32) / sheet.network_bytes_per_s)
+
+
+@pytest.mark.parametrize("overrides", [(), ("parallel.tp=2",), ("cluster.nodes=2", "parallel.pp=2")])
+def test_inside_one_node_gradients_and_weights_travel_over_its_links(overrides: tuple[str, ...]) -> None:
+    """One node, or one a stage: no byte of a reduction sees a network card."""
+    costs, sheet = of("cluster.nodes=1", "context=8K", *overrides), nominal("h100x8")
+    group = costs.devices
+    ranks = 16 // group if "cluster.nodes=2" in overrides else 8 // group
+    travel = costs.parameters / group * 6 * (ranks - 1) / ranks / sheet.node_bytes_per_s
+    update = costs.parameters / group / ranks * (2 * 12 + 2) / sheet.memory_bytes_per_s
+    assert costs.step == round(1e9 * (sheet.step_s + travel + update))
+    if costs.devices == 1:
+        whole = of("cluster.nodes=1", "context=8K", "zero.stage=3")
+        assert whole.slot == round(1e9 * 2 * (2 * whole.parameters / 32) / sheet.node_bytes_per_s)
+
+
+def test_a_network_faster_than_what_a_reduction_reaches_in_a_node_does_not_speed_it_up() -> None:
+    config, slow = load(["recipe=llama7b-256k"]), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
+    rates = [replace(slow, network_bytes_per_s=network) for network in (1e9, 1e12)]
+    assert Costs.of(config, rates[0]).step == Costs.of(config, rates[1]).step
 
 
 @given(st.integers(0, 10**7), st.integers(0, PPM), st.integers(1, 80))

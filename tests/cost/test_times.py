@@ -39,10 +39,10 @@ def walk(
 
     `work` is the compute of a round, `t` the tokens of each buffer.
     """
-    one = {"kv": far * (rates.latency + rates.kv * t), "dkv": far * (rates.latency + rates.dkv * t)}
+    one = {"kv": rates.latency + far * rates.kv * t, "dkv": rates.latency + far * rates.dkv * t}
     total = 0.0
     for round_ in range(schedule.rounds(degree, direction)):
-        compute = work(round_) if round_ < schedule.compute_rounds(degree) else 0.0
+        compute = work(round_) if round_ < degree else 0.0
         transfer = sum(one[found.kind] for found in schedule.transfers(degree, part, round_, direction))
         total += max(compute, transfer) + (1.0 - rates.overlap) * min(compute, transfer)
     return total
@@ -150,3 +150,10 @@ def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, d
     compute = rates.pair_f * mean + beside
     ring = walk(rates, degree, 0, "forward", lambda round_: compute, 1.0, tokens / degree)
     assert twice == pytest.approx(once + ring, rel=EXACT)
+
+
+@given(RATES, st.floats(0.0, 1e3), DEGREES)
+def test_a_message_without_bytes_is_as_late_between_nodes_as_inside(rates: Rates, latency: float, degree: int) -> None:
+    """`far` is a ratio of bandwidths: what it multiplies are bytes."""
+    empty = rates._replace(latency=latency, kv=0.0, dkv=0.0)
+    assert shared(empty, 1000.0, degree, rates.far) == shared(empty, 1000.0, degree, 1.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import nominal
+from engine.cost.memory import saved_bytes
 from engine.hardware.cases import cases
 from engine.hardware.measured import Case, Measured, Timing
 from engine.hardware.predict import seconds
@@ -18,6 +19,7 @@ TRUE = replace(
     nominal("local"),
     device="made up",
     source="measured",
+    peak_flops_per_s=6e10,
     linear_flops_per_s=2.1e10,
     linear_backward=1.7,
     attention_flops_per_s=4.5e10,
@@ -35,6 +37,7 @@ TRUE = replace(
     reduce_bytes_per_s=3e8,
     memory_bytes_per_s=6e9,
     step_s=1.2e-2,
+    saved_ratio=1.04,
 )
 
 
@@ -51,18 +54,21 @@ def measured(ranks: int = 2) -> Measured:
     sizes = (4096, 1 << 19)
     parameters = (40_000, 4_000_000)
     update = 28 / ranks / TRUE.memory_bytes_per_s
+    kept = saved_bytes(ours.model, ours.dtype)
     travel = (ranks - 1) / ranks * 8 / TRUE.reduce_bytes_per_s
     return Measured(
         device=TRUE.device,
         ranks=ranks,
         layers=ours.model.layers,
         half_tokens=TRUE.half_tokens,
+        product_flops_per_s=TRUE.peak_flops_per_s,
         micro_batches=tuple((case, _timing(case, ours)) for case in todo),
         transfers=tuple((size, TRUE.latency_s + size / TRUE.node_bytes_per_s) for size in sizes if ranks > 1),
         overlap=TRUE.overlap if ranks > 1 else 0.0,
         updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
         copy_bytes_per_s=TRUE.copy_bytes_per_s,
         memory_bytes_per_s=TRUE.memory_bytes_per_s,
+        saved=tuple((tokens, TRUE.saved_ratio * kept * tokens + 96) for tokens in (64, 256, 1024)),
         fixed_s=TRUE.step_s + parameters[0] * (update + travel),
     )
 

@@ -42,6 +42,14 @@ def test_one_rank_leaves_to_the_data_sheet_what_needs_two() -> None:
     assert numbers(found, unmeasured) == pytest.approx(numbers(TRUE, unmeasured), rel=1e-3)
 
 
+def test_the_peak_is_the_data_sheets_or_else_the_fastest_product() -> None:
+    """And never less than what linear layers reach, or MFU could pass 1."""
+    slow = replace(measured(), product_flops_per_s=1e9)
+    assert calibrate(slow, config()).peak_flops_per_s == calibrate(slow, config()).linear_flops_per_s
+    h100 = config().model_copy(update={"cluster": config().cluster.model_copy(update={"name": "h100x8"})})
+    assert calibrate(measured(), h100).peak_flops_per_s == 989e12
+
+
 def test_uneven_timings_stay_near() -> None:
     """Every second micro-batch 10 % slower: rates move by less than that, and the error is told."""
     ours = measured()

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+from engine.cost.memory import saved_bytes
 from engine.hardware.terms import NOT_MEASURED, rows, shown
-from tests.hardware.machines import TRUE, measured
+from tests.hardware.machines import TRUE, config, measured
 
 
 def test_every_term_has_a_line() -> None:
@@ -21,6 +22,24 @@ def test_what_was_not_measured_says_so() -> None:
     assert unmeasured(1) - unmeasured(2) == {
         "round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"
     }  # fmt: skip
+
+
+def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:
+    def how(cluster: str) -> str:
+        found = rows(replace(TRUE, cluster=cluster), measured())
+        return next(how for name, _, how in found if name == "peak_flops_per_s")
+
+    assert how("local") == "no data sheet: the fastest product of square matrices"
+    assert how("h100x8") == NOT_MEASURED
+
+
+def test_counted_activations_stand_beside_the_formulas() -> None:
+    """Act(s) is what capacity and offload follow from; a formula that forgets a tensor would show here."""
+    ours = measured()
+    told = next(how for name, _, how in rows(TRUE, ours) if name == "saved_ratio")
+    formula = saved_bytes(config().model, config().dtype)
+    counted = f"{1.04 * formula:,.0f} bytes a token and 96 more in {ours.layers} layers"
+    assert told == f"Act(s) counted at 64, 256, 1024 tokens: {counted}; formula {formula:,.0f} (+4.0%)"
 
 
 def test_units_are_those_of_the_name() -> None:

@@ -41,7 +41,6 @@ COSTS = Costs(
         copy=10.0,
     ),
     nics=1.0,
-    fixed=10_000,
     slot=0,
     step=0,
     token_bytes=100,
@@ -71,7 +70,7 @@ RATES = Rates(
     again=0.0,
     copy=1500.7,
 )
-LINKED_COSTS = replace(COSTS, rates=RATES, fixed=10_007, slot=997)  # rings that wait for transfers
+LINKED_COSTS = replace(COSTS, rates=RATES, slot=997)  # rings that wait for transfers
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
 
 

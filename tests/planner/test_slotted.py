@@ -23,7 +23,7 @@ from engine.planner.verify import verify
 from engine.simulator.timeline import balance, simulate
 from tests.planner.samples import COSTS, ints, settings
 
-FREE = replace(COSTS, rates=COSTS.rates._replace(micro=0.0), fixed=0)  # slots and links cost nothing
+FREE = replace(COSTS, rates=COSTS.rates._replace(micro=0.0))  # slots and links cost nothing
 LINKS = replace(COSTS, rates=COSTS.rates._replace(kv=5.0, dkv=10.0, latency=1000.0), slot=20_000)
 
 

@@ -82,9 +82,7 @@ class Machine:
         """Return what a rank computes in a round."""
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
-        busy = [
-            s for s in micro.shards if s.degree > 1 and round_ < schedule.compute_rounds(s.degree) and self.tokens(s)
-        ]
+        busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree and self.tokens(s)]
         work = sum(pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) for shard in busy)
         return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
 
@@ -98,7 +96,7 @@ class Machine:
         for shard in micro.shards:
             posted = len(schedule.transfers(shard.degree, shard.part, round_, direction))
             if self.tokens(shard):
-                latency = max(latency, posted * rates.latency * (rates.far if self.leaves(shard) else 1.0))
+                latency = max(latency, posted * rates.latency)
         return max(own, cards / self.settings.costs.nics) + latency
 
     def sent(self, shard: Shard, round_: int, direction: schedule.Direction) -> float:

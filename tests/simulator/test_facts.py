@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
 from engine.config.load import load
 from engine.planner import schedule
 from engine.planner.make import plan_step
@@ -69,6 +71,15 @@ def test_bytes_by_link_are_those_of_the_schedule(world: World, forward_rings: in
     plan, asked = world
     settings = replace(asked, costs=replace(asked.costs, forward_rings=forward_rings))
     assert ring_bytes(plan, settings) == counted_bytes(plan, settings)
+
+
+def test_bytes_that_no_int64_holds(plan: StepPlan) -> None:
+    """16,384 ranks with 2M tokens each in rings of 512 send about 1e19 bytes a step; here few tokens are as heavy."""
+    cluster = Cluster((Node("a", 2), Node("b", 3)), 2**40)
+    costs = replace(COSTS, forward_rings=3, forward_hop_bytes=2**50, backward_hop_bytes=2**51)
+    settings = replace(SETTINGS, cluster=cluster, costs=costs)
+    assert ring_bytes(plan, settings) == counted_bytes(plan, settings)
+    assert min(ring_bytes(plan, settings)) > 2**63
 
 
 @given(worlds)

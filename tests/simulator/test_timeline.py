@@ -18,7 +18,7 @@ from tests.simulator.reference import slow_simulate
 from tests.simulator.worlds import World, worlds
 
 RATES = COSTS.rates._replace(token_f=3.0, token_b=7.0, pair_f=0.0, pair_b=0.0, micro=0.0)
-FREE = replace(settings(), costs=replace(COSTS, rates=RATES, fixed=0))  # ten nanoseconds a token and nothing else
+FREE = replace(settings(), costs=replace(COSTS, rates=RATES))  # ten nanoseconds a token and nothing else
 
 
 def of(ranks: int) -> PlanSettings:
