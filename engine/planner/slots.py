@@ -159,7 +159,7 @@ def _fill(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> N
 def _rings(rates: Rates, left: _Left, room: Room, limit: float, slot: _Slot) -> None:
     """Place the sequences that need more than one rank, the longest first, until no rank is free."""
     used, at, need = 0, 0, _least(rates, left, room, limit / room.slow[0], 0)
-    while at < len(left.lengths) and need > 1:
+    while at < len(left.lengths) and (need > 1 or left.lengths[at] > room.holds):  # with offload one may hold it
         a = _start(room, used, need)
         time = ring_time(rates, float(left.lengths[at]), need, room.node, 0.0)
         _put(slot, left, at, a, need, time * room.slow[a : a + need].max())
