@@ -30,10 +30,13 @@ _MORE = (
     (0.9, 0.002, 1.0, 8, 0.05, 1.0),
     (0.75, 0.002, 1.5, 8, 0.05, 1.0),
     (0.5, 0.002, 1.0, 8, 0.05, 1.0),
-    (1.1, 0.002, 1.0, 8, 0.05, 1.1),  # of few sequences a rank, some ranks get two: longer rings lose nothing
+)
+_LONG = (  # of few sequences a rank some ranks get two, so longer rings lose nothing
+    (1.1, 0.002, 1.0, 8, 0.05, 1.1),
     (1.25, 0.002, 1.0, 8, 0.05, 1.25),
     (1.5, 0.002, 1.0, 8, 0.05, 1.5),
 )
+_A_RANK = 4  # sequences that are few
 _MUCH = 0.05  # share of the work in whole sequences from which the first rule goes first
 _LARGE = 4096  # sequences from which two rules must do, and nearness is less near
 _CLOSE, _CLOSE_IF_LARGE = 1.005, 1.01  # a candidate this near the bound is taken at once
@@ -67,10 +70,13 @@ def best_candidate(problem: Problem) -> Candidate:
         if any(np.array_equal(height, other.rings_height) for other in candidates):
             continue
         candidates.append(_fill(problem, placed, rings, height))
+        if not large:  # evened out, the first one is most often near enough
+            _even_out(problem, candidates[-1])
         if candidates[-1].makespan <= close:
             break
     best = min(candidates, key=lambda candidate: candidate.makespan)
-    even_out(problem.times[best.placed :], problem.ranks.slow, best.height, best.rank_of, low, _PASSES)
+    if large:
+        _even_out(problem, best)
     return best
 
 
@@ -78,7 +84,10 @@ def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, in
     """Return the rules to try, in order."""
     longer = int((problem.lengths > problem.ranks.holds.min()).sum())
     first = _EVEN if problem.work(after=longer) > _MUCH * problem.work() else _EVEN[::-1]
-    return first if large else first + _MORE
+    if large:
+        return first
+    few = len(problem.lengths) <= _A_RANK * len(problem.ranks.slow)
+    return first + _MORE + _LONG if few else first + _MORE
 
 
 def _place(problem: Problem, rule: Rule) -> tuple[int, Rings, Floats]:
@@ -93,6 +102,10 @@ def _fill(problem: Problem, placed: int, rings: Rings, height: Floats) -> Candid
     full = height.copy()
     rank_of = deal(problem.times[placed:], problem.ranks.slow, full)
     return Candidate(placed, rings, height, rank_of, full)
+
+
+def _even_out(problem: Problem, one: Candidate) -> None:
+    even_out(problem.times[one.placed :], problem.ranks.slow, one.height, one.rank_of, problem.bound, _PASSES)
 
 
 def plan_of(problem: Problem, best: Candidate, settings: PlanSettings) -> StepPlan:

@@ -73,15 +73,17 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     taken = (most >= least) & (fewer < plain)
     degree = np.where(taken, fewer, plain)
     anywhere = np.array([[capacity], [int(settings.cluster.memory.min())]])
-    return degree, offload(lengths, degree, np.repeat(anywhere, len(lengths), axis=1), settings)
+    return degree, offload(lengths, degree, np.broadcast_to(anywhere, (2, len(lengths))), settings)
 
 
 def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSettings) -> Ints:
     """Return the least ratio, ppm, at which each sequence fits the ranks of its ring (planner/plan.py), [S]."""
     if not settings.offload:
         return np.zeros(len(lengths), dtype=np.int64)
-    holds = np.stack([settings.capacities, settings.cluster.memory])[:, ring_ranks]
-    return offload(lengths, np.diff(ring_start), np.minimum.reduceat(holds, ring_start[:-1], axis=1), settings)
+    holds = np.stack([settings.capacities, settings.cluster.memory])
+    alike = bool((holds == holds[:, :1]).all())  # then no ring need be looked at: it is most of the time this takes
+    least = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)
+    return offload(lengths, np.diff(ring_start), np.broadcast_to(least, (2, len(lengths))), settings)
 
 
 def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -> Ints:
