@@ -31,7 +31,7 @@ _MORE = (
     (0.75, 0.002, 1.5, 8, 0.05, 1.0),
     (0.5, 0.002, 1.0, 8, 0.05, 1.0),
 )
-_LONG = (  # of few sequences a rank some ranks get two, so longer rings lose nothing
+_LONG = (  # of few sequences a rank some ranks get two, and some ranks are slow: longer rings may lose nothing
     (1.1, 0.002, 1.0, 8, 0.05, 1.1),
     (1.25, 0.002, 1.0, 8, 0.05, 1.25),
     (1.5, 0.002, 1.0, 8, 0.05, 1.5),
@@ -87,7 +87,7 @@ def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, in
     if large:
         return first
     few = len(problem.lengths) <= _A_RANK * len(problem.ranks.slow)
-    return first + _MORE + _LONG if few else first + _MORE
+    return first + _MORE + _LONG if few or problem.ranks.slow.max() > 1.0 else first + _MORE
 
 
 def _place(problem: Problem, rule: Rule) -> tuple[int, Rings, Floats]:
