@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import typer
@@ -24,6 +25,8 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     """Say what went wrong, in JSON too if asked for, and return the exit code."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         output.say("interrupted")
+        if as_json:
+            _emit_failure(BytescaleError("interrupted"), INTERRUPTED)
         return INTERRUPTED
     known = _known(error)
     for line in _lines(known.problems):
@@ -31,8 +34,14 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     if debug:
         output.say(_trace(error).rstrip())
     if as_json:
-        output.emit_failure(_payload(known))
+        _emit_failure(known, int(known.code))
     return int(known.code)
+
+
+def _emit_failure(error: BytescaleError, code: int) -> None:
+    """Write the failure as JSON, unless it is writing that fails: then its lines on stderr must do."""
+    with suppress(OSError):
+        output.emit_failure(_payload(error, code))
 
 
 def _known(error: BaseException) -> BytescaleError:
@@ -81,9 +90,9 @@ def _cause(problem: Problem) -> str:
     return f"{_flat(problem.key)}: {message}" if problem.key else message
 
 
-def _payload(error: BytescaleError) -> dict[str, object]:
+def _payload(error: BytescaleError, code: int) -> dict[str, object]:
     entries = [
-        {"code": int(error.code), "message": problem.message, "key": problem.key, "hint": problem.hint}
+        {"code": code, "message": problem.message, "key": problem.key, "hint": problem.hint}
         for problem in error.problems
     ]
     return {"error": entries[0], "errors": entries}

@@ -22,7 +22,7 @@ def say_when_compiling() -> None:
     """Say it if the planner's kernels have to be compiled first: that takes a while, once."""
     from engine.compiled import when_compiling
 
-    when_compiling(lambda: say("compiling the planner, once: this takes some 20 seconds"))
+    when_compiling(lambda: say("compiling a part of the planner that was not needed before: up to 20 seconds, once"))
 
 
 def emit(payload: Mapping[str, Any], text: str, *, as_json: bool) -> None:

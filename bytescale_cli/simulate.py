@@ -50,6 +50,10 @@ def simulate(
     runs = [run for config, extra in configs for run in _runs(config, names, steps, extra)]
     if path is not None:
         _write_page(path, configs[0][0], runs)
+    if any(config.offload.ratio != 0.0 for config, _ in configs) and {"naive", "balanced"} & set(names):
+        output.say(
+            "naive and balanced offload as published, by equation 3; offload.ratio=0 compares without (docs/paper.md)"
+        )
     output.emit({"runs": runs}, _table(runs), as_json=json)
 
 

@@ -73,9 +73,12 @@ def _experts(config: Config) -> Problem | None:
 
 
 def _lengths_file(config: Config) -> Problem | None:
-    if config.lengths.name != "file" or config.lengths.path is not None:
-        return None
-    return Problem("is not set", "lengths.path", "name a file of one length a line")
+    name, path = config.lengths.name, config.lengths.path
+    if name == "file" and path is None:
+        return Problem("is not set", "lengths.path", "name a file of one length a line")
+    if name != "file" and path is not None:
+        return Problem(f"is not read with lengths={name}", "lengths.path", "set lengths=file too")
+    return None
 
 
 def _devices(config: Config) -> Problem | None:

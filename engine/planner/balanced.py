@@ -1,4 +1,4 @@
-"""The paper's balance scheduler, in its form without pipelines (ByteScale, algorithm 2).
+"""The paper's balance scheduler, in its form without pipelines (ByteScale, algorithm 2, DP-Balance).
 
 As naive, each sequence gets the ranks of equation 3; and ranks get equal work by running different numbers of
 micro-batches. What the paper leaves unsaid, and what we chose:
@@ -25,6 +25,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
+from engine.planner.balanced_pp import balanced_pp
 from engine.planner.emit import Group, emit
 from engine.planner.memory import equation_3
 from engine.planner.pack import best_fit
@@ -47,7 +48,12 @@ Timed = list[tuple[int, Group]]  # groups with the time at which they may start
 
 
 def balanced(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step: long sequences first, each on the least busy ranks, then short ones into what is left."""
+    """Plan a step: long sequences first, each on the least busy ranks, then short ones into what is left.
+
+    In a pipeline the other form plans (balanced_pp.py). It knows one capacity, that of the rank that holds the least.
+    """
+    if settings.mode == "pipeline":
+        return balanced_pp(lengths, settings)
     capacity = settings.least_capacity
     order = np.argsort(-lengths, kind="stable")
     load = np.zeros(settings.ranks, dtype=np.int64)

@@ -20,6 +20,7 @@ from engine.planner.verify import verify
 
 __all__ = ["PLANNERS", "PlanSettings", "plan_step"]
 
+MOST_SEQUENCES = 2**21  # of a step: more take minutes
 PLANNERS: dict[str, Callable[[Ints, PlanSettings], StepPlan]] = {
     "static": static,
     "naive": naive,
@@ -60,6 +61,9 @@ def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
         raise DataError("a step without any sequence cannot be planned")
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise DataError(f"lengths are a row of whole numbers, not {lengths.ndim} dimensions of {lengths.dtype}")
+    if len(lengths) > MOST_SEQUENCES:
+        message = f"{len(lengths):,} sequences in a step are more than the {MOST_SEQUENCES:,} that can be planned"
+        raise ConfigError(message, key="batch_tokens", hint="a smaller batch_tokens, or longer sequences")
     if lengths.min() < 1:
         at = int(np.argmax(lengths < 1))
         raise DataError(f"sequence {at} has {lengths[at]} tokens; every sequence of a step has at least one")

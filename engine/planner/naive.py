@@ -2,7 +2,7 @@
 
 Ratio and degree are equation 3's; without offload D = ceil(s / C). What the paper leaves unsaid, and what we chose:
 sequences come in the order of the step; a ring takes the next D ranks round the world, then each packed bin takes the
-next one.
+next one. Of pipelines it says nothing; there, as in slots, micro-batches keep this order where they can (lockstep.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from engine.planner.settings import PlanSettings
 
 
 def naive(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step: rings for the long, best-fit packs of C tokens for the rest, round-robin."""
+    """Plan a step: rings for the long, best-fit packs of C tokens for the rest, round-robin.
+
+    It knows one capacity C: that of the rank that holds the least.
+    """
     ranks, capacity = settings.ranks, settings.least_capacity
     degrees, offload = equation_3(lengths, settings)
     groups: list[Group] = []

@@ -21,7 +21,7 @@ def static(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
     Shards are packed best-fit in descending order by their size ceil(s / CP), so that each rank of a group fits. Packed
     bins go to groups by longest processing time first. Short sequences leave ranks of a ring without a token, as in
-    real static context parallelism.
+    real static context parallelism. The mesh knows one capacity: that of the rank that holds the least.
     """
     cp = degree(settings)
     order = np.argsort(-lengths, kind="stable")

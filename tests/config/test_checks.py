@@ -38,6 +38,7 @@ MISTAKES = [
     ([*WIDE, "parallel.tp=8"], "context", "4K does not fit: 1 ranks x capacity 2K hold 2K tokens", "more ranks"),
     ([*WIDE, "parallel.pp=2", "planner.mode=free"], "planner.mode", "2 stages are a pipeline, not free", "auto"),
     (["model.top_k=2"], "model.top_k", "2 is more than model.experts=1", "at most 1"),
+    (["lengths.path=my.txt"], "lengths.path", "is not read with lengths=", "lengths=file"),
     (["lengths.name=file"], "lengths.path", "is not set", "one length a line"),
     (
         ["parallel.tp=3", "context=1K", "cluster.ranks_per_node=4"],

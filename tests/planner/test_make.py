@@ -18,7 +18,7 @@ from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import make
 from engine.planner.emit import emit
-from engine.planner.make import PLANNERS, PlanSettings, plan_step
+from engine.planner.make import MOST_SEQUENCES, PLANNERS, PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.planner.verify import verify
 from tests.planner.executor import finishes
@@ -150,6 +150,12 @@ def test_a_step_without_sequences_is_refused() -> None:
 def test_lengths_that_are_no_row_of_whole_numbers_are_refused(lengths: list[object]) -> None:
     with pytest.raises(DataError, match="a row of whole numbers, not"):
         plan_step(np.array(lengths), settings())
+
+
+def test_more_sequences_than_can_be_planned_in_time_are_refused() -> None:
+    with pytest.raises(ConfigError, match="2,097,153 sequences in a step are more than") as caught:
+        plan_step(np.ones(MOST_SEQUENCES + 1, dtype=np.int64), settings())
+    assert caught.value.problems[0].key == "batch_tokens"
 
 
 def test_a_node_that_holds_nothing_is_refused_by_name() -> None:

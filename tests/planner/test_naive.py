@@ -3,11 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
 from engine.cost.model import PPM
+from engine.planner.loads import micro_tokens
 from engine.planner.make import plan_step
 from tests.planner.samples import COSTS, ints, settings
 
@@ -25,6 +29,21 @@ def test_nothing_is_balanced() -> None:
     assert [sum(shard.length for micro in plan.of_rank(rank) for shard in micro.shards) for rank in (0, 1)] == [32, 32]
     uneven = plan_step(ints(16, 1, 16, 1), settings("naive", ranks=3))
     assert [[s.length for m in uneven.of_rank(r) for s in m.shards] for r in range(3)] == [[16], [16], [1, 1]]
+
+
+@pytest.mark.parametrize("mode", ["free", "lockstep", "pipeline"])
+@pytest.mark.parametrize("planner", ["static", "naive", "balanced"])
+def test_the_published_planners_plan_for_the_rank_that_holds_the_least(planner: str, mode: str) -> None:
+    """Half of the ranks hold half: the plan is that of ranks which all do, and no rank holds more."""
+    half = (2**20 - COSTS.fixed_bytes) // 2 + COSTS.fixed_bytes
+    mixed = Cluster((Node("large", 4), Node("small", 4, memory=half)), device_memory=2**20)
+    equal = Cluster((Node("large", 4), Node("small", 4)), device_memory=half)
+    asked = replace(settings(planner, 8, 50, mode, context=200), cluster=mixed)
+    assert asked.capacities.tolist() == [50] * 4 + [25] * 4
+    step = np.random.default_rng(1).integers(1, 200, 60)
+    plan, alike = plan_step(step, asked), plan_step(step, replace(asked, cluster=equal, capacity=25))
+    assert replace(plan, capacity=25).digest == alike.digest
+    assert micro_tokens(plan).max() <= 25
 
 
 @pytest.mark.parametrize("planner", ["naive", "balanced"])
