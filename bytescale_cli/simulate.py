@@ -10,7 +10,7 @@ import typer
 
 from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
-from engine.errors import ConfigError
+from engine.errors import BytescaleError, ConfigError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -87,7 +87,12 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
     from engine.planner.settings import PlanSettings
     from engine.simulator.compare import compare
 
-    found = compare(list(step_lengths(config, steps)), PlanSettings.of(config), names)
+    try:
+        found = compare(list(step_lengths(config, steps)), PlanSettings.of(config), names)
+    except BytescaleError:
+        if extra:
+            output.say(f"in the run with {' '.join(extra)}:")
+        raise
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
     return [swept | shared | run for run in found]

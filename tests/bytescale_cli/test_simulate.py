@@ -118,6 +118,13 @@ def test_a_sweep_has_a_column_that_tells_its_rows_apart(capsys: Capture) -> None
     assert [line.split()[1] for line in lines] == ["sweep", "capacity=2K", "capacity=4K"]
 
 
+def test_an_error_in_a_sweep_names_its_run(capsys: Capture) -> None:
+    assert run(["simulate", *SMALL, "--sweep", "cluster.device_memory=100GiB,1MiB", "--planners", "static"]) == 10
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "in the run with cluster.device_memory=1MiB:"
+    assert lines[1].startswith("error: capacity: ")
+
+
 MISTAKES = [
     (["--planners", "fastest"], "--planners", "there is no planner 'fastest'", "static,naive,balanced,adaptive"),
     (["--planners", "naive,,static"], "--planners", "there is no planner ''", "static,naive,balanced,adaptive"),
