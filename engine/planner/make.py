@@ -49,7 +49,7 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
 
 def _in_mode(plan: StepPlan, settings: PlanSettings) -> StepPlan:
-    """Return the plan in the mode that is asked for: the published planners know free mode only."""
+    """Return the plan in the mode that is asked for: static and naive know free mode only."""
     if plan.mode == settings.mode:
         return plan
     plan = lockstep(plan)

@@ -80,6 +80,8 @@ def fill_slots(rates: Rates, lengths: Ints, most: Floats, room: Room, degree: In
     while len(rest) > 0:
         left, chosen = _Left(lengths[rest], most[rest], times[:, rest]), _empty(len(rest), room.ranks)
         _fill(rates, left, room, _length(rates, left, room, chosen), chosen)
+        if chosen.degree.max() == 0:  # by a rounding the longest is too long for its own time
+            _put(chosen, left, 0, 0, _degrees(left, room, 0)[0], 0.0)
         taken = chosen.degree > 0
         degree[rest[taken]], first[rest[taken]], slot[rest[taken]] = chosen.degree[taken], chosen.first[taken], number
         rest = rest[~taken]
@@ -123,6 +125,7 @@ def _limits(rates: Rates, left: _Left, room: Room, mean: float) -> tuple[float, 
         if first <= last:
             quick = fastest(rates, tokens, first, last, room.node, 0.0)
             low = min(low, ring_time(rates, tokens, quick, room.node, 0.0))
+    low *= room.slow.min()
     full = max(low, min(room.top, full * 1.0001 * room.slow.max() * max(1.0, room.holds * floor / tokens)))
     return max(low, min(_SHORT * full, mean)), full
 

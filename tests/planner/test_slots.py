@@ -55,6 +55,20 @@ def test_every_sequence_has_a_slot_and_no_rank_more_than_it_holds(
     assert (degree <= (lengths + 1) // 2).all(), "no ring of empty shards"
 
 
+@given(
+    st.lists(st.integers(1, 64), min_size=1, max_size=20),
+    st.lists(st.sampled_from([50, 70, 100]), min_size=1, max_size=4),
+    st.sampled_from([0.0, 0.01, 0.5, 1.0]),
+)
+def test_slots_are_filled_on_slow_ranks_too(step: list[int], speed: list[int], top: float) -> None:
+    """Where no rank is of full speed, and none in time: a limit that the longest sequence cannot keep had no end."""
+    lengths, slow = -np.sort(-ints(*step)), 100 / np.array(speed)
+    limit = top * ring_time(RATES, float(lengths[0]), 1, 8, 0.0) * slow.max()
+    room = room_of(64, 8, len(speed), 1000.0)._replace(slow=slow, power=sum(speed) / 100, top=limit)
+    _, _, slot = filled(lengths, room)
+    assert set(slot.tolist()) == set(range(slot.max() + 1))
+
+
 def test_whole_sequences_stay_whole_where_they_are_even() -> None:
     degree, _, slot = filled(np.full(12, 60), room_of(64, 8, 4, 1000.0))
     assert degree.tolist() == [1] * 12 and slot.max() == 2
