@@ -1,13 +1,18 @@
 """The least time in which a step can be done, and the ring degrees that would do it.
 
-The bound is the smallest T with  sum over s of min{ D t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true
-time of sequence s on a ring of D: no rank is ever idle, and each sequence takes the cheapest ring that is done by T. A
-micro-batch's fixed cost is shared out by its tokens: as many as the largest rank holds pay for one (no planner packs
-whole sequences beyond that, although offload would allow it). Found by bisection.
-Letters: S sequences in descending order of length, P ranks.
+The bound is the smallest T with  sum over s of min{ w(D) t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true
+time of sequence s on a ring of D, w(D) and P are the speed of the ring's and of all ranks together: no rank is ever
+idle, and each sequence takes the cheapest ring that is done by T. A ring runs at its slowest member, so it has kind k
+of ranks, one at least, and faster ones only where these are not enough.
+A micro-batch's fixed cost is counted in two ways, and the larger bound holds: it is shared out by its tokens, as many
+as the largest rank holds pay for one (no planner packs whole sequences beyond that, although offload would allow it);
+or each rank pays for one, its `first`. Found by bisection.
+Letters: S sequences in descending order of length, P ranks, K kinds of ranks by speed.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,22 +77,52 @@ def _between(rates: Rates, tokens: float, low: int, high: int, node: int, share:
     return high
 
 
+class Kinds(NamedTuple):
+    """Ranks by speed, the fastest first, [K]."""
+
+    slow: Floats  # how many times slower than full speed
+    upto: Ints  # ranks of this kind and of faster ones
+
+
+def kinds_of(slow: Floats) -> Kinds:
+    """Return the kinds of ranks that are so many times slower than full speed, [P]."""
+    found, count = np.unique(slow, return_counts=True)
+    return Kinds(found, np.cumsum(count))
+
+
 @kernel
-def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ranks: int, power: float) -> float:
-    """Return the bound, ns, of sequences whose least degrees are `floors` [S]; `power` is the ranks' speed together."""
-    count = len(lengths)
-    costs = np.empty(count)
-    rest = np.zeros(count + 1)  # the work of sequences from here on, each on its least ring
-    peak = np.zeros(count + 1)  # the longest time of those
+def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, first: float, node: int, kinds: Kinds) -> float:
+    """Return the bound, ns, of sequences whose least degrees are `floors` [S].
+
+    A micro-batch costs `share` a token of a rank of full speed, or `first`, once.
+    """
+    count, last = len(lengths), len(kinds.slow) - 1
+    works = np.empty(count)  # of sequences on their least rings
+    times = np.empty(count)  # the longest of these
+    rest = np.zeros(count + 1)  # work from here on
+    peak = np.zeros(count + 1)  # the longest time from here on
+    slowest = _slowed(rates, kinds.slow[last])
     for at in range(count - 1, -1, -1):
-        least = ring_time(rates, float(lengths[at]), floors[at], node, share)
-        costs[at] = least
-        rest[at] = rest[at + 1] + least * floors[at]
-        peak[at] = max(peak[at + 1], least)
-    low, high = rest[0] / power, max(rest[0] / power, peak[0])
+        tokens = float(lengths[at])
+        works[at] = _least_work(rates, tokens, floors[at], share, first, node, kinds, np.inf)
+        times[at] = ring_time(slowest, tokens, floors[at], node, share * kinds.slow[last])
+        rest[at] = rest[at + 1] + works[at]
+        peak[at] = max(peak[at + 1], times[at])
+    power = _power(kinds, kinds.upto[last], last)
+    most = (rest[0] + first * kinds.upto[last]) / power
+    low, high = rest[0] / power, max(most, peak[0] + first * kinds.slow[last])
     while high - low > _NEAR * high:
         middle = (low + high) / 2.0
-        if _work(rates, lengths, floors, share, node, ranks, middle, costs, rest, peak) <= power * middle:
+        work = _firsts(kinds, first, middle)
+        for at in range(count):
+            if peak[at] + first * kinds.slow[last] <= middle:
+                work += rest[at]
+                break
+            if times[at] + first * kinds.slow[last] <= middle:
+                work += works[at]
+            else:
+                work += _least_work(rates, float(lengths[at]), floors[at], share, first, node, kinds, middle)
+        if work <= power * middle:
             high = middle
         else:
             low = middle
@@ -95,28 +130,61 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, node: int, ra
 
 
 @kernel
-def _work(
-    rates: Rates,
-    lengths: Ints,
-    floors: Ints,
-    share: float,
-    node: int,
-    ranks: int,
-    limit: float,
-    costs: Floats,
-    rest: Floats,
-    peak: Floats,
+def _least_work(
+    rates: Rates, tokens: float, floor: int, share: float, first: float, node: int, kinds: Kinds, limit: float
 ) -> float:
-    """Return the least work with no sequence longer than `limit`; infinite if some cannot be."""
-    work = 0.0
-    for at in range(len(lengths)):
-        if peak[at] <= limit:
-            return work + rest[at]
-        degree, time = floors[at], costs[at]
-        if time > limit:
-            degree = least_degree(rates, float(lengths[at]), floors[at], ranks, node, share, limit)
-            if degree == 0:
-                return np.inf
-            time = ring_time(rates, float(lengths[at]), degree, node, share)
-        work += degree * time
+    """Return the least work of a sequence that is done in time, ns of a rank of full speed; infinite if none is."""
+    least = np.inf
+    for kind in range(len(kinds.slow)):
+        slow, most = kinds.slow[kind], kinds.upto[kind]
+        if floor > most:
+            continue
+        own = _slowed(rates, slow)
+        degree = least_degree(own, tokens, floor, most, node, share * slow, limit - first * slow)
+        if degree > 0:
+            time = ring_time(own, tokens, degree, node, share * slow)
+            least = min(least, time * _power(kinds, degree, kind))
+    return least
+
+
+@kernel
+def _power(kinds: Kinds, degree: int, kind: int) -> float:
+    """Return the speed of the `degree` slowest ranks of a kind and of faster ones together."""
+    power, left = 0.0, degree
+    for one in range(kind, -1, -1):
+        own = min(left, kinds.upto[one] - (kinds.upto[one - 1] if one > 0 else 0))
+        power += own / kinds.slow[one]
+        left -= own
+    return power
+
+
+@kernel
+def _firsts(kinds: Kinds, first: float, limit: float) -> float:
+    """Return what all ranks spend on their first micro-batch, or lose if they have none."""
+    work, before = 0.0, 0
+    for kind in range(len(kinds.slow)):
+        work += (kinds.upto[kind] - before) * min(first, limit / kinds.slow[kind])
+        before = kinds.upto[kind]
     return work
+
+
+@kernel
+def _slowed(rates: Rates, slow: float) -> Rates:
+    """Return the rates of a rank that computes so many times slower; its links are as fast as others'."""
+    return Rates(
+        rates.token_f * slow,
+        rates.token_b * slow,
+        rates.pair_f * slow,
+        rates.pair_b * slow,
+        rates.micro * slow,
+        rates.sequence * slow,
+        rates.round * slow,
+        rates.merge * slow,
+        rates.latency,
+        rates.kv,
+        rates.dkv,
+        rates.far,
+        rates.overlap,
+        rates.again,
+        rates.copy,
+    )

@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.cost.times import Rates, wholes
 from engine.planner import memory
-from engine.planner.bound import Floats, bound, fastest, ring_time
+from engine.planner.bound import Floats, bound, kinds_of
 from engine.planner.plan import Ints
 from engine.planner.settings import PlanSettings
 from engine.planner.skyline import Ranks
@@ -55,35 +55,12 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
     held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
     floors = -(-lengths // held)
-    low = bound(rates, lengths, floors, share, node, settings.ranks, float(settings.ranks))
-    if cluster.speed.min() < 100:
-        power = int(cluster.speed.sum()) / 100
-        low = max(low, bound(_without_transfers(rates), lengths, floors, share, node, settings.ranks, power))
-    low = max(low, _alone(rates, int(lengths[0]), int(floors[0]), ranks))
+    kinds = kinds_of(ranks.slow)
+    low = max(
+        bound(rates, lengths, floors, share, 0.0, node, kinds),
+        bound(rates, lengths, floors, 0.0, rates.micro, node, kinds),
+    )
     return Problem(order, lengths, wholes(rates, lengths) + share * lengths, gain, rates, ranks, low)
-
-
-def _without_transfers(rates: Rates) -> Rates:
-    """Return rates by which only computing takes time: all that slow ranks do slower."""
-    return rates._replace(kv=0.0, dkv=0.0, latency=0.0)
-
-
-def _slowed(rates: Rates, slow: float) -> Rates:
-    """Return the rates of a rank that computes so many times slower; its links are as fast as others'."""
-    computing = ("token_f", "token_b", "pair_f", "pair_b", "micro", "sequence", "round", "merge")
-    return rates._replace(**{name: slow * getattr(rates, name) for name in computing})
-
-
-def _alone(rates: Rates, longest: int, floor: int, ranks: Ranks) -> float:
-    """Return the least time of the longest sequence, ns: a ring runs at its slowest member, so more is not faster."""
-    times = []
-    for slow in np.unique(ranks.slow).tolist():
-        most, slowed, share = int((ranks.slow <= slow).sum()), _slowed(rates, slow), slow * ranks.share
-        for low, high in ((floor, min(most, ranks.node)), (max(floor, ranks.node + 1), most)):
-            if low <= high:
-                degree = fastest(slowed, float(longest), low, high, ranks.node, share)
-                times.append(ring_time(slowed, float(longest), degree, ranks.node, share))
-    return min(times, default=0.0)
 
 
 def lower_bound(lengths: Ints, settings: PlanSettings) -> float:
