@@ -3,7 +3,8 @@
 The bound is the smallest T with  sum over s of min{ w(D) t(s, D) : t(s, D) <= T } <= P T,  where t(s, D) is the true
 time of sequence s on a ring of D, w(D) and P are the speed of the ring's and of all ranks together: no rank is ever
 idle, and each sequence takes the cheapest ring that is done by T. A ring runs at its slowest member, so it has kind k
-of ranks, one at least, and faster ones only where these are not enough.
+of ranks, one at least, and faster ones only where these are not enough. (Its shards are taken as even: a slow rank
+that holds a token less than others is not seen.)
 A micro-batch's fixed cost is counted in two ways, and the larger bound holds: it is shared out by its tokens, as many
 as the largest rank holds pay for one (no planner packs whole sequences beyond that, although offload would allow it);
 or each rank pays for one, its `first`. Found by bisection.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.planner import memory
-from engine.planner.bound import Floats
+from engine.planner.bound import Floats, least_degree
 from engine.planner.emit import build
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.problem import Problem
@@ -31,6 +31,7 @@ _MORE = (
     (0.75, 0.002, 1.5, 8, 0.05, 1.0),
     (0.5, 0.002, 1.0, 8, 0.05, 1.0),
 )
+_LATER = (1.02, 0.0005, 2.0, 8, 0.05, 1.02)  # rings bound by transfers need far fewer ranks where they may take longer
 _LONG = (  # of few sequences a rank some ranks get two, and some ranks are slow: longer rings may lose nothing
     (1.1, 0.002, 1.0, 8, 0.05, 1.1),
     (1.25, 0.002, 1.0, 8, 0.05, 1.25),
@@ -40,6 +41,7 @@ _A_RANK = 4  # sequences that are few
 _MUCH = 0.05  # share of the work in whole sequences from which the first rule goes first
 _LARGE = 4096  # sequences from which two rules must do, and nearness is less near
 _CLOSE, _CLOSE_IF_LARGE = 1.005, 1.01  # a candidate this near the bound is taken at once
+_FEWER = 0.8  # of the ranks, which is far fewer
 _PASSES = 16  # of swaps
 
 
@@ -84,10 +86,21 @@ def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, in
     """Return the rules to try, in order."""
     longer = int((problem.lengths > problem.ranks.holds.min()).sum())
     first = _EVEN if problem.work(after=longer) > _MUCH * problem.work() else _EVEN[::-1]
+    if _shrinks(problem):
+        first = (*first, _LATER)
     if large:
         return first
     few = len(problem.lengths) <= _A_RANK * len(problem.ranks.slow)
     return first + _MORE + _LONG if few or problem.ranks.slow.max() > 1.0 else first + _MORE
+
+
+def _shrinks(problem: Problem) -> bool:
+    """Return whether the longest sequence needs far fewer ranks if it may take a little longer than the bound."""
+    ranks, tokens = problem.ranks, float(problem.lengths[0])
+    most = int((ranks.slow == ranks.slow.min()).sum())
+    limits = problem.bound * 1.0001, problem.bound * _LATER[0]
+    now, later = (least_degree(problem.rates, tokens, 1, most, ranks.node, ranks.share, limit) for limit in limits)
+    return later < _FEWER * (now or most)
 
 
 def _place(problem: Problem, rule: Rule) -> tuple[int, Rings, Floats]:
@@ -99,7 +112,7 @@ def _place(problem: Problem, rule: Rule) -> tuple[int, Rings, Floats]:
 
 
 def _fill(problem: Problem, placed: int, rings: Rings, height: Floats) -> Candidate:
-    full = height.copy()
+    full = np.maximum(height, problem.first * problem.ranks.slow)  # or they go with a ring
     rank_of = deal(problem.times[placed:], problem.ranks.slow, full)
     return Candidate(placed, rings, height, rank_of, full)
 

@@ -23,10 +23,11 @@ class Problem:
 
     order: Ints
     lengths: Ints  # [S] descending
-    times: Floats  # [S] of uncut sequences, with their share of a micro-batch's fixed cost
+    times: Floats  # [S] of uncut sequences, with their share of a micro-batch's fixed cost, if they pay one
     gain: Floats  # [S] how many times its capacity a rank holds of a sequence, with offload
     rates: Rates
     ranks: Ranks
+    first: float  # ns of a rank's micro-batch of whole sequences, where these pay no share of one
     bound: float
 
     def work(self, after: int = 0) -> float:
@@ -50,17 +51,17 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     gain, most = np.ones(len(lengths)), holds
     if settings.offload and settings.costs.layers > 2:
         gain, most = memory.gain(lengths, settings), memory.most_tokens(settings)
-    share = rates.micro / int(holds.max())  # as many tokens fill a micro-batch
-    node = max(node.slots for node in cluster.nodes)
-    ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
+    node, kinds = max(node.slots for node in cluster.nodes), kinds_of(100.0 / cluster.speed)
     held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
     floors = -(-lengths // held)
-    kinds = kinds_of(ranks.slow)
-    low = max(
-        bound(rates, lengths, floors, share, 0.0, node, kinds),
-        bound(rates, lengths, floors, 0.0, rates.micro, node, kinds),
-    )
-    return Problem(order, lengths, wholes(rates, lengths) + share * lengths, gain, rates, ranks, low)
+    share = rates.micro / int(holds.max())  # as many tokens fill a micro-batch
+    low = bound(rates, lengths, floors, share, 0.0, node, kinds)
+    few = bound(rates, lengths, floors, 0.0, rates.micro, node, kinds)
+    times, first = wholes(rates, lengths) + share * lengths, 0.0
+    if few > low:  # few tokens a rank: each pays for one micro-batch, or for its rings'
+        low, times, share, first = few, wholes(rates, lengths), np.inf, rates.micro
+    ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
+    return Problem(order, lengths, times, gain, rates, ranks, first, low)
 
 
 def lower_bound(lengths: Ints, settings: PlanSettings) -> float:

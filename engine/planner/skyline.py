@@ -39,7 +39,7 @@ class Ranks(NamedTuple):
     most: Ints  # [P] tokens of a ring that a rank holds with as much offload as allowed
     slow: Floats  # [P] how many times slower than full speed
     node: int  # ranks of a node
-    share: float  # ns of a micro-batch's fixed cost that a token pays
+    share: float  # ns of a micro-batch's fixed cost that a token pays; infinite where each ring pays all of it
 
 
 class Rule(NamedTuple):

@@ -11,6 +11,7 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.load import load
 from engine.data.mixes import draw_documents
+from engine.planner.loads import micro_tokens
 from engine.planner.lockstep import lockstep
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.problem import lower_bound
@@ -101,13 +102,16 @@ def test_capacity_follows_memory() -> None:
     verify(plan_step(ints(32, 9, 8, 3, 16, 16), ours), ours)
 
 
-def test_a_sequence_that_fits_its_own_large_rank_is_not_offloaded() -> None:
-    """Although it would not fit the small ones; and nothing is where nothing may be."""
+@given(st.lists(st.integers(1, 28), min_size=9, max_size=20), st.sampled_from([0, 1_000_000]))
+def test_only_what_its_own_ranks_cannot_hold_is_offloaded(step: list[int], offload: int) -> None:
+    """Although other ranks may hold less; all of a gang is offloaded alike (of fewer sequences a published plan may be taken)."""
     cluster = Cluster((Node("large", 2), Node("small", 2, memory=2**19)), 2**20)
-    ours = replace(settings("adaptive", 4, 16), cluster=cluster)
-    for offload in (0, 1_000_000):
-        plan = plan_step(ints(16, 16, 3, 3), replace(ours, offload=offload, host_memory=2**40))
-        assert not plan.offload.any()
+    ours = replace(settings("adaptive", 4, 16), cluster=cluster, offload=offload, host_memory=2**40)
+    plan = plan_step(ints(*step), ours)
+    over = micro_tokens(plan) - ours.capacities[plan.micro_rank]
+    assert (plan.offload[over > 0] > 0).all()
+    tight = over > -1  # a ring's ratio is that of its largest shard
+    assert (plan.offload[~np.isin(plan.gang, plan.gang[tight])] == 0).all()
 
 
 def test_a_ring_spans_nodes_of_two_kinds_where_one_kind_alone_takes_longer() -> None:
