@@ -85,9 +85,8 @@ def best_candidate(problem: Problem) -> Candidate:
 def _rules(problem: Problem, large: bool) -> tuple[tuple[float, float, float, int, float, float], ...]:
     """Return the rules to try, in order."""
     longer = int((problem.lengths > problem.ranks.holds.min()).sum())
-    first = _EVEN if problem.work(after=longer) > _MUCH * problem.work() else _EVEN[::-1]
-    if _shrinks(problem):
-        first = (*first, _LATER)
+    even = _EVEN if problem.work(after=longer) > _MUCH * problem.work() else _EVEN[::-1]
+    first = (*even, _LATER) if _shrinks(problem) else even
     if large:
         return first
     few = len(problem.lengths) <= _A_RANK * len(problem.ranks.slow)

@@ -104,7 +104,7 @@ def test_capacity_follows_memory() -> None:
 
 @given(st.lists(st.integers(1, 28), min_size=9, max_size=20), st.sampled_from([0, 1_000_000]))
 def test_only_what_its_own_ranks_cannot_hold_is_offloaded(step: list[int], offload: int) -> None:
-    """Although other ranks may hold less; all of a gang is offloaded alike (of fewer sequences a published plan may be taken)."""
+    """Although other ranks may hold less; all of a gang is offloaded alike. (Of fewer, published plans are tried.)"""
     cluster = Cluster((Node("large", 2), Node("small", 2, memory=2**19)), 2**20)
     ours = replace(settings("adaptive", 4, 16), cluster=cluster, offload=offload, host_memory=2**40)
     plan = plan_step(ints(*step), ours)
