@@ -12,6 +12,7 @@ from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
+    from engine.config.schema import Config
     from engine.planner.plan import StepPlan
     from engine.planner.settings import PlanSettings
 
@@ -19,6 +20,7 @@ _SHOWN = (
     "sequences",
     "tokens",
     "micro_batches",
+    "offloaded_micro_batches",
     "max_degree",
     "max_peers",
     "balance",
@@ -26,6 +28,8 @@ _SHOWN = (
     "lower_bound_s",
     "planning_s",
 )
+_SHORT = {"offloaded_micro_batches": "offloaded"}  # a column no wider than need be
+_LEGEND = "balance: useful work of a rank over the makespan, 1 at best; lower_bound_s: no plan takes less"
 
 
 def plan(
@@ -58,19 +62,22 @@ def plan(
         from engine.report.plan_page import Planned, plan_page
 
         output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())
-    text = "\n".join([_head(plans[0], settings), _steps(found), "", _rings(plans)])
+    text = "\n".join([_head(config, plans[0], settings), _steps(found), _LEGEND, "", _rings(plans)])
     output.emit({"plan": found[0], "steps": found}, text, as_json=json)
 
 
-def _head(plan: StepPlan, settings: PlanSettings) -> str:
+def _head(config: Config, plan: StepPlan, settings: PlanSettings) -> str:
+    from engine.report.words import source
+
     ranks = f"{plan.ranks:,} ranks x capacity {plan.capacity:,} tokens"
-    return f"planner {plan.planner}, {ranks}, {plan.mode} mode; rates of {settings.costs.source}"
+    lengths = f"{source(config)} up to context {config.context:,}"
+    return f"planner {plan.planner}, {ranks}, {plan.mode} mode; {lengths}; rates of {settings.costs.source}"
 
 
 def _steps(found: list[dict[str, Any]]) -> str:
     """Return a line a step."""
     rows = [[str(number), *(_cell(fact[name]) for name in _SHOWN)] for number, fact in enumerate(found, start=1)]
-    return output.table(["step", *_SHOWN], rows, right=True)
+    return output.table(["step", *(_SHORT.get(name, name) for name in _SHOWN)], rows, right=True)
 
 
 def _rings(plans: list[StepPlan]) -> str:

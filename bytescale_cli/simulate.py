@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 _PLANNERS = "static,naive,balanced,adaptive"
 _SHOWN = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
+_LEGEND = (
+    "speedup: over static; exposed_comm_s: mean wait of a rank for transfers alone; bubble: share of the step in which "
+    "a rank\nneither computes nor waits for transfers; mfu: model FLOPs over the peak of all devices"
+)
 
 
 def simulate(
@@ -54,7 +58,7 @@ def simulate(
         output.say(
             "naive and balanced offload as published, by equation 3; offload.ratio=0 compares without (docs/paper.md)"
         )
-    output.emit({"runs": runs}, _table(runs), as_json=json)
+    output.emit({"runs": runs}, f"{_table(runs)}\n{_LEGEND}", as_json=json)
 
 
 def _names(names: list[str]) -> list[str]:

@@ -52,7 +52,8 @@ class Cluster:
             return self
         if self.ranks % (tp * pp):
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {self.ranks} devices"
-            raise ConfigError(message, key="parallel.tp", hint="choose degrees that divide them")
+            key = "parallel.tp" if self.ranks % tp else "parallel.pp"
+            raise ConfigError(message, key=key, hint="choose degrees that divide them")
         devices = np.arange(self.ranks).reshape(pp, -1, tp)
         self._check_borders(devices.reshape(-1, tp))
         homes = self.node_of[devices[0, :, 0]]

@@ -89,7 +89,8 @@ def _devices(config: Config) -> Problem | None:
     devices, group = config.cluster.nodes * node, tp * config.parallel.pp
     if devices % group:
         message = f"parallel.tp x parallel.pp = {group} does not divide {devices} devices"
-        return Problem(message, "parallel.tp", "choose degrees that divide them, or other nodes")
+        key = "parallel.tp" if devices % tp else "parallel.pp"
+        return Problem(message, key, "choose degrees that divide them, or other nodes")
     if node % tp and tp % node:
         message = (
             f"{tp} neither divides a node's {node} devices nor is a multiple, so a rank would hold parts of two nodes"

@@ -20,6 +20,7 @@ from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 _PATHS = ("data.path", "run.out", "cluster.hostfile", "cluster.calibration", "lengths.path")
+_IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path")
 
 
@@ -32,7 +33,16 @@ def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
             good.append(text)
         else:
             problems.append(problem)
-    return good, problems
+    return good, problems + _beside_hostfile(good)
+
+
+def _beside_hostfile(texts: Sequence[str]) -> list[Problem]:
+    """Return what is wrong with numbers of nodes and ranks that nobody would read."""
+    values = dict(text.split("=", 1) for text in texts)
+    if values.get("cluster.hostfile", "null") == "null":
+        return []
+    hint = "leave it out, or change the hostfile"
+    return [Problem("comes from cluster.hostfile", key, hint) for key in _IN_HOSTFILE if key in values]
 
 
 def _quoted(value: str) -> str:

@@ -5,6 +5,7 @@ Letters: N documents, S sequences of a step. Lengths are inputs (tokens).
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -82,7 +83,7 @@ def _read_text(path: Path) -> Ints:
     wrong: list[Problem] = []
     with reading(path) as file:
         for number, line in enumerate(file, start=1):
-            text = line.split(b"#", 1)[0].strip()
+            text = line.removeprefix(BOM_UTF8).split(b"#", 1)[0].strip()
             if not text:
                 continue
             fault = _fault(text)

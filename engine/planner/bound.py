@@ -98,16 +98,18 @@ def bound(rates: Rates, lengths: Ints, floors: Ints, share: float, first: float,
     A micro-batch costs `share` a token of a rank of full speed, or `first`, once.
     """
     count, last = len(lengths), len(kinds.slow) - 1
-    works = np.empty(count)  # of sequences on their least rings
-    times = np.empty(count)  # the longest of these
-    rest = np.zeros(count + 1)  # work from here on
+    works = np.full(count, np.inf)  # of sequences on their least rings
+    times = np.zeros(count)  # the longest of these
+    for kind in range(last + 1):
+        slow, own = kinds.slow[kind], _slowed(rates, kinds.slow[kind])
+        for at in range(count):
+            time = ring_time(own, float(lengths[at]), floors[at], node, share * slow)
+            times[at] = max(times[at], time)
+            if floors[at] <= kinds.upto[kind]:
+                works[at] = min(works[at], time * _power(kinds, floors[at], kind))
+    rest = np.append(np.cumsum(works[::-1])[::-1], 0.0)  # work from here on
     peak = np.zeros(count + 1)  # the longest time from here on
-    slowest = _slowed(rates, kinds.slow[last])
     for at in range(count - 1, -1, -1):
-        tokens = float(lengths[at])
-        works[at] = _least_work(rates, tokens, floors[at], share, first, node, kinds, np.inf)
-        times[at] = ring_time(slowest, tokens, floors[at], node, share * kinds.slow[last])
-        rest[at] = rest[at + 1] + works[at]
         peak[at] = max(peak[at + 1], times[at])
     power = _power(kinds, kinds.upto[last], last)
     most = (rest[0] + first * kinds.upto[last]) / power

@@ -154,7 +154,7 @@ def _with_ring(lengths: Ints, best: Candidate, holds: Ints) -> Ints:
 
 def on_neighbours(problem: Problem, group: Ints, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
     """Return the plan of sequences in groups, on folded rings of neighbouring ranks; all [S]."""
-    back = np.argsort(problem.order)
+    back = problem.back
     ring_start, ring_ranks = all_folded(first[back], degree[back])
     return build(
         "adaptive",

@@ -30,6 +30,13 @@ class Problem:
     first: float  # ns of a rank's micro-batch of whole sequences, where these pay no share of one
     bound: float
 
+    @property
+    def back(self) -> Ints:
+        """Return where each of the step's own sequences stands in `lengths`, [S]: the inverse of `order`."""
+        back = np.empty_like(self.order)
+        back[self.order] = np.arange(len(self.order))
+        return back
+
     def work(self, after: int = 0) -> float:
         """Return the times of the sequences after the first few together, added in order: the same on every machine."""
         return float(np.cumsum(self.times[after:])[-1]) if after < len(self.times) else 0.0
@@ -56,10 +63,11 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     floors = -(-lengths // held)
     share = rates.micro / int(holds.max())  # as many tokens fill a micro-batch
     low = bound(rates, lengths, floors, share, 0.0, node, kinds)
-    few = bound(rates, lengths, floors, 0.0, rates.micro, node, kinds)
     times, first = wholes(rates, lengths) + share * lengths, 0.0
-    if few > low:  # few tokens a rank: each pays for one micro-batch, or for its rings'
-        low, times, share, first = few, wholes(rates, lengths), np.inf, rates.micro
+    if int(lengths.sum()) < len(holds) * int(holds.max()):  # else no rank's share is less than a micro-batch
+        few = bound(rates, lengths, floors, 0.0, rates.micro, node, kinds)
+        if few > low:  # each rank pays for one micro-batch, or for its rings'
+            low, times, share, first = few, wholes(rates, lengths), np.inf, rates.micro
     ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
     return Problem(order, lengths, times, gain, rates, ranks, first, low)
 

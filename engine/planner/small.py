@@ -39,7 +39,7 @@ def searched(problem: Problem, best: Candidate, settings: PlanSettings) -> StepP
         )
     ]
     number = {key: index for index, key in enumerate(sorted(set(groups)))}
-    back = np.argsort(problem.order)
+    back = problem.back
     return build(
         "adaptive",
         settings.mode,

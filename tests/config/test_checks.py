@@ -31,7 +31,7 @@ MISTAKES = [
     (["model.experts=4", "model.top_k=5"], "model.top_k", "5 is more than model.experts=4", "at most 4"),
     (
         [*WIDE, "context=2K", "parallel.tp=2", "parallel.pp=3"],
-        "parallel.tp",
+        "parallel.pp",
         "= 6 does not divide 8 devices",
         "divide them",
     ),

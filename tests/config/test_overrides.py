@@ -84,3 +84,9 @@ def test_good_ones_are_kept_beside_bad_ones() -> None:
     good, problems = check(["run.steps=3", "run.stops=3", "context=8K", "+x=1"])
     assert good == ["run.steps=3", "context=8K"]
     assert len(problems) == 2
+
+
+def test_what_comes_from_a_hostfile_is_not_set_beside_it() -> None:
+    texts = ["cluster.hostfile=hosts", "cluster.nodes=2", "cluster.ranks_per_node=4"]
+    assert [problem.key for problem in check(texts)[1]] == ["cluster.nodes", "cluster.ranks_per_node"]
+    assert check(["cluster.hostfile=null", *texts[1:]])[1] == []

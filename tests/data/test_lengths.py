@@ -47,7 +47,7 @@ def test_documents_come_as_training_takes_them(tmp_path: Path) -> None:
 
 def test_a_file_in_its_order_and_from_its_beginning_again(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
-    path.write_text("# tokens\n5\n\n7  # cut\n 3\n", encoding="utf-8")
+    path.write_text("# tokens\n5\n\n7  # cut\n 3\n", encoding="utf-8-sig")
     file = ["lengths=file", f"lengths.path={path}", "context=4", "batch_tokens=12"]
     assert steps_of(3, *file) == [[4, 1, 4, 3], [3, 4, 1], [4, 3, 3]]
 
