@@ -53,7 +53,7 @@ class Calibration:
 
 
 _WORDS = ("cluster", "device", "source")
-_LARGE = 1e300
+_LEAST, _MOST = 1e-12, 1e24  # of what is not 0: whatever lies beyond is a mistake, and overflows in products
 _MAY_BE_ZERO = ("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "latency_s", "overlap", "step_s")
 
 
@@ -88,16 +88,14 @@ def read(path: Path, cluster: str) -> Calibration:
 def _problem(name: str, value: object) -> str | None:
     if name in _WORDS:
         return None if isinstance(value, str) else "must be text"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _LARGE:
-        return "must be a finite number"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "must be a number"
     if name == "overlap" and value > 1:
         return "must be from 0 to 1"
-    least_is_zero = name in _MAY_BE_ZERO
-    return (
-        None
-        if value > 0 or (least_is_zero and value == 0)
-        else f"must be {'0 or more' if least_is_zero else 'positive'}"
-    )
+    if value == 0 and name in _MAY_BE_ZERO:
+        return None
+    zero = "0, or " if name in _MAY_BE_ZERO else ""
+    return None if _LEAST <= value <= _MOST else f"must be {zero}from {_LEAST} to {_MOST}"
 
 
 def _refusal(path: Path, reason: str) -> ConfigError:

@@ -23,7 +23,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from engine.planner.columns import Stack, ring_times, stacked
-from engine.planner.emit import build
+from engine.planner.emit import Placement, build
 from engine.planner.memory import equation_3
 from engine.planner.pack import best_fit
 from engine.planner.plan import Ints, StepPlan
@@ -54,18 +54,8 @@ def balanced_pp(lengths: Ints, settings: PlanSettings) -> StepPlan:
             group[short[share][items]] = groups
             groups += 1
     ring_start, ring_ranks = all_folded(first, degrees)
-    return build(
-        "balanced",
-        "pipeline",
-        ranks,
-        settings.capacity,
-        lengths,
-        group,
-        ring_start,
-        ring_ranks,
-        offload,
-        settings.stages,
-    )
+    placed = Placement(lengths, group, ring_start, ring_ranks, offload)
+    return build("balanced", "pipeline", ranks, settings.capacity, placed, settings.stages)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,16 @@ from engine.planner.rows import grouped, out_of_range, short_row
 
 Ring = Sequence[int] | Ints
 Group = Sequence[tuple[int, Ring]]  # (sequence, ordered ranks of its ring)
+
+
+class Placement(NamedTuple):
+    """Which sequences run together, and on which rings; groups are in global order, numbered without large holes."""
+
+    lengths: Ints  # [S]
+    group: Ints  # [S]
+    ring_start: Ints  # [S + 1]
+    ring_ranks: Ints  # [K]
+    offload: Ints | None = None  # [S] ppm; a micro-batch takes the largest of its sequences
 
 
 def emit(
@@ -51,27 +62,13 @@ def emit(
             group[sequence] = number
     ring_start = np.fromiter(accumulate(map(len, rings), initial=0), dtype=np.int64, count=len(rings) + 1)
     ring_ranks = np.concatenate([np.asarray(ring, dtype=np.int64) for ring in rings])
-    return build(name, mode, ranks, capacity, lengths, group, ring_start, ring_ranks, offload, stages)
+    return build(name, mode, ranks, capacity, Placement(lengths, group, ring_start, ring_ranks, offload), stages)
 
 
-def build(
-    name: str,
-    mode: str,
-    ranks: int,
-    capacity: int,
-    lengths: Ints,
-    group: Ints,
-    ring_start: Ints,
-    ring_ranks: Ints,
-    offload: Ints | None = None,
-    stages: int = 1,
-) -> StepPlan:
-    """Return the plan of sequences in groups, [S], on rings, [S + 1] and [K].
-
-    Groups are numbered from 0 without large holes. In lockstep mode a group is a slot. `offload` [S] is in ppm; a
-    micro-batch takes the largest of its sequences.
-    """
-    _check(ranks, group, ring_start, ring_ranks)
+def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, stages: int = 1) -> StepPlan:
+    """Return the plan of a placement. In lockstep mode a group is a slot."""
+    _check(ranks, placed.group, placed.ring_start, placed.ring_ranks)
+    lengths, group, ring_start, ring_ranks, offload = placed
     groups = int(group.max()) + 1
     sequences = grouped(group, groups)[1]
     place = _in_slots if mode == "lockstep" else _in_turn

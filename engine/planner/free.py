@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.planner import memory
 from engine.planner.bound import Floats, least_degree
-from engine.planner.emit import build
+from engine.planner.emit import Placement, build
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.problem import Problem
 from engine.planner.rings import all_folded
@@ -156,15 +156,7 @@ def on_neighbours(problem: Problem, group: Ints, degree: Ints, first: Ints, sett
     """Return the plan of sequences in groups, on folded rings of neighbouring ranks; all [S]."""
     back = problem.back
     ring_start, ring_ranks = all_folded(first[back], degree[back])
-    return build(
-        "adaptive",
-        settings.mode,
-        settings.ranks,
-        settings.capacity,
-        problem.lengths[back],
-        group[back],
-        ring_start,
-        ring_ranks,
-        memory.of_rings(problem.lengths[back], ring_start, ring_ranks, settings),
-        settings.stages,
-    )
+    lengths = problem.lengths[back]
+    offload = memory.of_rings(lengths, ring_start, ring_ranks, settings)
+    placed = Placement(lengths, group[back], ring_start, ring_ranks, offload)
+    return build("adaptive", settings.mode, settings.ranks, settings.capacity, placed, settings.stages)

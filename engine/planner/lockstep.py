@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.compiled import kernel
-from engine.planner.emit import build
+from engine.planner.emit import Placement, build
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.rows import grouped
 
@@ -20,9 +20,8 @@ def lockstep(plan: StepPlan) -> StepPlan:
     first_shard = plan.ring_start[:-1]
     gang = plan.gang[plan.shard_micro[first_shard]]
     slots = _first_free(plan)[gang]
-    slotted = build(
-        plan.planner, "lockstep", plan.ranks, plan.capacity, plan.lengths, slots, plan.ring_start, plan.ring_ranks
-    )
+    placed = Placement(plan.lengths, slots, plan.ring_start, plan.ring_ranks)
+    slotted = build(plan.planner, "lockstep", plan.ranks, plan.capacity, placed)
     slotted.offload[slotted.shard_micro] = plan.offload[plan.shard_micro]
     return slotted
 

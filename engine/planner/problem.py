@@ -14,7 +14,7 @@ from engine.planner import memory
 from engine.planner.bound import Floats, bound, kinds_of
 from engine.planner.plan import Ints
 from engine.planner.settings import PlanSettings
-from engine.planner.skyline import Ranks
+from engine.planner.sky import Ranks
 
 
 @dataclass(frozen=True, eq=False)

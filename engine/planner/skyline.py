@@ -25,21 +25,24 @@ from engine.compiled import kernel
 from engine.cost.times import Rates
 from engine.planner.bound import Floats, fastest, least_degree, ring_time
 from engine.planner.plan import Ints
+from engine.planner.sky import (
+    ASLEEP,
+    SIZE,
+    Ranks,
+    Sky,
+    all_runs,
+    awake,
+    empty_sky,
+    join,
+    pop,
+    push,
+    put,
+    same_kind,
+    unite,
+    wait,
+)
 
 _SPARE = 4  # ranks that a ring takes at most beside those that it needs, to use up a run
-
-
-_SIZE, _WAITS, _ASLEEP = 0, 1, 2  # places of `_Sky.counts`
-
-
-class Ranks(NamedTuple):
-    """What rings are placed on. A node's ranks are numbered together."""
-
-    holds: Ints  # [P] tokens that a rank holds
-    most: Ints  # [P] tokens of a ring that a rank holds with as much offload as allowed
-    slow: Floats  # [P] how many times slower than full speed
-    node: int  # ranks of a node
-    share: float  # ns of a micro-batch's fixed cost that a token pays; infinite where each ring pays all of it
 
 
 class Rule(NamedTuple):
@@ -61,18 +64,6 @@ class Rings(NamedTuple):
     start: Floats
 
 
-class _Sky(NamedTuple):
-    """Runs by their first rank: `width` is 0 where none begins; `begin` by their end; a heap of them by height."""
-
-    height: Floats  # [P]
-    width: Ints  # [P]
-    begin: Ints  # [P + 1]
-    low: Floats  # heap: height
-    runs: Ints  # heap: first rank, width
-    waiting: Ints  # too narrow for now: first rank, width
-    counts: Ints  # runs on the heap, runs that wait, and the largest degree for which one of these was too narrow
-
-
 @kernel
 def place_rings(
     rates: Rates, lengths: Ints, gain: Floats, ranks: Ranks, rule: Rule, rings: Rings, height: Floats
@@ -81,8 +72,8 @@ def place_rings(
 
     With offload a rank holds `gain` [S] times as many tokens of a sequence.
     """
-    sky = _sky(height, len(lengths))
-    _all_runs(sky, ranks)
+    sky = empty_sky(height, len(lengths))
+    all_runs(sky, ranks)
     quick, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
     alike = ranks.slow.min() == slowest and ranks.holds.max() == ranks.holds[small]
     for at in range(len(lengths)):
@@ -91,8 +82,8 @@ def place_rings(
         if lengths[at] <= ranks.holds[small] and whole <= rule.limit:
             return at
         wide = _of_kind(rates, tokens, gain[at], quick, ranks.slow[quick], ranks, rule)
-        if wide < sky.counts[_ASLEEP]:
-            _awake(sky, wide)
+        if wide < sky.counts[ASLEEP]:
+            awake(sky, wide)
         run, need, stop = _choose(rates, tokens, gain[at], wide, quick, sky, ranks, rule)
         if run >= 0 and (alike or stop <= rule.top):
             placed = _on_run(rates, tokens, run, need, stop, sky, ranks, rule)
@@ -108,23 +99,8 @@ def place_rings(
 
 
 @kernel
-def _sky(height: Floats, sequences: int) -> _Sky:
-    count = len(height)
-    room = 8 * count + 4 * sequences + 8
-    return _Sky(
-        height,
-        np.zeros(count, np.int64),
-        np.zeros(count + 1, np.int64),
-        np.empty(room),
-        np.empty((room, 2), np.int64),
-        np.empty((room, 2), np.int64),
-        np.zeros(3, np.int64),
-    )
-
-
-@kernel
 def _choose(
-    rates: Rates, tokens: float, gain: float, wide: int, quick: int, sky: _Sky, ranks: Ranks, rule: Rule
+    rates: Rates, tokens: float, gain: float, wide: int, quick: int, sky: Sky, ranks: Ranks, rule: Rule
 ) -> tuple[int, int, float]:
     """Return the run on which a ring is done first, of the few lowest that are wide enough, its degree and its stop.
 
@@ -133,17 +109,17 @@ def _choose(
     """
     aside = np.empty(rule.tries, np.int64)
     tried, best, best_need, best_stop = 0, -1, 0, np.inf
-    while sky.counts[_SIZE] > 0 and tried < rule.tries:
+    while sky.counts[SIZE] > 0 and tried < rule.tries:
         a, width = sky.runs[0, 0], sky.runs[0, 1]
-        _pop(sky)
+        pop(sky)
         if sky.width[a] != width:
             continue  # it was joined to another
-        need = wide if _same_kind(ranks, a, quick) else _of_kind(rates, tokens, gain, a, ranks.slow[a], ranks, rule)
+        need = wide if same_kind(ranks, a, quick) else _of_kind(rates, tokens, gain, a, ranks.slow[a], ranks, rule)
         wider = _widened(rates, tokens, need, len(sky.height), ranks, (rule.top - sky.height[a]) / ranks.slow[a])
         if width % need != 0 or wider > width:
-            a, width = _join(sky, ranks, a, rule.join)
+            a, width = join(sky, ranks, a, rule.join)
         if _aligned(a, need, ranks.node) + need > a + width:
-            _wait(sky, a, width, need)
+            wait(sky, a, width, need)
             continue
         if wider <= width and _aligned(a, wider, ranks.node) == a:
             need = wider
@@ -156,7 +132,7 @@ def _choose(
             break
     for other in aside[:tried]:
         if other != best and sky.width[other] > 0:
-            _push(sky, sky.height[other], other, sky.width[other])
+            push(sky, sky.height[other], other, sky.width[other])
     return best, best_need, best_stop
 
 
@@ -168,20 +144,20 @@ def _of_kind(rates: Rates, tokens: float, gain: float, like: int, slow: float, r
 
 @kernel
 def _on_run(
-    rates: Rates, tokens: float, a: int, need: int, stop: float, sky: _Sky, ranks: Ranks, rule: Rule
+    rates: Rates, tokens: float, a: int, need: int, stop: float, sky: Sky, ranks: Ranks, rule: Rule
 ) -> tuple[int, int, float]:
     """Put a ring on a run; return its first rank, its degree and when it begins."""
     width = sky.width[a]
     if stop > rule.top and rule.gap > 0.0:
         first, last, need = _spread(rates, tokens, sky, ranks, a, need, rule.gap, rule.top)
         if last - first > width:
-            a, width = _unite(sky, first, last)
+            a, width = unite(sky, first, last)
     free = _aligned(a, need, ranks.node)
     rest = a + width - free
     if need < rest <= min(rule.stretch * need, need + _SPARE) and _aligned(free, rest, ranks.node) == free:
         need = rest
     time = ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
-    _put(sky, a, width, free, need, time)
+    put(sky, a, width, free, need, time)
     return free, need, sky.height[free] - time
 
 
@@ -195,10 +171,10 @@ def _window(rates: Rates, tokens: float, need: int, height: Floats, ranks: Ranks
 
 
 @kernel
-def _over_all(a: int, need: int, begin: float, end: float, sky: _Sky, ranks: Ranks) -> tuple[int, int, float]:
+def _over_all(a: int, need: int, begin: float, end: float, sky: Sky, ranks: Ranks) -> tuple[int, int, float]:
     """Put a ring over ranks of several heights or kinds, some of which wait."""
     sky.height[a : a + need] = end
-    _all_runs(sky, ranks)
+    all_runs(sky, ranks)
     return a, need, begin
 
 
@@ -237,29 +213,8 @@ def _aligned(a: int, need: int, node: int) -> int:
 
 
 @kernel
-def _join(sky: _Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
-    """Join run `a` with its neighbours of the same kind and nearly the same height; return first rank and width."""
-    count = len(sky.height)
-    width = sky.width[a]
-    while True:
-        after = a + width
-        if after < count and sky.width[after] > 0 and _alike(sky, ranks, a, after, near):
-            other, first = after, a
-        elif a > 0 and sky.width[sky.begin[a]] == a - sky.begin[a] and _alike(sky, ranks, a, sky.begin[a], near):
-            other = sky.begin[a]
-            first = other
-        else:
-            return a, width
-        top = max(sky.height[a], sky.height[other])
-        width += sky.width[other]
-        sky.width[a] = sky.width[other] = 0
-        a = first
-        _set(sky, a, width, top)
-
-
-@kernel
 def _spread(
-    rates: Rates, tokens: float, sky: _Sky, ranks: Ranks, a: int, need: int, gap: float, stop: float
+    rates: Rates, tokens: float, sky: Sky, ranks: Ranks, a: int, need: int, gap: float, stop: float
 ) -> tuple[int, int, int]:
     """Return the first rank, the end and the degree of a ring that reaches over higher neighbours of its run.
 
@@ -269,8 +224,8 @@ def _spread(
     first, last, most = a, a + sky.width[a], 2 * need
     height = sky.height[a]
     for _ in range(8):
-        left = sky.begin[first] if first > 0 and _same_kind(ranks, a, first - 1) else -1
-        right = last if last < count and _same_kind(ranks, a, last) else -1
+        left = sky.begin[first] if first > 0 and same_kind(ranks, a, first - 1) else -1
+        right = last if last < count and same_kind(ranks, a, last) else -1
         if left < 0 and right < 0:
             break
         if right < 0 or (left >= 0 and sky.height[left] <= sky.height[right]):
@@ -288,25 +243,6 @@ def _spread(
         if found <= stop:
             return first, last, degree
     return a, a + sky.width[a], need
-
-
-@kernel
-def _unite(sky: _Sky, first: int, last: int) -> tuple[int, int]:
-    """Make all runs from rank `first` to before `last` one, as high as the highest; return first rank and width."""
-    height = sky.height[first:last].max()
-    sky.width[first:last] = 0
-    _set(sky, first, last - first, height)
-    return first, last - first
-
-
-@kernel
-def _alike(sky: _Sky, ranks: Ranks, a: int, b: int, near: float) -> bool:
-    return _same_kind(ranks, a, b) and abs(sky.height[a] - sky.height[b]) <= near
-
-
-@kernel
-def _same_kind(ranks: Ranks, a: int, b: int) -> bool:
-    return ranks.slow[a] == ranks.slow[b] and ranks.holds[a] == ranks.holds[b]
 
 
 @kernel
@@ -329,68 +265,6 @@ def _floor(ranks: Ranks, a: int, tokens: float, gain: float) -> int:
 
 
 @kernel
-def _set(sky: _Sky, a: int, width: int, height: float) -> None:
-    """Make ranks a .. a + width - 1 one run."""
-    sky.width[a] = width
-    sky.begin[a + width] = a
-    for rank in range(a, a + width):
-        sky.height[rank] = height
-
-
-@kernel
-def _put(sky: _Sky, a: int, width: int, free: int, need: int, time: float) -> None:
-    """Put a ring on ranks free .. free + need - 1 of a run, which falls into up to three."""
-    height = sky.height[a]
-    sky.width[a] = 0
-    if free > a:
-        _set(sky, a, free - a, height)
-        _push(sky, height, a, free - a)
-    _set(sky, free, need, height + time)
-    _push(sky, height + time, free, need)
-    rest = a + width - free - need
-    if rest > 0:
-        _set(sky, free + need, rest, height)
-        _push(sky, height, free + need, rest)
-
-
-@kernel
-def _wait(sky: _Sky, a: int, width: int, need: int) -> None:
-    """Put a run aside until degrees are below `need`."""
-    sky.waiting[sky.counts[_WAITS], 0], sky.waiting[sky.counts[_WAITS], 1] = a, width
-    sky.counts[_WAITS] += 1
-    sky.counts[_ASLEEP] = max(sky.counts[_ASLEEP], need)
-
-
-@kernel
-def _awake(sky: _Sky, wide: int) -> None:
-    """Put waiting runs that are wide enough by now back on the heap."""
-    kept = 0
-    for w in range(sky.counts[_WAITS]):
-        a, width = sky.waiting[w, 0], sky.waiting[w, 1]
-        if sky.width[a] != width:
-            continue
-        if width >= wide:
-            _push(sky, sky.height[a], a, width)
-        else:
-            sky.waiting[kept, 0], sky.waiting[kept, 1] = a, width
-            kept += 1
-    sky.counts[_WAITS], sky.counts[_ASLEEP] = kept, wide
-
-
-@kernel
-def _all_runs(sky: _Sky, ranks: Ranks) -> None:
-    """Fill the heap with all runs of one height, speed and memory."""
-    sky.width[:] = 0
-    sky.counts[_SIZE] = sky.counts[_WAITS] = 0
-    a = 0
-    for rank in range(1, len(sky.height) + 1):
-        if rank == len(sky.height) or not _alike(sky, ranks, a, rank, 0.0):
-            _set(sky, a, rank - a, sky.height[a])
-            _push(sky, sky.height[a], a, rank - a)
-            a = rank
-
-
-@kernel
 def _lowest(height: Floats, width: int) -> int:
     """Return the first rank of the window whose highest rank is the lowest."""
     best, lowest = 0, np.inf
@@ -399,44 +273,3 @@ def _lowest(height: Floats, width: int) -> int:
         if top < lowest:
             best, lowest = a, top
     return best
-
-
-@kernel
-def _before(low: Floats, runs: Ints, i: int, j: int) -> bool:
-    return low[i] < low[j] or (low[i] == low[j] and runs[i, 0] < runs[j, 0])
-
-
-@kernel
-def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
-    low[i], low[j] = low[j], low[i]
-    a, width = runs[i, 0], runs[i, 1]
-    runs[i, 0], runs[i, 1] = runs[j, 0], runs[j, 1]
-    runs[j, 0], runs[j, 1] = a, width
-
-
-@kernel
-def _push(sky: _Sky, height: float, a: int, width: int) -> None:
-    low, runs, at = sky.low, sky.runs, sky.counts[_SIZE]
-    low[at], runs[at, 0], runs[at, 1] = height, a, width
-    sky.counts[_SIZE] += 1
-    while at > 0 and _before(low, runs, at, (at - 1) // 2):
-        _swap(low, runs, at, (at - 1) // 2)
-        at = (at - 1) // 2
-
-
-@kernel
-def _pop(sky: _Sky) -> None:
-    low, runs, size = sky.low, sky.runs, sky.counts[_SIZE] - 1
-    sky.counts[_SIZE] = size
-    _swap(low, runs, 0, size)
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= size:
-            return
-        if child + 1 < size and _before(low, runs, child + 1, child):
-            child += 1
-        if not _before(low, runs, child, at):
-            return
-        _swap(low, runs, at, child)
-        at = child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.planner.emit import build
+from engine.planner.emit import Placement, build
 from engine.planner.free import Candidate
 from engine.planner.plan import StepPlan
 from engine.planner.problem import Problem
@@ -40,13 +40,10 @@ def searched(problem: Problem, best: Candidate, settings: PlanSettings) -> StepP
     ]
     number = {key: index for index, key in enumerate(sorted(set(groups)))}
     back = problem.back
-    return build(
-        "adaptive",
-        settings.mode,
-        settings.ranks,
-        settings.capacity,
+    placement = Placement(
         lengths[back],
         np.array([number[groups[at]] for at in back.tolist()], dtype=np.int64),
         np.concatenate([[0], np.cumsum(degree[back])]),
         np.concatenate([placed.members[at, : degree[at]] for at in back.tolist()]),
     )
+    return build("adaptive", settings.mode, settings.ranks, settings.capacity, placement)

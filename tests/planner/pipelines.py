@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.planner.emit import build
+from engine.planner.emit import Placement, build
 from engine.planner.plan import Ints, StepPlan
 from tests.planner.samples import by_hand, ints
 
@@ -44,7 +44,7 @@ def aligned_pipeline(rng: np.random.Generator) -> StepPlan:
     start = np.cumsum([0, *map(len, rings)])
     flat = ints(*(rank for ring in rings for rank in ring))
     lengths, stages = rng.integers(1, 30, len(rings)), int(rng.integers(2, 5))
-    return build("aligned", "pipeline", len(counts), 30, lengths, ints(*places), start, flat, stages=stages)
+    return build("aligned", "pipeline", len(counts), 30, Placement(lengths, ints(*places), start, flat), stages)
 
 
 aligned_pipelines = st.integers(0, 2**32 - 1).map(lambda seed: aligned_pipeline(np.random.default_rng(seed)))

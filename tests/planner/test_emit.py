@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import PlanError
-from engine.planner.emit import Group, build, emit
+from engine.planner.emit import Group, Placement, build, emit
 from engine.planner.plan import Ints
 from tests.planner.samples import ints
 
@@ -73,7 +73,7 @@ def test_what_the_kernels_would_stumble_over_is_refused(
     group: Ints, ring_start: Ints, ring_ranks: Ints, message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):
-        build("by hand", "free", 3, 16, np.full(len(group), 5), group, ring_start, ring_ranks)
+        build("by hand", "free", 3, 16, Placement(np.full(len(group), 5), group, ring_start, ring_ranks))
 
 
 @given(random_groups())

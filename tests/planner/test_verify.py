@@ -11,7 +11,7 @@ import pytest
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.errors import PlanError
-from engine.planner.emit import build, emit
+from engine.planner.emit import Placement, build, emit
 from engine.planner.lockstep import lockstep
 from engine.planner.plan import StepPlan
 from engine.planner.verify import verify
@@ -67,7 +67,7 @@ def two_in_a_gang() -> StepPlan:
 
 
 def twice_in_a_ring() -> StepPlan:
-    return build("by hand", "free", 3, 16, ints(9), ints(0), ints(0, 4), ints(0, 1, 2, 1))
+    return build("by hand", "free", 3, 16, Placement(ints(9), ints(0), ints(0, 4), ints(0, 1, 2, 1)))
 
 
 def cycle(ranks: int) -> StepPlan:
