@@ -53,7 +53,7 @@ class Calibration:
 
 
 _WORDS = ("cluster", "device", "source")
-_LEAST, _MOST = 1e-12, 1e24  # of what is not 0: whatever lies beyond is a mistake, and overflows in products
+_LEAST, _MOST = 1e-12, 1e30  # what lies beyond is a mistake, and overflows in products
 _MAY_BE_ZERO = ("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "latency_s", "overlap", "step_s")
 
 
@@ -92,10 +92,8 @@ def _problem(name: str, value: object) -> str | None:
         return "must be a number"
     if name == "overlap" and value > 1:
         return "must be from 0 to 1"
-    if value == 0 and name in _MAY_BE_ZERO:
-        return None
-    zero = "0, or " if name in _MAY_BE_ZERO else ""
-    return None if _LEAST <= value <= _MOST else f"must be {zero}from {_LEAST} to {_MOST}"
+    least = 0 if name in _MAY_BE_ZERO else _LEAST
+    return None if least <= value <= _MOST else f"must be from {least} to {_MOST}"
 
 
 def _refusal(path: Path, reason: str) -> ConfigError:

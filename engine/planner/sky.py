@@ -36,12 +36,13 @@ class Sky(NamedTuple):
     low: Floats  # heap: height
     runs: Ints  # heap: first rank, width
     waiting: Ints  # too narrow for now: first rank, width
+    aside: Ints  # first ranks of the runs that a ring has looked at
     counts: Ints  # runs on the heap, runs that wait, and the largest degree for which one of these was too narrow
 
 
 @kernel
-def empty_sky(height: Floats, sequences: int) -> Sky:
-    """Return a skyline over `height` [P], without runs yet, with room for the runs of so many rings."""
+def empty_sky(height: Floats, sequences: int, tries: int) -> Sky:
+    """Return a skyline over `height` [P], without runs yet: room for so many rings, each of which looks at a few."""
     count = len(height)
     room = 8 * count + 4 * sequences + 8
     return Sky(
@@ -51,6 +52,7 @@ def empty_sky(height: Floats, sequences: int) -> Sky:
         np.empty(room),
         np.empty((room, 2), np.int64),
         np.empty((room, 2), np.int64),
+        np.empty(tries, np.int64),
         np.zeros(3, np.int64),
     )
 

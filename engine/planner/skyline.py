@@ -72,7 +72,7 @@ def place_rings(
 
     With offload a rank holds `gain` [S] times as many tokens of a sequence.
     """
-    sky = empty_sky(height, len(lengths))
+    sky = empty_sky(height, len(lengths), rule.tries)
     all_runs(sky, ranks)
     quick, small, slowest = _best_rank(ranks), int(np.argmin(ranks.holds)), ranks.slow.max()
     alike = ranks.slow.min() == slowest and ranks.holds.max() == ranks.holds[small]
@@ -107,7 +107,6 @@ def _choose(
     The first one on which it stays below `rule.top` is taken; -1 if no run is wide enough. Runs that are too narrow go
     to those that wait.
     """
-    aside = np.empty(rule.tries, np.int64)
     tried, best, best_need, best_stop = 0, -1, 0, np.inf
     while sky.counts[SIZE] > 0 and tried < rule.tries:
         a, width = sky.runs[0, 0], sky.runs[0, 1]
@@ -124,13 +123,13 @@ def _choose(
         if wider <= width and _aligned(a, wider, ranks.node) == a:
             need = wider
         stop = sky.height[a] + ring_time(rates, tokens, need, ranks.node, ranks.share) * ranks.slow[a]
-        aside[tried] = a
+        sky.aside[tried] = a
         tried += 1
         if stop < best_stop:
             best, best_need, best_stop = a, need, stop
         if stop <= rule.top:
             break
-    for other in aside[:tried]:
+    for other in sky.aside[:tried]:
         if other != best and sky.width[other] > 0:
             push(sky, sky.height[other], other, sky.width[other])
     return best, best_need, best_stop
