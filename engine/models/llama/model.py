@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.schema import Model
-from engine.models.llama.layers import Attend, Layer, RMSNorm, rotation
+from engine.models.llama.layers import Attend, Layer, RMSNorm
 from engine.models.loss import token_loss
+from engine.models.rope import rotation
 
 _INIT_STD = 0.02  # LLaMA's initializer_range
 
@@ -35,7 +36,7 @@ class Llama(nn.Module):
         gathers for a forward pass only.
         """
         x = self.embedding(tokens)
-        by = rotation(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        by = rotation(positions, self.shape, x.dtype)
         for layer in self.layers:
             x = layer(x, by, attend)
         logits: Tensor = self.head(self.norm(x))
