@@ -21,10 +21,10 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin, [T,1,D]
 
 def rotation(positions: Tensor, shape: Model, dtype: torch.dtype) -> Rotation:
     """Return cos and sin of the rotary angles of integer positions [T], in at least float32, times YaRN's factor."""
-    angles = positions.to(torch.float64)[:, None] * frequencies(shape, positions.device)  # [T, D/2]
-    angles = torch.cat((angles, angles), dim=-1)[:, None]
-    wide, by = torch.promote_types(dtype, torch.float32), attention_factor(shape.rope)
-    return (angles.cos() * by).to(wide), (angles.sin() * by).to(wide)
+    angles = positions.to(torch.float64)[:, None, None] * frequencies(shape, positions.device)  # [T,1,D/2]
+    wide, factor = torch.promote_types(dtype, torch.float32), attention_factor(shape.rope)
+    cos, sin = ((part * factor).to(wide) for part in (angles.cos(), angles.sin()))
+    return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, by: Rotation) -> Tensor:
