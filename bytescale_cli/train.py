@@ -11,6 +11,7 @@ from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, Overrides, choice, whole_number, with_aliases
 
 LAUNCHERS = ("local", "hostfile")
+_MOST_COMMANDS = 8
 
 
 def train(
@@ -54,7 +55,21 @@ def _text(payload: Mapping[str, Any]) -> str:
     dry = payload["dry_run"]
     columns = list(dry["steps"][0])
     rows = [[_cell(step[column]) for column in columns] for step in dry["steps"]]
-    return "\n".join([output.table(columns, rows, right=True), *dry["commands"]])
+    table = output.table(columns, rows, right=True)
+    return "\n".join([table, *_commands(dry["commands"]), *_refused(dry["refused"])])
+
+
+def _commands(commands: list[str]) -> list[str]:
+    more = len(commands) - _MOST_COMMANDS
+    return [*commands[:_MOST_COMMANDS], *([f"and {more:,} more like these (--json has all)"] if more > 0 else [])]
+
+
+def _refused(problems: list[dict[str, str]]) -> list[str]:
+    """Return what a dry run says of what training would not take: a line each, with the way out."""
+    if not problems:
+        return []
+    lines = [f"  {problem['key']}: {problem['message']} ({problem['hint']})" for problem in problems]
+    return ["without --dry-run this is refused:", *lines]
 
 
 def _cell(value: float) -> str:

@@ -72,6 +72,60 @@ def _experts(config: Config) -> Problem | None:
     return Problem(f"{top_k} is more than model.experts={experts}", "model.top_k", f"at most {experts}")
 
 
+# Parameters of each kind of rotary scaling: those that it needs, and those that it may have beside them.
+_ROPE = {
+    "none": ((), ()),
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    ),
+}
+_LLAMA_3_1 = {
+    "factor": "8",
+    "original_max_position_embeddings": "8K",
+    "low_freq_factor": "1",
+    "high_freq_factor": "4",
+}
+
+
+def _rope(config: Config) -> Problem | None:
+    values = config.model.rope.model_dump(exclude={"kind"})
+    kind, given = config.model.rope.kind, [name for name, value in values.items() if value is not None]
+    needs, may = _ROPE[kind]
+    missing = [name for name in needs if name not in given]
+    if missing:
+        hint = f"for example {' '.join(f'model.rope.{name}={_LLAMA_3_1[name]}' for name in missing)}"
+        message = f"{kind} is a rotary scaling without its parameters: {', '.join(missing)}"
+        return Problem(message, "model.rope.kind", hint)
+    extra = [name for name in given if name not in needs + may]
+    if extra:
+        takers = [other for other, names in _ROPE.items() if extra[0] in sum(names, ())]
+        hint = f"set model.rope.kind={' or '.join(takers)}, or leave it out"
+        return Problem(f"is not taken by model.rope.kind={kind}", f"model.rope.{extra[0]}", hint)
+    return None
+
+
+def _rope_order(config: Config) -> Problem | None:
+    """What turns fast is above what turns slowly, and DeepSeek's two factors come together."""
+    if _rope(config) is not None:
+        return None
+    rope = config.model.rope
+    low, high = rope.low_freq_factor, rope.high_freq_factor
+    if low is not None and high is not None and low >= high:
+        message = f"must be more than model.rope.low_freq_factor={low:g}, not {high:g}"
+        return Problem(message, "model.rope.high_freq_factor", "Llama 3.1 has 1 and 4")
+    fast, slow = rope.beta_fast or 32.0, rope.beta_slow or 1.0
+    if slow >= fast:
+        message = f"must be more than model.rope.beta_slow={slow:g}, not {fast:g}"
+        return Problem(message, "model.rope.beta_fast", "YaRN has 32 and 1")
+    if (rope.mscale is None) != (rope.mscale_all_dim is None):
+        missing = "mscale" if rope.mscale is None else "mscale_all_dim"
+        return Problem("is not set", f"model.rope.{missing}", "mscale and mscale_all_dim go together")
+    return None
+
+
 def _lengths_file(config: Config) -> Problem | None:
     name, path = config.lengths.name, config.lengths.path
     if name == "file" and path is None:
@@ -122,6 +176,8 @@ _RULES: tuple[Callable[[Config], Problem | None], ...] = (
     _betas,
     _offload,
     _experts,
+    _rope,
+    _rope_order,
     _lengths_file,
     _devices,
     _modes,

@@ -15,8 +15,8 @@ def leaves() -> dict[str, FieldInfo]:
 
 
 def sections() -> list[str]:
-    """Return the keys that hold other keys: ["run", "model", ...]."""
-    return [name for name, field in Config.model_fields.items() if _is_section(field)]
+    """Return the keys that hold other keys: ["run", "model", "model.rope", ...]."""
+    return sorted({key.rpartition(".")[0] for key in leaves()} - {""})
 
 
 def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:

@@ -29,6 +29,21 @@ class Run(Section):
     keep_checkpoints: int = Field(ge=1, description="how many of the newest checkpoints stay")
 
 
+class Rope(Section):
+    """How rotary angles are scaled for contexts longer than the original one; names as in Hugging Face's configs."""
+
+    kind: Literal["none", "linear", "yarn", "llama3"] = Field(description="`none` is the plain model.rope_theta")
+    factor: float | None = Field(ge=1, description="how many times longer the context becomes")
+    original_max_position_embeddings: Tokens | None = Field(ge=1, description="context before scaling; yarn, llama3")
+    low_freq_factor: float | None = Field(gt=0, description="llama3: pairs of fewer turns in it are slowed by factor")
+    high_freq_factor: float | None = Field(gt=0, description="llama3: pairs of more turns in it stay")
+    beta_fast: float | None = Field(gt=0, description="yarn: pairs of more turns in it stay; null is 32")
+    beta_slow: float | None = Field(gt=0, description="yarn: pairs of fewer turns are slowed by factor; null is 1")
+    attention_factor: float | None = Field(gt=0, description="yarn: scale of cos and sin; null follows from factor")
+    mscale: float | None = Field(gt=0, description="yarn, with mscale_all_dim: DeepSeek's attention factor")
+    mscale_all_dim: float | None = Field(gt=0, description="yarn, with mscale: DeepSeek's attention factor")
+
+
 class Model(Section):
     """The shape of a LLaMA model."""
 
@@ -41,7 +56,8 @@ class Model(Section):
     experts: int = Field(ge=1, description="experts of a layer; 1 is a dense model")
     top_k: int = Field(ge=1, description="experts that a token is sent to")
     vocab: int = Field(ge=1, description="rows of the embedding")
-    rope_theta: float = Field(gt=0, description="base of the rotary angles")
+    rope_theta: float = Field(gt=1, description="base of the rotary angles")
+    rope: Rope
     norm_eps: float = Field(gt=0, description="what RMSNorm adds under its root")
     tied: bool = Field(description="the output head shares the embedding's weights")
 

@@ -12,7 +12,7 @@ from engine.cost.model import Costs
 from engine.data.index import Index, build_index
 from engine.data.steps import Cursor, next_step
 from engine.data.tokenizer import VOCAB
-from engine.errors import ConfigError
+from engine.errors import ConfigError, Problem
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
@@ -45,10 +45,11 @@ def train(
     """
     say = unfailing(say)
     cluster = Cluster.of(config.cluster)
-    check_trainable(config, cluster, launcher)
     folder = RunFolder(Path(config.run.out))
     if dry_run:
+        check_launch(config, cluster, launcher)
         return _dry_run(config, cluster, folder)
+    check_trainable(config, cluster, launcher)
     if resume == "never" and folder.resolved.exists():
         with prepare.locked(folder):
             say(f"the old run is kept as {prepare.set_aside(folder)}")
@@ -57,10 +58,24 @@ def train(
 
 
 def check_trainable(config: Config, cluster: Cluster, launcher: str | None) -> None:
-    """Raise ConfigError for what a plan may ask for but this machine cannot train."""
-    problems = unbuilt(config)
+    """Raise ConfigError for what a plan or a dry run may ask for but this machine cannot train."""
+    problems = lacking(config, cluster)
     if problems:
         raise ConfigError.of(problems)
+    check_launch(config, cluster, launcher)
+
+
+def lacking(config: Config, cluster: Cluster) -> list[Problem]:
+    """Return what stands between a right config and its training: parts that are not built, hosts that have no name."""
+    problems = unbuilt(config)
+    if config.cluster.hostfile is None and len(cluster.nodes) > 1:
+        key = f"cluster.nodes={len(cluster.nodes)}"
+        problems.append(Problem("several nodes need a hostfile", key, "name one with --hostfile FILE"))
+    return problems
+
+
+def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None:
+    """Raise ConfigError for what can never be started so, whatever is built one day."""
     if config.dtype == "fp64":
         raise ConfigError("fp64 is for tests: DeepSpeed's masters are fp32", key="dtype=fp64", hint="use fp32 or bf16")
     if config.model.vocab < VOCAB:
@@ -70,9 +85,6 @@ def check_trainable(config: Config, cluster: Cluster, launcher: str | None) -> N
         raise ConfigError("the Slurm launcher is not built yet", key="--launcher slurm", hint="use local or hostfile")
     if launcher == "hostfile" and config.cluster.hostfile is None:
         raise ConfigError("there is no hostfile", key="--launcher hostfile", hint="name one with --hostfile FILE")
-    if config.cluster.hostfile is None and len(cluster.nodes) > 1:
-        key = f"cluster.nodes={len(cluster.nodes)}"
-        raise ConfigError("several nodes need a hostfile", key=key, hint="name one with --hostfile FILE")
     hosts = [node.host for node in cluster.nodes]
     if launcher == "local" and not all(map(is_local, hosts)):
         raise ConfigError("the hostfile names other hosts", key="--launcher local", hint="use --launcher hostfile")
@@ -169,7 +181,9 @@ def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, A
             }
         )
     commands = [str(command) for command in rank_commands(cluster, folder, None, free_port())]
-    return {"dry_run": {"ranks": cluster.ranks, "out": str(folder.root), "steps": steps, "commands": commands}}
+    refused = [{"key": lack.key, "message": lack.message, "hint": lack.hint} for lack in lacking(config, cluster)]
+    shown = {"ranks": cluster.ranks, "out": str(folder.root), "steps": steps, "commands": commands}
+    return {"dry_run": shown | {"refused": refused}}
 
 
 class MetricsTail:

@@ -15,11 +15,10 @@ from engine.attention.kernels import Kernel
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from engine.data.slices import Slices
-from engine.models.loss import token_loss
 from engine.planner.plan import MicroBatch, StepPlan
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-Forward = Callable[[Tensor, Tensor, Attend], Tensor]
+Forward = Callable[[Tensor, Tensor, Attend, Tensor], Tensor]  # tokens, positions, attend, labels -> summed loss
 Slicer = Callable[[MicroBatch], Slices]
 
 
@@ -48,7 +47,7 @@ def micro_batch_loss(forward: Forward, micro: MicroBatch, slices: Slices, contex
     tokens, labels, positions = (
         torch.from_numpy(part).to(context.device) for part in (slices.tokens, slices.labels, slices.positions)
     )
-    return token_loss(forward(tokens, positions, attention), labels)
+    return forward(tokens, positions, attention, labels)
 
 
 def run_step(

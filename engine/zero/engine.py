@@ -44,9 +44,9 @@ class ZeroEngine:
         """Return the model in the dtype in which it computes."""
         return self._engine.module  # type: ignore[no-any-return]
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return the logits [T, vocab] of one micro-batch; tokens and positions are [T]."""
-        return self._engine(tokens, positions, attend)  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, labels: Tensor) -> Tensor:
+        """Return the summed loss of one micro-batch; tokens, positions and labels are [T]."""
+        return self._engine(tokens, positions, attend, labels)  # type: ignore[no-any-return]
 
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Accumulate the gradient of a micro-batch's summed loss, as its share of the whole step's mean."""

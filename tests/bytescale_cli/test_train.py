@@ -28,7 +28,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def train(config: Config, *, say: Say, on_step: OnStep, **options: object) -> dict[str, Any]:
         noted.append({"config": config, **options})
         if options["dry_run"]:
-            return {"dry_run": {"steps": [{"step": 1, "tokens": 16384, "balance": 0.5}], "commands": ["python -m x"]}}
+            commands = ["python -m x"] * config.cluster.ranks_per_node
+            lacks = [{"key": "zero.stage", "message": "not yet", "hint": "set 1"}] if config.zero.stage > 1 else []
+            steps = [{"step": 1, "tokens": 16384, "balance": 0.5}]
+            return {"dry_run": {"steps": steps, "commands": commands, "refused": lacks}}
         say("starting")
         on_step({"step": 1, "loss": 3.0, "tokens_per_s": 1e4, "balance": 1.0, "max_degree": 2, "validation_loss": 2.5})
         return {"train": {"out": config.run.out}}
@@ -72,7 +75,18 @@ def test_a_dry_run_prints_plans_and_commands(calls: Calls, capsys: pytest.Captur
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["step", "tokens", "balance"]
     assert lines[1].split() == ["1", "16,384", "0.500"]
-    assert lines[2] == "python -m x"
+    assert lines[2:] == ["python -m x"] * 2
+
+
+def test_a_dry_run_says_what_training_would_refuse(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    """A large recipe can be looked at everywhere: its plan, its first commands, and what is in the way."""
+    assert run(["train", "--dry-run", "--nproc", "64", "zero.stage=3"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        *["python -m x"] * 8,
+        "and 56 more like these (--json has all)",
+        "without --dry-run this is refused:",
+        "  zero.stage: not yet (set 1)",
+    ]
 
 
 def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:

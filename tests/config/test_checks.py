@@ -11,6 +11,8 @@ from engine.config.validate import validate
 
 BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
 WIDE = ("cluster.ranks_per_node=8",)
+LLAMA3 = ("model=1b", "model.hidden=2048", "model.heads=32", "model.kv_heads=8")
+YARN = ("model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=8K")
 
 
 def config(*overrides: str) -> Config:
@@ -37,6 +39,41 @@ MISTAKES = [
     ),
     ([*WIDE, "parallel.tp=8"], "context", "4K does not fit: 1 ranks x capacity 2K hold 2K tokens", "more ranks"),
     ([*WIDE, "parallel.pp=2", "planner.mode=free"], "planner.mode", "2 stages are a pipeline, not free", "auto"),
+    (
+        ["model.rope.kind=yarn"],
+        "model.rope.kind",
+        "yarn is a rotary scaling without its parameters: factor, original_max_position_embeddings",
+        "for example model.rope.factor=8 model.rope.original_max_position_embeddings=8K",
+    ),
+    (
+        ["model.rope.kind=llama3", "model.rope.factor=8", "model.rope.original_max_position_embeddings=8K"],
+        "model.rope.kind",
+        "llama3 is a rotary scaling without its parameters: low_freq_factor, high_freq_factor",
+        "for example model.rope.low_freq_factor=1 model.rope.high_freq_factor=4",
+    ),
+    (["model.rope.kind=linear"], "model.rope.kind", "without its parameters: factor", "model.rope.factor=8"),
+    (["model.rope.factor=8"], "model.rope.factor", "is not taken by model.rope.kind=none", "linear or llama3 or yarn"),
+    (["model.rope.mscale=1"], "model.rope.mscale", "is not taken by model.rope.kind=none", "model.rope.kind=yarn,"),
+    (
+        [*LLAMA3, "model.rope.beta_fast=16"],
+        "model.rope.beta_fast",
+        "is not taken by model.rope.kind=llama3",
+        "leave it out",
+    ),
+    (
+        [*LLAMA3, "model.rope.low_freq_factor=4"],
+        "model.rope.high_freq_factor",
+        "must be more than model.rope.low_freq_factor=4, not 4",
+        "1 and 4",
+    ),
+    (
+        [*YARN, "model.rope.beta_slow=32"],
+        "model.rope.beta_fast",
+        "more than model.rope.beta_slow=32, not 32",
+        "32 and 1",
+    ),
+    ([*YARN, "model.rope.mscale=1"], "model.rope.mscale_all_dim", "is not set", "go together"),
+    ([*YARN, "model.rope.mscale_all_dim=1"], "model.rope.mscale", "is not set", "go together"),
     (["model.top_k=2"], "model.top_k", "2 is more than model.experts=1", "at most 1"),
     (["lengths.path=my.txt"], "lengths.path", "is not read with lengths=", "lengths=file"),
     (["lengths.name=file"], "lengths.path", "is not set", "one length a line"),
@@ -98,6 +135,11 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         [*WIDE, "parallel.pp=2", "planner.mode=pipeline"],
         ["zero.stage=2", "planner.mode=lockstep"],
         ["dtype=fp64"],
+        ["model.rope.kind=linear", "model.rope.factor=1"],
+        LLAMA3,
+        YARN,
+        [*YARN, "model.rope.beta_fast=1.5", "model.rope.mscale=1", "model.rope.mscale_all_dim=0.5"],
+        [*YARN, "model.rope.attention_factor=1"],
     ],
 )
 def test_edges_pass(overrides: list[str]) -> None:

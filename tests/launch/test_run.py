@@ -34,6 +34,7 @@ def test_a_dry_run_plans_three_steps_and_writes_nothing(tmp_path: Path) -> None:
     assert all(step["max_degree"] == 2 for step in shown["steps"])
     assert len(shown["commands"]) == shown["ranks"] == 2
     assert "RANK=1" in shown["commands"][1]
+    assert shown["refused"] == []
     assert not (tmp_path / "run").exists()
 
 
@@ -42,7 +43,6 @@ def test_a_dry_run_plans_three_steps_and_writes_nothing(tmp_path: Path) -> None:
     [
         (["dtype=fp64"], None, "fp64 is for tests"),
         (["model.vocab=100"], None, "258 tokens"),
-        (["cluster.nodes=2"], None, "several nodes need a hostfile"),
         ([], "hostfile", "there is no hostfile"),
     ],
 )
@@ -51,6 +51,17 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         train(config(tmp_path, *overrides), launcher=launcher, dry_run=True)
+
+
+def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Path) -> None:
+    lacking = config(tmp_path, "cluster.nodes=2", "zero.stage=3", "recompute=layer")
+    shown = train(lacking, dry_run=True)["dry_run"]
+    assert [problem["key"] for problem in shown["refused"]] == ["recompute", "zero.stage", "cluster.nodes=2"]
+    assert shown["refused"][2]["message"] == "several nodes need a hostfile" and len(shown["commands"]) == 4
+    with pytest.raises(ConfigError) as caught:
+        train(lacking)
+    assert [problem.key for problem in caught.value.problems] == [problem["key"] for problem in shown["refused"]]
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_hosts_are_not_local(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_what_training_takes_is_no_problem(taken: str) -> None:
 
 def test_what_can_only_be_planned_is_refused_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        train(load(PLANNED), dry_run=True)
+        train(load(PLANNED))
     keys = [problem.key for problem in caught.value.problems]
     assert keys == ["recompute", "parallel.tp", "parallel.pp", "model.experts", "offload.ratio"]
     first = caught.value.problems[0]

@@ -1,10 +1,8 @@
-"""Recipes are golden: a changed default shows as a diff in review.
-
-To accept a change: `bytescale config show recipe=NAME > tests/recipes/golden/NAME.yaml`.
-"""
+"""Recipes are golden, so that a changed default shows as a diff in review; and each can be planned and looked at."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,23 +10,79 @@ import pytest
 from engine.config import tree
 from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
+from engine.config.schema import Config
+from engine.cost.memory import parameters
+from engine.data.lengths import step_lengths
+from engine.launch.run import train
+from engine.planner.make import PlanSettings, plan_step
+from tests.recipes.accept import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 PROMISED = {"recipe", "model", "data", "cluster", "planner", "optimizer", "lengths"}
+CONTEXTS = {"256k", "512k", "1m", "2m"}
+LONG = ("llama7b", "llama13b", "llama30b", "llama70b", "llama3-8b", "mixtral8x7b", "mixtral8x22b")
+EACH = pytest.mark.parametrize("name", tree.recipes())
 
 
-@pytest.mark.parametrize("name", tree.recipes())
+@cache
+def recipe(name: str) -> Config:
+    return load([f"recipe={name}"])
+
+
+@EACH
 def test_golden(name: str) -> None:
-    assert resolved_yaml(load([f"recipe={name}"])) == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", tree.recipes())
-def test_golden_texts_read_back(name: str) -> None:
-    assert read_resolved(GOLDEN / f"{name}.yaml") == load([f"recipe={name}"])
+    golden = (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
+    assert resolved_yaml(recipe(name)) == golden, "to accept the change: python -m tests.recipes.accept"
+    assert read_resolved(GOLDEN / f"{name}.yaml") == recipe(name)
 
 
 def test_no_golden_text_is_left_over() -> None:
     assert sorted(path.stem for path in GOLDEN.iterdir()) == tree.recipes()
+
+
+def test_promised_recipes() -> None:
+    assert {f"{model}-{context}" for model in LONG for context in CONTEXTS} <= set(tree.recipes())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few documents, two of them long."""
+    found = tmp_path_factory.mktemp("documents")
+    for number in range(24):
+        (found / f"{number}.py").write_text(f"x = {number}\n" * (60_000 if number < 2 else 100 + 30 * number))
+    return found
+
+
+@cache
+def small(name: str, folder: Path) -> Config:
+    """Return a recipe of small steps from few documents."""
+    return load([f"recipe={name}", "batch_tokens=1M", f"data.path={folder}"])
+
+
+@EACH
+def test_each_can_be_planned(name: str, folder: Path) -> None:
+    """A verified plan of a small step, from the recipe's lengths; its full micro-batch fits the devices' memory."""
+    config = small(name, folder)
+    settings = PlanSettings.of(config)
+    assert int(settings.costs.peak_bytes(config.capacity, config.capacity)) <= settings.device_memory
+    plan = plan_step(next(iter(step_lengths(config, 1))), settings)
+    assert plan.ranks == settings.ranks
+
+
+@EACH
+def test_each_passes_a_dry_run_without_any_gpu(name: str, folder: Path) -> None:
+    shown = train(small(name, folder), dry_run=True)["dry_run"]
+    assert len(shown["steps"]) == 3 and len(shown["commands"]) == shown["ranks"]
+
+
+@EACH
+def test_angles_reach_the_context(name: str) -> None:
+    """Scaled by at least context over the model's own; or a theta above the bound of Men et al. 2024, figure 1."""
+    config = recipe(name)
+    rope = config.model.rope
+    if rope.kind == "none":
+        assert config.context <= 2048 or config.model.rope_theta > 0.0424 * config.context**1.628
+    else:
+        assert rope.factor * rope.original_max_position_embeddings >= config.context
 
 
 def test_promised_groups() -> None:
@@ -40,12 +94,28 @@ def test_every_file_says_what_it_is_and_loads(group: str, option: str) -> None:
     assert tree.about(group, option)
     needs_path = ["data.path=somewhere"] if (group, option) in {("data", "folder"), ("data", "jsonl")} else []
     needs_path += ["lengths.path=somewhere"] if (group, option) == ("lengths", "file") else []
-    config = load([f"{group}={option}", *needs_path])
+    config = recipe(option) if group == "recipe" else load([f"{group}={option}", *needs_path])
     chosen = getattr(config, group)
     assert (chosen if group == "recipe" else chosen.name) == option
 
 
-def test_the_7b_shape_is_the_papers() -> None:
-    """ByteScale, evaluation: layers 32, heads 32, KV groups 8, hidden 4096."""
-    model = load(["model=llama7b"]).model
-    assert (model.layers, model.heads, model.kv_heads, model.hidden) == (32, 32, 8, 4096)
+# Layers, hidden, query heads, key and value heads, ffn, vocabulary, experts, parameters in billions.
+SHAPES = {
+    "llama7b": (32, 4096, 32, 8, 11008, 32000, 1, 5.93),  # ByteScale, evaluation, table 2
+    "llama13b": (40, 5120, 40, 8, 13824, 32000, 1, 11.3),
+    "llama30b": (60, 6656, 52, 13, 17920, 32000, 1, 28.5),
+    "llama70b": (80, 8192, 64, 8, 28672, 32000, 1, 69.0),
+    "llama3-8b": (32, 4096, 32, 8, 14336, 128256, 1, 8.03),  # as published
+    "llama3-70b": (80, 8192, 64, 8, 28672, 128256, 1, 70.6),
+    "mixtral8x7b": (32, 4096, 32, 8, 14336, 32000, 8, 46.7),
+    "mixtral8x22b": (56, 6144, 48, 8, 16384, 32768, 8, 140.6),
+    "1b": (16, 2048, 32, 8, 8192, 128256, 1, 1.24),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_are_those_that_were_published(name: str) -> None:
+    model = load([f"model={name}", "context=1K", "capacity=1K"]).model
+    shape = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab, model.experts)
+    assert shape == SHAPES[name][:-1]
+    assert parameters(model) / 1e9 == pytest.approx(SHAPES[name][-1], rel=0.005)

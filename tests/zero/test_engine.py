@@ -23,10 +23,9 @@ def norm_and_change(dtype: str, clip: float, scale: float) -> tuple[float, float
     model.initialise(0)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
     before = [p.detach().clone() for p in engine.module.parameters()]
-    logits = engine.forward(
-        torch.arange(5), torch.arange(5), lambda q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1)
-    )
-    engine.backward(logits.float().sum() * scale, 5)
+    tokens = torch.arange(5)
+    loss = engine.forward(tokens, tokens, lambda q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1), tokens)
+    engine.backward(loss * scale, 5)
     norm = engine.step(1e-2)
     after = engine.module.parameters()
     return norm, sum(float((a - b).abs().sum()) for a, b in zip(after, before, strict=True))

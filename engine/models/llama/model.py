@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.schema import Model
-from engine.models.llama.layers import Attend, Layer, RMSNorm, rotation
+from engine.models.llama.layers import Attend, Layer, RMSNorm
+from engine.models.loss import token_loss
+from engine.models.rope import rotation
 
 _INIT_STD = 0.02  # LLaMA's initializer_range
 
@@ -27,13 +29,18 @@ class Llama(nn.Module):
         if shape.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Return the logits [T, vocab] of tokens [T] at positions [T] in their sequences. T may be 0."""
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, labels: Tensor | None = None) -> Tensor:
+        """Return the summed loss of labels [T] after tokens [T] at positions [T] in their sequences; T may be 0.
+
+        Without labels the logits [T, vocab]. The loss is the model's, as it needs the head's weights, which ZeRO-3
+        gathers for a forward pass only.
+        """
         x = self.embedding(tokens)
-        by = rotation(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
+        by = rotation(positions, self.shape, x.dtype)
         for layer in self.layers:
             x = layer(x, by, attend)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        logits: Tensor = self.head(self.norm(x))
+        return logits if labels is None else token_loss(logits, labels)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
