@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.layout import Layout, layout, whole
+from engine.attention.layout import Layout, ShardRows, layout, whole
 from engine.planner.plan import MicroBatch, Shard
 from engine.planner.schedule import Block, Transfer
 
@@ -56,12 +56,13 @@ def test_all_rings_advance_together_as_far_as_the_largest() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_a_whole_sequence_needs_one_round_and_no_ring(tokens: int) -> None:
-    assert whole(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), ())
+    rows = (ShardRows(0, tokens, tokens, ring=False),)
+    assert whole(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), (), rows)
     assert (whole(tokens).rounds("forward"), whole(tokens).rounds("backward")) == (1, 1)
 
 
 def test_no_token_has_no_bounds_that_a_kernel_would_see() -> None:
-    assert whole(0) == layout(micro()) == Layout(0, (0,), ())
+    assert whole(0) == layout(micro()) == Layout(0, (0,), (), ())
 
 
 @given(st.data())
