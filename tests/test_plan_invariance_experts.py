@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,14 +29,17 @@ from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.planner.schedule import shard_spans
 from engine.simulator.facts import ring_bytes
+from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from tests.test_plan_invariance import FakeReader, batch, config, error, rank_context
+from tests.world import run_world
 
 WORLDS = (1, 2, 3, 4)
 CASES = (("static", "free", 16), ("naive", "lockstep", 16), ("balanced", "free", 40), ("adaptive", "lockstep", 40))
 BALANCES = ("loss", "bias")
-EXPERTS = ["model.experts=5", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
+EXPERTS = ["dtype=fp64", "model.experts=5", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
 RATE = 0.01
+Placed = tuple[int, int, np.ndarray, Tensor]  # sequence, layer, positions, choices
 Choices = dict[tuple[int, int], Tensor]  # by sequence and layer: [tokens, k], sorted
 
 pytestmark = pytest.mark.world
@@ -58,7 +62,7 @@ def mixtral(settings: Config) -> Mixtral:
             parameter.mul_(5 if parameter.dim() > 1 else 1)
         for experts in model._experts():
             if experts.bias is not None:
-                experts.bias.copy_(torch.tensor([3, -2, 0, 5, -6]))
+                experts.bias.copy_(torch.arange(settings.model.experts) * 3 % 7 - 3)
     return model.double()
 
 
@@ -147,7 +151,7 @@ def flips(ranks: list[dict[str, Any]], expected: Choices) -> tuple[int, int]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_float64_is_that_of_one_process(world: int) -> None:
-    degrees, idle, ranks_of = set(), 0, list(zip(*run_cases(world), strict=True))
+    degrees, idle, ranks_of = set(), 0, list(zip(*run_world(world, all_cases, world), strict=True))
     for (name, settings), ranks in zip(cases(world), ranks_of, strict=True):
         model, loss, choices = reference(settings)
         table, _, plan = plan_of(settings)
@@ -169,7 +173,50 @@ def test_float64_is_that_of_one_process(world: int) -> None:
     assert idle or world == 1, "no micro-batch was idle: the test shows too little"
 
 
-def run_cases(world: int) -> list[list[dict[str, Any]]]:
-    from tests.world import run_world
+def through_deepspeed(settings: Config, folder: Path) -> dict[str, Any]:
+    """Train a step through DeepSpeed on this rank, save, and load into another model."""
+    from engine.zero.engine import ZeroEngine
 
-    return run_world(world, all_cases, world)
+    def engine_of(seed: int) -> tuple[Mixtral, ZeroEngine]:
+        model = mixtral(settings).float()
+        if seed:
+            model.initialise(seed)
+        return model, ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
+
+    model, engine = engine_of(0)
+    context, (table, reader, plan) = rank_context(torch.float32), plan_of(settings)
+    tokens = int(table.loss_tokens.sum())
+    backward = partial(engine.backward, step_loss_tokens=tokens)
+    run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+    norm, slots = engine.step(1.0), model._tally.slots
+    model.end_step(_total, tokens)
+    engine.save(folder)
+    again, other = engine_of(7)
+    other.load(folder)
+    return {"norm": norm, "slots": slots, "state": model.state_dict(), "loaded": again.state_dict()}
+
+
+def test_float32_through_deepspeed_and_back_from_a_checkpoint(tmp_path: Path) -> None:
+    """Weights after a step are those of one process, also of experts that a rank did not use; biases are saved."""
+    more = [
+        *EXPERTS,
+        "model.experts=60",
+        "dtype=fp32",
+        "balance.by=bias",
+        f"balance.bias_rate={RATE}",
+        "optimizer.clip_norm=0",
+    ]
+    settings = config(2, 16, "naive", *more)
+    model, _, _ = reference(settings)
+    gradients = {name: p.grad / int(plan_of(settings)[0].length.sum()) for name, p in model.named_parameters()}
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm().item()
+    model.end_step(lambda values: values, 1)
+    for rank in run_world(2, through_deepspeed, settings, tmp_path):
+        assert rank["slots"].min() == 0, "all experts got tokens on this rank: the test shows too little"
+        assert rank["norm"] == pytest.approx(norm, rel=1e-5)
+        for name, parameter in model.named_parameters():
+            change = rank["state"][name] - parameter.detach().float()
+            assert error(-change, gradients[name]) < 1e-5, name
+        for name, buffer in model.named_buffers():
+            assert torch.equal(rank["state"][name], buffer), name
+        assert all(torch.equal(rank["loaded"][name], value) for name, value in rank["state"].items())

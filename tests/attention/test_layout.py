@@ -24,6 +24,7 @@ def test_shards_lie_one_after_the_other() -> None:
     assert found.tokens == 5 + 4 + 0 + 3
     assert found.bounds == (0, 5, 9, 12), "an empty shard has no bounds of its own: no kernel may see it"
     assert [(ring.offset, ring.tokens) for ring in found.rings] == [(5, 4), (9, 0)]
+    assert found.shards == ((0, 5, 5, False), (5, 9, 13, True), (9, 9, 2, True), (9, 12, 3, False))
 
 
 def test_only_shards_of_rings_are_listed_with_their_neighbours() -> None:
