@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from engine.planner.plan import MicroBatch, Shard
 from engine.planner.schedule import Block, Direction, Transfer, block, kv_part, rounds, shard_tokens, transfers
@@ -34,6 +35,15 @@ class RingShard:
         return shard_tokens(self.length, self.degree, part)
 
 
+class ShardRows(NamedTuple):
+    """Where a shard lies in the packed tokens, the length of its whole sequence, and whether a ring shares that."""
+
+    start: int
+    stop: int
+    length: int
+    ring: bool
+
+
 @dataclass(frozen=True)
 class Layout:
     """A rank's packed tokens: shards one after the other; `bounds` are those of the shards that are not empty."""
@@ -41,6 +51,7 @@ class Layout:
     tokens: int
     bounds: tuple[int, ...]
     rings: tuple[RingShard, ...]
+    shards: tuple[ShardRows, ...]  # all of them, in rings and not; the tokens of an idle micro-batch are of none
 
     def rounds(self, direction: Direction) -> int:
         """Return the rounds of the largest ring; all rings advance together. Without rings there is one."""
@@ -56,12 +67,22 @@ def layout(micro: MicroBatch) -> Layout:
         for shard, offset, size in zip(micro.shards, offsets, sizes, strict=False)
         if shard.degree > 1
     )
-    return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings))
+    rows = (
+        ShardRows(offset, offset + size, shard.length, shard.degree > 1)
+        for shard, offset, size in zip(micro.shards, offsets, sizes, strict=False)
+    )
+    return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows))
 
 
 def whole(tokens: int) -> Layout:
     """Return the layout of one whole sequence, which may be empty."""
-    return Layout(tokens, tuple(sorted({0, tokens})), ())
+    rows = (ShardRows(0, tokens, tokens, ring=False),) if tokens else ()
+    return Layout(tokens, tuple(sorted({0, tokens})), (), rows)
+
+
+def idle(tokens: int) -> Layout:
+    """Return the layout of an idle micro-batch: its tokens belong to no sequence and count for nothing."""
+    return Layout(tokens, tuple(sorted({0, tokens})), (), ())
 
 
 def _ring_shard(shard: Shard, offset: int, tokens: int) -> RingShard:

@@ -67,6 +67,15 @@ class Model(Section):
         return self.hidden // self.heads
 
 
+class Balance(Section):
+    """What keeps the experts of a layer equally busy; a dense model has none of it."""
+
+    by: Literal["none", "loss", "bias"] = Field(description="a loss of each sequence, or a bias moved after each step")
+    loss_weight: float = Field(ge=0, description="of the balance loss, beside the cross-entropy")
+    bias_rate: float = Field(ge=0, description="how far a step moves a bias; router probabilities are from 0 to 1")
+    z_weight: float = Field(ge=0, description="of the router's z-loss, which keeps its logits small")
+
+
 class Data(Section):
     """Where documents come from."""
 
@@ -160,6 +169,7 @@ class Config(Section):
     recompute: Literal["none", "layer", "layer_keep_attention"] = Field(description="planned only, but for `none`")
     run: Run
     model: Model
+    balance: Balance
     data: Data
     cluster: Cluster
     planner: Planner

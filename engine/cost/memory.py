@@ -28,16 +28,17 @@ def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int
     """Return what the forward pass keeps of a token for the backward pass, all layers, by recompute mode.
 
     `layer` keeps each layer's input; `layer_keep_attention` also q, k, v, the output and the log-sum-exp. With `none` a
-    LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn) keeps
+    LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn, k = top_k) keeps
     - for each of its two norms the input in the wider dtype, the normalised rows and the scaled ones: h (w + 2 b);
     - for attention q, k, v, the output (which is also the input of the last product) and the log-sum-exp of each
       head: (2 q + 2 kv) b + heads w;
-    - for SwiGLU the gate, the activated gate, the other branch and their product, for each of a token's experts: 4 f b.
+    - for SwiGLU the gate, the activated gate, the other branch and their product: 4 f b;
+    - with experts k times that, each expert's input and output, 2 k h b, and what the router keeps (`_router`).
     The last norm keeps as much as any other.
     """
     b, _ = element_bytes(dtype)
     kept = {"none": _layer(model, dtype), "layer": 0, "layer_keep_attention": _attention(model, dtype)}[recompute]
-    entry = 0 if recompute == "none" else model.hidden * b
+    entry = 0 if recompute == "none" else model.hidden * b + _said(model, dtype)
     return model.layers * (entry + kept) + _norm(model, dtype)
 
 
@@ -53,7 +54,22 @@ def _attention(model: schema.Model, dtype: str) -> int:
 
 def _layer(model: schema.Model, dtype: str) -> int:
     b, _ = element_bytes(dtype)
-    return 2 * _norm(model, dtype) + _attention(model, dtype) + model.top_k * 4 * model.ffn * b
+    experts = model.top_k * 2 * model.hidden * b + _router(model, dtype) if model.experts > 1 else 0
+    return 2 * _norm(model, dtype) + _attention(model, dtype) + model.top_k * 4 * model.ffn * b + experts
+
+
+def _router(model: schema.Model, dtype: str) -> int:
+    """Return what a router keeps of a token: its input in the wider dtype if that is another, what it said, the softmax
+    of that twice (for its weights and for the balance), and of each chosen expert its number, its row's place, the way
+    back, and its weight before and after they are made to sum to one."""
+    b, w = element_bytes(dtype)
+    again = model.hidden * w if w != b else 0
+    return again + _said(model, dtype) + 2 * model.experts * w + model.top_k * (2 * 8 + 3 * w)
+
+
+def _said(model: schema.Model, dtype: str) -> int:
+    """Return the logits of a router and its choice, of a token; recomputing keeps them too: the loss reads them."""
+    return model.experts * element_bytes(dtype)[1] + model.top_k * 8 if model.experts > 1 else 0
 
 
 def working_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
@@ -74,6 +90,12 @@ def ring_bytes(model: schema.Model, dtype: str) -> int:
     """Return the buffers of a ring, for each token of its largest shard: K,V and dK,dV, each held and on its way."""
     b, w = element_bytes(dtype)
     return 2 * (2 * model.kv_heads * model.head_dim) * (b + w)
+
+
+def counts_bytes(model: schema.Model) -> int:
+    """Return the message of the counts' rounds for a shard: 64 bits for each expert of each layer, and for its loss
+    tokens."""
+    return 8 * (model.layers * model.experts + 1) if model.experts > 1 else 0
 
 
 def state_bytes(model: schema.Model, dtype: str, ranks: int, stage: int = 1) -> int:

@@ -47,6 +47,7 @@ class Costs:
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
     forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward one is run again
+    counts_bytes: int  # what a shard's experts got in all layers, sent once for each hop of the counts' rounds
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
@@ -83,6 +84,7 @@ class Costs:
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             forward_rings=3 if config.recompute == "layer" else 2,
+            counts_bytes=memory.counts_bytes(model) if config.balance.by == "loss" else 0,
         )
 
     @property

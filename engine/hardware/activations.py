@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from engine.attention.layout import whole
-from engine.attention.ring import attend
+from engine.attention.meeting import Meeting
 from engine.trainer.step import RankContext
 
 _LENGTHS = (64, 256, 1024)  # tokens
@@ -29,10 +27,10 @@ def _bytes(model: nn.Module, context: RankContext, tokens: int) -> int:
             kept[storage.data_ptr()] = storage
         return tensor
 
-    attention = partial(attend, layout=whole(tokens), comm=context.comm, kernel=context.kernel)
+    meeting = Meeting(whole(tokens), context.comm, context.kernel)
     positions = torch.arange(tokens, device=context.device)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        logits = model(torch.zeros_like(positions), positions, attention)
+        logits = model(torch.zeros_like(positions), positions, meeting)
     count = sum(storage.nbytes() for storage in kept.values())
     del logits  # its graph held what was counted
     return count

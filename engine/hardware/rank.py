@@ -17,7 +17,7 @@ from engine.hardware.cases import cases
 from engine.hardware.measured import RESULT, Case, Measured, Timing
 from engine.hardware.prepare import longest, other_layers, with_layers
 from engine.hardware.timing import QUANTILE, Run, Stopwatch, gather, interleaved
-from engine.models.llama.model import Llama
+from engine.models.build import build_model
 from engine.trainer.folder import RunFolder
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.loop import Trainer
@@ -125,7 +125,7 @@ def _update(engine: ZeroEngine, context: RankContext, groups: Groups, vocab: int
 
 
 def _engine(config: Config, groups: Groups) -> ZeroEngine:
-    model = Llama(config.model)
+    model = build_model(config)
     model.initialise(config.run.seed)
     model.to(groups.device)
     return ZeroEngine(model, build_optimizer(model, config.optimizer), config)

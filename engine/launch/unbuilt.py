@@ -14,7 +14,6 @@ def unbuilt(config: Config) -> list[Problem]:
         ("zero.stage", config.zero.stage, 1),
         ("parallel.tp", config.parallel.tp, 1),
         ("parallel.pp", config.parallel.pp, 1),
-        ("model.experts", config.model.experts, 1),
         ("offload.ratio", 0 if ratio == "auto" else ratio, 0),
     )
     return [

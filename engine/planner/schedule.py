@@ -17,6 +17,9 @@ the same share of the causal triangle (ByteScale, dist-attention). D = 3, one ro
 
 In round t, part i works with the K,V of part (i - t) mod D, and passes them on to part i + 1 meanwhile. In the backward
 pass the dK,dV of a part follow its K,V one round behind, and go home in round D.
+
+Counts that a whole sequence needs (how many tokens its experts got) travel as K,V do in a forward pass: once for each
+micro-batch, all layers together, after its last layer.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from typing import Literal, NamedTuple
 
 from numba.extending import register_jitable
 
-Direction = Literal["forward", "backward"]
+Direction = Literal["forward", "backward", "counts"]
 
 
 class Span(NamedTuple):
@@ -57,7 +60,7 @@ class Block(NamedTuple):
 class Transfer(NamedTuple):
     """In a round a part sends the buffer of part `send` to its next, and receives `receive` from its previous."""
 
-    kind: Literal["kv", "dkv"]
+    kind: Literal["kv", "dkv", "counts"]
     send: int
     receive: int
 
@@ -123,7 +126,8 @@ def transfers(degree: int, part: int, round_: int, direction: Direction) -> tupl
     """Return what a part sends to part + 1 and receives from part - 1 during this round, in posting order."""
     posted = []
     if round_ < degree - 1:
-        posted.append(Transfer("kv", kv_part(degree, part, round_), kv_part(degree, part, round_ + 1)))
+        kind: Literal["kv", "counts"] = "counts" if direction == "counts" else "kv"
+        posted.append(Transfer(kind, kv_part(degree, part, round_), kv_part(degree, part, round_ + 1)))
     if direction == "backward" and degree > 1 and 1 <= round_ <= degree:
         posted.append(Transfer("dkv", kv_part(degree, part, round_ - 1), kv_part(degree, part, round_)))
     return tuple(posted)

@@ -150,10 +150,10 @@ def rule_6_messages(plan: StepPlan) -> None:
     """Every send has its receive, and each two ranks post their messages to each other in the same order.
 
     In a round of a direction of a layer every part of a ring sends one buffer of each kind to the next part, which
-    receives just that one (schedule.transfers; tests/planner/test_schedule.py proves it for every degree it tries). The
-    members walk through layers, directions and rounds alike. So between two ranks all messages pair up in order if the
-    rings by which the first sends to the second come in the same order on both: the order of micro-batches on a rank,
-    then of shards in a micro-batch.
+    receives just that one (schedule.transfers; tests/planner/test_schedule.py proves it for every degree it tries); so
+    it does in a round of the counts, after the last layer. The members walk through layers, directions and rounds
+    alike. So between two ranks all messages pair up in order if the rings by which the first sends to the second come
+    in the same order on both: the order of micro-batches on a rank, then of shards in a micro-batch.
     """
     shard = checks.crossed(plan.ring_start, plan.ring_ranks, plan.shard_order, plan.ranks)
     if shard >= 0:

@@ -18,7 +18,10 @@ def lineage(config: Config) -> dict[str, Any]:
     own, wherever they lie; rates, batches, context and plans may change.
     """
     shape = config.model.model_dump(mode="json", exclude={"name"})
+    # Biases are saved as steps of this rate; a model that is balanced in another way has none.
+    bias_rate = config.balance.bias_rate if config.balance.by == "bias" and config.model.experts > 1 else None
     return {f"model.{key}": value for key, value in shape.items()} | {
+        "balance.bias_rate": bias_rate,
         "dtype": config.dtype,
         "optimizer.name": config.optimizer.name,
         "zero.stage": config.zero.stage,

@@ -27,7 +27,7 @@ from engine.data.slices import micro_batch_slices
 from engine.data.steps import Cursor, SequenceTable, validation_table
 from engine.errors import ExitCode
 from engine.files import write_durably
-from engine.models.llama.model import Llama
+from engine.models.build import build_model
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.simulator.timeline import balance
@@ -77,10 +77,10 @@ class Trainer:
         self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
         kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
-        model = Llama(config.model)
-        model.initialise(config.run.seed)
-        model.to(groups.device)
-        self.engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+        self.model = build_model(config)
+        self.model.initialise(config.run.seed)
+        self.model.to(groups.device)
+        self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
         self.validation = self._plan_validation()
         self.step, self.cursor, self.traced = 0, Cursor(), (0, False)
@@ -117,6 +117,7 @@ class Trainer:
         self.step, self.cursor = self.step + 1, after
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
+        told = self.model.end_step(self._total, loss_tokens)
         results = self._exchange(StepResult(self.groups.rank, loss_sum, times, stop()))
         ended = time.perf_counter()
         loss = sum(result.loss_sum for result in results) / loss_tokens
@@ -135,7 +136,7 @@ class Trainer:
             "grad_norm": grad_norm,
             "lr": rate,
         }
-        self._log(line | self._validate(), plan, results)
+        self._log(line | told | self._validate(), plan, results)
         return any(result.stop for result in results)
 
     def save(self) -> None:
@@ -192,6 +193,12 @@ class Trainer:
 
     def _slicer(self, table: SequenceTable) -> Callable[..., Any]:
         return partial(micro_batch_slices, self.reader, table)
+
+    def _total(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the sum of `values` over all ranks."""
+        total = values.cpu()
+        dist.all_reduce(total, group=self.groups.control)
+        return total.to(values.device)
 
     def _exchange(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.groups.world

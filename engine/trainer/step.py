@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.comm import RingComm
 from engine.attention.kernels import Kernel
-from engine.attention.layout import layout, whole
-from engine.attention.ring import attend
+from engine.attention.layout import idle, layout
+from engine.attention.meeting import Meeting
 from engine.data.slices import Slices
 from engine.planner.plan import MicroBatch, StepPlan
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-Forward = Callable[[Tensor, Tensor, Attend, Tensor], Tensor]  # tokens, positions, attend, labels -> summed loss
+Forward = Callable[[Tensor, Tensor, Meeting, Tensor], Tensor]  # tokens, positions, meeting, labels -> summed loss
 Slicer = Callable[[MicroBatch], Slices]
 
 
@@ -42,12 +40,12 @@ class StepTimes:
 
 def micro_batch_loss(forward: Forward, micro: MicroBatch, slices: Slices, context: RankContext) -> Tensor:
     """Return the summed loss of a rank's part of a micro-batch; an idle one gives a connected zero."""
-    shards = layout(micro) if micro.shards else whole(len(slices.tokens))
-    attention = partial(attend, layout=shards, comm=context.comm, kernel=context.kernel)
+    shards = layout(micro) if micro.shards else idle(len(slices.tokens))
+    meeting = Meeting(shards, context.comm, context.kernel)
     tokens, labels, positions = (
         torch.from_numpy(part).to(context.device) for part in (slices.tokens, slices.labels, slices.positions)
     )
-    return forward(tokens, positions, attention, labels)
+    return forward(tokens, positions, meeting, labels)
 
 
 def run_step(
@@ -68,6 +66,9 @@ def run_step(
 
 @torch.no_grad()
 def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> float:
-    """Return this rank's summed loss of a forward-only plan; idle micro-batches have nothing to add."""
+    """Return this rank's summed cross-entropy of a forward-only plan; idle micro-batches have nothing to add."""
+    model.eval()
     busy = (micro for micro in plan.of_rank(context.rank) if micro.shards)
-    return sum(micro_batch_loss(model, micro, slicer(micro), context).item() for micro in busy)
+    loss_sum = sum(micro_batch_loss(model, micro, slicer(micro), context).item() for micro in busy)
+    model.train()
+    return loss_sum

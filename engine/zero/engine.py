@@ -7,7 +7,6 @@ size first (ByteScale, token-level loss).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch
 from deepspeed import ops
 from torch import Tensor, nn
 
+from engine.attention.meeting import Meeting
 from engine.config.schema import Config
 from engine.zero.settings import deepspeed_settings
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 _TAG = "zero"
 
 
@@ -44,9 +43,9 @@ class ZeroEngine:
         """Return the model in the dtype in which it computes."""
         return self._engine.module  # type: ignore[no-any-return]
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, labels: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, meeting: Meeting, labels: Tensor) -> Tensor:
         """Return the summed loss of one micro-batch; tokens, positions and labels are [T]."""
-        return self._engine(tokens, positions, attend, labels)  # type: ignore[no-any-return]
+        return self._engine(tokens, positions, meeting, labels)  # type: ignore[no-any-return]
 
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Accumulate the gradient of a micro-batch's summed loss, as its share of the whole step's mean."""

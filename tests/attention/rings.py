@@ -188,7 +188,7 @@ class ThreadComm:
                 kept.append((send, send.clone()))
                 self.links[self.rank, next_rank].put(kept[-1][1])
             if receive.numel():
-                receive.fill_(float("nan"))
+                receive.fill_(float("nan") if receive.is_floating_point() else -1)
                 expected.append((receive, self.links[previous_rank, self.rank]))
         return Flight(kept, expected)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.layout import Layout, layout, whole
+from engine.attention.layout import Layout, ShardRows, layout, whole
 from engine.planner.plan import MicroBatch, Shard
 from engine.planner.schedule import Block, Transfer
 
@@ -24,6 +24,7 @@ def test_shards_lie_one_after_the_other() -> None:
     assert found.tokens == 5 + 4 + 0 + 3
     assert found.bounds == (0, 5, 9, 12), "an empty shard has no bounds of its own: no kernel may see it"
     assert [(ring.offset, ring.tokens) for ring in found.rings] == [(5, 4), (9, 0)]
+    assert found.shards == ((0, 5, 5, False), (5, 9, 13, True), (9, 9, 2, True), (9, 12, 3, False))
 
 
 def test_only_shards_of_rings_are_listed_with_their_neighbours() -> None:
@@ -56,12 +57,13 @@ def test_all_rings_advance_together_as_far_as_the_largest() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_a_whole_sequence_needs_one_round_and_no_ring(tokens: int) -> None:
-    assert whole(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), ())
+    rows = (ShardRows(0, tokens, tokens, ring=False),)
+    assert whole(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), (), rows)
     assert (whole(tokens).rounds("forward"), whole(tokens).rounds("backward")) == (1, 1)
 
 
 def test_no_token_has_no_bounds_that_a_kernel_would_see() -> None:
-    assert whole(0) == layout(micro()) == Layout(0, (0,), ())
+    assert whole(0) == layout(micro()) == Layout(0, (0,), (), ())
 
 
 @given(st.data())

@@ -31,14 +31,15 @@ def test_of_experts_those_that_a_token_meets_count_and_the_router() -> None:
     assert linear_weights(sparse) == linear_weights(dense) + more
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_linear_layers_against_pytorchs_own_count(kv_heads: int) -> None:
+@pytest.mark.parametrize(("kv_heads", "experts", "top_k"), [(2, 1, 1), (4, 1, 1), (2, 8, 2)])
+def test_linear_layers_against_pytorchs_own_count(kv_heads: int, experts: int, top_k: int) -> None:
     """Forward and backward of the real model, attention left out; the first layer's input needs its gradient too."""
-    from engine.models.llama.model import Llama
+    from engine.models.build import build_model
 
-    model_shape = shape(layers=2, hidden=64, heads=4, kv_heads=kv_heads, ffn=96, vocab=300)
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": kv_heads, "ffn": 96, "vocab": 300}
+    model_shape = shape(**sizes, experts=experts, top_k=top_k)
     tokens = 50
-    model = Llama(model_shape)
+    model = build_model(load([]).model_copy(update={"model": model_shape}))
     with FlopCounterMode(display=False) as counted:
         logits = model(torch.zeros(tokens, dtype=torch.long), torch.arange(tokens), lambda q, k, v: q)
         logits.sum().backward()

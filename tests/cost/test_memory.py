@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.config.load import load
 from engine.config.schema import Model
@@ -20,12 +20,20 @@ def shape(**changes: object) -> Model:
 SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_parameters_are_those_of_the_model(tied: bool) -> None:
-    from engine.models.llama.model import Llama
+SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
 
-    model = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300, tied=tied)
-    assert memory.parameters(model) == sum(p.numel() for p in Llama(model).parameters())
+
+def model_of(shape: Model) -> nn.Module:
+    from engine.models.build import build_model
+
+    return build_model(load([]).model_copy(update={"model": shape}))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("small", [SMALL, SPARSE], ids=["dense", "experts"])
+def test_parameters_are_those_of_the_model(small: Model, tied: bool) -> None:
+    model = shape(**vars(small) | {"tied": tied})
+    assert memory.parameters(model) == sum(p.numel() for p in model_of(model).parameters())
 
 
 class Attend(torch.autograd.Function):
@@ -44,12 +52,11 @@ class Attend(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_saved_bytes_are_what_the_model_saves(dtype: str) -> None:
+@pytest.mark.parametrize("small", [SMALL, SPARSE], ids=["dense", "experts"])
+def test_saved_bytes_are_what_the_model_saves(small: Model, dtype: str) -> None:
     """Counted by storage, parameters aside. Rotary angles and a norm's one number a token make the last percents."""
-    from engine.models.llama.model import Llama
-
     tokens = 64
-    model = Llama(SMALL).to(DTYPES[dtype])
+    model = model_of(small).to(DTYPES[dtype])
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept: dict[int, int] = {}
     alive = []
@@ -63,7 +70,7 @@ def test_saved_bytes_are_what_the_model_saves(dtype: str) -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(torch.zeros(tokens, dtype=torch.long), torch.arange(tokens), Attend.apply)
-    assert sum(kept.values()) / tokens == pytest.approx(memory.saved_bytes(SMALL, dtype), rel=0.05)
+    assert sum(kept.values()) / tokens == pytest.approx(memory.saved_bytes(small, dtype), rel=0.05)
 
 
 def test_states_under_zero_1_are_those_of_deepspeed_md() -> None:
@@ -108,10 +115,15 @@ def test_what_is_kept_less_is_computed_anew_in_one_layer_at_a_time(dtype: str) -
 
 
 def test_experts_a_token_goes_through_the_top_k_and_all_of_them_lie_in_memory() -> None:
-    """SwiGLU keeps four rows of `ffn` for each expert; the router adds a row of weights an expert."""
-    sparse = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
-    assert memory.saved_bytes(sparse, "bf16") - memory.saved_bytes(SMALL, "bf16") == 3 * 4 * 160 * 2
-    assert memory.parameters(sparse) - memory.parameters(SMALL) == 3 * (7 * 3 * 64 * 160 + 8 * 64)
+    """SwiGLU keeps four rows of `ffn` for each expert, and each one's input and output; the router adds a row of
+    weights an expert, and keeps its input and three numbers an expert in fp32, and a few for each that is chosen."""
+    router = 64 * 4 + 3 * 8 * 4 + 2 * (3 * 8 + 3 * 4)
+    more = 3 * (4 * 160 * 2 + 2 * 2 * 64 * 2 + router)
+    assert memory.saved_bytes(SPARSE, "bf16") - memory.saved_bytes(SMALL, "bf16") == more
+    assert memory.parameters(SPARSE) - memory.parameters(SMALL) == 3 * (7 * 3 * 64 * 160 + 8 * 64)
+    recomputed = memory.saved_bytes(SPARSE, "bf16", "layer") - memory.saved_bytes(SMALL, "bf16", "layer")
+    assert recomputed == 3 * (8 * 4 + 2 * 8), "what the router said is kept: the loss reads it"
+    assert (memory.counts_bytes(SPARSE), memory.counts_bytes(SMALL)) == (8 * (3 * 8 + 1), 0)
 
 
 @pytest.mark.parametrize("ranks", [1, 8, 1000])

@@ -1,6 +1,7 @@
 """Runs a plan on imagined ranks that exchange messages as the engine's do, and tells whether all of them finish.
 
-Each rank runs its micro-batches in order, forward and backward through every layer. A round is one batched group of
+Each rank runs its micro-batches in order, forward and backward through every layer, and after the last layer sums its
+experts' counts. A round is one batched group of
 sends and receives, and ends when all of them are matched. Between two ranks the n-th send meets the n-th receive, each
 only while both ranks are at it (rendezvous); no buffer hides a wrong order. A send that meets the receive of another
 buffer counts as not finishing. In lockstep mode all ranks meet before every micro-batch.
@@ -104,6 +105,8 @@ def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
         groups.append(Group(receives=before))
         for layer in range(LAYERS) if direction == "forward" else reversed(range(LAYERS)):
             groups += _rounds(micro, layer, direction, stage, plan.stages)
+        if direction == "forward":
+            groups += _rounds(micro, LAYERS, "counts", stage, plan.stages)
         groups.append(Group(posted=after))
     return groups
 
@@ -128,7 +131,7 @@ def _neighbours(
     return before, after
 
 
-def _rounds(micro: MicroBatch, layer: int, direction: Direction, stage: int, stages: int) -> list[Group]:
+def _rounds(micro: MicroBatch, layer: int, direction: schedule.Direction, stage: int, stages: int) -> list[Group]:
     """Return the groups of one layer: all rings of the micro-batch advance together."""
     groups = []
     for round_ in range(max((schedule.rounds(s.degree, direction) for s in micro.shards), default=0)):

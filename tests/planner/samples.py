@@ -51,6 +51,7 @@ COSTS = Costs(
     forward_hop_bytes=8,
     backward_hop_bytes=16,
     forward_rings=2,
+    counts_bytes=24,
 )
 # No two of them are alike, and compute and transfer are of about the same length in rings of these sizes.
 RATES = Rates(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from engine.planner import schedule
 from engine.planner.schedule import Transfer
 
-DIRECTIONS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
+DIRECTIONS: tuple[schedule.Direction, ...] = ("forward", "backward", "counts")
 DEGREES = [*range(1, 10), 16, 31]
 
 
@@ -66,7 +64,7 @@ def test_blocks_are_the_causal_mask_each_pair_once(degree: int) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("degree", DEGREES)
-def test_every_send_has_its_receive_in_the_same_order(degree: int, direction: Literal["forward", "backward"]) -> None:
+def test_every_send_has_its_receive_in_the_same_order(degree: int, direction: schedule.Direction) -> None:
     """Rule 6 of `verify` rests on it."""
     for round_ in range(schedule.rounds(degree, direction) + 1):
         for part in range(degree):
@@ -78,15 +76,15 @@ def test_every_send_has_its_receive_in_the_same_order(degree: int, direction: Li
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("degree", DEGREES)
-def test_keys_are_there_when_needed(degree: int, direction: Literal["forward", "backward"]) -> None:
-    """Every part meets all K,V, its own first, and sends only what it holds."""
+def test_keys_are_there_when_needed(degree: int, direction: schedule.Direction) -> None:
+    """Every part meets all K,V, its own first, and sends only what it holds; so it does with counts."""
     holds = list(range(degree))
     met: list[set[int]] = [set() for _ in range(degree)]
     for round_ in range(degree):
         for part in range(degree):
             assert schedule.kv_part(degree, part, round_) == holds[part]
             met[part].add(holds[part])
-        holds = _passed(holds, degree, round_, direction, "kv")
+        holds = _passed(holds, degree, round_, direction, "counts" if direction == "counts" else "kv")
     assert all(parts == set(range(degree)) for parts in met)
 
 
@@ -105,9 +103,7 @@ def test_gradients_of_keys_gather_every_part_and_go_home(degree: int) -> None:
     assert all(sorted(parts) == list(range(degree)) for parts in visited.values())
 
 
-def _passed(
-    holds: list[int], degree: int, round_: int, direction: Literal["forward", "backward"], kind: Literal["kv", "dkv"]
-) -> list[int]:
+def _passed(holds: list[int], degree: int, round_: int, direction: schedule.Direction, kind: str) -> list[int]:
     """Return which buffer each part holds after a round's transfers."""
     after = list(holds)
     for part in range(degree):

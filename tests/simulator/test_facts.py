@@ -41,13 +41,14 @@ def counted_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     total = [0, 0]
     for sequence, length in enumerate(plan.lengths.tolist()):
         ring = plan.ring(sequence)
-        for direction in ("forward", "backward", *again):
+        for direction in ("forward", "counts", "backward", *again):
             for round_ in range(schedule.rounds(len(ring), direction)):
                 for part, rank in enumerate(ring):
                     leaves = place(rank)[0] != place(ring[(part + 1) % len(ring)])[0]
                     for transfer in schedule.transfers(len(ring), part, round_, direction):
                         tokens = schedule.shard_tokens(length, len(ring), transfer.send)
-                        total[leaves] += tokens * hop[transfer.kind]
+                        counts = transfer.kind == "counts"
+                        total[leaves] += costs.counts_bytes if counts else tokens * hop[transfer.kind]
     return total[0], total[1]
 
 

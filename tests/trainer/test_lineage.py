@@ -44,6 +44,16 @@ def test_what_the_tensors_and_the_order_depend_on_may_not(change: str, told: str
     assert caught.value.problems[0].key == str(CHECKPOINT)
 
 
+def test_biases_belong_to_their_rate() -> None:
+    experts = ["recipe=quickstart", "model.experts=4", "balance.by=bias"]
+    kept = lineage(load([*experts, "balance.bias_rate=0.1"]))
+    before = TrainState(step=1, epoch=0, position=3, ranks=2, fingerprint="f", lineage=kept)
+    check_lineage(CHECKPOINT, before, load([*experts, "balance.bias_rate=0.1", "balance.z_weight=1"]), ranks=2)
+    for change, told in (("balance.bias_rate=0.2", "0.1 -> 0.2"), ("balance.by=loss", "0.1 -> None")):
+        with pytest.raises(CheckpointError, match=f"another run: balance.bias_rate: {told}"):
+            check_lineage(CHECKPOINT, before, load([*experts, change]), ranks=2)
+
+
 def test_another_number_of_ranks_is_refused() -> None:
     with pytest.raises(CheckpointError, match="ranks: 4 -> 2"):
         check_lineage(CHECKPOINT, state(ranks=4), load(["recipe=quickstart"]), ranks=2)

@@ -6,6 +6,7 @@ Letters: T tokens, C hidden size, H query heads, G key and value heads, D head s
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,13 @@ from engine.config.schema import Model
 from engine.models.rope import Rotation, rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T,H,D], k [T,G,D], v [T,G,D] -> [T,H,D]
+
+
+class Routed(NamedTuple):
+    """What the router of a layer of E experts said of T tokens, and the k that it chose for each."""
+
+    logits: Tensor  # [T,E] in at least float32
+    chosen: Tensor  # [T,k] int64
 
 
 class RMSNorm(nn.Module):
@@ -58,22 +66,23 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(shape.hidden, shape.ffn, bias=False)
         self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the layer's output [T,C]."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """Return the layer's output [T,C]; it routes nothing."""
+        return self.down(F.silu(self.gate(x)) * self.up(x)), None
 
 
 class Layer(nn.Module):
-    """One pre-norm transformer layer."""
+    """One pre-norm transformer layer, with any feed-forward layer."""
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, ffn: nn.Module) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.attention = Attention(shape)
         self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.ffn = FeedForward(shape)
+        self.ffn = ffn
 
-    def forward(self, x: Tensor, by: Rotation, attend: Attend) -> Tensor:
-        """Return the residual stream [T,C] after the layer."""
+    def forward(self, x: Tensor, by: Rotation, attend: Attend) -> tuple[Tensor, Routed | None]:
+        """Return the residual stream [T,C] after the layer, and what its feed-forward layer routed."""
         x = x + self.attention(self.attention_norm(x), by, attend)
-        return x + self.ffn(self.ffn_norm(x))  # type: ignore[no-any-return]
+        change, routed = self.ffn(self.ffn_norm(x))
+        return x + change, routed

@@ -1,15 +1,18 @@
-"""LLaMA: single-device code on packed tokens. Which tokens meet in attention is the caller's `attend`, nothing else.
+"""LLaMA: single-device code on packed tokens. How they meet those of other ranks is the caller's `meeting`.
 
 Letters: T tokens, C hidden size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from engine.attention.meeting import Meeting
 from engine.config.schema import Model
-from engine.models.llama.layers import Attend, Layer, RMSNorm
+from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed
 from engine.models.loss import token_loss
 from engine.models.rope import rotation
 
@@ -17,30 +20,48 @@ _INIT_STD = 0.02  # LLaMA's initializer_range
 
 
 class Llama(nn.Module):
-    """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2)."""
+    """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2).
 
-    def __init__(self, shape: Model) -> None:
+    `ffn` makes the feed-forward layer of each layer; a `FeedForward` unless another is given.
+    """
+
+    def __init__(self, shape: Model, ffn: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.shape = shape
+        ffn = ffn or (lambda: FeedForward(shape))
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, labels: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, meeting: Meeting, labels: Tensor | None = None) -> Tensor:
         """Return the summed loss of labels [T] after tokens [T] at positions [T] in their sequences; T may be 0.
 
         Without labels the logits [T, vocab]. The loss is the model's, as it needs the head's weights, which ZeRO-3
         gathers for a forward pass only.
         """
+        x, _ = self.hidden(tokens, positions, meeting)
+        return self.predict(x, labels)
+
+    def hidden(self, tokens: Tensor, positions: Tensor, meeting: Meeting) -> tuple[Tensor, list[Routed]]:
+        """Return the residual stream [T,C] after the last layer, and what each layer of experts routed."""
         x = self.embedding(tokens)
-        by = rotation(positions, self.shape, x.dtype)
+        by, routes = rotation(positions, self.shape, x.dtype), []
         for layer in self.layers:
-            x = layer(x, by, attend)
+            x, routed = layer(x, by, meeting)
+            routes.append(routed)
+        return x, [routed for routed in routes if routed is not None]
+
+    def predict(self, x: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the summed cross-entropy of labels [T] after the residual stream [T,C]; without them the logits."""
         logits: Tensor = self.head(self.norm(x))
         return logits if labels is None else token_loss(logits, labels)
+
+    def end_step(self, total: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
+        """Do what a model does after a step, with `total` for sums over all ranks; return what it has to tell of it."""
+        return {}
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

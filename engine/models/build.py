@@ -1,0 +1,12 @@
+"""The model of a config: the one place that knows which there are."""
+
+from __future__ import annotations
+
+from engine.config.schema import Config
+from engine.models.llama.model import Llama
+from engine.models.mixtral.model import Mixtral
+
+
+def build_model(config: Config) -> Llama:
+    """Return the model of a config; its weights are not drawn yet."""
+    return Mixtral(config.model, config.balance) if config.model.experts > 1 else Llama(config.model)

@@ -1,0 +1,58 @@
+"""Sums around rings against sums over whole sequences, and the bytes that they take."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.attention.layout import idle, layout
+from engine.attention.sums import summed
+from tests.attention.rings import Case, Placed, ThreadComm, links_between
+
+NUMBERS = 3
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    world = draw(st.integers(1, 5))
+    rings = st.permutations(range(world)).flatmap(lambda ranks: st.integers(1, world).map(lambda n: tuple(ranks[:n])))
+    placed = st.builds(Placed, st.integers(1, 12), rings)
+    return Case(tuple(draw(st.lists(placed, min_size=1, max_size=6))), world)
+
+
+def counts_of(case: Case, rank: int) -> tuple[list[int], Tensor]:
+    """Return the sequences of a rank, and random counts of its shards, [S,N]."""
+    held = [number for number, (_, ring) in enumerate(case.sequences) if rank in ring]
+    generator = torch.Generator().manual_seed(rank)
+    return held, torch.randint(0, 2**40, (len(held), NUMBERS), generator=generator)
+
+
+@given(cases())
+def test_every_member_has_the_sum_of_its_ring(case: Case) -> None:
+    """Empty shards take part; a sequence without a ring is its own sum, and counts given in are left as they were."""
+    links = links_between(case.world)
+
+    def on_rank(rank: int) -> Tensor:
+        counts = counts_of(case, rank)[1]
+        before = counts.clone()
+        total = summed(counts, layout(case.micro_batch(rank)), ThreadComm(rank, links))
+        assert torch.equal(counts, before)
+        return total
+
+    with ThreadPoolExecutor(case.world) as pool:
+        totals = list(pool.map(on_rank, range(case.world)))
+    expected = torch.zeros(len(case.sequences), NUMBERS, dtype=torch.int64)
+    for rank in range(case.world):
+        held, counts = counts_of(case, rank)
+        expected[held] += counts
+    for rank in range(case.world):
+        assert torch.equal(totals[rank], expected[counts_of(case, rank)[0]])
+    assert all(link.empty() for link in links.values())
+
+
+def test_an_idle_micro_batch_sums_nothing() -> None:
+    assert summed(torch.zeros(0, 4, dtype=torch.int64), idle(1), None).shape == (0, 4)

@@ -1,0 +1,27 @@
+"""Hugging Face's models as references: also without their casts to float32, and how tensors are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def without_float32_casts(*modules: ModuleType) -> Iterator[None]:
+    """Patch out the casts to float32 in Hugging Face's modules: what they call float or float32 is float64."""
+    wide = SimpleNamespace(**vars(torch) | {"float": torch.float64, "float32": torch.float64})
+    with pytest.MonkeyPatch.context() as patch:
+        for module in modules:
+            patch.setattr(module, "torch", wide)
+        patch.setattr(Tensor, "float", Tensor.double)
+        yield
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    """Return max|a - b| / max|b|."""
+    return ((a - b).abs().max() / b.abs().max()).item()

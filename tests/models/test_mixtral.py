@@ -1,0 +1,308 @@
+"""The model against Hugging Face's MixtralForCausalLM, and its losses against sums over whole sequences.
+
+If these fail, weights of Mixtral models mean something else here, or its experts are balanced by something else.
+Error of a tensor = max|a - b| / max|b|.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
+from transformers.models.mixtral import modeling_mixtral
+
+from engine.attention.kernels import choose
+from engine.attention.layout import idle, layout, whole
+from engine.attention.meeting import Meeting
+from engine.config.load import load
+from engine.config.schema import Balance, Model
+from engine.models.build import build_model
+from engine.models.llama.layers import Routed
+from engine.models.llama.model import Llama
+from engine.models.loss import IGNORE, token_loss
+from engine.models.mixtral.balance import z_loss
+from engine.models.mixtral.huggingface import NAMES
+from engine.models.mixtral.model import Mixtral
+from engine.planner.plan import MicroBatch, Shard
+from tests.models.huggingface import error, without_float32_casts
+
+CPU = torch.device("cpu")
+TOKENS = 67
+BALANCE = Balance(by="loss", loss_weight=0.3, bias_rate=0.05, z_weight=0.02)
+
+
+def shape(**changes: object) -> Model:
+    tiny = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "experts": 8, "top_k": 2, "vocab": 50}
+    return load([]).model.model_copy(update=tiny | changes)
+
+
+SHAPES = {
+    "gqa": shape(),
+    "gqa tied": shape(kv_heads=1, tied=True),
+    "three of five, another base": shape(experts=5, top_k=3, rope_theta=1e6, norm_eps=1e-6),
+}
+
+
+def huggingface(shape: Model, dtype: torch.dtype) -> MixtralForCausalLM:
+    """Return their model of a shape, with weights large enough that every part of it shows."""
+    torch.manual_seed(1)
+    config = MixtralConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        num_local_experts=shape.experts,
+        num_experts_per_tok=shape.top_k,
+        rms_norm_eps=shape.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=shape.tied,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        initializer_range=0.2,
+    )
+    model = MixtralForCausalLM(config).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model
+
+
+def stored(state: dict[str, Tensor], shape: Model) -> dict[str, Tensor]:
+    """Return tensors under the names that they have in memory as they are stored: experts one by one."""
+    split = {}
+    for name, tensor in state.items():
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+        if name.endswith(".gate_up_proj"):
+            stacks = dict(zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True))
+        elif name.endswith(".down_proj"):
+            stacks = {"w2": tensor}
+        else:
+            split[name] = tensor
+            continue
+        for part, stack in stacks.items():
+            for expert in range(shape.experts):
+                split[f"{name.rpartition('.')[0]}.{expert}.{part}.weight"] = stack[expert]
+    return split
+
+
+def from_stored(state: dict[str, Tensor], shape: Model) -> dict[str, Tensor]:
+    """Return stored tensors under our names, experts stacked."""
+    ours = {}
+    for name, theirs in NAMES.items():
+        for layer in range(shape.layers if "{}" in name else 1):
+            parts = [
+                state[theirs.format(layer, expert)] for expert in range(shape.experts if "experts" in theirs else 1)
+            ]
+            ours[name.format(layer)] = torch.stack(parts) if "experts" in theirs else parts[0]
+    return ours
+
+
+def ours_of(theirs: MixtralForCausalLM, shape: Model, dtype: torch.dtype) -> Mixtral:
+    model = Mixtral(shape).to(dtype)
+    model.load_state_dict(from_stored(stored(theirs.state_dict(), shape), shape))
+    return model
+
+
+def meeting_of(*lengths: int, dtype: torch.dtype = torch.float64) -> Meeting:
+    shards = tuple(Shard(number, length, (0,), 0) for number, length in enumerate(lengths))
+    return Meeting(layout(MicroBatch(0, 0, 0, -1, shards)), None, choose(CPU, dtype, 8))
+
+
+def compare(shape: Model, dtype: torch.dtype) -> dict[str, float]:
+    """Return the errors of logits, loss and every gradient, by name."""
+    theirs = huggingface(shape, dtype)
+    ours = ours_of(theirs, shape, dtype)
+    tokens = torch.randint(0, shape.vocab, (TOKENS,), generator=torch.Generator().manual_seed(2))
+    expected = theirs(tokens[None], labels=tokens[None])
+    expected.loss.backward()
+    meeting = Meeting(whole(TOKENS), None, choose(CPU, dtype, shape.head_dim))
+    logits = ours(tokens, torch.arange(TOKENS), meeting)
+    loss = token_loss(logits[:-1], tokens[1:]) / (TOKENS - 1)
+    loss.backward()
+    assert expected.logits.dtype == logits.dtype == expected.loss.dtype == loss.dtype == dtype
+    gradients = {name: p.grad for name, p in theirs.named_parameters()}
+    gradients |= {"lm_head.weight": gradients["model.embed_tokens.weight"]} if shape.tied else {}
+    expected_of = from_stored(stored(gradients, shape), shape)
+    found = {name: error(p.grad, expected_of[name]) for name, p in ours.named_parameters()}
+    assert len(found) == (2 if shape.tied else 3) + shape.layers * 10
+    return {"logits": error(logits, expected.logits[0]), "loss": error(loss, expected.loss), **found}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_float32_is_that_of_huggingface_as_it_is(shape: Model) -> None:
+    found = compare(shape, torch.float32)
+    assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_float64_is_that_of_huggingface_without_its_casts(shape: Model) -> None:
+    with without_float32_casts(modeling_mixtral):
+        found = compare(shape, torch.float64)
+    assert max(found.values()) < 1e-9, found
+
+
+def test_names_are_those_that_they_store(tmp_path: Path) -> None:
+    one = SHAPES["gqa"]
+    theirs = huggingface(one, torch.float32)
+    theirs.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    found, expected = from_stored(state, one), ours_of(theirs, one, torch.float32).state_dict()
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert len(state) == 3 + one.layers * (7 + 3 * one.experts)
+
+
+def drawn(balance: Balance | None, seed: int = 3, **changes: object) -> Mixtral:
+    model = Mixtral(shape(**changes), balance).double()
+    model.initialise(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.dim() > 1 else 1)
+    return model
+
+
+def routes(model: Mixtral, tokens: Tensor) -> list[Routed]:
+    """Return what each layer routed of one whole sequence."""
+    return model.hidden(tokens, torch.arange(len(tokens)), meeting_of(len(tokens)))[1]
+
+
+def balance_of(routed: Sequence[Routed]) -> Tensor:
+    """Return the balance loss of one whole sequence, all layers, as it is defined."""
+    total = torch.zeros((), dtype=torch.float64)
+    for logits, chosen in routed:
+        experts = logits.shape[1]
+        for expert in range(experts):
+            f = (chosen == expert).double().mean()
+            p = logits.softmax(-1)[:, expert].mean()
+            total = total + experts * f * p
+    return total
+
+
+def brute_force(model: Mixtral, sequences: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the summed loss of (tokens, labels), each sequence by itself, each term as it is defined."""
+    assert model.balance is not None
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens, labels in sequences:
+        loss_tokens = int((labels != IGNORE).sum())
+        x, routed = model.hidden(tokens, torch.arange(len(tokens)), meeting_of(len(tokens)))
+        total = total + model.predict(x, labels)
+        for logits, _ in routed:
+            z = (logits.exp().sum(-1).log() ** 2)[labels != IGNORE].sum()
+            total = total + model.balance.z_weight * z
+        if model.balance.by == "loss":
+            total = total + model.balance.loss_weight * loss_tokens * balance_of(routed)
+    return total
+
+
+def some_sequences() -> list[tuple[Tensor, Tensor]]:
+    """Several lengths; one has labels that are ignored, another no label at all."""
+    generator = torch.Generator().manual_seed(5)
+    sequences = [torch.randint(0, 50, (2, length), generator=generator) for length in (1, 17, 30, 2, 9)]
+    sequences[2][1, :11], sequences[4][1] = IGNORE, IGNORE
+    return [(tokens, labels) for tokens, labels in sequences]
+
+
+@pytest.mark.parametrize("by", ["none", "loss", "bias"])
+def test_packed_sequences_have_the_losses_of_each_by_itself(by: str) -> None:
+    model, sequences = drawn(BALANCE.model_copy(update={"by": by})), some_sequences()
+    lengths = [len(tokens) for tokens, _ in sequences]
+    tokens, labels = (torch.cat(parts) for parts in zip(*sequences, strict=True))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    loss, expected = model(tokens, positions, meeting_of(*lengths), labels), brute_force(model, sequences)
+    assert abs(loss.item() / expected.item() - 1) < 1e-13
+    found, wanted = (torch.autograd.grad(value, list(model.parameters())) for value in (loss, expected))
+    assert max(error(a, b) for a, b in zip(found, wanted, strict=True)) < 1e-12
+
+
+def test_an_even_router_has_a_balance_loss_of_one_a_layer() -> None:
+    model = drawn(BALANCE.model_copy(update={"loss_weight": 1.0, "z_weight": 0.0}))
+    with torch.no_grad():
+        for experts in model._experts():
+            experts.router.weight.zero_()
+    tokens = torch.arange(20)
+    loss = model(tokens, tokens, meeting_of(20), tokens)
+    more = loss - model.eval()(tokens, tokens, meeting_of(20), tokens)
+    assert more.item() == pytest.approx(2 * 20)
+
+
+def test_validation_is_the_cross_entropy_alone() -> None:
+    model, tokens = drawn(BALANCE), torch.arange(20)
+    logits = model(tokens, tokens, meeting_of(20))
+    trained = model(tokens, tokens, meeting_of(20), tokens)
+    model.eval()
+    validated = model(tokens, tokens, meeting_of(20), tokens)
+    assert torch.equal(validated, token_loss(logits, tokens)) and trained > validated
+
+
+def test_z_loss_of_one_token_by_hand() -> None:
+    logits = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
+    chosen = torch.zeros(2, 1, dtype=torch.int64)
+    expected = torch.log(torch.tensor(1.0).double().exp() + torch.tensor(2.0).double().exp()) ** 2
+    labels = torch.tensor([4, IGNORE])
+    assert z_loss([Routed(logits, chosen)] * 3, labels).item() == pytest.approx(3 * expected.item())
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+@pytest.mark.parametrize("by", ["none", "loss", "bias"])
+def test_an_idle_micro_batch_counts_for_nothing(by: str, tokens: int) -> None:
+    model = drawn(BALANCE.model_copy(update={"by": by}))
+    meeting = Meeting(idle(tokens), None, choose(CPU, torch.float64, 8))
+    loss = model(torch.zeros(tokens).long(), torch.zeros(tokens).long(), meeting, torch.full((tokens,), IGNORE))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is not None and (p.grad == 0).all() for p in model.parameters())
+    assert isinstance(model._tally.slots, Tensor) and int(model._tally.slots.sum()) == 0
+
+
+def test_biases_move_by_the_sign_of_what_is_missing() -> None:
+    """And only the choice sees them: with all others far below, the k chosen have the largest bias."""
+    model = drawn(BALANCE.model_copy(update={"by": "bias"}))
+    tokens = torch.arange(40)
+    told, slots = {}, None
+    for _ in range(3):
+        model(tokens, tokens, meeting_of(40), tokens)
+        slots = model._tally.slots
+        before = torch.stack([experts.bias.clone() for experts in model._experts()])
+        told = model.end_step(lambda values: 2 * values, loss_tokens=80)  # another rank counted the same
+        moved = torch.stack([experts.bias for experts in model._experts()]) - before
+        assert torch.equal(moved, torch.sign(slots.sum(1, keepdim=True) - 8 * slots))
+    assert told["busiest_expert"] == pytest.approx(float(slots.max()) * 8 / 80)
+    assert 0 < told["cross_entropy"] < 10
+    experts = model._experts()[0]
+    experts.bias.copy_(torch.tensor([0, 0, 1000, 0, 0, 1000, 0, 0]))
+    routed = routes(model, tokens)[0]
+    assert set(routed.chosen.flatten().tolist()) == {2, 5}
+    assert model.end_step(lambda values: values, 1) == {}, "no micro-batch, nothing to tell"
+
+
+def test_biases_balance_the_load() -> None:
+    """On the same tokens again and again, the busiest expert comes down to nearly the mean."""
+    model = drawn(BALANCE.model_copy(update={"by": "bias", "bias_rate": 0.005}))
+    tokens = torch.randint(0, 50, (200,), generator=torch.Generator().manual_seed(0))
+    busiest = []
+    for _ in range(100):
+        with torch.no_grad():
+            model(tokens, torch.arange(200), meeting_of(200), tokens)
+        busiest.append(model.end_step(lambda values: values, 200)["busiest_expert"])
+    assert busiest[0] > 1.8 and max(busiest[-5:]) < 1.3, busiest
+
+
+def test_a_bias_is_saved_and_no_dtype_rounds_it() -> None:
+    model = Mixtral(shape(), BALANCE.model_copy(update={"by": "bias"}))
+    model._experts()[0].bias += 70_001
+    again = Mixtral(shape(), BALANCE.model_copy(update={"by": "bias"})).bfloat16()
+    again.load_state_dict(model.bfloat16().state_dict())
+    assert again._experts()[0].bias.tolist() == [70_001] * 8
+
+
+def test_a_config_chooses_the_model() -> None:
+    assert type(build_model(load([]))) is Llama
+    sparse = build_model(load(["model.experts=4", "model.top_k=2", "balance.by=bias"]))
+    assert isinstance(sparse, Mixtral) and sparse.balance is not None and sparse.balance.by == "bias"
