@@ -125,7 +125,7 @@ def _update(engine: ZeroEngine, context: RankContext, groups: Groups, vocab: int
 
 
 def _engine(config: Config, groups: Groups) -> ZeroEngine:
-    model = Llama(config.model)
+    model = Llama(config.model, config.recompute)
     model.initialise(config.run.seed)
     model.to(groups.device)
     return ZeroEngine(model, build_optimizer(model, config.optimizer), config)

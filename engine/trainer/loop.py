@@ -77,7 +77,7 @@ class Trainer:
         self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
         kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
-        model = Llama(config.model)
+        model = Llama(config.model, config.recompute)
         model.initialise(config.run.seed)
         model.to(groups.device)
         self.engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from engine.config.schema import Model
+from engine.memory import recompute
 from engine.models.llama.layers import Attend, Layer, RMSNorm, rotation
-from engine.models.loss import token_loss
+from engine.models.loss import Head
 
 _INIT_STD = 0.02  # LLaMA's initializer_range
 
@@ -18,13 +19,14 @@ _INIT_STD = 0.02  # LLaMA's initializer_range
 class Llama(nn.Module):
     """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2)."""
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, mode: str = "none") -> None:
+        """Make the model of a shape, which keeps for its backward pass what a recompute mode says."""
         super().__init__()
-        self.shape = shape
+        self.shape, self.run_layer = shape, recompute.MODES[mode]
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.head = Head(shape.hidden, shape.vocab)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
@@ -37,9 +39,8 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         by = rotation(positions, self.shape.head_dim, self.shape.rope_theta, x.dtype)
         for layer in self.layers:
-            x = layer(x, by, attend)
-        logits: Tensor = self.head(self.norm(x))
-        return logits if labels is None else token_loss(logits, labels)
+            x = self.run_layer(layer, x, by, attend)
+        return self.head(self.norm(x), labels)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
