@@ -64,26 +64,38 @@ class HeadLoss:
 def choose(device: torch.device, dtype: torch.dtype, prefer: str | None = None) -> HeadLoss:
     """Return the loss for a device and dtype, and log the reason once. `prefer` forces one by name.
 
-    PyTorch's (2.13) adds up the loss and the weight's gradient in the input's dtype: in bf16 the sum of 3,000 tokens
-    was off by .7 %, so it serves float32 and float64. Raises ValueError for one that does not serve here.
+    Raises ValueError for one that does not serve here.
     """
-    wide = dtype in (torch.float32, torch.float64)
-    offers: list[HeadLoss] = []
-    if wide and hasattr(F, "linear_cross_entropy"):
-        offers.append(HeadLoss("torch", "PyTorch's chunks", _torch_sum))
-    if device.type == "cuda" and not wide and (fused := _liger()) is not None:
-        offers.append(HeadLoss("liger", "Liger is installed", partial(_liger_sum, fused)))
-    reason = "there is no other one" if wide else f"PyTorch's would add up in {dtype}"
-    offers.append(HeadLoss("chunks", reason, _chunked_sum))
-    chosen = next((offer for offer in offers if prefer in (None, offer.name)), None)
-    if chosen is None:
+    offers = [offer for offer in _offers(device, dtype) if prefer in (None, offer.name)]
+    if not offers:
         raise ValueError(f"no loss {prefer!r} for {dtype} on {device.type}")
-    _LOG.info("loss for %s: %s (%s)", dtype, chosen.name, "asked for" if prefer else chosen.reason)
-    return chosen
+    _LOG.info("loss for %s: %s (%s)", dtype, offers[0].name, "asked for" if prefer else offers[0].reason)
+    return offers[0]
+
+
+def _offers(device: torch.device, dtype: torch.dtype) -> list[HeadLoss]:
+    """Return the losses that serve, best first.
+
+    PyTorch's (2.13) adds up the loss and the weight's gradient in the input's dtype: in bf16 the sum of 3,000 tokens
+    was off by .7 %. On CPU it is no faster than ours, and its first call imports 800 modules for seconds.
+    """
+    wide, on_gpu = dtype in (torch.float32, torch.float64), device.type == "cuda"
+    torchs = HeadLoss("torch", "PyTorch's chunks", _torch_sum)
+    ours = HeadLoss("chunks", "PyTorch's loads slowly" if wide else f"PyTorch's adds up in {dtype}", _chunked_sum)
+    offers = [ours, HeadLoss("plain", "asked for", _plain_sum)]
+    if wide and hasattr(F, "linear_cross_entropy"):
+        offers = [torchs, *offers] if on_gpu else [*offers, torchs]
+    if on_gpu and not wide and (fused := _liger()) is not None:
+        offers = [HeadLoss("liger", "Liger is installed", partial(_liger_sum, fused)), *offers]
+    return offers
+
+
+def _plain_sum(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    return token_loss(F.linear(x, weight), labels, ignore)
 
 
 def _torch_sum(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
-    chunk = loss_chunk(*x.shape, len(weight))
+    chunk = _chunk(x, weight)
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=chunk, chunking_method=None, acc_policy="compact")
     return F.linear_cross_entropy(x, weight, labels, reduction="sum", ignore_index=ignore, options=options)
 
@@ -130,17 +142,29 @@ def _accumulate(x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: 
     """Return the loss and its gradients by x, in its dtype, and by the weight, in the wider one: zeros if not asked."""
     loss = x.new_zeros((), dtype=_wider(x))
     dx, dweight = torch.zeros_like(x), x.new_zeros(weight.shape if graded else 0, dtype=_wider(x))
-    chunk = loss_chunk(*x.shape, len(weight))
+    chunk = _chunk(x, weight)
     for start in range(0, len(x), chunk):
         rows = slice(start, start + chunk)
-        part = x[rows].to(weight.dtype)
-        logs = torch.log_softmax(_product(part, weight.T), dim=-1)
-        loss += F.nll_loss(logs, labels[rows], ignore_index=ignore, reduction="sum")
-        if graded:
-            dlogits = _dlogits(logs, labels[rows], ignore).to(part.dtype)
-            dx[rows] = dlogits @ weight
-            _add_product(dweight, dlogits.T, part)
+        gradients = (dx[rows], dweight) if graded else None
+        loss += _add_chunk(x[rows].to(weight.dtype), weight, labels[rows], ignore, gradients)
     return loss, dx, dweight
+
+
+def _add_chunk(
+    x: Tensor, weight: Tensor, labels: Tensor, ignore: int, gradients: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Return the loss of a chunk of tokens; write its gradient by x and add that by the weight.
+
+    A function of its own: what it allocates must be gone before the next chunk's logits.
+    """
+    logs = torch.log_softmax(_product(x, weight.T), dim=-1)
+    loss = F.nll_loss(logs, labels, ignore_index=ignore, reduction="sum")
+    if gradients is not None:
+        dx, dweight = gradients
+        dlogits = _dlogits(logs, labels, ignore).to(x.dtype)
+        dx.copy_(dlogits @ weight)
+        _add_product(dweight, dlogits.T, x)
+    return loss
 
 
 def _dlogits(logs: Tensor, labels: Tensor, ignore: int) -> Tensor:
@@ -148,6 +172,10 @@ def _dlogits(logs: Tensor, labels: Tensor, ignore: int) -> Tensor:
     counts = (labels != ignore)[:, None]
     ones = counts.to(logs.dtype)
     return logs.exp_().mul_(ones).scatter_add_(1, labels[:, None].where(counts, 0), -ones)
+
+
+def _chunk(x: Tensor, weight: Tensor) -> int:
+    return loss_chunk(tokens=len(x), hidden=x.shape[1], vocab=len(weight))
 
 
 def _wider(x: Tensor) -> torch.dtype:
