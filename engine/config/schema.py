@@ -166,7 +166,9 @@ class Config(Section):
     capacity: Tokens = Field(ge=1, description="tokens that a rank holds in one micro-batch")
     batch_tokens: Tokens = Field(ge=1, le=2**32, description="inputs of a step; a longer document is a step of its own")
     dtype: Literal["bf16", "fp32", "fp64"]
-    recompute: Literal["none", "layer", "layer_keep_attention"] = Field(description="planned only, but for `none`")
+    recompute: Literal["none", "layer", "layer_keep_attention"] = Field(
+        description="compute anew in the backward pass: each layer, or all of it but attention"
+    )
     run: Run
     model: Model
     balance: Balance

@@ -10,6 +10,7 @@ from engine.config import schema
 from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
+_LEAST_CHUNK = 1024  # tokens of the loss: smaller products would wait for the sum of the weight's gradient
 
 
 def element_bytes(dtype: str) -> tuple[int, int]:
@@ -29,22 +30,24 @@ def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int
 
     `layer` keeps each layer's input; `layer_keep_attention` also q, k, v, the output and the log-sum-exp. With `none` a
     LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn, k = top_k) keeps
-    - for each of its two norms the input in the wider dtype, the normalised rows and the scaled ones: h (w + 2 b);
+    - for each of its two norms the input in the wider dtype, the normalised rows, the scaled ones, and one number:
+      h (w + 2 b) + w;
     - for attention q, k, v, the output (which is also the input of the last product) and the log-sum-exp of each
       head: (2 q + 2 kv) b + heads w;
     - for SwiGLU the gate, the activated gate, the other branch and their product: 4 f b;
     - with experts k times that, each expert's input and output, 2 k h b, and what the router keeps (`_router`).
-    The last norm keeps as much as any other.
+    The last norm keeps as much as any other; its scaled rows become the loss's gradient. All layers share the cosines
+    and sines of a token's position: 2 head_dim w.
     """
-    b, _ = element_bytes(dtype)
+    b, w = element_bytes(dtype)
     kept = {"none": _layer(model, dtype), "layer": 0, "layer_keep_attention": _attention(model, dtype)}[recompute]
     entry = 0 if recompute == "none" else model.hidden * b + _said(model, dtype)
-    return model.layers * (entry + kept) + _norm(model, dtype)
+    return model.layers * (entry + kept) + _norm(model, dtype) + 2 * model.head_dim * w
 
 
 def _norm(model: schema.Model, dtype: str) -> int:
     b, w = element_bytes(dtype)
-    return model.hidden * (w + 2 * b)
+    return model.hidden * (w + 2 * b) + w
 
 
 def _attention(model: schema.Model, dtype: str) -> int:
@@ -75,15 +78,33 @@ def _said(model: schema.Model, dtype: str) -> int:
 def working_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
     """Return what a token needs beside that for a while: the larger of the loss's and of one layer's backward pass.
 
-    The loss holds the logits, and in the wider dtype their copy, its softmax and its gradient. A layer's backward pass
-    holds the gradients of its three f-wide tensors, of its residual stream (twice) and of q, k, v and the output, and
-    with recomputation what it computes anew.
+    The loss holds the logits of one chunk of tokens in the wider dtype, twice. A layer's backward pass holds the
+    gradients of its three f-wide tensors, of its residual stream (twice) and of q, k, v and the output, and with
+    recomputation what it computes anew.
     """
     b, w = element_bytes(dtype)
-    loss = model.vocab * (b + 3 * w)
+    loss = 2 * min(model.vocab, 2 * model.hidden) * w
     attention = 2 * (model.heads + model.kv_heads) * model.head_dim
     layer = (3 * model.top_k * model.ffn + 2 * model.hidden + attention) * b
     return max(loss, layer + (0 if recompute == "none" else _layer(model, dtype)))
+
+
+def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
+    """Return how many of a micro-batch's tokens have their logits in memory at a time, at least 1.
+
+    As many as take twice the room of all the tokens' hidden states: less than a layer's backward pass needs.
+    """
+    return max(1, min(tokens, max(_LEAST_CHUNK, -(-2 * hidden * tokens // vocab))))
+
+
+def loss_bytes(model: schema.Model, dtype: str) -> int:
+    """Return what the loss needs however few the tokens: a least chunk's logits, and the gradient of the head's weight.
+
+    That is summed in the wider dtype, and is there in both when the sum is over.
+    """
+    b, w = element_bytes(dtype)
+    gradient = model.hidden * (w if b == w else w + b)
+    return model.vocab * (2 * _LEAST_CHUNK * w + gradient)
 
 
 def ring_bytes(model: schema.Model, dtype: str) -> int:

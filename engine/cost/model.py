@@ -40,9 +40,9 @@ class Costs:
     slot: int  # ns that a lockstep slot takes beside its micro-batch: weights are gathered
     step: int  # ns of a step beside its micro-batches: gradients reduced, weights updated
     token_bytes: int  # saved activations, a token
-    working_bytes: int  # logits or a layer's backward pass, a token
+    working_bytes: int  # a chunk's logits or a layer's backward pass, a token
     ring_bytes: int  # ring buffers, a token of a ring's largest shard
-    fixed_bytes: int  # model states, a rank
+    fixed_bytes: int  # model states, and the loss of however few tokens, a rank
     passing_bytes: int  # gradients that replace saved activations during the backward pass, a rank
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
@@ -79,7 +79,7 @@ class Costs:
             token_bytes=-(-memory.saved_bytes(model, dtype, config.recompute) // tp),
             working_bytes=-(-memory.working_bytes(model, dtype, config.recompute) // tp),
             ring_bytes=-(-memory.ring_bytes(model, dtype) // tp),
-            fixed_bytes=-(-states // devices),
+            fixed_bytes=-(-states // devices) - (-memory.loss_bytes(model, dtype) // tp),
             passing_bytes=-(-memory.passing_bytes(model, dtype, config.zero.stage) // devices),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,

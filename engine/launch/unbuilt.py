@@ -10,7 +10,6 @@ def unbuilt(config: Config) -> list[Problem]:
     """Return a problem for each value that can be planned but not trained."""
     ratio = config.offload.ratio
     asked = (
-        ("recompute", config.recompute, "none"),
         ("zero.stage", config.zero.stage, 1),
         ("parallel.tp", config.parallel.tp, 1),
         ("parallel.pp", config.parallel.pp, 1),

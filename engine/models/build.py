@@ -9,4 +9,6 @@ from engine.models.mixtral.model import Mixtral
 
 def build_model(config: Config) -> Llama:
     """Return the model of a config; its weights are not drawn yet."""
-    return Mixtral(config.model, config.balance) if config.model.experts > 1 else Llama(config.model)
+    if config.model.experts > 1:
+        return Mixtral(config.model, config.balance, config.recompute)
+    return Llama(config.model, config.recompute)

@@ -1,18 +1,195 @@
-"""The token loss: summed, so that any split of a batch over ranks and micro-batches adds up to the same."""
+"""The head and its loss: summed, so that any split of a batch over ranks and micro-batches adds up to the same.
+
+The logits of a few tokens exist at a time: all of them would need more memory than a layer's backward pass.
+
+Letters: T tokens, C hidden size, V vocabulary.
+"""
 
 from __future__ import annotations
 
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from engine.cost.memory import loss_chunk
+
+_LOG = logging.getLogger(__name__)
 IGNORE = -100  # a label that is no loss token
 
 
-def token_loss(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
-    """Return the summed cross-entropy in nats of logits [T, vocab] and labels [T], without those equal to `ignore`.
+class Head(nn.Linear):
+    """The last linear layer. Its loss is its own, so that whoever gathers its weight for `forward` gathers it there."""
 
-    At least float32 inside. With no token, or none that counts, it is a zero that is still connected to the graph.
+    def __init__(self, hidden: int, vocab: int) -> None:
+        super().__init__(hidden, vocab, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the summed loss of labels [T] after x [T,C], or without labels the logits [T,V]."""
+        return super().forward(x) if labels is None else head_loss(x, self.weight, labels)
+
+
+def head_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
+    """Return the summed cross-entropy in nats of logits x [T,C] times weight [V,C] and labels [T].
+
+    Labels equal to `ignore` count for nothing. Sums are at least float32. With no token, or none that counts, it is a
+    zero that is still connected to the graph. One backward pass, which may scale the loss; not differentiable twice.
     """
+    return choose(x.device, x.dtype).sum(x, weight, labels, ignore)
+
+
+def token_loss(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
+    """Return the same of logits [T,V] that exist: the plain form, which others are compared with."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(wide, labels, ignore_index=ignore, reduction="sum")
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """A way to form the loss, and why it was chosen; `sum(x, weight, labels, ignore)` as in `head_loss`."""
+
+    name: str
+    reason: str
+    sum: Callable[[Tensor, Tensor, Tensor, int], Tensor]
+
+
+@cache
+def choose(device: torch.device, dtype: torch.dtype, prefer: str | None = None) -> HeadLoss:
+    """Return the loss for a device and dtype, and log the reason once. `prefer` forces one by name.
+
+    Raises ValueError for one that does not serve here.
+    """
+    offers = [offer for offer in _offers(device, dtype) if prefer in (None, offer.name)]
+    if not offers:
+        raise ValueError(f"no loss {prefer!r} for {dtype} on {device.type}")
+    _LOG.info("loss for %s: %s (%s)", dtype, offers[0].name, "asked for" if prefer else offers[0].reason)
+    return offers[0]
+
+
+def _offers(device: torch.device, dtype: torch.dtype) -> list[HeadLoss]:
+    """Return the losses that serve, best first.
+
+    PyTorch's (2.13) adds up the loss and the weight's gradient in the input's dtype: in bf16 the sum of 3,000 tokens
+    was off by .7 %. On CPU it is no faster than ours, and its first call imports 800 modules for seconds.
+    """
+    wide, on_gpu = dtype in (torch.float32, torch.float64), device.type == "cuda"
+    torchs = HeadLoss("torch", "PyTorch's chunks", _torch_sum)
+    ours = HeadLoss("chunks", "PyTorch's loads slowly" if wide else f"PyTorch's adds up in {dtype}", _chunked_sum)
+    offers = [ours, HeadLoss("plain", "asked for", _plain_sum)]
+    if wide and hasattr(F, "linear_cross_entropy"):
+        offers = [torchs, *offers] if on_gpu else [*offers, torchs]
+    if on_gpu and not wide and (fused := _liger()) is not None:
+        offers = [HeadLoss("liger", "Liger is installed", partial(_liger_sum, fused)), *offers]
+    return offers
+
+
+def _plain_sum(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    return token_loss(F.linear(x, weight), labels, ignore)
+
+
+def _torch_sum(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    chunk = _chunk(x, weight)
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=chunk, chunking_method=None, acc_policy="compact")
+    return F.linear_cross_entropy(x, weight, labels, reduction="sum", ignore_index=ignore, options=options)
+
+
+def _liger() -> Callable[..., Tensor] | None:
+    """Return Liger's fused loss if it is there and can add up in float32."""
+    try:
+        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as fused
+    except ImportError:
+        return None
+    return fused if "accum_dtype" in inspect.signature(fused).parameters else None
+
+
+def _liger_sum(fused: Callable[..., Tensor], x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    if len(x) == 0:  # Liger divides by the size of a chunk
+        return _chunked_sum(x, weight, labels, ignore)
+    return fused(x, weight, labels, ignore_index=ignore, reduction="sum", accum_dtype=torch.float32)
+
+
+def _chunked_sum(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    return _ChunkedLoss.apply(x, weight, labels, ignore, torch.is_grad_enabled())  # type: ignore[no-any-return]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Gradients are formed with the loss, from the same logits, and scaled in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: bool) -> Tensor:
+        ctx.dtype, ctx.gradients = weight.dtype, None
+        if not x.is_cuda:  # only GPUs multiply bf16 and give float32
+            weight = weight.to(_wider(weight))
+        loss, dx, dweight = _accumulate(x, weight, labels, ignore, graded)
+        ctx.gradients = (dx, dweight) if graded else None
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        (dx, dweight), ctx.gradients = ctx.gradients, None
+        return dx.mul_(dloss), dweight.mul_(dloss).to(ctx.dtype), None, None, None
+
+
+def _accumulate(x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss and its gradients by x, in its dtype, and by the weight, in the wider one: zeros if not asked."""
+    loss = x.new_zeros((), dtype=_wider(x))
+    dx, dweight = torch.zeros_like(x), x.new_zeros(weight.shape if graded else 0, dtype=_wider(x))
+    chunk = _chunk(x, weight)
+    for start in range(0, len(x), chunk):
+        rows = slice(start, start + chunk)
+        gradients = (dx[rows], dweight) if graded else None
+        loss += _add_chunk(x[rows].to(weight.dtype), weight, labels[rows], ignore, gradients)
+    return loss, dx, dweight
+
+
+def _add_chunk(
+    x: Tensor, weight: Tensor, labels: Tensor, ignore: int, gradients: tuple[Tensor, Tensor] | None
+) -> Tensor:
+    """Return the loss of a chunk of tokens; write its gradient by x and add that by the weight.
+
+    A function of its own: what it allocates must be gone before the next chunk's logits.
+    """
+    logs = torch.log_softmax(_product(x, weight.T), dim=-1)
+    loss = F.nll_loss(logs, labels, ignore_index=ignore, reduction="sum")
+    if gradients is not None:
+        dx, dweight = gradients
+        dlogits = _dlogits(logs, labels, ignore).to(x.dtype)
+        dx.copy_(dlogits @ weight)
+        _add_product(dweight, dlogits.T, x)
+    return loss
+
+
+def _dlogits(logs: Tensor, labels: Tensor, ignore: int) -> Tensor:
+    """Turn log-probabilities into the loss's gradient by the logits, in place: p - 1 at the label, p elsewhere."""
+    counts = (labels != ignore)[:, None]
+    ones = counts.to(logs.dtype)
+    return logs.exp_().mul_(ones).scatter_add_(1, labels[:, None].where(counts, 0), -ones)
+
+
+def _chunk(x: Tensor, weight: Tensor) -> int:
+    return loss_chunk(tokens=len(x), hidden=x.shape[1], vocab=len(weight))
+
+
+def _wider(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return a times b in the wider dtype."""
+    return a @ b if a.dtype == _wider(a) else torch.mm(a, b, out_dtype=_wider(a))
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a times b to `total`, which is in the wider dtype."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)

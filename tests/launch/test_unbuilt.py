@@ -8,7 +8,6 @@ from engine.launch.run import train
 from engine.launch.unbuilt import unbuilt
 
 PLANNED = [
-    "recompute=layer",
     "parallel.tp=2",
     "parallel.pp=2",
     "cluster.ranks_per_node=8",
@@ -16,7 +15,17 @@ PLANNED = [
 ]
 
 
-@pytest.mark.parametrize("taken", ["planner.mode=lockstep", "offload.ratio=auto", "offload.ratio=0", "lengths=byted"])
+TAKEN = [
+    "planner.mode=lockstep",
+    "offload.ratio=auto",
+    "offload.ratio=0",
+    "lengths=byted",
+    "recompute=layer",
+    "recompute=layer_keep_attention",
+]
+
+
+@pytest.mark.parametrize("taken", TAKEN)
 def test_what_training_takes_is_no_problem(taken: str) -> None:
     assert unbuilt(load([taken])) == []
 
@@ -25,10 +34,10 @@ def test_what_can_only_be_planned_is_refused_all_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         train(load(PLANNED))
     keys = [problem.key for problem in caught.value.problems]
-    assert keys == ["recompute", "parallel.tp", "parallel.pp", "offload.ratio"]
+    assert keys == ["parallel.tp", "parallel.pp", "offload.ratio"]
     first = caught.value.problems[0]
-    assert first.message == "layer can be planned but not trained yet"
-    assert first.hint == "train with recompute=none; `bytescale plan` takes it"
+    assert first.message == "2 can be planned but not trained yet"
+    assert first.hint == "train with parallel.tp=1; `bytescale plan` takes it"
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,14 @@ class Attention(nn.Module):
         self.v = nn.Linear(shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
         self.out = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, by: Rotation, attend: Attend) -> Tensor:
-        """Return the attention's output [T,C]."""
+    def before(self, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [T,H,D], k and v [T,G,D] of x [T,C]."""
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
-        return self.out(attend(rotate(q, by), rotate(k, by), v).flatten(-2))  # type: ignore[no-any-return]
+        return rotate(q, by), rotate(k, by), v
+
+    def after(self, attended: Tensor) -> Tensor:
+        """Return the output [T,C] of what tokens got from each other, [T,H,D]."""
+        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]
 
 
 class FeedForward(nn.Module):
@@ -83,6 +87,14 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, by: Rotation, attend: Attend) -> tuple[Tensor, Routed | None]:
         """Return the residual stream [T,C] after the layer, and what its feed-forward layer routed."""
-        x = x + self.attention(self.attention_norm(x), by, attend)
+        return self.after(x, attend(*self.before(x, by)))
+
+    def before(self, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q [T,H,D], k and v [T,G,D] of x [T,C]."""
+        return self.attention.before(self.attention_norm(x), by)
+
+    def after(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Routed | None]:
+        """Return what `forward` does, from the stream before the layer and what tokens got from each other."""
+        x = x + self.attention.after(attended)
         change, routed = self.ffn(self.ffn_norm(x))
         return x + change, routed

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from engine.attention.meeting import Meeting
 from engine.config.schema import Model
+from engine.memory import recompute
 from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed
-from engine.models.loss import token_loss
+from engine.models.loss import Head
 from engine.models.rope import rotation
 
 _INIT_STD = 0.02  # LLaMA's initializer_range
@@ -22,17 +23,18 @@ _INIT_STD = 0.02  # LLaMA's initializer_range
 class Llama(nn.Module):
     """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2).
 
-    `ffn` makes the feed-forward layer of each layer; a `FeedForward` unless another is given.
+    `mode` is the recompute mode; `ffn` makes the feed-forward layer of each layer, a `FeedForward` unless another is
+    given.
     """
 
-    def __init__(self, shape: Model, ffn: Callable[[], nn.Module] | None = None) -> None:
+    def __init__(self, shape: Model, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.run_layer = shape, recompute.MODES[mode]
         ffn = ffn or (lambda: FeedForward(shape))
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        self.head = Head(shape.hidden, shape.vocab)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
@@ -50,14 +52,13 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         by, routes = rotation(positions, self.shape, x.dtype), []
         for layer in self.layers:
-            x, routed = layer(x, by, meeting)
+            x, routed = self.run_layer(layer, x, by, meeting)
             routes.append(routed)
         return x, [routed for routed in routes if routed is not None]
 
     def predict(self, x: Tensor, labels: Tensor | None) -> Tensor:
         """Return the summed cross-entropy of labels [T] after the residual stream [T,C]; without them the logits."""
-        logits: Tensor = self.head(self.norm(x))
-        return logits if labels is None else token_loss(logits, labels)
+        return self.head(self.norm(x), labels)  # type: ignore[no-any-return]
 
     def end_step(self, total: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
         """Do what a model does after a step, with `total` for sums over all ranks; return what it has to tell of it."""

@@ -1,0 +1,76 @@
+"""Recompute on one process: the same gradients to the last bit, and attention run as often as each mode says."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.kernels import choose
+from engine.attention.layout import whole
+from engine.attention.ring import attend
+from engine.config.load import load
+from engine.config.schema import Model
+from engine.memory.recompute import MODES
+from engine.models.llama.model import Llama
+
+TOKENS = 37
+RUNS = {"none": 1, "layer": 2, "layer_keep_attention": 1}  # of a layer's attention, forward
+
+
+def shape(**changes: object) -> Model:
+    size = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 50}
+    return load([]).model.model_copy(update=size | changes)
+
+
+def run(model: Model, mode: str, dtype: torch.dtype, tokens: int = TOKENS) -> tuple[dict[str, Tensor], int]:
+    """Return the loss and every gradient by name, and how often a layer's attention ran forward."""
+    llama, calls = Llama(model, mode), 0
+    llama.initialise(3)
+    llama.to(dtype)
+    one = partial(attend, layout=whole(tokens), comm=None, kernel=choose(torch.device("cpu"), dtype, model.head_dim))
+
+    def counted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return one(q, k, v)
+
+    numbers = torch.randint(0, model.vocab, (tokens + 1,), generator=torch.Generator().manual_seed(1))
+    loss = llama(numbers[:-1], torch.arange(tokens), counted, numbers[1:])
+    (loss * 0.3).backward()
+    gradients = {name: parameter.grad for name, parameter in llama.named_parameters()}
+    return {"loss": loss.detach(), **gradients}, calls // model.layers
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("heads", [{}, {"kv_heads": 4}, {"kv_heads": 1, "tied": True}])
+def test_gradients_are_those_of_none_to_the_last_bit(heads: dict[str, object], mode: str, dtype: torch.dtype) -> None:
+    expected, _ = run(shape(**heads), "none", dtype)
+    found, calls = run(shape(**heads), mode, dtype)
+    assert found.keys() == expected.keys() and calls == RUNS[mode]
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_token_runs_forward_and_backward(mode: str) -> None:
+    """A ring member whose shards are all empty still takes part in the rounds of both passes, as often as others."""
+    found, calls = run(shape(), mode, torch.float32, tokens=0)
+    assert calls == RUNS[mode] and all((value == 0).all() for value in found.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_validation_recomputes_nothing(mode: str) -> None:
+    with torch.no_grad():
+        llama = Llama(shape(), mode)
+        llama.initialise(3)
+        one = partial(attend, layout=whole(2), comm=None, kernel=choose(torch.device("cpu"), torch.float32, 8))
+        loss = llama(torch.tensor([1, 2]), torch.arange(2), one, torch.tensor([2, 3]))
+    assert not loss.requires_grad and loss.item() > 0
+
+
+def test_an_unknown_mode_is_no_mode() -> None:
+    with pytest.raises(KeyError, match="some"):
+        Llama(shape(), "some")
