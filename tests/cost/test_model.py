@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.cost import flops, memory
+from engine.cost import flops
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
+from engine.cost.memory import loss_bytes
 from engine.cost.model import PPM, Costs
 from tests.planner.samples import COSTS, ints
 
@@ -213,7 +214,7 @@ def test_a_stage_of_a_pipeline_holds_its_part_of_the_model() -> None:
     The loss is all the last one's.
     """
     one, four = of("cluster.nodes=128"), of("cluster.nodes=512", "parallel.pp=4")
-    loss = memory.loss_bytes(load(["recipe=llama7b-256k"]).model, "bf16")
+    loss = loss_bytes(load(["recipe=llama7b-256k"]).model, "bf16")
     assert four.devices == 4 and four.fixed_bytes - loss == pytest.approx((one.fixed_bytes - loss) / 4, abs=4)
     assert four.token_bytes == one.token_bytes
     assert four.rates == one.rates, "a stage's share of the time is the simulator's"
