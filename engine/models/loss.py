@@ -79,15 +79,15 @@ def _offers(device: torch.device, dtype: torch.dtype) -> list[HeadLoss]:
     PyTorch's (2.13) adds up the loss and the weight's gradient in the input's dtype: in bf16 the sum of 3,000 tokens
     was off by .7 %. On CPU it is no faster than ours, and its first call imports 800 modules for seconds.
     """
-    wide, on_gpu = dtype in (torch.float32, torch.float64), device.type == "cuda"
-    torchs = HeadLoss("torch", "PyTorch's chunks", _torch_sum)
-    ours = HeadLoss("chunks", "PyTorch's loads slowly" if wide else f"PyTorch's adds up in {dtype}", _chunked_sum)
-    offers = [ours, HeadLoss("plain", "asked for", _plain_sum)]
-    if wide and hasattr(F, "linear_cross_entropy"):
-        offers = [torchs, *offers] if on_gpu else [*offers, torchs]
+    on_gpu, theirs = device.type == "cuda", hasattr(F, "linear_cross_entropy")
+    wide = dtype in (torch.float32, torch.float64)
+    reason = "PyTorch's is no faster and loads for seconds" if wide else f"PyTorch's adds up in {dtype}"
+    offers = [HeadLoss("chunks", reason if theirs else "PyTorch has none", _chunked_sum)]
+    if wide and theirs:
+        offers.insert(0 if on_gpu else 1, HeadLoss("torch", "PyTorch's chunks", _torch_sum))
     if on_gpu and not wide and (fused := _liger()) is not None:
-        offers = [HeadLoss("liger", "Liger is installed", partial(_liger_sum, fused)), *offers]
-    return offers
+        offers.insert(0, HeadLoss("liger", "Liger is installed", partial(_liger_sum, fused)))
+    return [*offers, HeadLoss("plain", "asked for", _plain_sum)]
 
 
 def _plain_sum(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
