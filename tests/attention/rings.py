@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.buffers import Buffers
 from engine.attention.comm import Comm, Exchange
 from engine.attention.kernels import Call, Kernel, choose
 from engine.attention.layout import layout, whole
@@ -178,7 +179,7 @@ class ThreadComm:
     """
 
     def __init__(self, rank: int, links: Links) -> None:
-        self.rank, self.links = rank, links
+        self.rank, self.links, self.buffers = rank, links, Buffers()
 
     def post(self, exchanges: Sequence[Exchange]) -> Flight:
         kept, expected = [], []

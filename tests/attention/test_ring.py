@@ -220,7 +220,7 @@ class Diary:
     """A transport and a kernel that note what happens when."""
 
     def __init__(self, comm: Comm, kernel: Kernel) -> None:
-        self.comm, self.inner, self.events = comm, kernel, list[str]()
+        self.comm, self.inner, self.events, self.buffers = comm, kernel, list[str](), comm.buffers
         self.kernel = replace(kernel, forward=self.forward, backward=self.backward)
 
     def post(self, exchanges: Sequence[Exchange]) -> Diary:
