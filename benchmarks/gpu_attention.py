@@ -1,9 +1,10 @@
 """Attention on one GPU: raw kernels, our seam, packing, and a ring of 8 of which one rank's rounds are replayed.
 
-`python benchmarks/gpu_attention.py [--json FILE]` takes bf16, head size 128, 32 query and 8 key heads, causal. FLOPs are
-those of the pairs that meet: 4 D H a (query, key) pair forward, 2.5 times that backward. Times are medians between CUDA
-events, after a warm-up; kernels are timed in turn. In the ring, messages are copies on the device, so what it shows is
-what cutting, merging and adding cost. Without a CUDA device it leaves with 3.
+`python benchmarks/gpu_attention.py [--json FILE]` takes bf16, head size 128, 32 query and 8 key heads, causal. FLOPs
+are those of the pairs that meet: 4 D H a (query, key) pair forward, 2.5 times that backward. Times are medians between
+CUDA events, after a warm-up. In the ring, messages are copies on the device, so what it shows is what cutting, merging
+and adding cost. Each rate is shown as a share of the best of its group: the kernels at one length, packed sequences and
+one alone, a ring and one call. Without a CUDA device the program leaves with 3.
 """
 
 from __future__ import annotations
@@ -68,20 +69,20 @@ def raw_and_seam(device: torch.device, chosen: Kernel) -> list[Row]:
         runs = {f"{kernel.name}, raw": partial(raw, kernel, one, inputs) for kernel in present(device)}
         runs[f"ours ({chosen.name})"] = partial(ours, chosen, one, inputs)
         for name, run in runs.items():
-            rows += measured(name, f"{length // 1024}K", length * (length + 1) / 2, run)
+            rows += measured("kernels", name, f"{length // 1024}K", length * (length + 1) / 2, run)
     return rows
 
 
 def packing(device: torch.device, chosen: Kernel) -> list[Row]:
     """Return rows of many packed sequences, and of one of the same FLOPs."""
     alone = int((PACKED * OF * OF) ** 0.5)
+    unequal = [OF // 2 + (997 * number) % OF for number in range(PACKED)]  # no dense batch serves these
     rows = []
-    for name, lengths in ((f"{PACKED} of {OF}", [OF] * PACKED), (f"1 of {alone}", [alone])):
+    mixes = {f"{PACKED} of {OF}": [OF] * PACKED, f"{PACKED} unequal": unequal, f"1 of {alone}": [alone]}
+    for name, lengths in mixes.items():
         run = partial(ours, chosen, whole(lengths), tensors(sum(lengths), device))
-        rows += measured(f"ours ({chosen.name})", name, sum(n * (n + 1) / 2 for n in lengths), run)
-    spread = [OF // 2 + (997 * number) % OF for number in range(PACKED)]  # cuDNN's batched form does not serve these
-    run = partial(ours, chosen, whole(spread), tensors(sum(spread), device))
-    return [*rows, *measured(f"ours ({chosen.name})", f"{PACKED} unequal", sum(n * (n + 1) / 2 for n in spread), run)]
+        rows += measured("packing", f"ours ({chosen.name})", name, sum(n * (n + 1) / 2 for n in lengths), run)
+    return rows
 
 
 def ring(device: torch.device, chosen: Kernel) -> list[Row]:
@@ -94,8 +95,8 @@ def ring(device: torch.device, chosen: Kernel) -> list[Row]:
     replayed = partial(ours, chosen, one, tensors(RANK_TOKENS, device), Replay())
     single = partial(raw, chosen, whole([alone]), tensors(alone, device))
     return [
-        *measured(f"ours ({chosen.name})", f"ring of {DEGREE}, {RANK_TOKENS} a rank", pairs, replayed),
-        *measured(f"{chosen.name}, raw", f"1 of {alone}", alone * (alone + 1) / 2, single),
+        *measured("ring", f"ours ({chosen.name})", f"ring of {DEGREE}, {RANK_TOKENS} a rank", pairs, replayed),
+        *measured("ring", f"{chosen.name}, raw", f"1 of {alone}", alone * (alone + 1) / 2, single),
     ]
 
 
@@ -160,13 +161,15 @@ def ours(
         out.backward(dout)
 
 
-def measured(name: str, what: str, pairs: float, run: Callable[..., None]) -> list[Row]:
+def measured(group: str, name: str, what: str, pairs: float, run: Callable[..., None]) -> list[Row]:
     """Return the rows of a run: forward, and forward and backward."""
     rows: list[Row] = []
     for passes, flops in (("forward", 1.0), ("forward + backward", 1.0 + BACKWARD)):
         ms = milliseconds(partial(run, backward=flops > 1))
         rate = 4 * HEAD_DIM * HEADS * pairs * flops / ms / 1e9
-        rows.append({"kernel": name, "lengths": what, "passes": passes, "ms": ms, "tflops_per_s": rate})
+        among = f"{group} {what}" if group == "kernels" else group
+        figures = {"kernel": name, "lengths": what, "passes": passes, "ms": ms, "tflops_per_s": rate}
+        rows.append({"group": f"{among}, {passes}", **figures})
     return rows
 
 
@@ -186,12 +189,10 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 
 def show(rows: list[Row]) -> None:
-    """Print the rows as a table, with each rate as a share of the best in its lengths and passes."""
+    """Print the rows as a table, with each rate as a share of the best of its group."""
     print("\n| lengths | passes | kernel | ms | TFLOP/s | of the best |\n|---|---|---|---|---|---|")
     for row in rows:
-        same = [
-            float(x["tflops_per_s"]) for x in rows if (x["lengths"], x["passes"]) == (row["lengths"], row["passes"])
-        ]
+        same = [float(other["tflops_per_s"]) for other in rows if other["group"] == row["group"]]
         rate = float(row["tflops_per_s"])
         figures = f"{row['ms']:.3f} | {rate:.0f} | {rate / max(same):.3f}"
         print(f"| {row['lengths']} | {row['passes']} | {row['kernel']} | {figures} |")

@@ -1,11 +1,12 @@
 """Each kernel that this GPU has, against float64: forward, log-sum-exp, gradients, and as blocks of a ring.
 
-Run with `pytest -m gpu tests/attention`. A kernel that is not installed or not for this GPU is skipped by name; one that
-is installed but broken fails.
+Run with `pytest -m gpu tests/attention`. A kernel that is not installed or not for this GPU is skipped by name; one
+that is installed but broken fails.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
@@ -23,16 +24,18 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # max|a - b| / max|b|
 
 
 @pytest.fixture(params=[(name, dtype) for name in GPU_KERNELS for dtype in TOLERANCE], ids=str)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Kernel, torch.dtype]:
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kernel, torch.dtype]]:
     name, dtype = request.param
     monkeypatch.setattr("engine.attention.kernels.cudnn.LEAST_TOKENS", 1)
     choose.cache_clear()
     try:
-        return choose(GPU, dtype, 128, name), dtype
+        found = choose(GPU, dtype, 128, name)
     except ValueError as error:
         if "broken" in str(error):
             raise
         pytest.skip(str(error))
+    yield found, dtype
+    choose.cache_clear()  # forget the kernel that takes sequences of any length
 
 
 def call(q_lengths: list[int], kv_lengths: list[int], causal: bool) -> Call:
