@@ -80,6 +80,18 @@ def test_unequal_numbers_of_queries_and_keys(name: str, heads: int, groups: int,
 
 
 @each_kernel
+@pytest.mark.parametrize(
+    "lengths",
+    [([5, 5, 5], [5, 5, 5]), ([5, 5, 9, 9, 1, 5], [5, 5, 9, 9, 1, 5]), ([3, 3, 3, 7], [5, 5, 8, 8]), ([1, 1], [1, 1])],
+)
+def test_neighbours_of_one_length(name: str, lengths: tuple[list[int], list[int]]) -> None:
+    """The CPU kernel takes them as one batch, which must not mix them."""
+    one = call(*lengths, causal=lengths[0] == lengths[1])
+    tensors = inputs(one, 4, 2)
+    assert max(errors(run(kernel(name), one, tensors), plain(one, tensors)).values()) < TOLERANCE[torch.float64]
+
+
+@each_kernel
 def test_the_log_sum_exp_is_that_of_the_scaled_scores(name: str) -> None:
     one = call([6, 3], [9, 2], causal=False)
     q, k, v, _ = inputs(one, 2, 1)
