@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.attention.buffers import Buffers
+
 
 class Exchange(NamedTuple):
     """What one ring does in a round: send a buffer to the next rank and fill one from the previous. Empty ones rest."""
@@ -32,6 +34,8 @@ class Pending(Protocol):
 class Comm(Protocol):
     """How rings talk; tests put a transport of their own behind it."""
 
+    buffers: Buffers
+
     def post(self, exchanges: Sequence[Exchange]) -> Pending:
         """Start the transfers of a round."""
 
@@ -50,6 +54,7 @@ class RingComm:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
+        self.buffers = Buffers()
         self.bytes_sent = 0
 
     def post(self, exchanges: Sequence[Exchange]) -> Pending:

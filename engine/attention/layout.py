@@ -22,6 +22,11 @@ class RingShard:
     next_rank: int
     previous_rank: int
 
+    @property
+    def rows(self) -> slice:
+        """Return where the shard lies in the rank's packed tokens."""
+        return slice(self.offset, self.offset + self.tokens)
+
     def block(self, round_: int) -> Block:
         """Return which of our queries meet which keys of the part that we hold in a round."""
         return block(self.length, self.degree, self.part, kv_part(self.degree, self.part, round_))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from engine.attention.buffers import Kind
 from engine.attention.comm import Comm, Exchange, Pending
 from engine.attention.kernels import Call, Kernel, wider
 from engine.attention.layout import Layout
@@ -74,13 +75,13 @@ class _Block(NamedTuple):
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
-    """Return the merged output [T,H,D] and log-sum-exp [T,H], both in the wider dtype."""
-    held = _pack(k, v, layout)
-    out, lse = q.new_zeros(q.shape, dtype=wider(q.dtype)), q.new_zeros(q.shape[:2], dtype=wider(q.dtype))
+    """Return the merged output [T,H,D] and log-sum-exp [T,H]; with rings in the wider dtype, else in the kernel's."""
+    held = _pack("kv", k, v, layout, comm)
+    out, lse = q[:0], q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # of no token
     for round_ in range(layout.rounds("forward")):
         pending, arriving, _ = _post(layout, round_, "forward", comm, held, [])
         if round_ == 0 and layout.tokens:
-            out, lse = kernel.forward(q, k, v, Call(layout.bounds, layout.bounds, causal=True))
+            out, lse = _widened(layout, *kernel.forward(q, k, v, Call(layout.bounds, layout.bounds, causal=True)))
         elif blocks := _blocks(layout, round_, held):
             part_out, part_lse = kernel.forward(_rows(q, blocks), *_keys(blocks), _call(blocks))
             for block, o, part in zip(blocks, *_split(blocks, part_out, part_lse), strict=True):
@@ -91,32 +92,41 @@ def _forward(
 
 
 def _backward(saved: _Saved, layout: Layout, comm: Comm | None, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq [T,H,D], dk and dv [T,G,D], all in the wider dtype, in which dK,dV also travel."""
+    """Return dq [T,H,D], dk and dv [T,G,D]; with rings in the wider dtype, in which dK,dV also travel."""
     dout, q, k, v, out, lse = saved
-    held, sums = _pack(k, v, layout), list[Tensor]()
-    dq, dk, dv = (x.new_zeros(x.shape, dtype=wider(x.dtype)) for x in (q, k, v))
+    held, sums = _pack("kv", k, v, layout, comm), list[Tensor]()
+    dq, dk, dv = _widened(layout, q[:0], k[:0], v[:0])  # of no token
     for round_ in range(layout.rounds("backward")):
         pending, arriving, sums_arriving = _post(layout, round_, "backward", comm, held, sums)
         blocks = _blocks(layout, round_, held) if round_ else []
         if round_ == 0 and layout.tokens:
-            dq, dk, dv = kernel.backward(*saved, Call(layout.bounds, layout.bounds, causal=True))
+            dq, dk, dv = _widened(layout, *kernel.backward(*saved, Call(layout.bounds, layout.bounds, causal=True)))
         elif blocks:
             inputs = (_rows(dout, blocks), _rows(q, blocks), *_keys(blocks), _rows(out, blocks), _rows(lse, blocks))
             shares = kernel.backward(*inputs, _call(blocks))
         _wait(pending)
-        held, sums = arriving, sums_arriving if round_ else _pack(dk, dv, layout)
+        held, sums = arriving, sums_arriving if round_ else _pack("dkv", dk, dv, layout, comm)
         if blocks:
             _add_shares(dq, sums, blocks, *shares)
     for ring, home in zip(layout.rings, sums, strict=True):
-        rows = slice(ring.offset, ring.offset + ring.tokens)
-        dk[rows], dv[rows] = home
+        dk[ring.rows], dv[ring.rows] = home
     return dq, dk, dv
 
 
-def _pack(k: Tensor, v: Tensor, layout: Layout) -> list[Tensor]:
-    """Return a contiguous buffer [2,S,G,D] of each ring shard's keys and values: one message instead of two."""
-    rows = (slice(ring.offset, ring.offset + ring.tokens) for ring in layout.rings)
-    return [torch.stack((k[shard], v[shard])) for shard in rows]
+def _widened(layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return what blocks of rings are merged into or added to in the wider dtype; without rings nothing is."""
+    return tuple(x.to(wider(x.dtype)) for x in tensors) if layout.rings else tensors
+
+
+def _pack(kind: Kind, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None) -> list[Tensor]:
+    """Return a buffer [2,S,G,D] of each ring shard's keys and values: one message instead of two."""
+    if comm is None:
+        return []
+    comm.buffers.fit(kind, layout, k)
+    packed = [comm.buffers.take(kind, number, 0, ring.tokens) for number, ring in enumerate(layout.rings)]
+    for ring, buffer in zip(layout.rings, packed, strict=True):
+        torch.stack((k[ring.rows], v[ring.rows]), out=buffer)
+    return packed
 
 
 def _post(
@@ -124,14 +134,15 @@ def _post(
 ) -> tuple[Pending | None, list[Tensor], list[Tensor]]:
     """Start a round's transfers; return them and the buffers (K,V and dK,dV) that hold the next round when they end."""
     exchanges, buffers = [], {"kv": list(held), "dkv": list(sums)}
+    if comm is None or not layout.rings:
+        return None, [], []
     for number, ring in enumerate(layout.rings):
         for kind, _, receive in ring.transfers(round_, direction):
-            outgoing = buffers[kind][number]
-            incoming = outgoing.new_empty((2, ring.tokens_of(receive), *outgoing.shape[2:]))
-            exchanges.append(Exchange(outgoing, ring.next_rank, incoming, ring.previous_rank))
+            turn = round_ + 1 if kind == "kv" else round_  # our K,V leave in round 0, our dK,dV in round 1
+            incoming = comm.buffers.take(kind, number, turn, ring.tokens_of(receive))
+            exchanges.append(Exchange(buffers[kind][number], ring.next_rank, incoming, ring.previous_rank))
             buffers[kind][number] = incoming
-    pending = comm.post(exchanges) if exchanges and comm is not None else None
-    return pending, buffers["kv"], buffers["dkv"]
+    return comm.post(exchanges) if exchanges else None, buffers["kv"], buffers["dkv"]
 
 
 def _wait(pending: Pending | None) -> None:
@@ -175,12 +186,11 @@ def _merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None
 
     Softmax over keys A and B together, from softmax over each (online softmax; Milakov and Gimelshein 2018):
         out = (exp(lse_A) out_A + exp(lse_B) out_B) / (exp(lse_A) + exp(lse_B))
-    which overflows; the stable form with lse = log(exp(lse_A) + exp(lse_B)):
-        out = exp(lse_A - lse) out_A + exp(lse_B - lse) out_B
+    which overflows; the stable form, in one pass over the rows:
+        out = out_A + sigmoid(lse_B - lse_A) (out_B - out_A)
     """
-    merged = torch.logaddexp(lse, part_lse)
-    out.mul_((lse - merged).exp()[..., None]).add_(part_out * (part_lse - merged).exp()[..., None])
-    lse.copy_(merged)
+    out.lerp_(part_out.to(out.dtype), (part_lse - lse).sigmoid()[..., None])
+    lse.copy_(torch.logaddexp(lse, part_lse))
 
 
 def _add_shares(dq: Tensor, sums: list[Tensor], blocks: Sequence[_Block], *shares: Tensor) -> None:

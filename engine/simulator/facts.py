@@ -71,16 +71,22 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     The hop to a member carries the K,V of all tokens but its own in each pass that runs the ring forward, and the dK,dV
     of all tokens. So a token's K,V makes D - 1 hops, and its dK,dV makes D. Experts' counts make D - 1 of a shard.
     """
+    ring, leaves = plan.degrees[plan.shard_sequence] > 1, crossing(plan, settings.cluster) == 1
+    return _sent(plan, settings, ring & ~leaves), _sent(plan, settings, ring & leaves)
+
+
+def rank_ring_bytes(plan: StepPlan, settings: PlanSettings) -> list[int]:
+    """Return the bytes that each rank sends in its rings in a step, all layers and passes."""
+    ring = plan.degrees[plan.shard_sequence] > 1
+    return [_sent(plan, settings, ring & (plan.ring_ranks == rank)) for rank in range(plan.ranks)]
+
+
+def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> int:
+    """Return the bytes of some hops, [K]: a hop is from a shard's rank to the next of its ring."""
     costs = settings.costs
     tokens = plan.lengths[plan.shard_sequence]
     others = tokens - loads.shard_loads(plan)[0][loads.next_shards(plan)]
-    degrees = plan.degrees[plan.shard_sequence]
-    ring, leaves = degrees > 1, crossing(plan, settings.cluster) == 1
-
-    def sent(hops: NDArray[np.bool_]) -> int:
-        # Tokens are summed first: bytes of one hop, times hops, pass 2^63 at 16,384 ranks and 2M tokens.
-        kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
-        counts = int((degrees[hops] - 1).sum()) * costs.counts_bytes
-        return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes + counts
-
-    return sent(ring & ~leaves), sent(ring & leaves)
+    # Tokens are summed first: bytes of one hop, times hops, pass 2^63 at 16,384 ranks and 2M tokens.
+    kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
+    counts = int((plan.degrees[plan.shard_sequence][hops] - 1).sum()) * costs.counts_bytes
+    return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes + counts

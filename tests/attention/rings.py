@@ -19,14 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.attention.buffers import Buffers
 from engine.attention.comm import Comm, Exchange
 from engine.attention.kernels import Call, Kernel, choose
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard
+from tests.attention.gpu_like import GPU_LIKE
 
 CPU = torch.device("cpu")
 PATIENCE_S = 10  # a message that has not come by then does not come
+LONGEST_PLAIN = 1600  # tokens
 NAMES = ("out", "dq", "dk", "dv")
 Four = tuple[Tensor, ...]  # out, dq, dk, dv
 
@@ -84,12 +87,16 @@ class Case:
 
 
 def dense(case: Case) -> Four:
-    """Return out, dq, dk, dv of plain attention in float64, one whole sequence at a time."""
+    """Return out, dq, dk, dv in float64, one whole sequence at a time: of plain attention.
+
+    Of sequences too long for that, of one call of the CPU kernel, which its own tests hold to plain attention.
+    """
     q, k, v, dout = (x.double() for x in case.inputs())
     parts, start = [], 0
     for length, _ in case.sequences:
         rows = slice(start, start + length)
-        parts.append(attention(q[rows], k[rows], v[rows], dout[rows], causal=True))
+        by = attention if length <= LONGEST_PLAIN else one_call
+        parts.append(by(q[rows], k[rows], v[rows], dout[rows], causal=True))
         start += length
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
@@ -105,13 +112,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Fo
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
 
 
+def one_call(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Four:
+    """Return out, dq, dk, dv of one sequence by one call of the CPU kernel."""
+    kernel, call = choose(CPU, q.dtype, q.shape[2]), Call((0, len(q)), (0, len(k)), causal)
+    out, lse = kernel.forward(q, k, v, call)
+    return (out, *kernel.backward(dout, q, k, v, out, lse, call))
+
+
 def on_rank(case: Case, rank: int, comm: Comm) -> Four:
     """Return out, dq, dk, dv of one rank's micro-batch, forward and backward through the ring."""
     micro, rows = case.micro_batch(rank), case.rows(rank)
     q, k, v, dout = (x[rows] for x in case.inputs())
     q, k, v = (x.requires_grad_() for x in (q, k, v))
-    kernel = strict(choose(CPU, case.dtype, case.head_dim, case.kernel))
-    out = attend(q, k, v, layout(micro) if micro.shards else whole(0), comm, kernel)
+    kernel = GPU_LIKE if case.kernel == "gpu_like" else choose(CPU, case.dtype, case.head_dim, case.kernel)
+    out = attend(q, k, v, layout(micro) if micro.shards else whole(0), comm, strict(kernel))
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
 
 
@@ -178,7 +192,8 @@ class ThreadComm:
     """
 
     def __init__(self, rank: int, links: Links) -> None:
-        self.rank, self.links = rank, links
+        self.rank, self.links, self.buffers = rank, links, Buffers()
+        self.bytes_sent = 0
 
     def post(self, exchanges: Sequence[Exchange]) -> Flight:
         kept, expected = [], []
@@ -186,6 +201,7 @@ class ThreadComm:
             assert send.is_contiguous() and receive.is_contiguous()
             if send.numel():
                 kept.append((send, send.clone()))
+                self.bytes_sent += send.numel() * send.element_size()
                 self.links[self.rank, next_rank].put(kept[-1][1])
             if receive.numel():
                 receive.fill_(float("nan") if receive.is_floating_point() else -1)

@@ -6,6 +6,7 @@ Error of a tensor = max|a - b| / max|b|.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +25,7 @@ from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from tests.attention.rings import (
     CPU,
+    NAMES,
     Case,
     Four,
     Placed,
@@ -38,10 +40,11 @@ from tests.attention.rings import (
 )
 from tests.world import run_world
 
-DEGREES = range(1, 7)
+DEGREES = range(1, 9)
 TOLERANCE = 1e-10
 SHAPES = [(1, 1, 4), (2, 1, 8), (4, 2, 4), (3, 3, 5), (6, 2, 16), (5, 1, 2)]  # H, G, D
-PRIMES = [2, 3, 5, 7, 11, 13, 31, 61, 97]
+PRIMES = [2, 3, 5, 7, 11, 13, 31, 61, 97, 509, 1021, 2053, 4099]
+LONGEST = 4099
 
 
 def case(*sequences: tuple[int, tuple[int, ...]], world: int = 6, **more: object) -> Case:
@@ -59,7 +62,7 @@ def every_length(degree: int, **more: object) -> Case:
 
 
 GLOO_CASES = {
-    **{f"degree {degree}": every_length(degree, heads=4, groups=2) for degree in DEGREES},
+    **{f"degree {degree}": every_length(degree, heads=4, groups=2) for degree in range(1, 7)},
     "one ring forth, one back": case((29, (0, 1)), (31, (1, 0)), (17, (0, 1))),
     "rings of other degrees, and whole sequences": case(
         (13, (2,)),
@@ -115,29 +118,32 @@ def test_each_short_length_alone(degree: int) -> None:
 
 
 def lengths(degree: int) -> st.SearchStrategy[int]:
-    """Return lengths from 1 to 100, with more weight on those about the number of chunks and on primes."""
-    return st.one_of(st.integers(1, 2 * degree + 1), st.sampled_from(PRIMES), st.integers(1, 100))
+    """Return lengths from 1 to 4,099, with more weight on short ones, about the number of chunks, and on primes."""
+    few, any_ = st.integers(1, 2 * degree + 1), st.integers(1, LONGEST)
+    return st.one_of(few, st.integers(1, 100), st.sampled_from(PRIMES), any_)
 
 
 @st.composite
 def cases(draw: st.DrawFn, most: int) -> Case:
     """Draw up to `most` sequences on rings of any members in any order."""
-    world = draw(st.integers(1, 6))
-    heads, groups, head_dim = draw(st.sampled_from(SHAPES))
+    world = draw(st.integers(1, 8))
     rings = [tuple(draw(st.permutations(range(world)))) for _ in range(draw(st.integers(1, most)))]
     rings = [ring[: draw(st.integers(1, world))] for ring in rings]
     sequences = tuple(Placed(draw(lengths(len(ring))), ring) for ring in rings)
-    kernel = draw(st.sampled_from(["fused_cpu", "reference"]))
+    small = max(sequence.length for sequence in sequences) <= 100
+    kernel = draw(st.sampled_from(["fused_cpu", "reference"])) if small else "fused_cpu"
+    heads, groups, head_dim = draw(st.sampled_from(SHAPES)) if small else (2, 1, 4)
     return Case(sequences, world, heads, groups, head_dim, seed=draw(st.integers(0, 99)), kernel=kernel)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(one=cases(most=1))
+@example(one=case((LONGEST, (5, 2, 7, 0, 3, 6, 1, 4)), world=8))
 def test_one_ring_of_any_length_order_and_shape(one: Case) -> None:
     check(one, in_process(one))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(one=cases(most=6))
 @example(one=case((5, (0, 1)), (5, (1, 0)), (5, (0, 1)), world=2))
 def test_any_rings_and_whole_sequences_in_one_micro_batch(one: Case) -> None:
@@ -159,21 +165,35 @@ def test_results_have_the_inputs_dtype(dtype: torch.dtype) -> None:
     assert max(found.values()) < {torch.float32: 2e-6, torch.bfloat16: 0.02}[dtype], found
 
 
-def test_the_error_in_bf16_does_not_grow_with_the_ring() -> None:
-    """RMS against float64, mean of 5 seeds: at degree 6 at most 1.15 times that at degree 1.
-
-    It grows when K,V's gradients travel in bf16, or when blocks are rounded before they are merged.
-    """
-    mean: dict[int, dict[str, float]] = {degree: dict.fromkeys(("out", "dq", "dk", "dv"), 0.0) for degree in (1, 6)}
-    for seed in range(5):
-        shape = {"heads": 2, "groups": 1, "head_dim": 32, "dtype": torch.bfloat16, "seed": seed}
-        one = {degree: case((1537, tuple(range(degree))), world=degree, **shape) for degree in mean}
+@functools.cache
+def mean_rms(kernel: str | None = None, seeds: int = 5) -> dict[int, dict[str, float]]:
+    """Return the RMS difference from float64 in bf16, mean of some seeds, of one call (degree 1) and of rings."""
+    degrees = DEGREES if kernel is None else (1, 2, 8)
+    mean = {degree: dict.fromkeys(NAMES, 0.0) for degree in degrees}
+    for seed in range(seeds):
+        shape = {"heads": 2, "groups": 1, "head_dim": 32, "dtype": torch.bfloat16, "seed": seed, "kernel": kernel}
+        one = {degree: case((1537, tuple(range(degree))), world=degree, **shape) for degree in degrees}
         exact = dense(one[1])
         for degree, sums in mean.items():
             for name, value in rms(in_process(one[degree]), exact).items():
-                sums[name] += value / 5
-    ratios = {name: mean[6][name] / mean[1][name] for name in mean[1]}
-    assert max(ratios.values()) <= 1.15, ratios
+                sums[name] += value / seeds
+    return mean
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_in_bf16_is_that_of_one_call_and_does_not_grow_with_the_ring(name: str) -> None:
+    """It would if K,V's gradients travelled in bf16, or if blocks were rounded before they are merged."""
+    found = {degree: mean[name] for degree, mean in mean_rms().items()}
+    assert max(found.values()) <= 1.25 * found[1], found
+    assert max(found[degree] for degree in DEGREES[1:]) <= 1.1 * found[2], found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_does_not_grow_either_where_the_kernel_rounds_its_results(name: str) -> None:
+    """GPU kernels do; see Note: [what is rounded]. What the first cut costs is no part of the promise for CPU."""
+    found = {degree: mean[name] for degree, mean in mean_rms("gpu_like", 2).items()}
+    assert found[8] <= 1.1 * found[2], found
+    assert found[8] <= 1.3 * found[1], found
 
 
 def test_a_scalar_gradient_spread_over_all_rows_is_taken() -> None:
@@ -220,7 +240,7 @@ class Diary:
     """A transport and a kernel that note what happens when."""
 
     def __init__(self, comm: Comm, kernel: Kernel) -> None:
-        self.comm, self.inner, self.events = comm, kernel, list[str]()
+        self.comm, self.inner, self.events, self.buffers = comm, kernel, list[str](), comm.buffers
         self.kernel = replace(kernel, forward=self.forward, backward=self.backward)
 
     def post(self, exchanges: Sequence[Exchange]) -> Diary:

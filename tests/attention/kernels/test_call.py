@@ -5,7 +5,6 @@ If these fail, so does everything above. Error of a tensor = max|a - b| / max|b|
 
 from __future__ import annotations
 
-import logging
 from itertools import accumulate, pairwise
 
 import pytest
@@ -81,6 +80,18 @@ def test_unequal_numbers_of_queries_and_keys(name: str, heads: int, groups: int,
 
 
 @each_kernel
+@pytest.mark.parametrize(
+    "lengths",
+    [([5, 5, 5], [5, 5, 5]), ([5, 5, 9, 9, 1, 5], [5, 5, 9, 9, 1, 5]), ([3, 3, 3, 7], [5, 5, 8, 8]), ([1, 1], [1, 1])],
+)
+def test_neighbours_of_one_length(name: str, lengths: tuple[list[int], list[int]]) -> None:
+    """The CPU kernel takes them as one batch, which must not mix them."""
+    one = call(*lengths, causal=lengths[0] == lengths[1])
+    tensors = inputs(one, 4, 2)
+    assert max(errors(run(kernel(name), one, tensors), plain(one, tensors)).values()) < TOLERANCE[torch.float64]
+
+
+@each_kernel
 def test_the_log_sum_exp_is_that_of_the_scaled_scores(name: str) -> None:
     one = call([6, 3], [9, 2], causal=False)
     q, k, v, _ = inputs(one, 2, 1)
@@ -141,29 +152,3 @@ def test_no_sequence_is_no_result(name: str) -> None:
 def test_sums_are_kept_in_the_wider_dtype() -> None:
     dtypes = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
     assert [wider(dtype) for dtype in dtypes] == [torch.float32] * 3 + [torch.float64]
-
-
-def test_the_fused_kernel_is_chosen_on_cpu_and_the_reason_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    choose.cache_clear()
-    with caplog.at_level(logging.INFO):
-        found = [choose(CPU, torch.bfloat16, 64) for _ in range(3)]
-    assert {one.name for one in found} == {"fused_cpu"}
-    assert [record.message for record in caplog.records] == [
-        "attention kernel for torch.bfloat16, head size 64: fused_cpu (PyTorch's fused kernel for CPU)"
-    ]
-
-
-def test_where_there_is_no_fused_kernel_the_reference_serves() -> None:
-    found = choose(torch.device("cuda"), torch.bfloat16, 64)
-    assert (found.name, found.reason) == ("reference", "there is no fused kernel for cuda yet")
-
-
-@each_kernel
-def test_a_kernel_is_chosen_by_name(name: str) -> None:
-    assert choose(CPU, torch.float32, 8, name).name == name
-
-
-@pytest.mark.parametrize(("device", "prefer"), [("cpu", "fusd_cpu"), ("cuda", "fused_cpu"), ("cpu", "")])
-def test_refuses_a_kernel_that_is_not_there(device: str, prefer: str) -> None:
-    with pytest.raises(ValueError, match=f"no kernel '{prefer}' for {device}"):
-        choose(torch.device(device), torch.float32, 8, prefer)

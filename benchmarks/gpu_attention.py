@@ -1,0 +1,202 @@
+"""Attention on one GPU: raw kernels, our seam, packing, and a ring of 8 of which one rank's rounds are replayed.
+
+`python benchmarks/gpu_attention.py [--json FILE]` takes bf16, head size 128, 32 query and 8 key heads, causal. FLOPs
+are those of the pairs that meet: 4 D H a (query, key) pair forward, 2.5 times that backward. Times are medians between
+CUDA events, after a warm-up. In the ring, messages are copies on the device, so what it shows is what cutting, merging
+and adding cost. Each rate is shown as a share of the best of its group: the kernels at one length, packed sequences and
+one alone, a ring and one call. Without a CUDA device the program leaves with 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from engine.attention.buffers import Buffers
+from engine.attention.comm import Exchange
+from engine.attention.kernels import Call, Kernel, choose
+from engine.attention.kernels.choice import NAMES
+from engine.attention.layout import Layout, layout
+from engine.attention.ring import attend
+from engine.planner.plan import MicroBatch, Shard
+
+HEADS, GROUPS, HEAD_DIM, DTYPE = 32, 8, 128, torch.bfloat16
+LENGTHS = (8192, 32768, 131072)
+PACKED, OF = 64, 4096  # sequences, tokens of each
+DEGREE, PART = 8, 3
+RANK_TOKENS = 8192
+REPEATS, WARM_UPS = 20, 3
+BACKWARD = 2.5  # FLOPs of the backward pass, forward ones = 1
+Row = dict[str, str | float]
+
+
+def main() -> int:
+    """Print the tables."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--json", type=Path, help="write the figures to this file too")
+    path = arguments.parse_args().json
+    if not torch.cuda.is_available():
+        print("There is no CUDA device here: nothing was measured.", file=sys.stderr)
+        return 3
+    device = torch.device("cuda", 0)
+    chosen = choose(device, DTYPE, HEAD_DIM)
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, chosen: {chosen.name} ({chosen.reason})")
+    for line in chosen.passed_over:
+        print(f"- {line}")
+    rows = [*raw_and_seam(device, chosen), *packing(device, chosen), *ring(device, chosen)]
+    show(rows)
+    if path is not None:
+        figures = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, "kernel": chosen.name}
+        path.write_text(json.dumps(figures | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def raw_and_seam(device: torch.device, chosen: Kernel) -> list[Row]:
+    """Return rows of each kernel alone, and of ours, at each length."""
+    rows = []
+    for length in LENGTHS:
+        inputs, one = tensors(length, device), whole([length])
+        runs = {f"{kernel.name}, raw": partial(raw, kernel, one, inputs) for kernel in present(device)}
+        runs[f"ours ({chosen.name})"] = partial(ours, chosen, one, inputs)
+        for name, run in runs.items():
+            rows += measured("kernels", name, f"{length // 1024}K", length * (length + 1) / 2, run)
+    return rows
+
+
+def packing(device: torch.device, chosen: Kernel) -> list[Row]:
+    """Return rows of many packed sequences, and of one of the same FLOPs."""
+    alone = int((PACKED * OF * OF) ** 0.5)
+    unequal = [OF // 2 + (997 * number) % OF for number in range(PACKED)]  # no dense batch serves these
+    rows = []
+    mixes = {f"{PACKED} of {OF}": [OF] * PACKED, f"{PACKED} unequal": unequal, f"1 of {alone}": [alone]}
+    for name, lengths in mixes.items():
+        run = partial(ours, chosen, whole(lengths), tensors(sum(lengths), device))
+        rows += measured("packing", f"ours ({chosen.name})", name, sum(n * (n + 1) / 2 for n in lengths), run)
+    return rows
+
+
+def ring(device: torch.device, chosen: Kernel) -> list[Row]:
+    """Return rows of one rank of a ring, and of one call of the kernel with as many pairs."""
+    total = DEGREE * RANK_TOKENS
+    shard = Shard(0, total, tuple(range(DEGREE)), PART)
+    one = layout(MicroBatch(index=0, rank=PART, gang=0, slot=-1, shards=(shard,)))
+    pairs = total * (total + 1) / 2 / DEGREE
+    alone = int((2 * pairs) ** 0.5)
+    replayed = partial(ours, chosen, one, tensors(RANK_TOKENS, device), Replay())
+    single = partial(raw, chosen, whole([alone]), tensors(alone, device))
+    return [
+        *measured("ring", f"ours ({chosen.name})", f"ring of {DEGREE}, {RANK_TOKENS} a rank", pairs, replayed),
+        *measured("ring", f"{chosen.name}, raw", f"1 of {alone}", alone * (alone + 1) / 2, single),
+    ]
+
+
+class Replay:
+    """A transport for one rank alone: what it receives is a copy of what it sends, as far as that goes."""
+
+    def __init__(self) -> None:
+        self.buffers = Buffers()
+
+    def post(self, exchanges: Sequence[Exchange]) -> Replay:
+        """Copy at once, on the stream that computes."""
+        for send, _, receive, _ in exchanges:
+            size = min(send.numel(), receive.numel())
+            receive.view(-1)[:size].copy_(send.view(-1)[:size])
+        return self
+
+    def wait(self) -> None:
+        """Return: the stream keeps the order."""
+
+
+def present(device: torch.device) -> list[Kernel]:
+    """Return the kernels that this machine has, each asked for by name."""
+    found = []
+    for name in NAMES:
+        try:
+            found += [choose(device, DTYPE, HEAD_DIM, name)] if name != "reference" else []
+        except ValueError as error:
+            print(f"- {error}")
+    return found
+
+
+def whole(lengths: list[int]) -> Layout:
+    """Return the layout of whole sequences."""
+    shards = tuple(Shard(number, length, (0,), 0) for number, length in enumerate(lengths))
+    return layout(MicroBatch(index=0, rank=0, gang=0, slot=-1, shards=shards))
+
+
+def tensors(tokens: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Return q, k, v and the output's gradient."""
+    shapes = ((tokens, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS, HEADS))
+    return tuple(torch.randn(shape, device=device, dtype=DTYPE) for shape in shapes)
+
+
+def raw(kernel: Kernel, one: Layout, inputs: tuple[Tensor, ...], backward: bool) -> None:
+    """Call a kernel."""
+    q, k, v, dout = inputs
+    call = Call(one.bounds, one.bounds, causal=True)
+    out, lse = kernel.forward(q, k, v, call)
+    if backward:
+        kernel.backward(dout, q, k, v, out, lse, call)
+
+
+def ours(
+    kernel: Kernel, one: Layout, inputs: tuple[Tensor, ...], comm: Replay | None = None, *, backward: bool
+) -> None:
+    """Run our attention."""
+    q, k, v, dout = inputs
+    with torch.set_grad_enabled(backward):
+        q, k, v = (x.detach().requires_grad_(backward) for x in (q, k, v))
+        out = attend(q, k, v, one, comm, kernel)
+    if backward:
+        out.backward(dout)
+
+
+def measured(group: str, name: str, what: str, pairs: float, run: Callable[..., None]) -> list[Row]:
+    """Return the rows of a run: forward, and forward and backward."""
+    rows: list[Row] = []
+    for passes, flops in (("forward", 1.0), ("forward + backward", 1.0 + BACKWARD)):
+        ms = milliseconds(partial(run, backward=flops > 1))
+        rate = 4 * HEAD_DIM * HEADS * pairs * flops / ms / 1e9
+        among = f"{group} {what}" if group == "kernels" else group
+        figures = {"kernel": name, "lengths": what, "passes": passes, "ms": ms, "tflops_per_s": rate}
+        rows.append({"group": f"{among}, {passes}", **figures})
+    return rows
+
+
+def milliseconds(run: Callable[[], None]) -> float:
+    """Return the median time of a run on the device."""
+    for _ in range(WARM_UPS):
+        run()
+    times = []
+    for _ in range(REPEATS):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop))
+    return median(times)
+
+
+def show(rows: list[Row]) -> None:
+    """Print the rows as a table, with each rate as a share of the best of its group."""
+    print("\n| lengths | passes | kernel | ms | TFLOP/s | of the best |\n|---|---|---|---|---|---|")
+    for row in rows:
+        same = [float(other["tflops_per_s"]) for other in rows if other["group"] == row["group"]]
+        rate = float(row["tflops_per_s"])
+        figures = f"{row['ms']:.3f} | {rate:.0f} | {rate / max(same):.3f}"
+        print(f"| {row['lengths']} | {row['passes']} | {row['kernel']} | {figures} |")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The flash-attn packages: 2 (`flash_attn`), 3 (`flash_attn_interface`), 4 (`flash_attn.cute`).
+
+Their public functions hide the gradient behind autograd, which would not accept a ring's merged output and log-sum-exp;
+so the calls below are those under them, which PyTorch's own integration of 3 and 4 uses too. All write out, dq, dk, dv
+in the dtype of their inputs; the fp32 sums stay inside (3 has them only as one partial output a split of the keys).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.kernels.call import Functions, Packed
+from engine.attention.kernels.varlen import Library
+
+
+def load_2() -> Functions:
+    """Return flash-attn 2's functions (2.7 or newer). Raises ImportError without it."""
+    module = import_module("flash_attn.flash_attn_interface")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = module._flash_attn_varlen_forward(
+            q, k, v, **_bounds(queries, keys), dropout_p=0.0, softmax_scale=_scale(q), causal=causal
+        )
+        return out, lse
+
+    def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *tensors, queries, keys, causal = inputs
+        gradients = _like(tensors)
+        module._flash_attn_varlen_backward(
+            *tensors,
+            *gradients,
+            **_bounds(queries, keys),
+            dropout_p=0.0,
+            softmax_scale=_scale(tensors[1]),
+            causal=causal,
+            window_size_left=-1,
+            window_size_right=-1,
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=False,
+        )
+        return gradients
+
+    return Library(attend, derive).functions()
+
+
+def load_3() -> Functions:
+    """Return flash-attn 3's functions. Raises ImportError without it."""
+    import_module("flash_attn_interface")  # registers the operators
+    operators = torch.ops.flash_attn_3
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = operators.fwd(
+            q, k, v, **_bounds(queries, keys), softmax_scale=_scale(q), is_causal=causal, num_splits=1
+        )
+        return out, lse
+
+    def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *tensors, queries, keys, causal = inputs
+        gradients = _like(tensors)
+        scale = _scale(tensors[1])
+        operators.bwd(*tensors, *gradients, **_bounds(queries, keys), softmax_scale=scale, is_causal=causal)
+        return gradients
+
+    return Library(attend, derive).functions()
+
+
+def load_4() -> Functions:
+    """Return flash-attn 4's functions. Raises ImportError without it."""
+    module = import_module("flash_attn.cute.interface")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = module._flash_attn_fwd(
+            q, k, v, **_bounds(queries, keys), softmax_scale=_scale(q), causal=causal, return_lse=True
+        )
+        return out, lse
+
+    def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        dout, q, k, v, out, lse, queries, keys, causal = inputs
+        cu_seqlens = {"cu_seqlens_q": queries.cu_seqlens, "cu_seqlens_k": keys.cu_seqlens}
+        dq, dk, dv = module._flash_attn_bwd(
+            q, k, v, out, dout, lse, softmax_scale=_scale(q), causal=causal, **cu_seqlens
+        )
+        return dq, dk, dv
+
+    return Library(attend, derive).functions()
+
+
+def _bounds(queries: Packed, keys: Packed) -> dict[str, Tensor | int]:
+    return {
+        "cu_seqlens_q": queries.cu_seqlens,
+        "cu_seqlens_k": keys.cu_seqlens,
+        "max_seqlen_q": queries.longest,
+        "max_seqlen_k": keys.longest,
+    }
+
+
+def _scale(q: Tensor) -> float:
+    return float(q.shape[-1] ** -0.5)
+
+
+def _like(tensors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return room for dq, dk, dv; `tensors` are dout, q, k, v, out, lse."""
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[1:4])
+    return dq, dk, dv

@@ -1,0 +1,173 @@
+"""Stand-ins for libraries of GPU kernels: their signatures, as released, and the reference's numbers, on any device.
+
+What they refuse, the libraries refuse: other dtypes, a last dim that is not contiguous, bounds that are not int32.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.kernels import Call, reference
+
+
+def call(cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, causal: bool) -> Call:
+    for bounds, longest in ((cu_q, max_q), (cu_k, max_k)):
+        assert bounds.dtype == torch.int32 and bounds.is_contiguous()
+        assert longest == max(stop - start for start, stop in pairwise(bounds.tolist()))
+    return Call(tuple(cu_q.tolist()), tuple(cu_k.tolist()), causal)
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, one: Call) -> tuple[Tensor, Tensor]:
+    """Return the output in the inputs' dtype, and the log-sum-exp as [H,T]."""
+    assert len({x.dtype for x in (q, k, v)}) == 1 and all(x.stride(-1) == 1 for x in (q, k, v))
+    out, lse = reference.load().forward(q, k, v, one)
+    return out.to(q.dtype), lse.T.contiguous()
+
+
+def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, one: Call) -> list[Tensor]:
+    assert len({x.dtype for x in (dout, q, k, v, out)}) == 1 and all(x.stride(-1) == 1 for x in (dout, q, k, v, out))
+    assert lse.shape == (q.shape[1], len(q)) and lse.is_contiguous() and lse.dtype == torch.float32
+    return [x.to(q.dtype) for x in reference.load().backward(dout, q, k, v, out, lse.T, one)]
+
+
+def flash_attn_2() -> ModuleType:
+    """`flash_attn.flash_attn_interface` of 2.8."""
+    module = ModuleType("flash_attn.flash_attn_interface")
+
+    def _flash_attn_varlen_forward(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int = -1,
+        window_size_right: int = -1, softcap: float = 0.0, alibi_slopes: Any = None, return_softmax: bool = False,
+        block_table: Any = None, leftpad_k: Any = None, seqused_k: Any = None, zero_tensors: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal)
+        assert (dropout_p, softmax_scale) == (0.0, q.shape[-1] ** -0.5)
+        return *forward(q, k, v, one), torch.empty(0), torch.empty(2)
+
+    def _flash_attn_varlen_backward(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor, dk: Tensor,
+        dv: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+        dropout_p: float, softmax_scale: float, causal: bool, window_size_left: int, window_size_right: int,
+        softcap: float, alibi_slopes: Any, deterministic: bool, rng_state: Any = None, zero_tensors: bool = False,
+    ) -> Tensor:  # fmt: skip
+        one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal)
+        assert (window_size_left, window_size_right, softmax_scale) == (-1, -1, q.shape[-1] ** -0.5)
+        for room, gradient in zip((dq, dk, dv), backward(dout, q, k, v, out, softmax_lse, one), strict=True):
+            room.copy_(gradient)
+        return torch.empty(0)
+
+    vars(module).update(locals())
+    return module
+
+
+def flash_attn_3() -> SimpleNamespace:
+    """`torch.ops.flash_attn_3`, by the schema of hopper/flash_api.cpp."""
+
+    def fwd(
+        q: Tensor, k: Tensor, v: Tensor, k_new: Any = None, v_new: Any = None, q_v: Any = None, out: Any = None,
+        cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, cu_seqlens_k_new: Any = None, seqused_q: Any = None,
+        seqused_k: Any = None, max_seqlen_q: Any = None, max_seqlen_k: Any = None, page_table: Any = None,
+        kv_batch_idx: Any = None, leftpad_k: Any = None, rotary_cos: Any = None, rotary_sin: Any = None,
+        seqlens_rotary: Any = None, q_descale: Any = None, k_descale: Any = None, v_descale: Any = None,
+        softmax_scale: float | None = None, is_causal: bool = False, window_size_left: int = -1,
+        window_size_right: int = -1, attention_chunk: int = 0, softcap: float = 0.0,
+        is_rotary_interleaved: bool = False, scheduler_metadata: Any = None, num_splits: int = 0,
+        pack_gqa: bool | None = None, sm_margin: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal)
+        return *forward(q, k, v, one), torch.empty(0), torch.empty(0)
+
+    def bwd(
+        dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Any = None,
+        dk: Any = None, dv: Any = None, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, seqused_q: Any = None,
+        seqused_k: Any = None, max_seqlen_q: Any = None, max_seqlen_k: Any = None, softmax_scale: float | None = None,
+        is_causal: bool = False, window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0,
+        deterministic: bool = False, sm_margin: int = 0,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal)
+        for room, gradient in zip((dq, dk, dv), backward(dout, q, k, v, out, softmax_lse, one), strict=True):
+            room.copy_(gradient)
+        return (torch.empty(0),) * 5
+
+    return SimpleNamespace(fwd=fwd, bwd=bwd)
+
+
+def flash_attn_4() -> ModuleType:
+    """`flash_attn.cute.interface`: the arguments that PyTorch's own integration gives."""
+    module = ModuleType("flash_attn.cute.interface")
+
+    def _flash_attn_fwd(
+        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+        max_seqlen_k: int, softmax_scale: float | None = None, causal: bool = False, return_lse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        out, lse = forward(q, k, v, call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal))
+        return out, lse if return_lse else None
+
+    def _flash_attn_bwd(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, softmax_scale: float | None = None,
+        causal: bool = False, cu_seqlens_q: Any = None, cu_seqlens_k: Any = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        one = Call(tuple(cu_seqlens_q.tolist()), tuple(cu_seqlens_k.tolist()), causal)
+        return tuple(backward(dout, q, k, v, out, lse, one))
+
+    vars(module).update(locals())
+    return module
+
+
+class Cudnn:
+    """`torch.ops.aten._scaled_dot_product_cudnn_attention` and its gradient: dense batches [N,H,T,D]."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: None, lse: bool, dropout: float, causal: bool, _: bool
+    ) -> Any:
+        self.calls += 1
+        one = self._call(q, k, causal)
+        out, found = forward(*map(_packed, (q, k, v)), one)
+        count, heads, queries, _size = q.shape
+        by_sequence = found.view(heads, count, queries).transpose(0, 1).contiguous()[..., None]
+        return out.unflatten(0, (count, queries)).transpose(1, 2), by_sequence, None, None, queries, k.shape[2]
+
+    def backward(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor, offset: Tensor,
+        bias: None, cum_seq_q: None, cum_seq_k: None, max_q: int, max_k: int, dropout: float, causal: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        self.calls += 1
+        assert (max_q, max_k) == (q.shape[2], k.shape[2]) and lse.shape == (*q.shape[:3], 1) and lse.is_contiguous()
+        assert dout.stride() == out.stride() == q.stride(), "cuDNN wants them alike"
+        by_head = lse[..., 0].transpose(0, 1).flatten(1)
+        found = backward(*map(_packed, (dout, q, k, v, out)), by_head, self._call(q, k, causal))
+        return tuple(x.unflatten(0, (len(q), -1)).transpose(1, 2) for x in found)
+
+    def _call(self, q: Tensor, k: Tensor, causal: bool) -> Call:
+        bounds = (tuple(range(0, len(x) * x.shape[2] + 1, x.shape[2])) for x in (q, k))
+        return Call(*bounds, causal)
+
+
+def _packed(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def torch_varlen(patch: pytest.MonkeyPatch) -> None:
+    """Put `torch.ops.aten._flash_attention_forward` and its gradient on CPU."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *rest: Any) -> Any:
+        dropout, causal, debug = rest
+        assert (dropout, debug) == (0.0, False)
+        return *forward(q, k, v, call(cu_q, cu_k, max_q, max_k, causal)), None, None, None
+
+    def derive(*inputs: Any) -> Any:
+        *tensors, cu_q, cu_k, max_q, max_k, dropout, causal, _seed, _unused = inputs
+        assert dropout == 0.0
+        return tuple(backward(*tensors, call(cu_q, cu_k, max_q, max_k, causal)))
+
+    patch.setattr(torch.ops.aten, "_flash_attention_forward", attend)
+    patch.setattr(torch.ops.aten, "_flash_attention_backward", derive)
