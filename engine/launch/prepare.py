@@ -99,7 +99,7 @@ def check_start(config: Config, say: Say) -> None:
         return
     from engine.weights.check import check_weights  # it builds the model, without storage, and so imports torch
 
-    for line in check_weights(Path(config.run.weights), config.model):
+    for line in check_weights(Path(config.run.weights), config):
         say(line)
 
 

@@ -1,13 +1,11 @@
-"""From a shape to its model."""
+"""The model of a config: the one place that knows which there are."""
 
 from __future__ import annotations
 
-from torch import nn
-
-from engine.config.schema import Model
+from engine.config.schema import Config
 from engine.models.llama.model import Llama
 
 
-def build(shape: Model) -> nn.Module:
-    """Return the model of a shape, its weights not yet drawn."""
-    return Llama(shape)
+def build_model(config: Config) -> Llama:
+    """Return the model of a config; its weights are not drawn yet."""
+    return Llama(config.model)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.config.load import read_resolved
-from engine.config.schema import Config, Model
+from engine.config.schema import Config
 from engine.data.tokenizer import BOS, EOS
 from engine.errors import CheckpointError
 from engine.trainer import checkpoint as checkpoints
@@ -36,7 +36,7 @@ def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int)
     config = _config_of(folder, state)
     dtype = dtype or config.dtype
     weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else model_weights(folder)
-    entries = _entries(weights, config.model, _DTYPES[dtype])
+    entries = _entries(weights, config, _DTYPES[dtype])
     described = config_json(config.model, config.context, str(_DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
     shards = write_weights(out, described, entries, shard_bytes)
     size = sum(entry.bytes for entry in entries)
@@ -78,10 +78,10 @@ class _Part:
         return (whole if self.expert is None else whole[self.expert]).to(self.dtype).contiguous()
 
 
-def _entries(weights: Weights, shape: Model, dtype: torch.dtype) -> list[Entry]:
-    sizes = {name: torch.Size(size).numel() * dtype.itemsize for name, size in expected_shapes(shape).items()}
+def _entries(weights: Weights, config: Config, dtype: torch.dtype) -> list[Entry]:
+    sizes = {name: torch.Size(size).numel() * dtype.itemsize for name, size in expected_shapes(config).items()}
     return [
         Entry(theirs, sizes[theirs], _Part(weights, ours, expert if len(names) > 1 else None, dtype))
-        for ours, names in tensor_names(shape).items()
+        for ours, names in tensor_names(config.model).items()
         for expert, theirs in enumerate(names)
     ]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.config.schema import Model
+from engine.config.schema import Config, Model
 from engine.errors import Problem
-from engine.models.build import build
+from engine.models.build import build_model
 from engine.weights.architectures import tensor_names
 from engine.weights.config_json import CONFIG, model_values, read_config
 from engine.weights.folder import Header, read_headers, told
@@ -21,25 +21,25 @@ _FREE = ("name", "rope_theta")  # longer contexts want other angles than the wei
 _UNUSED = ("rotary_emb.inv_freq", "lm_head.weight")  # computed here; or the embedding's, where it is tied
 
 
-def check_weights(folder: Path, shape: Model) -> list[str]:
-    """Check that a folder's weights fit a model; return what differs and may: the rotary angles, a line each.
+def check_weights(folder: Path, config: Config) -> list[str]:
+    """Check that a folder's weights fit a config's model; return what differs and may: the rotary angles, a line each.
 
     Reads config.json and the headers of the files, not the tensors. Raises DataError: of a folder that is not whole,
     or with the mismatches, ten at most, and how many more there are.
     """
     values = model_values(read_config(folder), folder / CONFIG)
-    ours = _flat(shape.model_dump(mode="json"))
-    problems = [*_keys(ours, values), *_tensors(read_headers(folder), shape, folder)]
+    ours = _flat(config.model.model_dump(mode="json"))
+    problems = [*_keys(ours, values), *_tensors(read_headers(folder), config, folder)]
     if problems:
         raise told(problems)
     return [f"model.{key}={ours.get(key)}; the weights were made with {values.get(key)}" for key in _rope(ours, values)]
 
 
-def expected_shapes(shape: Model) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor, under their names, that a model needs."""
+def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor, under their names, that a config's model needs."""
     with torch.device("meta"):
-        model = build(shape)
-    return {name: tuple(place.shape) for name, place in places(model, shape).items()}
+        model = build_model(config)
+    return {name: tuple(place.shape) for name, place in places(model, config.model).items()}
 
 
 def places(model: nn.Module, shape: Model) -> dict[str, torch.Tensor]:
@@ -68,8 +68,8 @@ def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     return [key for key in keys if ours.get(key, plain.get(key)) != theirs.get(key, plain.get(key))]
 
 
-def _tensors(headers: Mapping[str, Header], shape: Model, folder: Path) -> Iterator[Problem]:
-    needed = expected_shapes(shape)
+def _tensors(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
+    needed = expected_shapes(config)
     for name, size in needed.items():
         if name not in headers:
             yield Problem(f"{name} is missing: the model needs {list(size)}", str(folder))

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.load import load
-from engine.config.schema import Model
+from engine.config.schema import Config
 from engine.errors import ConfigError, DataError, Problem
 from engine.weights.check import check_weights
 from engine.weights.config_json import CONFIG, model_values, read_config
-from engine.weights.folder import INDEX, Header, read_headers
+from engine.weights.folder import INDEX, SINGLE, Header, read_headers
 from engine.weights.write import new_folder
 
 
@@ -25,13 +25,13 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     """
     values = model_values(read_config(folder), folder / CONFIG)
     overrides = [f"model.{key}={_word(value)}" for key, value in values.items()]
-    shape, headers = _shape(overrides, folder / CONFIG), read_headers(folder)
-    check_weights(folder, shape)
+    config, headers = _config(overrides, folder / CONFIG), read_headers(folder)
+    check_weights(folder, config)
     if out is not None:
         _copy(folder, out, headers)
     return {
         "out": str(out or folder),
-        "model": shape.model_dump(mode="json"),
+        "model": config.model.model_dump(mode="json"),
         "tensors": len(headers),
         "parameters": sum(math.prod(header.shape) for header in headers.values()),
         "shards": len({header.file for header in headers.values()}),
@@ -39,10 +39,10 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     }
 
 
-def _shape(overrides: list[str], path: Path) -> Model:
-    """Return the model that a config.json makes; the recipes' own rules judge it (heads, sizes, rotary scaling)."""
+def _config(overrides: list[str], path: Path) -> Config:
+    """Return a config with the model of a config.json; the recipes' own rules judge it (heads, sizes, rotary scaling)."""
     try:
-        return load(overrides).model
+        return load(overrides)
     except ConfigError as error:
         problems = [Problem(f"{one.key}: {one.message}", str(path)) for one in error.problems]
         raise DataError.of(problems) from error
@@ -51,7 +51,7 @@ def _shape(overrides: list[str], path: Path) -> Model:
 def _copy(folder: Path, out: Path, headers: Mapping[str, Header]) -> None:
     files = sorted({header.file for header in headers.values()})
     with new_folder(out) as draft:
-        for file in [*files, *([INDEX] if (folder / INDEX).exists() else []), CONFIG]:
+        for file in [*files, *([] if SINGLE in files else [INDEX]), CONFIG]:
             shutil.copyfile(folder / file, draft / file)
 
 

@@ -34,7 +34,7 @@ class _Unread:
 
 
 # Stand-ins by the names of DeepSpeed's classes: nothing else can be unpickled, and DeepSpeed need not be imported.
-_CLASSES = [
+_CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (_Fragment, "deepspeed.utils.tensor_fragment.fragment_address"),
     (_Unread, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (_Unread, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
