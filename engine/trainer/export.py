@@ -19,7 +19,7 @@ from engine.trainer.lineage import check_lineage
 from engine.weights.architectures import tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
-from engine.weights.write import Entry, write_weights
+from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.states import Weights, master_weights, model_weights
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -31,22 +31,22 @@ def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int)
     `dtype` is bf16 or fp32; None is the run's. fp32 of a bf16 run are its masters. Raises CheckpointError if there is
     no whole checkpoint, ConfigError if `out` is there already.
     """
-    folder = checkpoints.find(source)
-    state = checkpoints.read(folder)
-    config = _config_of(folder, state)
-    dtype = dtype or config.dtype
-    weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else model_weights(folder)
-    entries = _entries(weights, config, _DTYPES[dtype])
-    described = config_json(config.model, config.context, str(_DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
-    shards = write_weights(out, described, entries, shard_bytes)
-    size = sum(entry.bytes for entry in entries)
+    with new_folder(out) as draft:  # first of all: a target that is refused must not cost the reading of a checkpoint
+        folder = checkpoints.find(source)
+        state = checkpoints.read(folder)
+        config = _config_of(folder, state)
+        dtype = dtype or config.dtype
+        weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else model_weights(folder)
+        entries = _entries(weights, config, _DTYPES[dtype])
+        described = config_json(config.model, config.context, str(_DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
+        shards = write_weights(draft, described, entries, shard_bytes)
     return {
         "out": str(out),
         "checkpoint": str(folder),
         "step": state.step,
         "dtype": dtype,
         "shards": len(shards),
-        "bytes": size,
+        "bytes": sum(entry.bytes for entry in entries),
     }
 
 

@@ -13,7 +13,7 @@ from engine.config.schema import Config, Model
 from engine.errors import Problem
 from engine.models.build import build_model
 from engine.weights.architectures import tensor_names
-from engine.weights.config_json import CONFIG, model_values, read_config
+from engine.weights.config_json import CONFIG, model_values, read_config, word
 from engine.weights.folder import Header, read_headers, told
 
 _DTYPES = ("F64", "F32", "BF16", "F16")
@@ -56,9 +56,8 @@ def places(model: nn.Module, shape: Model) -> dict[str, torch.Tensor]:
 def _keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Problem]:
     for key, value in theirs.items():
         if ours.get(key) != value and key not in _FREE and not key.startswith("rope."):
-            yield Problem(
-                f"is {ours.get(key)}, but the weights have {value}", f"model.{key}", f"set model.{key}={value}"
-            )
+            message = f"is {word(ours.get(key))}, but the weights have {word(value)}"
+            yield Problem(message, f"model.{key}", f"set model.{key}={word(value)}")
 
 
 def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:

@@ -98,6 +98,11 @@ def config_json(shape: Model, context: int, dtype: str, bos: int, eos: int) -> d
     }
 
 
+def word(value: object) -> str:
+    """Return a value as an override has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
     names = config.get("architectures") or [config.get("model_type")]
     for known in ARCHITECTURES:

@@ -12,7 +12,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import ConfigError, DataError, Problem
 from engine.weights.check import check_weights
-from engine.weights.config_json import CONFIG, model_values, read_config
+from engine.weights.config_json import CONFIG, model_values, read_config, word
 from engine.weights.folder import INDEX, SINGLE, Header, read_headers
 from engine.weights.write import new_folder
 
@@ -24,7 +24,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     Raises DataError of a folder that is not whole or is no model of ours; ConfigError if `out` is there already.
     """
     values = model_values(read_config(folder), folder / CONFIG)
-    overrides = [f"model.{key}={_word(value)}" for key, value in values.items()]
+    overrides = [f"model.{key}={word(value)}" for key, value in values.items()]
     config, headers = _config(overrides, folder / CONFIG), read_headers(folder)
     check_weights(folder, config)
     if out is not None:
@@ -40,7 +40,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
 
 
 def _config(overrides: list[str], path: Path) -> Config:
-    """Return a config with the model of a config.json; the recipes' own rules judge it (heads, sizes, rotary scaling)."""
+    """Return a config with the model of a config.json; recipes' rules judge it: heads, sizes, rotary scaling."""
     try:
         return load(overrides)
     except ConfigError as error:
@@ -53,7 +53,3 @@ def _copy(folder: Path, out: Path, headers: Mapping[str, Header]) -> None:
     with new_folder(out) as draft:
         for file in [*files, *([] if SINGLE in files else [INDEX]), CONFIG]:
             shutil.copyfile(folder / file, draft / file)
-
-
-def _word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

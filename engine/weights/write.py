@@ -55,21 +55,20 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)  # it is gone already if all went well
 
 
-def write_weights(out: Path, config: Mapping[str, Any], entries: Sequence[Entry], shard_bytes: int) -> list[str]:
+def write_weights(draft: Path, config: Mapping[str, Any], entries: Sequence[Entry], shard_bytes: int) -> list[str]:
     """Write tensors in shards of at most `shard_bytes` (but one tensor at least), with index and config.json.
 
     Returns the names of the shards. Memory: the tensors of one shard. Raises StorageError when the disk is full.
     """
-    with new_folder(out) as draft:
-        shards = _shards(entries, shard_bytes)
-        files = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(len(shards))]
-        for file, shard in zip(files, shards, strict=True):
-            _save(shard, draft / file)
-        if len(shards) > 1:
-            weight_map = {one.name: file for file, shard in zip(files, shards, strict=True) for one in shard}
-            size = sum(entry.bytes for entry in entries)
-            _write_json(draft / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
-        _write_json(draft / CONFIG, config)  # last: without it nobody takes the folder for a whole one
+    shards = _shards(entries, shard_bytes)
+    files = [SINGLE] if len(shards) == 1 else [_name(number, len(shards)) for number in range(len(shards))]
+    for file, shard in zip(files, shards, strict=True):
+        _save(shard, draft / file)
+    if len(shards) > 1:
+        weight_map = {one.name: file for file, shard in zip(files, shards, strict=True) for one in shard}
+        size = sum(entry.bytes for entry in entries)
+        _write_json(draft / INDEX, {"metadata": {"total_size": size}, "weight_map": weight_map})
+    _write_json(draft / CONFIG, config)  # last: without it nobody takes the folder for a whole one
     return files
 
 

@@ -79,7 +79,7 @@ def test_tensors_too_many_too_few_and_of_another_kind(folder: Path) -> None:
 
 
 def test_tied_and_untied_are_different_models(folder: Path, tmp_path: Path) -> None:
-    assert problems(folder, "model.tied=true") == ["model.tied: is True, but the weights have False"]
+    assert problems(folder, "model.tied=true") == ["model.tied: is true, but the weights have false"]
     tied = saved(llama(tie_word_embeddings=True), tmp_path / "tied")
     assert check_weights(tied, config("model.tied=true")) == []
     assert len(problems(tied)) == 2
