@@ -1,7 +1,7 @@
-"""What it takes to start from weights, beside the rank's own parameters: peak resident bytes against the largest shard.
+"""What reading weights takes beside the rank's own parameters: peak resident bytes against the largest shard.
 
-`python benchmarks/import_memory.py` makes a model of 1 GB in 4 shards in a temporary folder and reads it, each time in a
-process of its own: into a rank's model in fp32, and through `ckpt import --out`. Linux only: it reads /proc.
+`python benchmarks/import_memory.py` makes a model of 1 GB in 4 shards in a temporary folder and reads it, each time in
+a process of its own: into a rank's model in fp32, and through `ckpt import --out`. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -41,10 +41,8 @@ def main() -> None:
         largest = generate(Path(place) / "theirs", [*LARGE, LARGE_VOCAB], shards=4)
         for way in ("load", "import"):
             parameters, extra = in_a_process(way, Path(place) / "theirs", [*LARGE, LARGE_VOCAB])
-            told = f"parameters {parameters / 1e6:,.0f} MB, largest shard {largest / 1e6:,.0f} MB"
-            print(
-                f"{way}: {told}, beside the parameters {extra / 1e6:,.0f} MB = {extra / largest:.2f} shards", flush=True
-            )
+            held = f"parameters {parameters / 1e6:,.0f} MB, largest shard {largest / 1e6:,.0f} MB"
+            print(f"{way}: {held}, beside them {extra / 1e6:,.0f} MB = {extra / largest:.2f} shards", flush=True)
 
 
 def generate(folder: Path, overrides: list[str], shards: int) -> int:
@@ -72,11 +70,12 @@ def in_a_process(way: str, folder: Path, overrides: list[str]) -> tuple[int, int
 
 def measure(way: str, folder: Path, overrides: list[str]) -> tuple[int, int]:
     """Read a folder in this process, into a model or as a copy beside it."""
+    config = load(overrides)
+    expected_shapes(config)  # what is imported on the way is not weights
     if way == "import":
         before = _resident("VmRSS")
         import_weights(folder, folder.with_name("copy"))
         return 0, _resident("VmHWM") - before
-    config = load(overrides)
     model = build_model(config)
     before = _resident("VmRSS")
     load_weights(model, config.model, folder)

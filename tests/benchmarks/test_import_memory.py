@@ -8,14 +8,7 @@ import pytest
 
 from benchmarks.import_memory import LARGE, LARGE_VOCAB, generate, in_a_process
 
-SMALL = [
-    "model.hidden=512",
-    "model.ffn=2048",
-    "model.layers=16",
-    "model.heads=8",
-    "model.kv_heads=8",
-    "model.vocab=8192",
-]
+SMALL = ["model.hidden=512", "model.ffn=2048", "model.layers=12", "model.heads=8", "model.kv_heads=8"]
 
 
 def held(folder: Path, model: list[str]) -> tuple[int, float, float]:
@@ -27,11 +20,11 @@ def held(folder: Path, model: list[str]) -> tuple[int, float, float]:
 
 
 def test_a_shard_at_a_time(tmp_path: Path) -> None:
-    """Of 150 MB of weights; in the test below of 1 GB, where what Python itself takes is nothing."""
+    """Of 100 MB of weights; in the test below of 1 GB, where what Python itself takes is nothing."""
     parameters, load, copy = held(tmp_path, SMALL)
-    assert parameters > 250e6
+    assert parameters > 200e6
     assert load < 1.3
-    assert copy < 1.3
+    assert copy < 0.3
 
 
 @pytest.mark.slow
