@@ -27,7 +27,7 @@ from engine.data.slices import micro_batch_slices
 from engine.data.steps import Cursor, SequenceTable, validation_table
 from engine.errors import ExitCode
 from engine.files import write_durably
-from engine.models.llama.model import Llama
+from engine.models.build import build_model
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.simulator.timeline import balance
@@ -82,7 +82,7 @@ class Trainer:
         self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
         kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
-        model = Llama(config.model)
+        model = build_model(config)
         if weights is None:
             model.initialise(config.run.seed)
         else:

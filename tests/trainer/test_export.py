@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from engine.attention.kernels import choose
-from engine.attention.layout import whole
-from engine.attention.ring import attend
 from engine.config.load import resolved_yaml
+from engine.config.schema import Config
 from engine.errors import CheckpointError, ConfigError
-from engine.models.llama.model import Llama
+from engine.models.build import build_model
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer.checkpoint import TrainState, listed
 from engine.trainer.export import export_weights
@@ -34,7 +30,7 @@ from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
 from engine.zero.states import master_weights, model_weights
-from tests.weights.folders import config, logits
+from tests.weights.folders import alone, config, logits, our_logits
 from tests.world import run_world
 
 pytestmark = pytest.mark.world
@@ -42,15 +38,18 @@ TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1)
 RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))]
 
 
+def config_of(run: str) -> Config:
+    return config(f"dtype={run[:4]}", f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5")
+
+
 def train_and_save(root: Path) -> None:
     """On a rank: one update of each kind of run, and its checkpoint."""
     for name in RUNS:
-        made = config(f"dtype={name[:4]}", f"model.tied={name.endswith('tied')}".lower(), "model.rope_theta=5e5")
-        model = Llama(made.model)
+        made = config_of(name)
+        model = build_model(made)
         model.initialise(0)
         engine = ZeroEngine(model, build_optimizer(model, made.optimizer), made)
-        one = partial(attend, layout=whole(37), comm=None, kernel=choose(torch.device("cpu"), torch.float32, 8))
-        engine.backward(engine.forward(TOKENS, torch.arange(37), one, TOKENS), 74)
+        engine.backward(engine.forward(TOKENS, torch.arange(37), alone(37), TOKENS), 74)
         engine.step(1e-2)
         run = RunFolder(root / name)
         state = TrainState(1, 0, 0, 2, "f", lineage(made))
@@ -77,16 +76,6 @@ def only(run: Path) -> Path:
     return folder
 
 
-def our_logits(folder: Path, run: str) -> Tensor:
-    """Return the logits of our model, computed in fp32, with the weights of an exported folder."""
-    shape = config(f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5").model
-    model = Llama(shape)
-    load_weights(model, shape, folder)
-    one = partial(attend, layout=whole(37), comm=None, kernel=choose(torch.device("cpu"), torch.float32, 8))
-    with torch.no_grad():
-        return model(TOKENS, torch.arange(37), one)
-
-
 @pytest.mark.parametrize("run", RUNS)
 def test_there_and_back_to_the_last_bit(runs: Path, run: str, tmp_path: Path) -> None:
     """A checkpoint's tensors, exported in several shards, imported, and loaded again."""
@@ -94,7 +83,7 @@ def test_there_and_back_to_the_last_bit(runs: Path, run: str, tmp_path: Path) ->
     assert written["shards"] > 1 and written["dtype"] == run[:4] and written["step"] == 1
     import_weights(tmp_path / "out", tmp_path / "in")
     held = model_weights(only(runs / run))
-    model = Llama(config(f"model.tied={run.endswith('tied')}".lower()).model)
+    model = build_model(config_of(run))
     model.to(torch.bfloat16 if run.startswith("bf16") else torch.float32)
     load_weights(model, model.shape, tmp_path / "in")
     assert set(model.state_dict()) == set(held)
@@ -109,7 +98,7 @@ def test_transformers_loads_it_unchanged_with_the_same_logits(runs: Path, run: s
     theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     assert theirs.dtype == (torch.bfloat16 if run.startswith("bf16") else torch.float32)
-    found, expected = our_logits(tmp_path / "out", run), logits(theirs.float(), TOKENS)
+    found, expected = our_logits(config_of(run), tmp_path / "out", TOKENS), logits(theirs.float(), TOKENS)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 

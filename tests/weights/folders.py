@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
+from engine.attention.kernels import choose
+from engine.attention.layout import whole
+from engine.attention.ring import attend
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.models.build import build_model
+from engine.weights.load import load_weights
 
 TINY = {
     "vocab_size": 258,
@@ -53,3 +59,17 @@ def logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Return their logits [T, vocab] of one sequence."""
     found: Tensor = model(tokens[None]).logits[0]
     return found
+
+
+def alone(tokens: int) -> Any:
+    """Return how the tokens of one whole sequence meet."""
+    kernel = choose(torch.device("cpu"), torch.float32, 8)
+    return partial(attend, layout=whole(tokens), comm=None, kernel=kernel)
+
+
+@torch.no_grad()
+def our_logits(config: Config, folder: Path, tokens: Tensor) -> Tensor:
+    """Return the logits [T, vocab] of one sequence that our model computes in float32 with a folder's weights."""
+    model = build_model(config)
+    load_weights(model, config.model, folder)
+    return model(tokens, torch.arange(len(tokens)), alone(len(tokens)))  # type: ignore[no-any-return]
