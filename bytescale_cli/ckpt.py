@@ -65,4 +65,6 @@ def export(
 
     written = export_weights(source, out, dtype, most)
     output.say(f"step {written['step']}, {written['dtype']}, {written['bytes']:,} bytes in {written['shards']} shards")
+    if written["left_out"]:
+        output.say(f"left out, so that logits differ: {', '.join(written['left_out'])}")
     output.emit({"export": written}, written["out"], as_json=json)

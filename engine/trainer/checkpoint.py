@@ -26,7 +26,7 @@ _FOLDER = "checkpoints"  # in a run folder
 _PREFIX = "step-"
 _WRITING = ".writing-"
 _REMOVING = ".removing-"
-_WAY_OUT = "--resume auto takes the newest one that is whole"
+_WAY_OUT = "name an older one; train --resume auto takes the newest one that is whole"
 
 
 @dataclass(frozen=True)

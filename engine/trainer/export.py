@@ -16,7 +16,7 @@ from engine.errors import CheckpointError
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer.folder import RunFolder
 from engine.trainer.lineage import check_lineage
-from engine.weights.architectures import tensor_names
+from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
 from engine.weights.write import Entry, new_folder, write_weights
@@ -28,15 +28,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int) -> dict[str, Any]:
     """Write a checkpoint, or the newest of a run, as safetensors and config.json; return what was written.
 
-    `dtype` is bf16 or fp32; None is the run's. fp32 of a bf16 run are its masters. Raises CheckpointError if there is
-    no whole checkpoint, ConfigError if `out` is there already.
+    `dtype` is bf16 or fp32; None is the run's. fp32 of a bf16 run are its masters. `left_out` names what the model
+    holds and their form has no place for. Raises CheckpointError if there is no whole checkpoint, ConfigError if `out`
+    is there already.
     """
     with new_folder(out) as draft:  # first of all: a target that is refused must not cost the reading of a checkpoint
         folder = checkpoints.find(source)
         state = checkpoints.read(folder)
         config = _config_of(folder, state)
         dtype = dtype or config.dtype
-        weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else model_weights(folder)
+        held = model_weights(folder)
+        weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
         entries = _entries(weights, config, _DTYPES[dtype])
         described = config_json(config.model, config.context, str(_DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
         shards = write_weights(draft, described, entries, shard_bytes)
@@ -47,6 +49,7 @@ def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int)
         "dtype": dtype,
         "shards": len(shards),
         "bytes": sum(entry.bytes for entry in entries),
+        "left_out": sorted(held.keys() - tensor_names(config.model).keys() - {HEAD}),
     }
 
 

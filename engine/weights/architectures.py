@@ -23,7 +23,7 @@ _KEYS = {
     "tied": "tie_word_embeddings",
 }
 _MOE_KEYS = {"experts": "num_local_experts", "top_k": "num_experts_per_tok"}
-_HEAD = "head.weight"  # no tensor of its own where it is the embedding's
+HEAD = "head.weight"  # no tensor of its own where it is the embedding's
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def tensor_names(shape: Model) -> dict[str, tuple[str, ...]]:
     """Return ours -> theirs for every parameter; of several, tensor e is entry e of ours."""
     names: dict[str, tuple[str, ...]] = {}
     for ours, theirs in architecture_of(shape).tensors.items():
-        if ours == _HEAD and shape.tied:
+        if ours == HEAD and shape.tied:
             continue
         for layer in range(shape.layers if "{}" in ours else 1):
             experts = range(shape.experts if theirs.count("{}") == 2 else 1)

@@ -15,6 +15,7 @@ from bytescale_cli.main import run
 from tests.weights.folders import llama, saved
 
 WRITTEN = {"out": "hf", "checkpoint": "r/checkpoints/step-1", "step": 1, "dtype": "bf16", "shards": 2, "bytes": 9000}
+WRITTEN["left_out"] = ["layers.0.ffn.bias"]
 
 
 @pytest.fixture
@@ -38,7 +39,10 @@ def test_export(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert asked == [(Path("r"), Path("hf"), None, 5 << 30), (Path("r"), Path("hf"), "fp32", 3 << 19)]
     captured = capsys.readouterr()
     assert captured.out == "hf\nhf\n"
-    assert captured.err.splitlines()[0] == "step 1, bf16, 9,000 bytes in 2 shards"
+    assert captured.err.splitlines()[:2] == [
+        "step 1, bf16, 9,000 bytes in 2 shards",
+        "left out, so that logits differ: layers.0.ffn.bias",
+    ]
 
 
 def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from engine.config.schema import Config
 from engine.errors import CheckpointError, ConfigError
 from engine.models.build import build_model
 from engine.trainer import checkpoint as checkpoints
+from engine.trainer import export
 from engine.trainer.checkpoint import TrainState, listed
 from engine.trainer.export import export_weights
 from engine.trainer.folder import RunFolder
@@ -121,6 +122,14 @@ def test_bf16_of_an_fp32_run(runs: Path, tmp_path: Path) -> None:
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     held = model_weights(only(runs / "fp32"))
     assert torch.equal(theirs.lm_head.weight, held["head.weight"]().bfloat16())
+
+
+def test_what_their_form_has_no_place_for_is_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias that routes tokens, for example: without it the exported model is another one."""
+    assert export_weights(runs / "fp32-tied", tmp_path / "a", None, 1 << 30)["left_out"] == []
+    held = {**model_weights(only(runs / "fp32")), "layers.0.ffn.bias": lambda: torch.zeros(8)}
+    monkeypatch.setattr(export, "model_weights", lambda folder: held)
+    assert export_weights(runs / "fp32", tmp_path / "b", None, 1 << 30)["left_out"] == ["layers.0.ffn.bias"]
 
 
 def test_a_run_lists_its_checkpoints(runs: Path) -> None:
