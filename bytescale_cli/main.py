@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from bytescale_cli import config, plan, profile_data, profile_hardware, recipes, simulate
+from bytescale_cli import ckpt, config, plan, profile_data, profile_hardware, recipes, simulate
 from bytescale_cli.errors import report
 from bytescale_cli.train import train
 
@@ -22,6 +22,7 @@ app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
+app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
 

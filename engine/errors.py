@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeVar
+
+E = TypeVar("E", bound="BytescaleError")
 
 
 class ExitCode(IntEnum):
@@ -44,19 +47,19 @@ class BytescaleError(Exception):
         super().__init__(message)
         self.problems: tuple[Problem, ...] = (Problem(message, key, hint),)
 
-
-class ConfigError(BytescaleError):
-    """A usage or config error; carries every mistake that was found, not only the first."""
-
-    code = ExitCode.USAGE
-
     @classmethod
-    def of(cls, problems: list[Problem]) -> ConfigError:
+    def of(cls: type[E], problems: list[Problem]) -> E:
         """Return one error that reports all `problems` (at least one)."""
         first = problems[0]
         error = cls(first.message, key=first.key, hint=first.hint)
         error.problems = tuple(problems)
         return error
+
+
+class ConfigError(BytescaleError):
+    """A usage or config error; carries every mistake that was found, not only the first."""
+
+    code = ExitCode.USAGE
 
 
 class DataError(BytescaleError):

@@ -17,7 +17,7 @@ PURE = ("config", "cluster", "cost", "planner", "simulator", "data", "report")
 LAYERS = (
     {"bytescale_cli"},
     {"trainer", "launch", "report", "hardware"},
-    {"zero", "memory", "attention", "models"},
+    {"zero", "memory", "attention", "models", "weights"},
     {"data", "simulator"},
     {"planner"},
     {"cost"},

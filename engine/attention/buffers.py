@@ -12,14 +12,13 @@ the micro-batch that runs (`cost.memory.ring_bytes`). Letters: G key and value h
 from __future__ import annotations
 
 from math import prod
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.attention.layout import Layout
-
-Kind = Literal["kv", "dkv"]
+from engine.planner.schedule import Kind
 
 
 class _Shape(NamedTuple):

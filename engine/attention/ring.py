@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from engine.attention.buffers import Kind
 from engine.attention.comm import Comm, Exchange, Pending
 from engine.attention.kernels import Call, Kernel, wider
 from engine.attention.layout import Layout
-from engine.planner.schedule import Direction
+from engine.planner.schedule import Direction, Kind
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel) -> Tensor:

@@ -19,7 +19,7 @@ from engine.config.not_built import not_built
 from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
-_PATHS = ("data.path", "run.out", "cluster.hostfile", "cluster.calibration", "lengths.path")
+_PATHS = ("data.path", "run.out", "run.weights", "cluster.hostfile", "cluster.calibration", "lengths.path")
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path")
 

@@ -23,6 +23,7 @@ class Run(Section):
 
     steps: int = Field(ge=1, description="optimizer updates")
     seed: int = Field(ge=0, lt=2**63, description="seed of the initial weights and of the order of documents")
+    weights: str | None = Field(description="Hugging Face folder to start from; null draws the weights with seed")
     out: str = Field(min_length=1, description="run folder")
     validate_every: int = Field(ge=1, description="steps between two validations; the last step always validates")
     checkpoint_every: int = Field(ge=1, description="steps between two checkpoints; the last step always saves one")

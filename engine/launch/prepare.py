@@ -93,6 +93,16 @@ def index_documents(folder: RunFolder, config: Config, state: TrainState | None)
     return index
 
 
+def check_start(config: Config, say: Say) -> None:
+    """Check the weights that a run from step 0 starts with. Raises DataError with all that does not fit the model."""
+    if config.run.weights is None:
+        return
+    from engine.weights.check import check_weights  # it builds the model, without storage, and so imports torch
+
+    for line in check_weights(Path(config.run.weights), config):
+        say(line)
+
+
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
     """Leave nothing of what came after `step`, nor of what was cut short."""
     checkpoints.clear_ruins(folder.checkpoints)

@@ -48,7 +48,7 @@ def train(
     folder = RunFolder(Path(config.run.out))
     if dry_run:
         check_launch(config, cluster, launcher)
-        return _dry_run(config, cluster, folder)
+        return _dry_run(config, cluster, folder, say)
     check_trainable(config, cluster, launcher)
     if resume == "never" and folder.resolved.exists():
         with prepare.locked(folder):
@@ -100,6 +100,8 @@ def _train(
     prepare.check_owner(folder, config)
     checkpoint = prepare.choose_checkpoint(folder, resume, say)
     state = prepare.state_of(checkpoint, config, cluster.ranks)
+    if state is None:
+        prepare.check_start(config, say)
     index = prepare.index_documents(folder, config, state)
     costs = Costs.of(config)
     prepare.write_facts(folder, config, index, costs.parameters)
@@ -163,7 +165,8 @@ def _summary(folder: RunFolder, index: Index, began: int, say: Say) -> dict[str,
     return {"train": result}
 
 
-def _dry_run(config: Config, cluster: Cluster, folder: RunFolder) -> dict[str, Any]:
+def _dry_run(config: Config, cluster: Cluster, folder: RunFolder, say: Say) -> dict[str, Any]:
+    prepare.check_start(config, say)
     index, settings, cursor = build_index(config.data), PlanSettings.of(config).without_offload(), Cursor()
     prepare.check_owner(folder, config)
     steps = []

@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 from numba.extending import register_jitable
 
 Direction = Literal["forward", "backward", "counts"]
+Kind = Literal["kv", "dkv", "counts"]  # of a message
 
 
 class Span(NamedTuple):
@@ -60,7 +61,7 @@ class Block(NamedTuple):
 class Transfer(NamedTuple):
     """In a round a part sends the buffer of part `send` to its next, and receives `receive` from its previous."""
 
-    kind: Literal["kv", "dkv", "counts"]
+    kind: Kind
     send: int
     receive: int
 
@@ -126,7 +127,7 @@ def transfers(degree: int, part: int, round_: int, direction: Direction) -> tupl
     """Return what a part sends to part + 1 and receives from part - 1 during this round, in posting order."""
     posted = []
     if round_ < degree - 1:
-        kind: Literal["kv", "counts"] = "counts" if direction == "counts" else "kv"
+        kind: Kind = "counts" if direction == "counts" else "kv"
         posted.append(Transfer(kind, kv_part(degree, part, round_), kv_part(degree, part, round_ + 1)))
     if direction == "backward" and degree > 1 and 1 <= round_ <= degree:
         posted.append(Transfer("dkv", kv_part(degree, part, round_ - 1), kv_part(degree, part, round_)))

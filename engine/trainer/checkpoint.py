@@ -22,10 +22,11 @@ from engine.files import sync
 from engine.trainer.folder import write_json
 
 _MANIFEST = "manifest.json"
+_FOLDER = "checkpoints"  # in a run folder
 _PREFIX = "step-"
 _WRITING = ".writing-"
 _REMOVING = ".removing-"
-_WAY_OUT = "--resume auto takes the newest one that is whole"
+_WAY_OUT = "name an older one; train --resume auto takes the newest one that is whole"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,27 @@ def folder_name(step: int) -> str:
 def newest_first(checkpoints: Path) -> list[Path]:
     """Return the finished checkpoints, newest first. Unfinished ones have another name and are not listed."""
     return sorted((p for p in checkpoints.glob(f"{_PREFIX}*") if p.is_dir()), key=lambda p: p.name, reverse=True)
+
+
+def find(source: Path) -> Path:
+    """Return the checkpoint that a path names: itself, or the newest of a run. Raises CheckpointError without one."""
+    if (source / _MANIFEST).exists():
+        return source
+    found = newest_first(source / _FOLDER)
+    if not found:
+        hint = "name a run folder, or one of its checkpoints: RUN/checkpoints/step-..."
+        raise CheckpointError("is neither a run with a checkpoint nor a checkpoint", key=str(source), hint=hint)
+    return found[0]
+
+
+def listed(run: Path) -> list[dict[str, Any]]:
+    """Return the path, step, ranks and bytes of a run's checkpoints, newest first; their hashes are not checked."""
+    found = []
+    for folder in newest_first(find(run).parent):
+        state = read_state(folder)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        found.append({"path": str(folder), "step": state.step, "ranks": state.ranks, "bytes": size})
+    return found
 
 
 def write(

@@ -41,6 +41,7 @@ from engine.trainer.lineage import lineage
 from engine.trainer.optimizer import build_optimizer, learning_rate
 from engine.trainer.planning import Feed, PlanAhead, compare_digests
 from engine.trainer.step import RankContext, StepTimes, evaluate, run_step
+from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
 
 _LOG = logging.getLogger(__name__)
@@ -50,7 +51,8 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 def train(folder: RunFolder, checkpoint: Path | None, stop: Callable[[], bool]) -> int:
     """Train until the last step, or until a rank is asked to stop; return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    trainer = Trainer(folder, read_resolved(folder.resolved), join_groups())
+    config = read_resolved(folder.resolved)
+    trainer = Trainer(folder, config, join_groups(), config.run.weights if checkpoint is None else None)
     trainer.begin(checkpoint)
     code = trainer.run(stop)
     trainer.close()  # not after an error: the other ranks may be gone, and the cause must be told at once
@@ -68,9 +70,12 @@ class StepResult:
 
 
 class Trainer:
-    """The state of a run on one rank. `begin`, then `run`, then `close`."""
+    """The state of a run on one rank. `begin`, then `run`, then `close`.
 
-    def __init__(self, folder: RunFolder, config: Config, groups: Groups) -> None:
+    Its weights are those of the Hugging Face folder `weights`, or drawn.
+    """
+
+    def __init__(self, folder: RunFolder, config: Config, groups: Groups, weights: str | None = None) -> None:
         self.folder, self.config, self.groups = folder, config, groups
         self.index = Index.load(folder.index)
         self.reader = Reader(config.data, self.index)
@@ -78,7 +83,10 @@ class Trainer:
         kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
         self.model = build_model(config)
-        self.model.initialise(config.run.seed)
+        if weights is None:
+            self.model.initialise(config.run.seed)
+        else:
+            load_weights(self.model, config.model, Path(weights))
         self.model.to(groups.device)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)

@@ -1,0 +1,70 @@
+"""`bytescale ckpt`: checkpoints, and weights in Hugging Face's form out of them and in."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, choice
+from engine.errors import ConfigError
+
+app = typer.Typer(help="List checkpoints; take weights in from Hugging Face's form, and out.")
+
+_DTYPES = ("bf16", "fp32")
+
+
+@app.command("list")
+def list_(run: Annotated[Path, typer.Argument(help="Run folder.")], json: Json = False, debug: Debug = False) -> None:
+    """List a run's checkpoints, newest first."""
+    from engine.trainer.checkpoint import listed
+
+    found = listed(run)
+    rows = [[str(one["step"]), str(one["ranks"]), f"{one['bytes']:,}", one["path"]] for one in found]
+    output.emit({"checkpoints": found}, output.table(["step", "ranks", "bytes", "path"], rows), as_json=json)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="HF_FOLDER", help="Folder of config.json and safetensors files.")],
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Keep a checked copy there.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check weights in Hugging Face's form; print the overrides that train from them."""
+    from engine.weights.copy import import_weights
+
+    found = import_weights(folder, out)
+    counts = f"{found['tensors']:,} tensors, {found['parameters']:,} parameters, {found['shards']} shards"
+    output.say(f"{found['out']}: {counts}")
+    output.emit({"import": found}, shlex.join(found["overrides"]), as_json=json)
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not be there yet.")],
+    dtype: Annotated[
+        str | None, typer.Option(parser=choice(*_DTYPES), metavar="|".join(_DTYPES), help="The run's, if not given.")
+    ] = None,
+    shard_size: Annotated[str, typer.Option("--shard-size", metavar="SIZE", help="Most bytes of a file.")] = "5GiB",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a checkpoint's weights as safetensors and config.json, for transformers and all who read its form."""
+    from engine.config.units import parse_count
+
+    try:
+        most = parse_count(shard_size, bytes_=True)
+    except ValueError as error:
+        raise ConfigError(str(error), key="--shard-size", hint="for example --shard-size 5GiB") from error
+    from engine.trainer.export import export_weights
+
+    written = export_weights(source, out, dtype, most)
+    output.say(f"step {written['step']}, {written['dtype']}, {written['bytes']:,} bytes in {written['shards']} shards")
+    if written["left_out"]:
+        output.say(f"left out, so that logits differ: {', '.join(written['left_out'])}")
+    output.emit({"export": written}, written["out"], as_json=json)

@@ -1,0 +1,90 @@
+"""From a checkpoint to Hugging Face's form, in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config.load import read_resolved
+from engine.config.schema import Config
+from engine.data.tokenizer import BOS, EOS
+from engine.errors import CheckpointError
+from engine.trainer import checkpoint as checkpoints
+from engine.trainer.folder import RunFolder
+from engine.trainer.lineage import check_lineage
+from engine.weights.architectures import HEAD, tensor_names
+from engine.weights.check import expected_shapes
+from engine.weights.config_json import config_json
+from engine.weights.write import Entry, new_folder, write_weights
+from engine.zero.states import Weights, master_weights, model_weights
+
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int) -> dict[str, Any]:
+    """Write a checkpoint, or the newest of a run, as safetensors and config.json; return what was written.
+
+    `dtype` is bf16 or fp32; None is the run's. fp32 of a bf16 run are its masters. `left_out` names what the model
+    holds and their form has no place for. Raises CheckpointError if there is no whole checkpoint, ConfigError if `out`
+    is there already.
+    """
+    with new_folder(out) as draft:  # first of all: a target that is refused must not cost the reading of a checkpoint
+        folder = checkpoints.find(source)
+        state = checkpoints.read(folder)
+        config = _config_of(folder, state)
+        dtype = dtype or config.dtype
+        held = model_weights(folder)
+        weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
+        entries = _entries(weights, config, _DTYPES[dtype])
+        described = config_json(config.model, config.context, str(_DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
+        shards = write_weights(draft, described, entries, shard_bytes)
+    return {
+        "out": str(out),
+        "checkpoint": str(folder),
+        "step": state.step,
+        "dtype": dtype,
+        "shards": len(shards),
+        "bytes": sum(entry.bytes for entry in entries),
+        "left_out": sorted(held.keys() - tensor_names(config.model).keys() - {HEAD}),
+    }
+
+
+def _config_of(folder: Path, state: checkpoints.TrainState) -> Config:
+    """Return the config of the run that a checkpoint lies in; its own record of the model must agree."""
+    run = RunFolder(folder.absolute().parent.parent)
+    if not run.resolved.exists():
+        hint = "name a checkpoint inside its run folder: RUN/checkpoints/step-..."
+        raise CheckpointError(f"there is no {run.resolved.name} of its run", key=str(folder), hint=hint)
+    config = read_resolved(run.resolved)
+    check_lineage(folder, state, config, state.ranks)
+    if config.zero.stage == 3:
+        hint = "train with zero.stage=1"
+        raise CheckpointError("exports of ZeRO-3 checkpoints are not built yet", key=str(folder), hint=hint)
+    return config
+
+
+@dataclass(frozen=True)
+class _Part:
+    """How one of their tensors is read: a parameter of ours, or an expert's entry of a stacked one."""
+
+    weights: Weights
+    ours: str
+    expert: int | None
+    dtype: torch.dtype
+
+    def __call__(self) -> Tensor:
+        whole = self.weights[self.ours]()
+        return (whole if self.expert is None else whole[self.expert]).to(self.dtype).contiguous()
+
+
+def _entries(weights: Weights, config: Config, dtype: torch.dtype) -> list[Entry]:
+    sizes = {name: torch.Size(size).numel() * dtype.itemsize for name, size in expected_shapes(config).items()}
+    return [
+        Entry(theirs, sizes[theirs], _Part(weights, ours, expert if len(names) > 1 else None, dtype))
+        for ours, names in tensor_names(config.model).items()
+        for expert, theirs in enumerate(names)
+    ]

@@ -1,0 +1,86 @@
+"""Whether weights fit a model: its keys first, since heads do not show in a shape, then every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.config.schema import Config, Model
+from engine.errors import Problem
+from engine.models.build import build_model
+from engine.weights.architectures import tensor_names
+from engine.weights.config_json import CONFIG, model_values, read_config, word
+from engine.weights.folder import Header, read_headers, told
+
+_DTYPES = ("F64", "F32", "BF16", "F16")
+_FREE = ("name", "rope_theta")  # longer contexts want other angles than the weights were trained with
+_UNUSED = ("rotary_emb.inv_freq", "lm_head.weight")  # computed here; or the embedding's, where it is tied
+
+
+def check_weights(folder: Path, config: Config) -> list[str]:
+    """Check that a folder's weights fit a config's model; return what differs and may: the rotary angles, a line each.
+
+    Reads config.json and the headers of the files, not the tensors. Raises DataError: of a folder that is not whole,
+    or with the mismatches, ten at most, and how many more there are.
+    """
+    values = model_values(read_config(folder), folder / CONFIG)
+    ours = _flat(config.model.model_dump(mode="json"))
+    problems = [*_keys(ours, values), *_tensors(read_headers(folder), config, folder)]
+    if problems:
+        raise told(problems)
+    return [f"model.{key}={ours.get(key)}; the weights were made with {values.get(key)}" for key in _rope(ours, values)]
+
+
+def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor, under their names, that a config's model needs."""
+    with torch.device("meta"):
+        model = build_model(config)
+    return {name: tuple(place.shape) for name, place in places(model, config.model).items()}
+
+
+def places(model: nn.Module, shape: Model) -> dict[str, torch.Tensor]:
+    """Return where each of their tensors lies in a model: a parameter, or an expert's entry of a stacked one."""
+    parameters, names = dict(model.named_parameters()), tensor_names(shape)
+    assert parameters.keys() == names.keys(), "the table of names is not this model's"
+    found: dict[str, torch.Tensor] = {}
+    for ours, theirs in names.items():
+        whole = parameters[ours]
+        found |= {theirs[0]: whole} if len(theirs) == 1 else dict(zip(theirs, whole, strict=True))
+    return found
+
+
+def _keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Problem]:
+    for key, value in theirs.items():
+        if ours.get(key) != value and key not in _FREE and not key.startswith("rope."):
+            message = f"is {word(ours.get(key))}, but the weights have {word(value)}"
+            yield Problem(message, f"model.{key}", f"set model.{key}={word(value)}")
+
+
+def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Return the keys of the rotary angles that differ."""
+    plain = {"rope.kind": "none"}
+    keys = [key for key in {**ours, **theirs} if key.startswith("rope")]
+    return [key for key in keys if ours.get(key, plain.get(key)) != theirs.get(key, plain.get(key))]
+
+
+def _tensors(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
+    needed = expected_shapes(config)
+    for name, size in needed.items():
+        if name not in headers:
+            yield Problem(f"{name} is missing: the model needs {list(size)}", str(folder))
+        elif headers[name].shape != size:
+            yield Problem(f"{name} is {list(headers[name].shape)}, but the model needs {list(size)}", str(folder))
+        elif headers[name].dtype not in _DTYPES:
+            yield Problem(f"{name} is stored as {headers[name].dtype}, not as one of {', '.join(_DTYPES)}", str(folder))
+    for name in headers.keys() - needed.keys():
+        if not name.endswith(_UNUSED):
+            yield Problem(f"{name} has no place in the model", str(folder))
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    rope = values.get("rope", {})
+    return {key: value for key, value in values.items() if key != "rope"} | {f"rope.{k}": v for k, v in rope.items()}

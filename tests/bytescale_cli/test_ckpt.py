@@ -1,0 +1,81 @@
+"""`ckpt` parses, calls and prints; what it calls is tested beside it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytescale_cli.main import run
+from tests.weights.folders import llama, saved
+
+WRITTEN = {"out": "hf", "checkpoint": "r/checkpoints/step-1", "step": 1, "dtype": "bf16", "shards": 2, "bytes": 9000}
+WRITTEN["left_out"] = ["layers.0.ffn.bias"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the exporter was asked for."""
+    noted: list[Any] = []
+
+    def export_weights(*arguments: object) -> dict[str, Any]:
+        noted.append(arguments)
+        return WRITTEN
+
+    fake = types.ModuleType("engine.trainer.export")
+    fake.export_weights = export_weights  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "engine.trainer.export", fake)
+    return noted
+
+
+def test_export(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ckpt", "export", "r", "--out", "hf"]) == 0
+    assert run(["ckpt", "export", "r", "--out", "hf", "--dtype", "fp32", "--shard-size", "1.5MB"]) == 0
+    assert asked == [(Path("r"), Path("hf"), None, 5 << 30), (Path("r"), Path("hf"), "fp32", 3 << 19)]
+    captured = capsys.readouterr()
+    assert captured.out == "hf\nhf\n"
+    assert captured.err.splitlines()[:2] == [
+        "step 1, bf16, 9,000 bytes in 2 shards",
+        "left out, so that logits differ: layers.0.ffn.bias",
+    ]
+
+
+def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ckpt", "export", "r", "--out", "hf", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "export": WRITTEN}
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--dtype", "fp16"], "--dtype: must be bf16 or fp32, not fp16"),
+        (["--shard-size", "big"], "--shard-size: 'big' is not a size"),
+    ],
+)
+def test_bad_flags(more: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ckpt", "export", "r", "--out", "hf", *more]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = saved(llama(), tmp_path / "theirs")
+    assert run(["ckpt", "import", str(folder), "--out", str(tmp_path / "a b")]) == 0
+    captured = capsys.readouterr()
+    words = shlex.split(captured.out)
+    assert words[-1] == f"run.weights={tmp_path / 'a b'}"
+    assert {"model.layers=2", "model.heads=4", "model.tied=false"} <= set(words)
+    assert "21 tensors" in captured.err
+    assert run(["ckpt", "import", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["import"]["out"] == str(folder)
+
+
+def test_mistakes_have_their_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ckpt", "import", str(tmp_path / "nowhere")]) == 4
+    assert run(["ckpt", "export", str(tmp_path), "--out", str(tmp_path / "out")]) == 5
+    assert run(["ckpt", "list", str(tmp_path)]) == 5
+    assert len(capsys.readouterr().err.splitlines()) == 6, "cause and way out of each"

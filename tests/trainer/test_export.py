@@ -1,0 +1,189 @@
+"""What leaves as Hugging Face weights is the model that was trained, to the last bit, and transformers reads it.
+
+If these fail, a trained model is useless to everybody else.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM
+
+from engine.config.load import resolved_yaml
+from engine.config.schema import Config
+from engine.errors import CheckpointError, ConfigError
+from engine.models.build import build_model
+from engine.trainer import checkpoint as checkpoints
+from engine.trainer import export
+from engine.trainer.checkpoint import TrainState, listed
+from engine.trainer.export import export_weights
+from engine.trainer.folder import RunFolder
+from engine.trainer.lineage import lineage
+from engine.trainer.optimizer import build_optimizer
+from engine.weights.copy import import_weights
+from engine.weights.load import load_weights
+from engine.zero.engine import ZeroEngine
+from engine.zero.states import master_weights, model_weights
+from tests.weights.folders import alone, config, logits, our_logits
+from tests.world import run_world
+
+pytestmark = pytest.mark.world
+TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
+RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))]
+
+
+def config_of(run: str) -> Config:
+    return config(f"dtype={run[:4]}", f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5")
+
+
+def train_and_save(root: Path) -> None:
+    """On a rank: one update of each kind of run, and its checkpoint."""
+    for name in RUNS:
+        made = config_of(name)
+        model = build_model(made)
+        model.initialise(0)
+        engine = ZeroEngine(model, build_optimizer(model, made.optimizer), made)
+        engine.backward(engine.forward(TOKENS, torch.arange(37), alone(37), TOKENS), 74)
+        engine.step(1e-2)
+        run = RunFolder(root / name)
+        state = TrainState(1, 0, 0, 2, "f", lineage(made))
+        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.save, _exchange)
+        run.resolved.write_text(resolved_yaml(made))
+
+
+def _exchange(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four runs of two ranks with a checkpoint each."""
+    root = tmp_path_factory.mktemp("runs")
+    run_world(2, train_and_save, root)
+    return root
+
+
+def only(run: Path) -> Path:
+    (folder,) = checkpoints.newest_first(run / "checkpoints")
+    return folder
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_there_and_back_to_the_last_bit(runs: Path, run: str, tmp_path: Path) -> None:
+    """A checkpoint's tensors, exported in several shards, imported, and loaded again."""
+    written = export_weights(runs / run, tmp_path / "out", None, 30_000)
+    assert written["shards"] > 1 and written["dtype"] == run[:4] and written["step"] == 1
+    import_weights(tmp_path / "out", tmp_path / "in")
+    held = model_weights(only(runs / run))
+    model = build_model(config_of(run))
+    model.to(torch.bfloat16 if run.startswith("bf16") else torch.float32)
+    load_weights(model, model.shape, tmp_path / "in")
+    assert set(model.state_dict()) == set(held)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, held[name]()), name
+        assert tensor.dtype == held[name]().dtype
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_transformers_loads_it_unchanged_with_the_same_logits(runs: Path, run: str, tmp_path: Path) -> None:
+    export_weights(runs / run, tmp_path / "out", None, 30_000)
+    theirs, report = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    assert theirs.dtype == (torch.bfloat16 if run.startswith("bf16") else torch.float32)
+    found, expected = our_logits(config_of(run), tmp_path / "out", TOKENS), logits(theirs.float(), TOKENS)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("run", ["bf16", "bf16-tied"])
+def test_the_masters_of_a_bf16_run(runs: Path, run: str, tmp_path: Path) -> None:
+    """They have bits that the model's weights have not, and round to them. Parameters lie across both ranks."""
+    written = export_weights(runs / run, tmp_path / "out", "fp32", 1 << 30)
+    assert written["dtype"] == "fp32"
+    masters, weights = master_weights(only(runs / run)), model_weights(only(runs / run))
+    assert any(not torch.equal(masters[name](), weights[name]().float()) for name in masters)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert theirs.dtype == torch.float32
+    assert torch.equal(theirs.model.embed_tokens.weight, masters["embedding.weight"]())
+    for name in masters:
+        assert torch.equal(masters[name]().bfloat16(), weights[name]())
+
+
+def test_bf16_of_an_fp32_run(runs: Path, tmp_path: Path) -> None:
+    export_weights(only(runs / "fp32"), tmp_path / "out", "bf16", 1 << 30)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    held = model_weights(only(runs / "fp32"))
+    assert torch.equal(theirs.lm_head.weight, held["head.weight"]().bfloat16())
+
+
+def test_what_their_form_has_no_place_for_is_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias that routes tokens, for example: without it the exported model is another one."""
+    assert export_weights(runs / "fp32-tied", tmp_path / "a", None, 1 << 30)["left_out"] == []
+    held = {**model_weights(only(runs / "fp32")), "layers.0.ffn.bias": lambda: torch.zeros(8)}
+    monkeypatch.setattr(export, "model_weights", lambda folder: held)
+    assert export_weights(runs / "fp32", tmp_path / "b", None, 1 << 30)["left_out"] == ["layers.0.ffn.bias"]
+
+
+def test_a_run_lists_its_checkpoints(runs: Path) -> None:
+    (one,) = listed(runs / "fp32")
+    assert (one["step"], one["ranks"], one["path"]) == (1, 2, str(only(runs / "fp32")))
+    assert one["bytes"] > 4 * 20_000
+    with pytest.raises(CheckpointError, match="is neither a run"):
+        listed(runs)
+
+
+def flip(run: Path) -> None:
+    path = only(run) / "zero" / "mp_rank_00_model_states.pt"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def unresolve(run: Path) -> None:
+    (run / "resolved.yaml").unlink()
+
+
+def change(run: Path) -> None:
+    path = run / "resolved.yaml"
+    path.write_text(path.read_text().replace("ffn: 48", "ffn: 64"))
+
+
+def empty(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (flip, "checkpoint is damaged"),
+        (unresolve, r"there is no resolved\.yaml of its run"),
+        (change, r"another run: model\.ffn: 48 -> 64"),
+        (empty, "is neither a run with a checkpoint nor a checkpoint"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused(
+    runs: Path, tmp_path: Path, harm: Callable[[Path], None], told: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(runs / "fp32", run)
+    harm(run)
+    with pytest.raises(CheckpointError, match=told) as caught:
+        export_weights(run, tmp_path / "out", None, 1 << 30)
+    assert caught.value.code == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:
+    """A checkpoint is hashed before it is exported, and that takes minutes."""
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ConfigError, match="is there already"):
+        export_weights(tmp_path / "no run", tmp_path, None, 1 << 30)
+    assert (tmp_path / "notes").read_text() == "mine"

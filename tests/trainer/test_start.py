@@ -1,0 +1,59 @@
+"""A run starts from imported weights, and only where they fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.tokenizer import encode
+from engine.errors import DataError
+from engine.launch.run import train
+from tests.weights.folders import SHAPE, llama, saved
+
+TEXT = b"To be, or not to be, that is the question: whether it is nobler in the mind to suffer. " * 3
+
+
+def run_of(tmp_path: Path, *overrides: str) -> Config:
+    """Return a run of one step on one document."""
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data" / "only.py").write_bytes(TEXT)
+    places = [f"data.path={tmp_path / 'data'}", f"run.out={tmp_path / 'run'}", f"run.weights={tmp_path / 'theirs'}"]
+    sizes = ["context=512", "capacity=256", "batch_tokens=512", "run.steps=1", "data.validation_share=0"]
+    return load(["recipe=quickstart", *SHAPE, *places, *sizes, *overrides])
+
+
+@pytest.mark.world
+def test_the_first_loss_is_theirs(tmp_path: Path) -> None:
+    """Two ranks each read the weights, and the document goes around a ring of both."""
+    theirs = llama()
+    saved(theirs, tmp_path / "theirs", "30KB")
+    train(run_of(tmp_path), say=lambda line: None)
+    line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    tokens = torch.from_numpy(encode(TEXT))[None]
+    assert line["max_degree"] == 2
+    assert line["loss"] == pytest.approx(theirs(tokens, labels=tokens).loss.item(), rel=1e-5)
+    shutil.rmtree(tmp_path / "theirs")
+    train(run_of(tmp_path), say=lambda line: None)  # it goes on from its checkpoint, and needs them no more
+
+
+def test_weights_that_do_not_fit_are_told_before_any_rank_starts(tmp_path: Path) -> None:
+    saved(llama(), tmp_path / "theirs")
+    for dry_run in (True, False):
+        with pytest.raises(DataError, match="is 64, but the weights have 48") as caught:
+            train(run_of(tmp_path, "model.ffn=64"), dry_run=dry_run, say=lambda line: None)
+        assert caught.value.problems[0].key == "model.ffn"
+        assert len(caught.value.problems) == 7
+    assert not list((tmp_path / "run" / "logs").iterdir())
+
+
+def test_other_rotary_angles_are_said(tmp_path: Path) -> None:
+    saved(llama(), tmp_path / "theirs")
+    said: list[str] = []
+    train(run_of(tmp_path, "model.rope_theta=5e5"), dry_run=True, say=said.append)
+    assert said == ["model.rope_theta=500000.0; the weights were made with 10000.0"]

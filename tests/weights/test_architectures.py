@@ -1,0 +1,62 @@
+"""Tensors' names are Hugging Face's own: those that its models write, no more and no fewer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine.weights.architectures import architecture_of, tensor_names
+from engine.weights.check import places
+from engine.weights.folder import read_headers
+from engine.weights.load import load_weights
+from tests.weights.folders import config, llama, mixtral, saved
+
+MOE = ["model.experts=8", "model.top_k=2"]
+
+
+def theirs_of(*overrides: str) -> set[str]:
+    return {name for names in tensor_names(config(*overrides).model).values() for name in names}
+
+
+def test_a_llamas_names(tmp_path: Path) -> None:
+    assert architecture_of(config().model).name == "LlamaForCausalLM"
+    assert theirs_of() == set(read_headers(saved(llama(), tmp_path / "a")))
+    assert theirs_of("model.tied=true") == set(read_headers(saved(llama(tie_word_embeddings=True), tmp_path / "b")))
+
+
+def test_a_mixtrals_names(tmp_path: Path) -> None:
+    assert architecture_of(config(*MOE).model).name == "MixtralForCausalLM"
+    assert theirs_of(*MOE) == set(read_headers(saved(mixtral(), tmp_path)))
+
+
+class Stacked(nn.Module):
+    """Parameters under the names of a Mixtral of ours, experts stacked; its single-device code is not needed here."""
+
+    def __init__(self, sizes: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        self.held = nn.ParameterDict({name.replace(".", "/"): torch.zeros(size) for name, size in sizes.items()})
+
+    def named_parameters(self, *_: object, **__: object) -> list[tuple[str, nn.Parameter]]:  # type: ignore[override]
+        return [(name.replace("/", "."), parameter) for name, parameter in self.held.items()]
+
+
+def test_experts_are_stacked_from_their_tensors(tmp_path: Path) -> None:
+    """Expert e of a projection is entry e of ours: in another order the router would send tokens to the wrong ones."""
+    theirs, shape = mixtral(), config(*MOE).model
+    headers = read_headers(saved(theirs, tmp_path, "20KB"))
+    sizes = {
+        ours: (() if len(names) == 1 else (len(names),)) + headers[names[0]].shape
+        for ours, names in tensor_names(shape).items()
+    }
+    model = Stacked(sizes)
+    assert len(places(model, shape)) == len(headers)
+    load_weights(model, shape, tmp_path)
+    ours, state = dict(model.named_parameters()), theirs.state_dict()
+    for layer in range(2):
+        gate_up = state[f"model.layers.{layer}.mlp.experts.gate_up_proj"]
+        stacked = [ours[f"layers.{layer}.ffn.{name}"] for name in ("gate", "up")]
+        assert torch.equal(torch.cat(stacked, dim=1), gate_up)
+        assert torch.equal(ours[f"layers.{layer}.ffn.down"], state[f"model.layers.{layer}.mlp.experts.down_proj"])
+        assert torch.equal(ours[f"layers.{layer}.ffn.router.weight"], state[f"model.layers.{layer}.mlp.gate.weight"])

@@ -1,0 +1,102 @@
+"""Weights that do not fit a model are refused, each mismatch named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import DataError
+from engine.weights.check import check_weights
+from tests.weights.folders import config, llama, saved
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(llama(), tmp_path)
+
+
+def problems(folder: Path, *overrides: str) -> list[str]:
+    with pytest.raises(DataError) as caught:
+        check_weights(folder, config(*overrides))
+    assert caught.value.code == 4
+    return [f"{problem.key}: {problem.message}" for problem in caught.value.problems]
+
+
+def change(folder: Path, **tensors: Any) -> None:
+    """Change tensors of a folder by the ends of their names; None takes one out."""
+    state = load_file(folder / "model.safetensors")
+    for end, tensor in tensors.items():
+        name = next((name for name in state if name.endswith(end)), end)
+        state[name] = tensor
+    kept = {name: tensor for name, tensor in state.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_weights_that_fit(folder: Path) -> None:
+    assert check_weights(folder, config()) == []
+    assert check_weights(folder, config("model.name=other", "dtype=bf16")) == []
+
+
+def test_heads_do_not_show_in_a_shape(folder: Path) -> None:
+    """Two heads of 16 have the same tensors as four of 8 with half as many groups, and are another model."""
+    assert problems(folder, "model.heads=2", "model.kv_heads=1") == [
+        "model.heads: is 2, but the weights have 4",
+        "model.kv_heads: is 1, but the weights have 2",
+    ]
+
+
+def test_another_vocabulary(folder: Path) -> None:
+    first, *tensors = problems(folder, "model.vocab=300")
+    assert first == "model.vocab: is 300, but the weights have 258"
+    assert tensors == [
+        f"{folder}: model.embed_tokens.weight is [258, 32], but the model needs [300, 32]",
+        f"{folder}: lm_head.weight is [258, 32], but the model needs [300, 32]",
+    ]
+
+
+def test_up_to_ten_mismatches_are_listed(folder: Path) -> None:
+    """Three layers need nine tensors more, and another width changes nearly all."""
+    found = problems(folder, "model.layers=4")
+    assert found[0] == "model.layers: is 4, but the weights have 2"
+    assert "model.layers.2.input_layernorm.weight is missing: the model needs [32]" in found[1]
+    assert len(found) == 11
+    assert found[-1] == "model.layers: and 9 more"
+
+
+def test_tensors_too_many_too_few_and_of_another_kind(folder: Path) -> None:
+    change(folder, **{"layers.0.mlp.up_proj.weight": None, "0.mlp.up_proj.bias": torch.zeros(48)})
+    change(folder, **{"model.norm.weight": torch.zeros(32, dtype=torch.int8)})
+    assert problems(folder) == [
+        f"{folder}: model.layers.0.mlp.up_proj.weight is missing: the model needs [48, 32]",
+        f"{folder}: model.norm.weight is stored as I8, not as one of F64, F32, BF16, F16",
+        f"{folder}: 0.mlp.up_proj.bias has no place in the model",
+    ]
+
+
+def test_tied_and_untied_are_different_models(folder: Path, tmp_path: Path) -> None:
+    assert problems(folder, "model.tied=true") == ["model.tied: is true, but the weights have false"]
+    tied = saved(llama(tie_word_embeddings=True), tmp_path / "tied")
+    assert check_weights(tied, config("model.tied=true")) == []
+    assert len(problems(tied)) == 2
+
+
+def test_what_is_computed_here_is_not_missed(folder: Path) -> None:
+    change(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
+    assert check_weights(folder, config()) == []
+
+
+def test_other_rotary_angles_are_told_and_taken(folder: Path) -> None:
+    """Training for longer contexts changes them on purpose."""
+    told = check_weights(folder, config("model.rope_theta=5e5"))
+    assert told == ["model.rope_theta=500000.0; the weights were made with 10000.0"]
+
+
+def test_a_config_that_belongs_to_other_weights(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 64}))
+    assert len(problems(folder, "model.ffn=64")) == 6

@@ -1,0 +1,134 @@
+"""config.json: what transformers writes is understood, and whatever our models are not is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, LlamaConfig, MixtralConfig
+
+from engine.errors import DataError
+from engine.weights.config_json import config_json, model_values, read_config
+from tests.weights.folders import TINY, config
+
+HERE = Path("config.json")
+LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], **TINY}
+VALUES = {
+    "name": "llama",
+    "experts": 1,
+    "top_k": 1,
+    "layers": 2,
+    "hidden": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "ffn": 48,
+    "vocab": 258,
+    "norm_eps": 1e-5,
+    "tied": False,
+    "rope_theta": 10000.0,
+}
+
+
+def test_a_llama() -> None:
+    assert model_values(LLAMA, HERE) == VALUES
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_transformers_writes(tmp_path: Path, tied: bool) -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    LlamaConfig(**TINY, tie_word_embeddings=tied, rope_parameters=rope).save_pretrained(tmp_path)
+    assert model_values(read_config(tmp_path), HERE) == VALUES | {"tied": tied, "rope_theta": 5e5}
+
+
+def test_a_mixtral_that_transformers_writes(tmp_path: Path) -> None:
+    MixtralConfig(**TINY, num_local_experts=4, num_experts_per_tok=3).save_pretrained(tmp_path)
+    found = model_values(read_config(tmp_path), HERE)
+    assert (found["name"], found["experts"], found["top_k"]) == ("mixtral", 4, 3)
+    plain = {key: value for key, value in TINY.items() if key != "rope_theta"}
+    old = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 3, **plain}
+    assert model_values(old, HERE)["rope_theta"] == 1e6, "Mixtral's own base where nothing is said"
+
+
+def test_what_old_files_leave_out() -> None:
+    """LLaMA 1's has neither key heads nor a base."""
+    old = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+    assert model_values(old, HERE) == VALUES | {"kv_heads": 4}
+
+
+SCALINGS = {
+    "llama3": {
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0},
+    "linear": {"factor": 2.0},
+}
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_rotary_scalings_in_either_spelling(kind: str) -> None:
+    scaling = SCALINGS[kind]
+    expected = VALUES | {"rope_theta": 5e5, "rope.kind": kind} | {f"rope.{k}": v for k, v in scaling.items()}
+    new = LLAMA | {"rope_parameters": {"rope_type": kind, "rope_theta": 500000, **scaling}}
+    old = LLAMA | {"rope_theta": 5e5, "rope_scaling": {"type": kind, **scaling}}
+    assert model_values(new, HERE) == model_values(old, HERE) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"architectures": ["Qwen2ForCausalLM"]}, r'\["Qwen2ForCausalLM"\] is not a model that ByteScale has'),
+        ({"architectures": None}, "no architecture is not a model"),
+        ({"architectures": "LlamaForCausalLM"}, "is not a model"),
+        ({"attention_bias": True}, "attention_bias=true is not built, only false"),
+        ({"mlp_bias": True}, "mlp_bias=true is not built"),
+        ({"sliding_window": 4096}, "sliding_window=4096 is not built, only null"),
+        ({"hidden_act": "gelu"}, 'hidden_act="gelu" is not built, only "silu"'),
+        ({"head_dim": 64}, "head_dim=64 is not built, only 8"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling dynamic is not built"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with truncate is not built"),
+        ({"rope_scaling": "yarn"}, '"yarn" is no rotary scaling'),
+        ({"vocab_size": None}, "vocab_size is missing"),
+    ],
+)
+def test_what_is_no_model_of_ours_is_refused(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError, match=told) as caught:
+        model_values(LLAMA | changes, HERE)
+    assert caught.value.problems[0].key == str(HERE)
+    assert caught.value.code == 4
+
+
+def test_all_that_is_strange_is_told_at_once() -> None:
+    with pytest.raises(DataError) as caught:
+        model_values(LLAMA | {"attention_bias": True, "vocab_size": None, "rope_scaling": {"type": "su"}}, HERE)
+    assert len(caught.value.problems) == 3
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a folder"):
+        read_config(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"there is no config\.json"):
+        read_config(tmp_path)
+    for text in ("{", "[1]"):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(DataError, match="JSON"):
+            read_config(tmp_path)
+
+
+@pytest.mark.parametrize("more", [[], ["model.experts=4", "model.top_k=2"]])
+def test_ours_reads_back_as_theirs_and_as_ours(tmp_path: Path, more: list[str]) -> None:
+    shape = config("model.tied=true", "model.rope_theta=5e5", *more).model
+    written = config_json(shape, 4096, "bfloat16", 256, 257)
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    values = shape.model_dump(exclude={"name", "rope"})
+    assert {key: value for key, value in model_values(written, HERE).items() if key != "name"} == values
+    theirs = AutoConfig.from_pretrained(tmp_path)
+    assert theirs.max_position_embeddings == 4096
+    assert str(theirs.dtype) == "torch.bfloat16"
+    assert theirs.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+    assert theirs.tie_word_embeddings is True

@@ -1,0 +1,92 @@
+"""A folder of weights is whole, or it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.errors import DataError
+from engine.weights.folder import INDEX, SINGLE, read_headers
+from tests.weights.folders import llama, saved
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(llama(), tmp_path, "40KB")
+
+
+def test_headers_are_those_of_the_tensors(folder: Path) -> None:
+    state = llama(torch.bfloat16).state_dict()
+    found = read_headers(saved(llama(torch.bfloat16), folder / "bf16"))
+    assert {name: header.shape for name, header in found.items()} == {n: tuple(t.shape) for n, t in state.items()}
+    assert {header.dtype for header in found.values()} == {"BF16"}
+    assert {header.file for header in found.values()} == {SINGLE}
+    several = {header.file for header in read_headers(folder).values()}
+    assert len(several) > 1 and several == {path.name for path in folder.glob("*.safetensors")}
+
+
+def test_a_missing_shard(folder: Path) -> None:
+    first, *others = sorted(folder.glob("*.safetensors"))
+    first.unlink()
+    with pytest.raises(DataError, match=f"shard {first.name} is missing") as caught:
+        read_headers(folder)
+    assert caught.value.problems[0].key == str(folder)
+    for shard in others:
+        shard.unlink()
+    with pytest.raises(DataError) as caught:
+        read_headers(folder)
+    assert len(caught.value.problems) == 1 + len(others)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_a_shard_that_is_cut_short(folder: Path, keep: int) -> None:
+    shard = max(folder.glob("*.safetensors"))
+    shard.write_bytes(shard.read_bytes()[:keep])
+    with pytest.raises(DataError, match="is cut short") as caught:
+        read_headers(folder)
+    assert caught.value.problems[0].key == str(shard)
+
+
+def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
+    shard = max(folder.glob("*.safetensors"))
+    save_file({"other": torch.zeros(1)}, shard)
+    with pytest.raises(DataError, match=f"{shard.name} does not hold"):
+        read_headers(folder)
+
+
+def test_many_mistakes_are_told_up_to_ten(folder: Path) -> None:
+    index = {f"t{number}": f"{number}.safetensors" for number in range(13)}
+    (folder / INDEX).write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(DataError) as caught:
+        read_headers(folder)
+    assert len(caught.value.problems) == 11
+    assert caught.value.problems[-1].message == "and 3 more"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}']
+)
+def test_an_index_that_is_none(folder: Path, text: str) -> None:
+    (folder / INDEX).write_text(text)
+    with pytest.raises(DataError, match="is no index"):
+        read_headers(folder)
+
+
+def test_an_index_names_files_of_its_own_folder(folder: Path) -> None:
+    """An import copies them by name."""
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
+    with pytest.raises(DataError, match="is no index"):
+        read_headers(folder)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is neither"):
+        read_headers(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(DataError) as caught:
+        read_headers(tmp_path)
+    assert "safe_serialization" in str(caught.value.problems[0].hint)

@@ -1,0 +1,113 @@
+"""A written folder is whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from engine.errors import BytescaleError, ConfigError, DataError, StorageError
+from engine.weights import write
+from engine.weights.config_json import read_config
+from engine.weights.folder import INDEX, SINGLE, read_headers
+from engine.weights.write import Entry, new_folder, write_weights
+
+
+def entries(*sizes: int) -> list[Entry]:
+    return [Entry(f"t{at}", 4 * size, partial(torch.full, (size,), float(at))) for at, size in enumerate(sizes)]
+
+
+def written(out: Path, config: dict[str, Any], tensors: list[Entry], shard_bytes: int) -> list[str]:
+    with new_folder(out) as draft:
+        return write_weights(draft, config, tensors, shard_bytes)
+
+
+def test_one_shard_needs_no_index(tmp_path: Path) -> None:
+    assert written(tmp_path / "a", {"x": 1}, entries(3, 4), 28) == [SINGLE]
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {SINGLE, "config.json"}
+    assert read_config(tmp_path / "a") == {"x": 1}
+    found = load_file(tmp_path / "a" / SINGLE)
+    assert torch.equal(found["t1"], torch.ones(4))
+
+
+def test_shards_hold_what_fits_and_one_tensor_at_least(tmp_path: Path) -> None:
+    """No tensor is cut: one that is larger than a shard has a shard of its own."""
+    files = written(tmp_path / "a", {}, entries(3, 4, 1, 20, 2), 28)
+    assert files == [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
+    headers = read_headers(tmp_path / "a")
+    assert [headers[f"t{at}"].file for at in range(5)] == [files[0], files[0], files[1], files[2], files[3]]
+    index = json.loads((tmp_path / "a" / INDEX).read_text())
+    assert index["metadata"]["total_size"] == 4 * 30
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()}
+    assert len(modes) == 1, "whoever may read config.json may read the weights"
+
+
+def test_a_target_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    written(tmp_path / "empty", {}, entries(1), 8)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("empty", "file", "link"):
+        with pytest.raises(ConfigError, match="is there already") as caught:
+            written(tmp_path / name, {}, entries(2), 8)
+        assert caught.value.problems[0].key == "--out"
+    with pytest.raises(ConfigError, match="cannot be written"):
+        written(tmp_path / "file" / "below", {}, entries(2), 8)
+    assert read_headers(tmp_path / "empty")["t0"].shape == (1,)
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError, SafetensorError])
+def test_what_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
+) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path, metadata: object) -> None:
+        path.write_bytes(b"half")
+        if "t1" in tensors:
+            raise failure("No space left on device")
+
+    monkeypatch.setattr(write, "save_file", full)
+    with pytest.raises((failure, BytescaleError)) as caught:
+        written(tmp_path / "a", {}, entries(4, 4), 16)
+    assert not list(tmp_path.iterdir())
+    if failure is SafetensorError:
+        assert isinstance(caught.value, StorageError)
+        assert caught.value.code == 74
+        assert "No space left" in str(caught.value)
+
+
+def test_a_kill_leaves_no_folder_of_that_name_and_a_draft_that_is_refused(tmp_path: Path) -> None:
+    """Not even when all tensors are on disk: config.json is written last."""
+    code = f"""
+import os, signal
+from pathlib import Path
+from engine.weights import write
+write._write_json = lambda path, value: os.kill(os.getpid(), signal.SIGKILL)
+import torch
+with write.new_folder(Path({str(tmp_path / "a")!r})) as draft:
+    write.write_weights(draft, {{}}, [write.Entry("t", 4, lambda: torch.zeros(1))], 8)
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)})
+    assert done.returncode == -signal.SIGKILL
+    (draft,) = tmp_path.iterdir()
+    assert draft.name.startswith(".writing-a.")
+    assert (draft / SINGLE).exists()
+    with pytest.raises(DataError, match=r"there is no config\.json"):
+        read_config(draft)
+    written(tmp_path / "a", {}, entries(1), 8)
+
+
+def test_folders_above_are_made(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "b" / "c") as draft:
+        (draft / "x").write_text("x")
+    assert (tmp_path / "b" / "c" / "x").read_text() == "x"
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["c"]
