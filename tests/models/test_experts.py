@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.config.load import load
-from engine.config.schema import Model
+from engine.config.schema import Balance, Model
 from engine.models.mixtral.experts import Experts, slot_counts
 from engine.models.mixtral.grouped import GroupedProduct, grouped
 from tests.models.huggingface import error
@@ -76,6 +76,24 @@ def test_no_token_is_dropped_when_all_choose_the_same_expert() -> None:
     out, routed = experts(x)
     assert (routed.chosen == 3).any(1).all()
     assert error(out, one_by_one(experts, x)) < 1e-13
+
+
+def test_a_bias_moves_the_choice_and_no_weight() -> None:
+    """An expert that is chosen for its bias still counts by its probability, and the router learns from it."""
+    balance = Balance(by="bias", loss_weight=0, bias_rate=0.5, z_weight=0)
+    plain, x = layer(), inputs(30)
+    experts = Experts(shape(), balance).double()
+    experts.load_state_dict(plain.state_dict() | {"bias": torch.tensor([0, 10, 0, 0, 8])})
+    out, routed = experts(x)
+    assert (routed.chosen == torch.tensor([1, 4])).all()
+    alone = layer(experts=2)
+    for name, parameter in alone.named_parameters():
+        parameter.data = plain.get_parameter(name).data[[1, 4]]
+    expected = alone(x)[0]  # a softmax over the chosen two is their probabilities, made to sum to one
+    assert error(out, expected) < 1e-13
+    (found,) = torch.autograd.grad(out.sum(), [experts.router.weight])
+    (wanted,) = torch.autograd.grad(expected.sum(), [alone.router.weight])
+    assert error(found[[1, 4]], wanted) < 1e-12
 
 
 def test_the_router_of_bf16_speaks_float32() -> None:
