@@ -76,7 +76,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Return the merged output [T,H,D] and log-sum-exp [T,H]; with rings in the wider dtype, else in the kernel's."""
     held = _pack("kv", k, v, layout, comm)
-    out, lse = q[:0], q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # of no token
+    out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # of no token
     for round_ in range(layout.rounds("forward")):
         pending, arriving, _ = _post(layout, round_, "forward", comm, held, [])
         if round_ == 0 and layout.tokens:
@@ -94,7 +94,7 @@ def _backward(saved: _Saved, layout: Layout, comm: Comm | None, kernel: Kernel) 
     """Return dq [T,H,D], dk and dv [T,G,D]; with rings in the wider dtype, in which dK,dV also travel."""
     dout, q, k, v, out, lse = saved
     held, sums = _pack("kv", k, v, layout, comm), list[Tensor]()
-    dq, dk, dv = _widened(layout, q[:0], k[:0], v[:0])  # of no token
+    dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # of no token
     for round_ in range(layout.rounds("backward")):
         pending, arriving, sums_arriving = _post(layout, round_, "backward", comm, held, sums)
         blocks = _blocks(layout, round_, held) if round_ else []

@@ -1,4 +1,4 @@
-"""What every kernel takes and returns.
+"""The one seam for attention kernels: packed sequences in, output and log-sum-exp out; and the gradients.
 
 Letters: T query tokens, S key tokens, H query heads, G key and value heads (G divides H), D head size.
 Sequence i of a call has queries q_bounds[i] .. q_bounds[i + 1] and keys kv_bounds[i] .. kv_bounds[i + 1], never empty.
