@@ -1,18 +1,16 @@
-"""Hugging Face's LLaMA for a shape of ours, also without its casts to float32, and how tensors are compared."""
+"""Hugging Face's LLaMA for a shape of ours, also without its casts to float32."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from contextlib import AbstractContextManager
 
-import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, modeling_rope_utils
 from transformers.models.llama import modeling_llama
 
 from engine.config.schema import Model, Rope
+from tests.models.huggingface import without_float32_casts
 
 
 def rope(kind: str, **given: float) -> Rope:
@@ -71,20 +69,9 @@ def huggingface(shape: Model, dtype: torch.dtype) -> LlamaForCausalLM:
     return model
 
 
-@contextmanager
-def float64_huggingface() -> Iterator[None]:
-    """Patch out the casts to float32 inside Hugging Face's code: what it calls float or float32 is float64."""
-    wide = SimpleNamespace(**vars(torch) | {"float": torch.float64, "float32": torch.float64})
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (modeling_llama, modeling_rope_utils):
-            patch.setattr(module, "torch", wide)
-        patch.setattr(Tensor, "float", Tensor.double)
-        yield
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    """Return max|a - b| / max|b|."""
-    return ((a - b).abs().max() / b.abs().max()).item()
+def float64_huggingface() -> AbstractContextManager[None]:
+    """Patch out the casts to float32 inside Hugging Face's LLaMA."""
+    return without_float32_casts(modeling_llama, modeling_rope_utils)
 
 
 def nearly_all_rounded_once(found: Tensor, exact: Tensor) -> bool:

@@ -36,11 +36,14 @@ from tests.world import run_world
 
 pytestmark = pytest.mark.world
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
-RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))]
+RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))] + ["fp32-experts"]
+EXPERTS = ["model.experts=4", "model.top_k=2"]
+YARN = ["model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=16"]
 
 
 def config_of(run: str) -> Config:
-    return config(f"dtype={run[:4]}", f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5")
+    plain = [f"dtype={run[:4]}", f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5"]
+    return config(*plain, *(EXPERTS + YARN if run.endswith("experts") else []))
 
 
 def train_and_save(root: Path) -> None:
@@ -66,7 +69,7 @@ def _exchange(value: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four runs of two ranks with a checkpoint each."""
+    """Runs of two ranks with a checkpoint each."""
     root = tmp_path_factory.mktemp("runs")
     run_world(2, train_and_save, root)
     return root

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 from engine.attention.kernels import choose
 from engine.attention.layout import whole
-from engine.attention.ring import attend
+from engine.attention.meeting import Meeting
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.models.build import build_model
@@ -61,10 +60,10 @@ def logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     return found
 
 
-def alone(tokens: int) -> Any:
+def alone(tokens: int) -> Meeting:
     """Return how the tokens of one whole sequence meet."""
     kernel = choose(torch.device("cpu"), torch.float32, 8)
-    return partial(attend, layout=whole(tokens), comm=None, kernel=kernel)
+    return Meeting(whole(tokens), None, kernel)
 
 
 @torch.no_grad()

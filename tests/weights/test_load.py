@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
+from engine.config.load import load
 from engine.models.build import build_model
+from engine.weights.check import check_weights
+from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
-from tests.weights.folders import config, llama, logits, our_logits, saved
+from tests.weights.folders import config, llama, logits, mixtral, our_logits, saved
 
 TOKENS = torch.randint(0, 258, (41,), generator=torch.Generator().manual_seed(1))
 
@@ -21,6 +25,37 @@ def test_the_same_logits(tmp_path: Path, tied: bool, shard: str) -> None:
     folder = saved(theirs, tmp_path, shard)
     assert (len(list(folder.glob("*.safetensors"))) > 1) == (shard == "30KB")
     found, expected = our_logits(config(f"model.tied={tied}".lower()), folder, TOKENS), logits(theirs, TOKENS)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+SCALED = {
+    "linear": {"factor": 2.0},
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0},
+    "llama3": {
+        "factor": 8.0,
+        "original_max_position_embeddings": 16,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", sorted(SCALED))
+def test_rotary_scalings_come_with_them(tmp_path: Path, kind: str) -> None:
+    theirs = llama(rope_parameters={"rope_type": kind, "rope_theta": 5e5, **SCALED[kind]}, max_position_embeddings=64)
+    same_by_import(theirs, saved(theirs, tmp_path))
+
+
+def test_experts_are_stacked(tmp_path: Path) -> None:
+    theirs = mixtral()
+    same_by_import(theirs, saved(theirs, tmp_path, "20KB"))
+
+
+def same_by_import(theirs: PreTrainedModel, folder: Path) -> None:
+    """The overrides that an import prints make a model of the same logits."""
+    imported = load(import_weights(folder, None)["overrides"])
+    assert check_weights(folder, imported) == []
+    found, expected = our_logits(imported, folder, TOKENS), logits(theirs, TOKENS)
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
