@@ -54,9 +54,9 @@ def test_what_cannot_be_trained_is_refused(
 
 
 def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Path) -> None:
-    lacking = config(tmp_path, "cluster.nodes=2", "zero.stage=3", "recompute=layer")
+    lacking = config(tmp_path, "cluster.nodes=2", "zero.stage=3", "offload.ratio=0.5")
     shown = train(lacking, dry_run=True)["dry_run"]
-    assert [problem["key"] for problem in shown["refused"]] == ["recompute", "zero.stage", "cluster.nodes=2"]
+    assert [problem["key"] for problem in shown["refused"]] == ["zero.stage", "offload.ratio", "cluster.nodes=2"]
     assert shown["refused"][2]["message"] == "several nodes need a hostfile" and len(shown["commands"]) == 4
     with pytest.raises(ConfigError) as caught:
         train(lacking)
