@@ -6,8 +6,9 @@ H query heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +23,11 @@ def load() -> Functions:
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     q, k, v = map(wide, (q, k, v))
+    batches = _batches(call)
+    queries, keys = [batch.queries for batch in batches], [batch.keys for batch in batches]
     parts = [
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *(_batched(x, count) for x in (q[rows], k[keys], v[keys])), 0.0, call.causal
-        )
-        for count, rows, keys in _batches(call)
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*inputs, 0.0, call.causal)
+        for inputs in zip(_cut(q, queries), _cut(k, keys), _cut(v, keys), strict=True)
     ]
     return _joined([out for out, _ in parts], q), _joined([lse for _, lse in parts], q[..., 0])
 
@@ -35,29 +36,39 @@ def _backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
     dout, q, k, v, out = map(wide, (dout, q, k, v, out))
-    parts = []
-    for count, rows, keys in _batches(call):
-        inputs = (dout[rows], q[rows], k[keys], v[keys], out[rows], lse[rows])
-        parts.append(
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *(_batched(x, count) for x in inputs), 0.0, call.causal
-            )
-        )
+    batches = _batches(call)
+    queries, keys = [batch.queries for batch in batches], [batch.keys for batch in batches]
+    owners = ((dout, queries), (q, queries), (k, keys), (v, keys), (out, queries), (lse, queries))
+    parts = [
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*inputs, 0.0, call.causal)
+        for inputs in zip(*(_cut(x, of) for x, of in owners), strict=True)
+    ]
     dq, dk, dv = (_joined([part[number] for part in parts], x) for number, x in enumerate((q, k, v)))
     return dq, dk, dv
 
 
-def _batches(call: Call) -> Iterator[tuple[int, slice, slice]]:
-    """Yield neighbours of one length: how many there are, and the rows of their queries and keys."""
-    for _, same in groupby(call.sequences(), key=lambda pair: tuple(rows.stop - rows.start for rows in pair)):
-        pairs = list(same)
-        (first_rows, first_keys), (last_rows, last_keys) = pairs[0], pairs[-1]
-        yield len(pairs), slice(first_rows.start, last_rows.stop), slice(first_keys.start, last_keys.stop)
+class _Batch(NamedTuple):
+    """Neighbours of one length: how many there are, and how many tokens each has."""
+
+    queries: tuple[int, int]
+    keys: tuple[int, int]
 
 
-def _batched(x: Tensor, count: int) -> Tensor:
-    """Return [N*T,H,D] as the [N,H,T,D] that PyTorch's kernel takes, and [N*T,H] as [N,H,T], without a copy."""
-    return x.view(count, -1, *x.shape[1:]).transpose(1, 2)
+@lru_cache(maxsize=64)
+def _batches(call: Call) -> tuple[_Batch, ...]:
+    """Return a call's sequences as batches. All layers of a micro-batch ask for the same."""
+    sizes = ((rows.stop - rows.start, keys.stop - keys.start) for rows, keys in call.sequences())
+    counted = ((size, len(list(same))) for size, same in groupby(sizes))
+    return tuple(_Batch((count, queries), (count, keys)) for (queries, keys), count in counted)
+
+
+def _cut(x: Tensor, batches: list[tuple[int, int]]) -> list[Tensor]:
+    """Return packed [T,H,D] as the [N,H,T,D] of each batch that PyTorch's kernel takes, [T,H] as [N,H,T]; no copy."""
+    parts = x.transpose(0, 1).split([count * tokens for count, tokens in batches], dim=1)
+    return [
+        part[None] if count == 1 else part.unflatten(1, (count, tokens)).transpose(0, 1)
+        for part, (count, tokens) in zip(parts, batches, strict=True)
+    ]
 
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
