@@ -40,6 +40,7 @@ def import_(
     found = import_weights(folder, out)
     counts = f"{found['tensors']:,} tensors, {found['parameters']:,} parameters, {found['shards']} shards"
     output.say(f"{found['out']}: {counts}")
+    output.say(f"rotary angles of its own context, where the recipe's are others: {shlex.join(found['angles'])}")
     output.emit({"import": found}, shlex.join(found["overrides"]), as_json=json)
 
 

@@ -29,6 +29,7 @@ from engine.models.loss import token_loss
 from engine.planner.make import PlanSettings, plan_step
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, run_step
+from tests.close import error
 from tests.world import run_world
 
 WORLDS = (1, 2, 3, 4)
@@ -96,10 +97,6 @@ def reference_loss(model: Llama, table: SequenceTable, reader: FakeReader) -> Te
 def rank_context(dtype: torch.dtype) -> RankContext:
     device = torch.device("cpu")
     return RankContext(dist.get_rank(), device, RingComm(dist.new_group(backend="gloo")), choose(device, dtype, 8))
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
 
 
 def cases(world: int) -> Iterator[tuple[int, str, str]]:

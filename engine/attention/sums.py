@@ -19,6 +19,8 @@ def summed(counts: Tensor, layout: Layout, comm: Comm | None) -> Tensor:
 
     `comm` may be None where the layout has no ring.
     """
+    if layout.rings and comm is None:
+        raise ValueError("a layout with rings needs a comm")
     rows = [row for row, shard in enumerate(layout.shards) if shard.ring]
     total, held = counts.clone(), [counts[row].clone() for row in rows]
     for round_ in range(layout.rounds("counts")):

@@ -78,7 +78,9 @@ class _Part:
 
     def __call__(self) -> Tensor:
         whole = self.weights[self.ours]()
-        return (whole if self.expert is None else whole[self.expert]).to(self.dtype).contiguous()
+        if self.expert is None:
+            return whole.to(self.dtype).contiguous()
+        return whole[self.expert].to(self.dtype, copy=True)  # no view: it would keep all experts in memory
 
 
 def _entries(weights: Weights, config: Config, dtype: torch.dtype) -> list[Entry]:

@@ -86,7 +86,7 @@ class Trainer:
         if weights is None:
             self.model.initialise(config.run.seed)
         else:
-            load_weights(self.model, config.model, Path(weights))
+            load_weights(self.model.to(_DTYPES[config.dtype]), config.model, Path(weights))
         self.model.to(groups.device)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)

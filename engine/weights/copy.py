@@ -20,12 +20,15 @@ from engine.weights.write import new_folder
 def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     """Check a Hugging Face folder and copy what training needs of it to `out`; return its facts and overrides.
 
+    `angles` are the overrides of its rotary embedding, apart: a recipe for a longer context has its own.
     The copy is byte for byte, file by file: what training reads is Hugging Face's own form, so there is no second one.
     Raises DataError of a folder that is not whole or is no model of ours; ConfigError if `out` is there already.
     """
     values = model_values(read_config(folder), folder / CONFIG)
-    overrides = [f"model.{key}={word(value)}" for key, value in values.items()]
-    config, headers = _config(overrides, folder / CONFIG), read_headers(folder)
+    words = {key: f"model.{key}={word(value)}" for key, value in values.items()}
+    angles = [text for key, text in words.items() if key.startswith("rope")]
+    shape = [text for key, text in words.items() if not key.startswith("rope")]
+    config, headers = _config(shape + angles, folder / CONFIG), read_headers(folder)
     check_weights(folder, config)
     if out is not None:
         _copy(folder, out, headers)
@@ -35,7 +38,8 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
         "tensors": len(headers),
         "parameters": sum(math.prod(header.shape) for header in headers.values()),
         "shards": len({header.file for header in headers.values()}),
-        "overrides": [*overrides, f"run.weights={out or folder}"],
+        "overrides": [*shape, f"run.weights={out or folder}"],
+        "angles": angles,
     }
 
 

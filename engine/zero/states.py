@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,12 @@ def master_weights(checkpoint: Path) -> Weights:
         for name, piece in _fragments(path):
             pieces.setdefault(name, []).append(piece)
     sizes = {name: size for group in _load(checkpoint / _MODEL)["param_shapes"] for name, size in group.items()}
-    return {name: partial(_joined, pieces[name], size) for name, size in sizes.items()}
 
+    @lru_cache(maxsize=1)  # the experts of a stacked parameter are asked for in turn
+    def joined(name: str) -> Tensor:
+        return torch.cat(pieces[name]).view(sizes[name])
 
-def _joined(pieces: list[Tensor], size: torch.Size) -> Tensor:
-    return torch.cat(pieces).view(size)
+    return {name: partial(joined, name) for name in sizes}
 
 
 def _optimizer_files(checkpoint: Path) -> list[Path]:

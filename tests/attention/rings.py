@@ -26,6 +26,7 @@ from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard
 from tests.attention.gpu_like import GPU_LIKE
+from tests.close import error
 
 CPU = torch.device("cpu")
 PATIENCE_S = 10  # a message that has not come by then does not come
@@ -164,16 +165,14 @@ def in_process(case: Case) -> Four:
 
 def errors(results: Four, expected: Four) -> dict[str, float]:
     """Return max|a - b| / max|b| of each; where b is nothing but rounding (one token has no dq, dk), of its size."""
-    return {
-        name: float((a - b).abs().max() / b.abs().max().clamp(min=1e-3))
-        for name, a, b in zip(NAMES, results, expected, strict=True)
-    }
+    return {name: error(a, b, least=1e-3) for name, a, b in zip(NAMES, results, expected, strict=True)}
 
 
 def rms(results: Four, expected: Four) -> dict[str, float]:
     """Return the root of the mean square of a - b."""
     return {
-        name: float((a.double() - b).pow(2).mean().sqrt()) for name, a, b in zip(NAMES, results, expected, strict=True)
+        name: float((a.double() - b).pow(2).mean().sqrt().nan_to_num(nan=torch.inf))
+        for name, a, b in zip(NAMES, results, expected, strict=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face's models as references: also without their casts to float32, and how tensors are compared."""
+"""Hugging Face's models as references, also without their casts to float32."""
 
 from __future__ import annotations
 
@@ -20,8 +20,3 @@ def without_float32_casts(*modules: ModuleType) -> Iterator[None]:
             patch.setattr(module, "torch", wide)
         patch.setattr(Tensor, "float", Tensor.double)
         yield
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    """Return max|a - b| / max|b|."""
-    return ((a - b).abs().max() / b.abs().max()).item()

@@ -12,7 +12,7 @@ from engine.config.load import load
 from engine.config.schema import Balance, Model
 from engine.models.mixtral.experts import Experts, slot_counts
 from engine.models.mixtral.grouped import GroupedProduct, grouped
-from tests.models.huggingface import error
+from tests.close import error
 
 
 def shape(**changes: object) -> Model:

@@ -20,7 +20,7 @@ from engine.models.llama.huggingface import from_huggingface, name_map, to_huggi
 from engine.models.llama.layers import RMSNorm
 from engine.models.llama.model import Llama
 from engine.models.loss import token_loss
-from tests.models.huggingface import error
+from tests.close import error
 from tests.models.reference import ROPES, float64_huggingface, huggingface, nearly_all_rounded_once
 
 CPU = torch.device("cpu")

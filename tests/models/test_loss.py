@@ -16,6 +16,7 @@ from engine.cost.memory import loss_chunk
 from engine.data.slices import IGNORE
 from engine.models import loss as losses
 from engine.models.loss import Head, choose, head_loss, token_loss
+from tests.close import error
 
 CPU = torch.device("cpu")
 FORMS = ["plain", "chunks", *(["torch"] if hasattr(F, "linear_cross_entropy") else [])]
@@ -36,10 +37,6 @@ def run(form: str, x: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, T
     """Return the loss, and its gradients by x and the weight under a scale that is applied afterwards."""
     loss = choose(CPU, x.dtype, form).sum(x, weight, labels, IGNORE)
     return loss.detach(), *torch.autograd.grad(loss * SCALE, (x, weight))
-
-
-def error(a: Tensor, b: Tensor) -> float:
-    return float((a.double() - b.double()).abs().max() / b.double().abs().max())
 
 
 def test_the_example_has_several_chunks() -> None:

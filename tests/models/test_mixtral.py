@@ -29,7 +29,8 @@ from engine.models.mixtral.balance import z_loss
 from engine.models.mixtral.huggingface import NAMES
 from engine.models.mixtral.model import Mixtral
 from engine.planner.plan import MicroBatch, Shard
-from tests.models.huggingface import error, without_float32_casts
+from tests.close import error
+from tests.models.huggingface import without_float32_casts
 
 CPU = torch.device("cpu")
 TOKENS = 67

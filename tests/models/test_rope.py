@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.config.schema import Model, Rope
 from engine.models.rope import attention_factor, frequencies, rotate, rotation
-from tests.models.huggingface import error
+from tests.close import error
 from tests.models.reference import ROPES, float64_huggingface, nearly_all_rounded_once, rope, theirs_of
 
 ANY = pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)

@@ -36,7 +36,7 @@ from tests.world import run_world
 
 pytestmark = pytest.mark.world
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
-RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))] + ["fp32-experts"]
+RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))] + ["fp32-experts", "bf16-experts"]
 EXPERTS = ["model.experts=4", "model.top_k=2"]
 YARN = ["model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=16"]
 
@@ -106,7 +106,7 @@ def test_transformers_loads_it_unchanged_with_the_same_logits(runs: Path, run: s
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("run", ["bf16", "bf16-tied"])
+@pytest.mark.parametrize("run", ["bf16", "bf16-tied", "bf16-experts"])
 def test_the_masters_of_a_bf16_run(runs: Path, run: str, tmp_path: Path) -> None:
     """They have bits that the model's weights have not, and round to them. Parameters lie across both ranks."""
     written = export_weights(runs / run, tmp_path / "out", "fp32", 1 << 30)

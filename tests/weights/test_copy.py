@@ -32,10 +32,19 @@ def test_a_copy_is_byte_for_byte(tmp_path: Path, shard: str) -> None:
 def test_its_overrides_make_a_recipe_train_from_it(tmp_path: Path) -> None:
     folder = saved(llama(tie_word_embeddings=True), tmp_path / "with a space")
     found = import_weights(folder, None)
-    config = load(["recipe=llama7b-256k", *found["overrides"]])
+    config = load(["recipe=llama7b-256k", *found["overrides"], *found["angles"]])
     assert config.run.weights == str(folder)
     assert config.model.model_dump(mode="json") == found["model"]
     assert check_weights(folder, config) == []
+
+
+def test_a_recipe_keeps_its_own_angles(tmp_path: Path) -> None:
+    """They are for its context; what the weights had is said at the start."""
+    folder = saved(llama(), tmp_path / "theirs")
+    config = load(["recipe=llama7b-256k", *import_weights(folder, None)["overrides"]])
+    assert config.model.rope_theta == load(["recipe=llama7b-256k"]).model.rope_theta
+    (said,) = check_weights(folder, config)
+    assert "rope_theta" in said
 
 
 def change(folder: Path, **values: Any) -> None:

@@ -52,11 +52,12 @@ def test_experts_are_stacked(tmp_path: Path) -> None:
 
 
 def same_by_import(theirs: PreTrainedModel, folder: Path) -> None:
-    """The overrides that an import prints make a model of the same logits."""
-    imported = load(import_weights(folder, None)["overrides"])
+    """The overrides that an import prints, and its angles, make a model of the same logits."""
+    found = import_weights(folder, None)
+    imported = load(found["overrides"] + found["angles"])
     assert check_weights(folder, imported) == []
-    found, expected = our_logits(imported, folder, TOKENS), logits(theirs, TOKENS)
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+    ours, expected = our_logits(imported, folder, TOKENS), logits(theirs, TOKENS)
+    assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def test_parameters_keep_their_dtype(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """A kernel's first call: tiny attention on the device, forward and backward, against the reference in float64.
 
-Two calls: packed causal sequences, and blocks of a ring (unequal numbers of queries and keys, with an output and a
-log-sum-exp that belong to more keys than the call's). Query heads share key heads.
+Three calls: packed causal sequences, such of one length (cuDNN gets no others), and blocks of a ring (unequal numbers
+of queries and keys, with an output and a log-sum-exp that belong to more keys than the call's). Query heads share key
+heads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from engine.attention.kernels.call import Call, Functions, wider
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-10}
 NAMES = ("output", "log-sum-exp", "dq", "dk", "dv")
 CAUSAL = Call((0, 5, 70), (0, 5, 70), causal=True)
+EVEN = Call((0, 35, 70), (0, 35, 70), causal=True)
 BLOCK = Call((0, 24, 48), (0, 40, 80), causal=False)
 ALL_KEYS = Call((0, 24, 48), (0, 60, 120), causal=False)
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -24,7 +26,8 @@ _KEYS = torch.cat((torch.arange(40), torch.arange(60, 100)))  # the first 40 of 
 
 def fault(kernel: Functions, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
     """Return what is wrong with a kernel's numbers, or None."""
-    for call, of, keys in ((CAUSAL, CAUSAL, torch.arange(70)), (BLOCK, ALL_KEYS, _KEYS)):
+    all_ = torch.arange(70)
+    for call, of, keys in ((CAUSAL, CAUSAL, all_), (EVEN, EVEN, all_), (BLOCK, ALL_KEYS, _KEYS)):
         q, k, v, dout = _inputs(of, device, dtype, head_dim)
         out, lse = reference.forward(q.double(), k.double(), v.double(), of)
         k, v = k[keys], v[keys]
