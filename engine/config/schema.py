@@ -46,7 +46,7 @@ class Rope(Section):
 
 
 class Model(Section):
-    """The shape of a LLaMA model."""
+    """The shape of a LLaMA model, with experts of a Mixtral one."""
 
     name: str
     layers: int = Field(ge=1, description="transformer blocks")

@@ -18,8 +18,6 @@ def shape(**changes: object) -> Model:
 
 
 SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
-
-
 SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
 
 
@@ -88,6 +86,12 @@ def test_saved_bytes_are_what_the_model_saves(dtype: str, mode: str, heads: tupl
     counted = tokens * memory.saved_bytes(model, dtype, mode)
     assert kept_bytes(model, dtype, mode, tokens) == counted + 8 * tokens
     assert 8 * tokens < 0.02 * counted
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_saved_bytes_of_experts(dtype: str) -> None:
+    """What a router keeps depends on PyTorch's operators: within 5 %."""
+    assert kept_bytes(SPARSE, dtype, "none", 64) / 64 == pytest.approx(memory.saved_bytes(SPARSE, dtype), rel=0.05)
 
 
 def test_states_under_zero_1_are_those_of_deepspeed_md() -> None:
