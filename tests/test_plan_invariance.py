@@ -75,7 +75,7 @@ def config(world: int, capacity: int, planner: str, *more: str) -> Config:
 def llama(settings: Config, dtype: torch.dtype) -> Llama:
     """Return a model whose weights are larger than at the start of a training, so that every weight's change is more
     than the rounding of a norm's weight, which is near 1."""
-    model = Llama(settings.model, settings.recompute)
+    model = Llama(settings.model, mode=settings.recompute)
     model.initialise(3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -78,7 +78,7 @@ def test_no_token_runs_forward_and_backward(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_validation_recomputes_nothing(mode: str) -> None:
     with torch.no_grad():
-        llama = Llama(shape(), mode)
+        llama = Llama(shape(), mode=mode)
         llama.initialise(3)
         one = Meeting(whole(2), None, choose(torch.device("cpu"), torch.float32, 8))
         loss = llama(torch.tensor([1, 2]), torch.arange(2), one, torch.tensor([2, 3]))
@@ -87,4 +87,4 @@ def test_validation_recomputes_nothing(mode: str) -> None:
 
 def test_an_unknown_mode_is_no_mode() -> None:
     with pytest.raises(KeyError, match="some"):
-        Llama(shape(), "some")
+        Llama(shape(), mode="some")

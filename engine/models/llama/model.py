@@ -27,7 +27,7 @@ class Llama(nn.Module):
     given.
     """
 
-    def __init__(self, shape: Model, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
+    def __init__(self, shape: Model, *, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.shape, self.run_layer = shape, recompute.MODES[mode]
         ffn = ffn or (lambda: FeedForward(shape))
