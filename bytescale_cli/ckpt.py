@@ -51,7 +51,9 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(parser=choice(*_DTYPES), metavar="|".join(_DTYPES), help="The run's, if not given.")
     ] = None,
-    shard_size: Annotated[str, typer.Option("--shard-size", metavar="SIZE", help="Most bytes of a file.")] = "5GiB",
+    shard_size: Annotated[
+        str, typer.Option("--shard-size", metavar="SIZE", help="Most bytes of a file, but for larger tensors.")
+    ] = "5GiB",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -62,6 +64,8 @@ def export(
         most = parse_count(shard_size, bytes_=True)
     except ValueError as error:
         raise ConfigError(str(error), key="--shard-size", hint="for example --shard-size 5GiB") from error
+    if most < 1:
+        raise ConfigError(f"must be at least 1, not {shard_size}", key="--shard-size", hint="for example 5GiB")
     from engine.trainer.export import export_weights
 
     written = export_weights(source, out, dtype, most)

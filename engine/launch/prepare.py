@@ -71,8 +71,9 @@ def choose_checkpoint(folder: RunFolder, resume: str, say: Say) -> Path | None:
         return None
     if resume == "auto":
         return checkpoints.choose(folder.checkpoints, say)
-    checkpoints.read(Path(resume))
-    return Path(resume).absolute()
+    found = checkpoints.find(Path(resume))
+    checkpoints.read(found)
+    return found.absolute()
 
 
 def state_of(checkpoint: Path | None, config: Config, ranks: int) -> TrainState | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import nn
 
 from engine.config.schema import Config, Model
@@ -18,7 +19,8 @@ from engine.weights.folder import Header, read_headers, told
 
 _DTYPES = ("F64", "F32", "BF16", "F16")
 _FREE = ("name", "rope_theta")  # longer contexts want other angles than the weights were trained with
-_UNUSED = ("rotary_emb.inv_freq", "lm_head.weight")  # computed here; or the embedding's, where it is tied
+_EMBEDDING, _HEAD = "embedding.weight", "lm_head.weight"
+_UNUSED = ("rotary_emb.inv_freq", _HEAD)  # computed here; or the embedding's, where it is tied
 
 
 def check_weights(folder: Path, config: Config) -> list[str]:
@@ -29,10 +31,14 @@ def check_weights(folder: Path, config: Config) -> list[str]:
     """
     values = model_values(read_config(folder), folder / CONFIG)
     ours = _flat(config.model.model_dump(mode="json"))
-    problems = [*_keys(ours, values), *_tensors(read_headers(folder), config, folder)]
+    headers = read_headers(folder)
+    problems = [*_keys(ours, values), *_tensors(headers, config, folder)] or [*_heads(headers, config, folder)]
     if problems:
         raise told(problems)
-    return [f"model.{key}={ours.get(key)}; the weights were made with {values.get(key)}" for key in _rope(ours, values)]
+    return [
+        f"the weights were made with model.{key}={word(values.get(key))}; here it is {word(ours.get(key))}"
+        for key in _rope(ours, values)
+    ]
 
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -68,6 +74,9 @@ def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
 
 
 def _tensors(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
+    if config.model.layers > len(headers):  # nobody waits for a list of all that a billion layers would need
+        yield Problem(f"{config.model.layers} layers are more than there are tensors", str(folder), "set model.layers")
+        return
     needed = expected_shapes(config)
     for name, size in needed.items():
         if name not in headers:
@@ -76,9 +85,25 @@ def _tensors(headers: Mapping[str, Header], config: Config, folder: Path) -> Ite
             yield Problem(f"{name} is {list(headers[name].shape)}, but the model needs {list(size)}", str(folder))
         elif headers[name].dtype not in _DTYPES:
             yield Problem(f"{name} is stored as {headers[name].dtype}, not as one of {', '.join(_DTYPES)}", str(folder))
-    for name in headers.keys() - needed.keys():
+    for name in sorted(headers.keys() - needed.keys()):
         if not name.endswith(_UNUSED):
             yield Problem(f"{name} has no place in the model", str(folder))
+
+
+def _heads(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
+    """A head beside tied embeddings is their copy, or the weights are another model's."""
+    if not (config.model.tied and _HEAD in headers):
+        return
+    head, embedding = (_tensor(folder, headers, name) for name in (_HEAD, tensor_names(config.model)[_EMBEDDING][0]))
+    if not torch.equal(head, embedding):
+        hint = f"set model.tied=false, and tie_word_embeddings in {CONFIG}"
+        yield Problem(f"{_HEAD} is not the embedding, though they are tied", str(folder), hint)
+
+
+def _tensor(folder: Path, headers: Mapping[str, Header], name: str) -> torch.Tensor:
+    with safe_open(folder / headers[name].file, framework="pt") as shard:
+        found: torch.Tensor = shard.get_tensor(name)
+    return found
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def config_json(shape: Model, context: int, dtype: str, bos: int, eos: int) -> d
 
 def word(value: object) -> str:
     """Return a value as an override has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
+
+from engine.models.llama.model import Llama
+from engine.weights.check import places
 
 
 @contextmanager
@@ -20,3 +23,10 @@ def without_float32_casts(*modules: ModuleType) -> Iterator[None]:
             patch.setattr(module, "torch", wide)
         patch.setattr(Tensor, "float", Tensor.double)
         yield
+
+
+@torch.no_grad()
+def fill(model: Llama, stored: Mapping[str, Tensor]) -> None:
+    """Give a model of ours the tensors that Hugging Face stores."""
+    for name, place in places(model, model.shape).items():
+        place.copy_(stored[name])

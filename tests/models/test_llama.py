@@ -16,11 +16,13 @@ from engine.attention.kernels import choose
 from engine.attention.layout import whole
 from engine.attention.ring import attend
 from engine.config.schema import Model
-from engine.models.llama.huggingface import from_huggingface, name_map, to_huggingface
 from engine.models.llama.layers import RMSNorm
 from engine.models.llama.model import Llama
 from engine.models.loss import token_loss
+from engine.weights.architectures import tensor_names
+from engine.weights.check import places
 from tests.close import error
+from tests.models.huggingface import fill
 from tests.models.reference import ROPES, float64_huggingface, huggingface, nearly_all_rounded_once
 
 CPU = torch.device("cpu")
@@ -52,7 +54,7 @@ TOKENS = 67
 
 def ours_of(theirs: LlamaForCausalLM, shape: Model, dtype: torch.dtype) -> Llama:
     model = Llama(shape).to(dtype)
-    model.load_state_dict(from_huggingface(theirs.state_dict(), shape.layers))
+    fill(model, theirs.state_dict())
     return model
 
 
@@ -76,8 +78,8 @@ def compare(shape: Model, dtype: torch.dtype) -> dict[str, float]:
     loss.backward()
     assert expected.logits.dtype == logits.dtype == expected.loss.dtype == loss.dtype == dtype
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    names = name_map(shape.layers)
-    found = {name: error(p.grad, gradients[names[name]]) for name, p in ours.named_parameters()}
+    names = tensor_names(shape)
+    found = {name: error(p.grad, gradients[names[name][0]]) for name, p in ours.named_parameters()}
     assert len(found) == len(gradients)
     return {"logits": error(logits, expected.logits[0]), "loss": error(loss, expected.loss), **found}
 
@@ -95,20 +97,9 @@ def test_float64_is_that_of_huggingface_without_its_casts(shape: Model) -> None:
     assert max(found.values()) < 1e-9, found
 
 
-def test_names_go_there_and_back() -> None:
+def test_names_are_theirs() -> None:
     shape = SHAPES["gqa"]
-    ours = Llama(shape).state_dict()
-    theirs = to_huggingface(ours, shape.layers)
-    assert set(theirs) == set(huggingface(shape, torch.float32).state_dict())
-    back = from_huggingface(theirs, shape.layers)
-    assert back.keys() == ours.keys() and all(back[name] is ours[name] for name in ours)
-
-
-def test_a_missing_weight_is_refused() -> None:
-    state = to_huggingface(Llama(SHAPES["gqa"]).state_dict(), layers=2)
-    del state["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(KeyError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        from_huggingface(state, layers=2)
+    assert places(Llama(shape), shape).keys() == huggingface(shape, torch.float32).state_dict().keys()
 
 
 def test_initial_weights_are_those_of_the_seed() -> None:

@@ -30,7 +30,7 @@ from engine.models.mixtral.huggingface import NAMES
 from engine.models.mixtral.model import Mixtral
 from engine.planner.plan import MicroBatch, Shard
 from tests.close import error
-from tests.models.huggingface import without_float32_casts
+from tests.models.huggingface import fill, without_float32_casts
 
 CPU = torch.device("cpu")
 TOKENS = 67
@@ -108,7 +108,7 @@ def from_stored(state: dict[str, Tensor], shape: Model) -> dict[str, Tensor]:
 
 def ours_of(theirs: MixtralForCausalLM, shape: Model, dtype: torch.dtype) -> Mixtral:
     model = Mixtral(shape).to(dtype)
-    model.load_state_dict(from_stored(stored(theirs.state_dict(), shape), shape))
+    fill(model, stored(theirs.state_dict(), shape))
     return model
 
 

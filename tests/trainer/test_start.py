@@ -56,4 +56,4 @@ def test_other_rotary_angles_are_said(tmp_path: Path) -> None:
     saved(llama(), tmp_path / "theirs")
     said: list[str] = []
     train(run_of(tmp_path, "model.rope_theta=5e5"), dry_run=True, say=said.append)
-    assert said == ["model.rope_theta=500000.0; the weights were made with 10000.0"]
+    assert said == ["the weights were made with model.rope_theta=10000.0; here it is 500000.0"]

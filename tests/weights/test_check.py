@@ -85,6 +85,26 @@ def test_tied_and_untied_are_different_models(folder: Path, tmp_path: Path) -> N
     assert len(problems(tied)) == 2
 
 
+def test_a_head_beside_tied_embeddings_is_their_copy(tmp_path: Path) -> None:
+    """Or the model would silently be another one."""
+    folder = saved(llama(tie_word_embeddings=True), tmp_path / "tied")
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    change(folder, **{"lm_head.weight": embedding.clone()})
+    assert check_weights(folder, config("model.tied=true")) == []
+    change(folder, **{"lm_head.weight": embedding + 1})
+    (one,) = problems(folder, "model.tied=true")
+    assert "lm_head.weight is not the embedding" in one
+
+
+def test_more_layers_than_tensors_are_refused_at_once(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 10**9}))
+    assert (
+        problems(folder, "model.layers=1000000000")[-1]
+        == f"{folder}: 1000000000 layers are more than there are tensors"
+    )
+
+
 def test_what_is_computed_here_is_not_missed(folder: Path) -> None:
     change(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
     assert check_weights(folder, config()) == []
@@ -93,7 +113,7 @@ def test_what_is_computed_here_is_not_missed(folder: Path) -> None:
 def test_other_rotary_angles_are_told_and_taken(folder: Path) -> None:
     """Training for longer contexts changes them on purpose."""
     told = check_weights(folder, config("model.rope_theta=5e5"))
-    assert told == ["model.rope_theta=500000.0; the weights were made with 10000.0"]
+    assert told == ["the weights were made with model.rope_theta=10000.0; here it is 500000.0"]
 
 
 def test_a_config_that_belongs_to_other_weights(folder: Path) -> None:

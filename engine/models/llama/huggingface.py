@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
-
-Value = TypeVar("Value")
-
 # Ours -> theirs; `{}` is the number of a layer.
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -22,22 +17,3 @@ NAMES = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
-
-
-def name_map(layers: int) -> dict[str, str]:
-    """Return ours -> theirs for a model of so many layers."""
-    return {
-        ours.format(layer): theirs.format(layer)
-        for ours, theirs in NAMES.items()
-        for layer in range(layers if "{}" in ours else 1)
-    }
-
-
-def from_huggingface(state: Mapping[str, Value], layers: int) -> dict[str, Value]:
-    """Return their state dict under our names. Raises KeyError for a missing one."""
-    return {ours: state[theirs] for ours, theirs in name_map(layers).items()}
-
-
-def to_huggingface(state: Mapping[str, Value], layers: int) -> dict[str, Value]:
-    """Return our state dict under their names. Raises KeyError for a missing one."""
-    return {theirs: state[ours] for ours, theirs in name_map(layers).items()}
