@@ -1,0 +1,115 @@
+"""Training on one GPU: whole micro-batches of a 1B and an 8B-shaped model through ZeRO, tokens a second and MFU.
+
+`python benchmarks/gpu_train.py [--json FILE]` takes bf16 and one sequence a micro-batch, forward and backward, as the
+trainer runs them; medians after a warm-up. The 8B-shaped model has fewer layers, so that its states fit one GPU. MFU
+counts model FLOPs (`engine/cost/flops.py`; what is recomputed is no useful work) over the data sheet's peak. Without a
+CUDA device the program leaves with 3.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from statistics import median
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+
+from engine.attention.comm import RingComm
+from engine.attention.kernels import choose
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.cost.datasheets import sheet_peak
+from engine.cost.model import Costs
+from engine.hardware.measured import Case
+from engine.hardware.micro_batches import runs
+from engine.launch.commands import free_port
+from engine.models.build import build_model
+from engine.trainer.groups import Groups, join_groups
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext
+from engine.zero.engine import ZeroEngine
+
+CASES = (
+    ("1b", 8192, "none", ()),
+    ("1b", 32768, "layer_keep_attention", ()),
+    ("1b", 65536, "layer_keep_attention", ()),
+    ("llama3-8b", 8192, "none", ("model.layers=8",)),
+    ("llama3-8b", 32768, "layer_keep_attention", ("model.layers=8",)),
+    ("llama3-8b", 65536, "layer_keep_attention", ("model.layers=8",)),
+)
+CLUSTER, VOCAB = "h200x8", 32768
+REPEATS, WARM_UPS = 8, 3
+SHOWN = "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} | {mfu:.3f} | {peak_gib:.1f} |"
+Row = dict[str, str | float]
+
+
+def main() -> int:
+    """Print the table."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--json", type=Path, help="write the figures to this file too")
+    path = arguments.parse_args().json
+    if not torch.cuda.is_available():
+        print("There is no CUDA device here: nothing was measured.", file=sys.stderr)
+        return 3
+    groups = join_alone()
+    print("| model | tokens | recompute | tokens/s | MFU | peak memory, GiB |\n|---|---|---|---|---|---|")
+    rows = []
+    for model, tokens, recompute, more in CASES:
+        torch.cuda.reset_peak_memory_stats()
+        row: Row = {"model": model, "tokens": tokens, "recompute": recompute}
+        rows.append(row | measure(config_of(model, tokens, recompute, more), groups))
+        print(
+            "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} | {mfu:.3f} | {peak_gib:.1f} |".format(**rows[-1])
+        )
+    if path is not None:
+        figures = {"device": torch.cuda.get_device_name(groups.device), "torch": torch.__version__, "rows": rows}
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def join_alone() -> Groups:
+    """Join a world of this process alone."""
+    here = {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+    }
+    os.environ.update(here)
+    return join_groups()
+
+
+def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) -> Config:
+    """Return the config of one case."""
+    lengths = [f"context={tokens}", f"capacity={tokens}", f"batch_tokens={tokens}"]
+    shape = [f"model={model}", f"model.vocab={VOCAB}", f"recompute={recompute}"]
+    return load(["recipe=h200-1b-8k", *shape, *lengths, *more])
+
+
+def measure(config: Config, groups: Groups) -> Row:
+    """Return the rates of micro-batches of one sequence of `context` tokens, forward and backward."""
+    model, dtype = build_model(config), {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
+    model.initialise(config.run.seed)
+    model.to(groups.device)
+    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+    kernel = choose(groups.device, dtype, config.model.head_dim)
+    context = RankContext(0, groups.device, RingComm(groups.rings), kernel)
+    case = Case(config.model.layers, (config.context,))
+    (run,) = runs([case], {config.model.layers: engine}, context, 1, config.model.vocab)
+    seconds = median([sum(run()) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:])
+    flops = Costs.of(config).flops(np.array([config.context]))
+    peak = torch.cuda.max_memory_allocated() / 2**30 if groups.device.type == "cuda" else 0.0
+    mfu = flops / seconds / (sheet_peak(CLUSTER) or 1.0)
+    return {"tokens_per_s": config.context / seconds, "mfu": mfu, "peak_gib": peak, "kernel": kernel.name}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

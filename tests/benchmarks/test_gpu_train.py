@@ -1,0 +1,37 @@
+"""What a GPU will be asked for is a config that loads, and a tiny one of it runs here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks import gpu_train
+from engine.config.load import load
+from tests.world import run_world
+
+
+@pytest.mark.parametrize("case", gpu_train.CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def test_every_case_is_a_config(case: tuple[str, int, str, tuple[str, ...]]) -> None:
+    config = gpu_train.config_of(*case)
+    assert (config.context, config.recompute, config.model.vocab) == (case[1], case[2], gpu_train.VOCAB)
+
+
+def tiny() -> dict[str, str | float]:
+    from engine.trainer.groups import Groups
+
+    world = torch.distributed.group.WORLD
+    groups = Groups(0, 1, torch.device("cpu"), world, world)
+    return gpu_train.measure(load(["recipe=quickstart", "context=64", "capacity=64", "batch_tokens=64"]), groups)
+
+
+@pytest.mark.world
+def test_a_tiny_model_is_measured() -> None:
+    (found,) = run_world(1, tiny)
+    assert found["tokens_per_s"] > 0 and 0 < found["mfu"] < 1 and found["kernel"] == "fused_cpu"
+
+
+def test_without_a_gpu_it_leaves_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_train.py"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu_train.main() == 3
+    assert "no CUDA device" in capsys.readouterr().err
