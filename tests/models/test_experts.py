@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.config.load import load
 from engine.config.schema import Balance, Model
 from engine.models.mixtral.experts import Experts, slot_counts
-from engine.models.mixtral.grouped import GroupedProduct, grouped
+from engine.models.mixtral.grouped import GroupedProduct, _has_kernel, grouped
 from tests.close import error
 
 
@@ -129,6 +129,24 @@ def test_the_grouped_kernel_and_its_gradients_are_those_of_the_loop(counts: list
         found.append((out, *torch.autograd.grad(out, (rows, weight), dout)))
     for a, b in zip(*found, strict=True):
         assert error(a, b) < 1e-6
+    assert (found[0][2][torch.tensor(counts) == 0] == 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("counts", [[3, 0, 130, 1, 66], [0, 0, 7, 0, 0], [64] * 5])
+def test_the_gpus_own_kernel_is_that_of_the_loop(counts: list[int]) -> None:
+    """bf16 on the device against float64 on the CPU; experts without rows have gradients of zero."""
+    generator = torch.Generator().manual_seed(0)
+    exact = [torch.randn(*size, generator=generator).bfloat16().double() for size in ((sum(counts), 64), (5, 96, 64))]
+    dout = torch.randn(sum(counts), 96, generator=generator).bfloat16().double()
+    found = []
+    for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float64)):
+        rows, weight = (x.to(device, dtype).requires_grad_() for x in exact)
+        assert _has_kernel(rows, weight) == (device == "cuda")
+        out = grouped(rows, weight, torch.tensor(counts, device=device))
+        found.append((out, *torch.autograd.grad(out, (rows, weight), dout.to(device, dtype))))
+    for a, b in zip(*found, strict=True):
+        assert error(a.cpu(), b) < 2e-2
     assert (found[0][2][torch.tensor(counts) == 0] == 0).all()
 
 
