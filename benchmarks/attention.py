@@ -19,7 +19,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
-from engine.attention.kernels import Call, Kernel, choose
-from engine.attention.kernels.choice import NAMES
+from engine.attention.kernels.call import Call, Kernel
+from engine.attention.kernels.choice import NAMES, choose
 from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard

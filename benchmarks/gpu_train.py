@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 
 from engine.attention.comm import RingComm
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import sheet_peak

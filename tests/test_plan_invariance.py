@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.attention.comm import RingComm
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.ring import attend
 from engine.config.load import load

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.meeting import Meeting
 from engine.config.schema import Config

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.attention.comm import Comm
-from engine.attention.kernels import Kernel
+from engine.attention.kernels.call import Kernel
 from engine.attention.layout import Layout, ShardRows
 from engine.attention.ring import attend
 from engine.attention.sums import summed

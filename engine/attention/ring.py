@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from engine.attention.comm import Comm, Exchange, Pending
-from engine.attention.kernels import Call, Kernel, wider
+from engine.attention.kernels.call import Call, Kernel, wider
 from engine.attention.layout import Layout
 from engine.planner.schedule import Direction, Kind
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from engine.attention.comm import RingComm
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.data.index import Index, check_fingerprint

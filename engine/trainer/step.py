@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.attention.comm import RingComm
-from engine.attention.kernels import Kernel
+from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
 from engine.attention.meeting import Meeting
 from engine.data.slices import Slices

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Comm, Exchange
-from engine.attention.kernels import Call, Kernel, choose
+from engine.attention.kernels.call import Call, Kernel
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.buffers import Buffers
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import Layout, layout, whole
 from engine.attention.ring import attend
 from engine.planner.plan import MicroBatch, Shard

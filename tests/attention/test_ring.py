@@ -20,7 +20,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.attention.comm import Comm, Exchange, RingComm
-from engine.attention.kernels import Kernel, choose
+from engine.attention.kernels.call import Kernel
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
 from tests.attention.rings import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.meeting import Meeting
 from engine.config.load import load

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral import modeling_mixtral
 
-from engine.attention.kernels import choose
+from engine.attention.kernels.choice import choose
 from engine.attention.layout import idle, layout, whole
 from engine.attention.meeting import Meeting
 from engine.config.load import load

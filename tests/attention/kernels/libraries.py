@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.kernels import Call, reference
+from engine.attention.kernels import reference
+from engine.attention.kernels.call import Call
 
 
 def call(cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, causal: bool) -> Call:

@@ -10,7 +10,8 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from engine.attention.kernels import Call, Kernel, choose, wider
+from engine.attention.kernels.call import Call, Kernel, wider
+from engine.attention.kernels.choice import choose
 from tests.attention.rings import CPU, Four, attention, errors
 
 KERNELS = ("fused_cpu", "reference")

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.attention.kernels import choice, choose, reference, self_test
+from engine.attention.kernels import choice, reference, self_test
 from engine.attention.kernels.call import Functions
+from engine.attention.kernels.choice import choose
 from tests.attention.rings import CPU
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16

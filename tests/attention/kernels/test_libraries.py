@@ -11,8 +11,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.attention.kernels import Call, cudnn, flash_attn, self_test, torch_varlen
-from engine.attention.kernels.call import Functions
+from engine.attention.kernels import cudnn, flash_attn, self_test, torch_varlen
+from engine.attention.kernels.call import Call, Functions
 from tests.attention.kernels import libraries
 from tests.attention.rings import CPU
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.kernels import Call, Kernel, choice, choose, reference
+from engine.attention.kernels import choice, reference
+from engine.attention.kernels.call import Call, Kernel
+from engine.attention.kernels.choice import choose
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
