@@ -9,8 +9,6 @@ one alone, a ring and one call. Without a CUDA device the program leaves with 3.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,6 +20,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import on_gpu
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
 from engine.attention.kernels.call import Call, Kernel
@@ -40,14 +39,9 @@ BACKWARD = 2.5  # FLOPs of the backward pass, forward ones = 1
 Row = dict[str, str | float]
 
 
-def main() -> int:
+def main() -> None:
     """Print the tables."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--json", type=Path, help="write the figures to this file too")
-    path = arguments.parse_args().json
-    if not torch.cuda.is_available():
-        print("There is no CUDA device here: nothing was measured.", file=sys.stderr)
-        return 3
+    path = on_gpu.asked(__doc__)
     device = torch.device("cuda", 0)
     chosen = choose(device, DTYPE, HEAD_DIM)
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, chosen: {chosen.name} ({chosen.reason})")
@@ -55,10 +49,7 @@ def main() -> int:
         print(f"- {line}")
     rows = [*raw_and_seam(device, chosen), *packing(device, chosen), *ring(device, chosen)]
     show(rows)
-    if path is not None:
-        figures = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, "kernel": chosen.name}
-        path.write_text(json.dumps(figures | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
-    return 0
+    on_gpu.write(path, device, kernel=chosen.name, rows=rows)
 
 
 def raw_and_seam(device: torch.device, chosen: Kernel) -> list[Row]:
@@ -199,4 +190,4 @@ def show(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,8 +8,6 @@ CUDA device the program leaves with 3.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -21,12 +19,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 
+from benchmarks import on_gpu
 from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import sheet_peak
 from engine.cost.model import Costs
+from engine.dtypes import DTYPES
 from engine.hardware.measured import Case
 from engine.hardware.micro_batches import runs
 from engine.launch.commands import free_port
@@ -50,14 +50,9 @@ SHOWN = "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} | {mfu:.3f} | 
 Row = dict[str, str | float]
 
 
-def main() -> int:
+def main() -> None:
     """Print the table."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--json", type=Path, help="write the figures to this file too")
-    path = arguments.parse_args().json
-    if not torch.cuda.is_available():
-        print("There is no CUDA device here: nothing was measured.", file=sys.stderr)
-        return 3
+    path = on_gpu.asked(__doc__)
     groups = join_alone()
     print("| model | tokens | recompute | tokens/s | MFU | peak memory, GiB |\n|---|---|---|---|---|---|")
     rows = []
@@ -68,10 +63,7 @@ def main() -> int:
         print(
             "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} | {mfu:.3f} | {peak_gib:.1f} |".format(**rows[-1])
         )
-    if path is not None:
-        figures = {"device": torch.cuda.get_device_name(groups.device), "torch": torch.__version__, "rows": rows}
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    return 0
+    on_gpu.write(path, groups.device, rows=rows)
 
 
 def join_alone() -> Groups:
@@ -96,7 +88,7 @@ def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) ->
 
 def measure(config: Config, groups: Groups) -> Row:
     """Return the rates of micro-batches of one sequence of `context` tokens, forward and backward."""
-    model, dtype = build_model(config), {"bf16": torch.bfloat16, "fp32": torch.float32}[config.dtype]
+    model, dtype = build_model(config), DTYPES[config.dtype]
     model.initialise(config.run.seed)
     model.to(groups.device)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
@@ -112,4 +104,4 @@ def measure(config: Config, groups: Groups) -> Row:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

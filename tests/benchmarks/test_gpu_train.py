@@ -33,5 +33,7 @@ def test_a_tiny_model_is_measured() -> None:
 def test_without_a_gpu_it_leaves_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.argv", ["gpu_train.py"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_train.main() == 3
+    with pytest.raises(SystemExit) as left:
+        gpu_train.main()
+    assert left.value.code == 3
     assert "no CUDA device" in capsys.readouterr().err

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost import memory
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+from engine.dtypes import DTYPES
 
 
 def shape(**changes: object) -> Model:

@@ -1,32 +1,169 @@
-"""Hugging Face's models as references, also without their casts to float32."""
+"""Hugging Face's LLaMA and Mixtral as references for shapes of ours, also without their casts to float32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    modeling_rope_utils,
+)
+from transformers.models.llama import modeling_llama
+from transformers.models.mixtral import modeling_mixtral
 
+from engine.attention.kernels.choice import choose
+from engine.attention.layout import whole
+from engine.attention.meeting import Meeting
+from engine.config.schema import Model, Rope
 from engine.models.llama.model import Llama
+from engine.models.loss import token_loss
+from engine.models.mixtral.model import Mixtral
+from engine.weights.architectures import tensor_names
 from engine.weights.check import places
+from tests.close import error
+
+CPU = torch.device("cpu")
+TOKENS = 67
+
+
+def rope(kind: str, **given: float) -> Rope:
+    return Rope(**dict.fromkeys(Rope.model_fields) | {"kind": kind} | given)
+
+
+ROPES = {
+    "none": rope("none"),
+    "linear": rope("linear", factor=4.0),
+    "llama3": rope(
+        "llama3", factor=8.0, original_max_position_embeddings=512, low_freq_factor=1.0, high_freq_factor=4.0
+    ),
+    "yarn": rope("yarn", factor=16.0, original_max_position_embeddings=512),
+    "yarn, DeepSeek's": rope(
+        "yarn",
+        factor=40.0,
+        original_max_position_embeddings=512,
+        beta_fast=30.0,
+        beta_slow=2.0,
+        mscale=1.0,
+        mscale_all_dim=0.7,
+    ),
+    "yarn, own factor": rope("yarn", factor=2.0, original_max_position_embeddings=512, attention_factor=1.3),
+}
+
+
+def theirs_of(shape: Model) -> LlamaConfig | MixtralConfig:
+    """Return their config of a shape."""
+    scaling = {name: value for name, value in shape.rope.model_dump(exclude={"kind"}).items() if value is not None}
+    kind = shape.rope.kind if shape.rope.kind != "none" else "default"
+    original = shape.rope.original_max_position_embeddings or 512
+    values: dict[str, Any] = {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.ffn,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "max_position_embeddings": int(original * (shape.rope.factor or 1)),
+        "rms_norm_eps": shape.norm_eps,
+        "rope_parameters": {"rope_type": kind, "rope_theta": shape.rope_theta} | scaling,
+        "tie_word_embeddings": shape.tied,
+        "attn_implementation": "eager",
+        "initializer_range": 0.2,
+    }
+    if shape.experts == 1:
+        return LlamaConfig(**values)
+    experts = {"num_local_experts": shape.experts, "num_experts_per_tok": shape.top_k}
+    return MixtralConfig(**values, **experts, experts_implementation="eager")
+
+
+def huggingface(shape: Model, dtype: torch.dtype) -> PreTrainedModel:
+    """Return their model of a shape, with weights large enough that every part of it shows."""
+    torch.manual_seed(1)
+    theirs = LlamaForCausalLM if shape.experts == 1 else MixtralForCausalLM
+    model = theirs(theirs_of(shape)).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+    return model
 
 
 @contextmanager
-def without_float32_casts(*modules: ModuleType) -> Iterator[None]:
-    """Patch out the casts to float32 in Hugging Face's modules: what they call float or float32 is float64."""
+def without_float32_casts() -> Iterator[None]:
+    """Patch out the casts to float32 inside Hugging Face's code: what it calls float or float32 is float64."""
     wide = SimpleNamespace(**vars(torch) | {"float": torch.float64, "float32": torch.float64})
     with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
+        for module in (modeling_llama, modeling_mixtral, modeling_rope_utils):
             patch.setattr(module, "torch", wide)
         patch.setattr(Tensor, "float", Tensor.double)
         yield
 
 
+def stored(state: Mapping[str, Tensor], shape: Model) -> dict[str, Tensor]:
+    """Return tensors under the names that they have in memory as they are stored: experts one by one."""
+    if shape.experts == 1:
+        return dict(state)
+    split = {}
+    for name, tensor in state.items():
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+        if name.endswith(".gate_up_proj"):
+            stacks = dict(zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True))
+        elif name.endswith(".down_proj"):
+            stacks = {"w2": tensor}
+        else:
+            split[name] = tensor
+            continue
+        for part, stack in stacks.items():
+            for expert in range(shape.experts):
+                split[f"{name.rpartition('.')[0]}.{expert}.{part}.weight"] = stack[expert]
+    return split
+
+
+def under_our_names(stored: Mapping[str, Tensor], shape: Model) -> dict[str, Tensor]:
+    """Return stored tensors under our names, experts stacked; a tied head is left out."""
+    return {
+        ours: stored[theirs[0]] if len(theirs) == 1 else torch.stack([stored[name] for name in theirs])
+        for ours, theirs in tensor_names(shape).items()
+    }
+
+
 @torch.no_grad()
-def fill(model: Llama, stored: Mapping[str, Tensor]) -> None:
-    """Give a model of ours the tensors that Hugging Face stores."""
-    for name, place in places(model, model.shape).items():
-        place.copy_(stored[name])
+def ours_of(theirs: PreTrainedModel, shape: Model, dtype: torch.dtype) -> Llama:
+    """Return our model with the weights of theirs."""
+    model = (Llama(shape) if shape.experts == 1 else Mixtral(shape)).to(dtype)
+    state = stored(theirs.state_dict(), shape)
+    for name, place in places(model, shape).items():
+        place.copy_(state[name])
+    return model
+
+
+def run(model: Llama, tokens: Tensor, kernel: str | None = None) -> Tensor:
+    """Return the logits of one whole sequence."""
+    chosen = choose(CPU, model.embedding.weight.dtype, model.shape.head_dim, kernel)
+    return model(tokens, torch.arange(len(tokens)), Meeting(whole(len(tokens)), None, chosen))  # type: ignore[no-any-return]
+
+
+def compare(shape: Model, dtype: torch.dtype) -> dict[str, float]:
+    """Return the errors of logits, loss and every gradient, by name."""
+    theirs = huggingface(shape, dtype)
+    ours = ours_of(theirs, shape, dtype)
+    tokens = torch.randint(0, shape.vocab, (TOKENS,), generator=torch.Generator().manual_seed(2))
+    expected = theirs(tokens[None], labels=tokens[None])
+    expected.loss.backward()
+    logits = run(ours, tokens)
+    loss = token_loss(logits[:-1], tokens[1:]) / (TOKENS - 1)
+    loss.backward()
+    assert expected.logits.dtype == logits.dtype == expected.loss.dtype == loss.dtype == dtype
+    gradients = under_our_names(stored({name: p.grad for name, p in theirs.named_parameters()}, shape), shape)
+    found = {name: error(p.grad, gradients[name]) for name, p in ours.named_parameters()}
+    assert found.keys() == gradients.keys()
+    return {"logits": error(logits, expected.logits[0]), "loss": error(loss, expected.loss), **found}

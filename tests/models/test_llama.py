@@ -1,29 +1,17 @@
-"""The model against Hugging Face's LlamaForCausalLM, and what it must be able to do by itself.
-
-If these fail, weights of LLaMA models mean something else here. Error of a tensor = max|a - b| / max|b|.
-"""
+"""What the model must be able to do by itself; test_huggingface.py compares it with Hugging Face's."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM
 
-from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
-from engine.attention.ring import attend
 from engine.config.schema import Model
 from engine.models.llama.layers import RMSNorm
 from engine.models.llama.model import Llama
 from engine.models.loss import token_loss
-from engine.weights.architectures import tensor_names
-from engine.weights.check import places
-from tests.close import error
-from tests.models.huggingface import fill
-from tests.models.reference import ROPES, float64_huggingface, huggingface, nearly_all_rounded_once
+from tests.models.huggingface import ROPES, run
+from tests.models.rounding import nearly_all_rounded_once
 
 CPU = torch.device("cpu")
 SIZE = {
@@ -49,57 +37,6 @@ SHAPES = {
         if name != "none"
     },
 }
-TOKENS = 67
-
-
-def ours_of(theirs: LlamaForCausalLM, shape: Model, dtype: torch.dtype) -> Llama:
-    model = Llama(shape).to(dtype)
-    fill(model, theirs.state_dict())
-    return model
-
-
-def run(model: Llama, tokens: Tensor, kernel: str | None = None) -> Tensor:
-    """Return the logits of one whole sequence."""
-    dtype = model.embedding.weight.dtype
-    chosen = choose(CPU, dtype, model.shape.head_dim, kernel)
-    one = partial(attend, layout=whole(len(tokens)), comm=None, kernel=chosen)
-    return model(tokens, torch.arange(len(tokens)), one)
-
-
-def compare(shape: Model, dtype: torch.dtype) -> dict[str, float]:
-    """Return the errors of logits, loss and every gradient, by name."""
-    theirs = huggingface(shape, dtype)
-    ours = ours_of(theirs, shape, dtype)
-    tokens = torch.randint(0, shape.vocab, (TOKENS,), generator=torch.Generator().manual_seed(2))
-    expected = theirs(tokens[None], labels=tokens[None])
-    expected.loss.backward()
-    logits = run(ours, tokens)
-    loss = token_loss(logits[:-1], tokens[1:]) / (TOKENS - 1)
-    loss.backward()
-    assert expected.logits.dtype == logits.dtype == expected.loss.dtype == loss.dtype == dtype
-    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    names = tensor_names(shape)
-    found = {name: error(p.grad, gradients[names[name][0]]) for name, p in ours.named_parameters()}
-    assert len(found) == len(gradients)
-    return {"logits": error(logits, expected.logits[0]), "loss": error(loss, expected.loss), **found}
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_float32_is_that_of_huggingface_as_it_is(shape: Model) -> None:
-    found = compare(shape, torch.float32)
-    assert max(found.values()) < 1e-5, found
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_float64_is_that_of_huggingface_without_its_casts(shape: Model) -> None:
-    with float64_huggingface():
-        found = compare(shape, torch.float64)
-    assert max(found.values()) < 1e-9, found
-
-
-def test_names_are_theirs() -> None:
-    shape = SHAPES["gqa"]
-    assert places(Llama(shape), shape).keys() == huggingface(shape, torch.float32).state_dict().keys()
 
 
 def test_initial_weights_are_those_of_the_seed() -> None:

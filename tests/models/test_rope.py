@@ -14,7 +14,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from engine.config.schema import Model, Rope
 from engine.models.rope import attention_factor, frequencies, rotate, rotation
 from tests.close import error
-from tests.models.reference import ROPES, float64_huggingface, nearly_all_rounded_once, rope, theirs_of
+from tests.models.huggingface import ROPES, rope, theirs_of, without_float32_casts
+from tests.models.rounding import nearly_all_rounded_once
 
 ANY = pytest.mark.parametrize("rope", ROPES.values(), ids=ROPES)
 
@@ -43,7 +44,7 @@ def test_frequencies_are_huggingfaces_to_rounding(rope: Rope, head_dim: int, the
     """Their own code run in float64 gives ours to the last digits; as it is, in float32, to its rounding."""
     model = shape(rope, head_dim, theta)
     found, single = frequencies(model), LlamaRotaryEmbedding(theirs_of(model))
-    with float64_huggingface():
+    with without_float32_casts():
         double = LlamaRotaryEmbedding(theirs_of(model))
     torch.testing.assert_close(found, double.inv_freq, rtol=1e-13, atol=0)
     torch.testing.assert_close(found, single.inv_freq.double(), rtol=2e-6, atol=0)
@@ -55,7 +56,7 @@ def test_cos_and_sin_are_huggingfaces_up_to_8k(rope: Rope) -> None:
     """As they are, their angles are off by up to 8,192 x 2^-24 and some: rounded frequencies and rounded products."""
     model, positions = shape(rope), torch.arange(8192)
     assert max(map(error, rotation(positions, model, torch.float32), theirs(model, positions))) < 1e-3
-    with float64_huggingface():
+    with without_float32_casts():
         exact = theirs(model, positions, torch.float64)
     assert max(map(error, rotation(positions, model, torch.float64), exact)) < 1e-11
 

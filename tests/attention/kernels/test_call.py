@@ -10,8 +10,9 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 
-from engine.attention.kernels.call import Call, Kernel, wider
+from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
+from engine.dtypes import wider
 from tests.attention.rings import CPU, Four, attention, errors
 
 KERNELS = ("fused_cpu", "reference")
