@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from engine.attention.comm import Comm, Exchange, Pending
-from engine.attention.kernels.call import Call, Kernel, wider
+from engine.attention.kernels.call import Call, Kernel
 from engine.attention.layout import Layout
+from engine.dtypes import wider
 from engine.planner.schedule import Direction, Kind
 
 

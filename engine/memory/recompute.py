@@ -12,28 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-Rotation = tuple[Tensor, Tensor]
-Output = tuple[Tensor, Any]  # the residual stream, and what experts routed
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T,H,D], k [T,G,D], v [T,G,D] -> [T,H,D]
+from engine.models.llama.layers import Attend, Layer, Routed
+from engine.models.rope import Rotation
 
-
-class Layer(Protocol):
-    """A layer in two parts: layer(x, by, attend) = after(x, attend(*before(x, by)))."""
-
-    def __call__(self, x: Tensor, by: Rotation, attend: Attend) -> Output:
-        """Return the residual stream [T,C] after the layer, and what it routed."""
-
-    def before(self, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q, k and v of x [T,C]."""
-
-    def after(self, x: Tensor, attended: Tensor) -> Output:
-        """Return the same from the layer's input and the attention's output [T,H,D]."""
-
+Output = tuple[Tensor, Routed | None]
 
 # Layers draw no random numbers. An attention kernel or a ring is no operation that PyTorch's own selective checkpoint
 # would see: it is an autograd Function.
@@ -41,7 +28,7 @@ _anew: Callable[..., Any] = partial(checkpoint, use_reentrant=False, preserve_rn
 
 
 def _none(layer: Layer, x: Tensor, by: Rotation, attend: Attend) -> Output:
-    return layer(x, by, attend)
+    return layer(x, by, attend)  # type: ignore[no-any-return]
 
 
 def _layer(layer: Layer, x: Tensor, by: Rotation, attend: Attend) -> Output:

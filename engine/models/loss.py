@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.cost.memory import loss_chunk
+from engine.data.slices import IGNORE
+from engine.dtypes import wider
 
 _LOG = logging.getLogger(__name__)
-IGNORE = -100  # a label that is no loss token
 
 
 class Head(nn.Linear):
@@ -47,7 +48,7 @@ def head_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int = IGNORE) -
 
 def token_loss(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
     """Return the same of logits [T,V] that exist: the plain form, which others are compared with."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    wide = logits.to(wider(logits.dtype))
     return F.cross_entropy(wide, labels, ignore_index=ignore, reduction="sum")
 
 
@@ -126,7 +127,7 @@ class _ChunkedLoss(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: bool) -> Tensor:
         ctx.dtype, ctx.gradients = weight.dtype, None
         if not x.is_cuda:  # only GPUs multiply bf16 and give float32
-            weight = weight.to(_wider(weight))
+            weight = weight.to(wider(weight.dtype))
         loss, dx, dweight = _accumulate(x, weight, labels, ignore, graded)
         ctx.gradients = (dx, dweight) if graded else None
         return loss
@@ -140,8 +141,8 @@ class _ChunkedLoss(torch.autograd.Function):
 
 def _accumulate(x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss and its gradients by x, in its dtype, and by the weight, in the wider one: zeros if not asked."""
-    loss = x.new_zeros((), dtype=_wider(x))
-    dx, dweight = torch.zeros_like(x), x.new_zeros(weight.shape if graded else 0, dtype=_wider(x))
+    loss = x.new_zeros((), dtype=wider(x.dtype))
+    dx, dweight = torch.zeros_like(x), x.new_zeros(weight.shape if graded else 0, dtype=wider(x.dtype))
     chunk = _chunk(x, weight)
     for start in range(0, len(x), chunk):
         rows = slice(start, start + chunk)
@@ -178,13 +179,9 @@ def _chunk(x: Tensor, weight: Tensor) -> int:
     return loss_chunk(tokens=len(x), hidden=x.shape[1], vocab=len(weight))
 
 
-def _wider(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Return a times b in the wider dtype."""
-    return a @ b if a.dtype == _wider(a) else torch.mm(a, b, out_dtype=_wider(a))
+    return a @ b if a.dtype == wider(a.dtype) else torch.mm(a, b, out_dtype=wider(a.dtype))
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.config.schema import Model, Rope
+from engine.dtypes import wider
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [T,1,D]
 
@@ -22,7 +23,7 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin, [T,1,D]
 def rotation(positions: Tensor, shape: Model, dtype: torch.dtype) -> Rotation:
     """Return cos and sin of the rotary angles of integer positions [T], in at least float32, times YaRN's factor."""
     angles = positions.to(torch.float64)[:, None, None] * frequencies(shape, positions.device)  # [T,1,D/2]
-    wide, factor = torch.promote_types(dtype, torch.float32), attention_factor(shape.rope)
+    wide, factor = wider(dtype), attention_factor(shape.rope)
     cos, sin = ((part * factor).to(wide) for part in (angles.cos(), angles.sin()))
     return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
 

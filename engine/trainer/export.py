@@ -12,6 +12,7 @@ from torch import Tensor
 from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.data.tokenizer import BOS, EOS
+from engine.dtypes import DTYPES
 from engine.errors import CheckpointError
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer.folder import RunFolder
@@ -21,8 +22,6 @@ from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
 from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.states import Weights, master_weights, model_weights
-
-_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int) -> dict[str, Any]:
@@ -39,8 +38,8 @@ def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int)
         dtype = dtype or config.dtype
         held = model_weights(folder)
         weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
-        entries = _entries(weights, config, _DTYPES[dtype])
-        described = config_json(config.model, config.context, str(_DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
+        entries = _entries(weights, config, DTYPES[dtype])
+        described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
         shards = write_weights(draft, described, entries, shard_bytes)
     return {
         "out": str(out),

@@ -25,6 +25,7 @@ from engine.data.index import Index, check_fingerprint
 from engine.data.reader import Reader
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import Cursor, SequenceTable, validation_table
+from engine.dtypes import DTYPES
 from engine.errors import ExitCode
 from engine.files import write_durably
 from engine.models.build import build_model
@@ -45,7 +46,6 @@ from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
 
 _LOG = logging.getLogger(__name__)
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
 def train(folder: RunFolder, checkpoint: Path | None, stop: Callable[[], bool]) -> int:
@@ -80,13 +80,13 @@ class Trainer:
         self.index = Index.load(folder.index)
         self.reader = Reader(config.data, self.index)
         self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
-        kernel = choose(groups.device, _DTYPES[config.dtype], config.model.head_dim)
+        kernel = choose(groups.device, DTYPES[config.dtype], config.model.head_dim)
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
         self.model = build_model(config)
         if weights is None:
             self.model.initialise(config.run.seed)
         else:
-            load_weights(self.model.to(_DTYPES[config.dtype]), config.model, Path(weights))
+            load_weights(self.model.to(DTYPES[config.dtype]), config.model, Path(weights))
         self.model.to(groups.device)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)

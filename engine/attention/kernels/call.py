@@ -19,6 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.dtypes import wider
+
 
 class Call(NamedTuple):
     """The bounds of a packed call, and whether query i of a sequence sees only keys up to i."""
@@ -75,11 +77,6 @@ def packed(bounds: tuple[int, ...], device: torch.device) -> Packed:
     """
     on_host = torch.tensor(bounds, dtype=torch.int32, pin_memory=device.type == "cuda")
     return Packed(on_host.to(device, non_blocking=True), max(stop - start for start, stop in pairwise(bounds)))
-
-
-def wider(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which sums are kept: at least float32, and float64 stays float64."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.kernels import reference
-from engine.attention.kernels.call import Call, Functions, wider
+from engine.attention.kernels.call import Call, Functions
+from engine.dtypes import wider
 
 # Largest error of a tensor, max|a - b| / max|b|: some ten times what rounding the inputs' dtype makes.
 TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4, torch.float64: 1e-10}

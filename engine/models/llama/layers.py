@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.config.schema import Model
+from engine.dtypes import wider
 from engine.models.rope import Rotation, rotate
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T,H,D], k [T,G,D], v [T,G,D] -> [T,H,D]
@@ -35,7 +36,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x [T,C] in its dtype."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        wide = x.to(wider(x.dtype))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * wide.to(x.dtype)
 

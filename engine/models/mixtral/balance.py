@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.meeting import Meeting
+from engine.data.slices import IGNORE
 from engine.models.llama.layers import Routed
-from engine.models.loss import IGNORE
 from engine.models.mixtral.experts import slot_counts
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.config.schema import Balance, Model
+from engine.dtypes import wider
 from engine.models.llama.layers import Routed
 from engine.models.mixtral.grouped import grouped
 
@@ -57,7 +58,7 @@ class Experts(nn.Module):
 
         All in at least float32: in bf16 near scores are equal, and the choice is then left to chance.
         """
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wider(x.dtype)
         logits = F.linear(x.to(wide), self.router.weight.to(wide))
         probabilities = logits.softmax(-1)
         scores = probabilities.detach()
