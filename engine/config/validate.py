@@ -37,6 +37,14 @@ _SENTENCES = {
 }
 
 
+_BOUNDS = {
+    "greater_than": "set {key} above {gt}",
+    "greater_than_equal": "set {key}={ge} or more",
+    "less_than": "set {key} below {lt}",
+    "less_than_equal": "set {key}={le} or less",
+}
+
+
 def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
     """Return the config, or None and all that is wrong with `values`, one problem a key."""
     try:
@@ -76,7 +84,7 @@ def _problem(key: str, detail: Any) -> Problem:
     facts = {name: _short(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
     message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)
-    return not_built(key, value, expected) or Problem(message, key, _hint(key, kind, str(value), expected))
+    return not_built(key, value, expected) or Problem(message, key, _hint(key, kind, facts))
 
 
 def _short(fact: object) -> object:
@@ -84,8 +92,8 @@ def _short(fact: object) -> object:
     return int(fact) if isinstance(fact, float) and fact.is_integer() else fact
 
 
-def _hint(key: str, kind: str, value: str, expected: str) -> str | None:
-    """Return the way out: the nearest name, else what the key means."""
+def _hint(key: str, kind: str, facts: Mapping[str, object]) -> str | None:
+    """Return the way out: the nearest name or a bound, else what the key means."""
     field = keys.leaves().get(key)
     if field is None:
         return did_you_mean(key, keys.leaves())
@@ -93,7 +101,10 @@ def _hint(key: str, kind: str, value: str, expected: str) -> str | None:
     if kind == "missing":
         return f"set {key}=..., {field.description}" if field.description else f"set {key}=..."
     if kind == "literal_error":
-        return did_you_mean(value, expected.replace(" or ", ", ").split(", "), means)
+        return did_you_mean(str(facts["value"]), str(facts["expected"]).replace(" or ", ", ").split(", "), means)
+    if kind in _BOUNDS:
+        bound = _BOUNDS[kind].format(key=key, **facts)
+        return f"{bound}: {field.description}" if field.description else bound
     if kind == "string_type":
-        return f"quote it, twice: '{key}=\"{value}\"'"
+        return f"quote it, twice: '{key}=\"{facts['value']}\"'"
     return means
