@@ -31,6 +31,7 @@ from engine.hardware.measured import Case
 from engine.hardware.micro_batches import runs
 from engine.launch.commands import free_port
 from engine.models.build import build_model
+from engine.models.fuse import fuse
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
@@ -91,6 +92,7 @@ def measure(config: Config, groups: Groups) -> Row:
     model, dtype = build_model(config), DTYPES[config.dtype]
     model.initialise(config.run.seed)
     model.to(groups.device)
+    fuse(model, groups.device, dtype, config.compile)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
     kernel = choose(groups.device, dtype, config.model.head_dim)
     context = RankContext(0, groups.device, RingComm(groups.rings), kernel)

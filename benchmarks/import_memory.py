@@ -79,7 +79,8 @@ def measure(way: str, folder: Path, overrides: list[str]) -> tuple[int, int]:
     model = build_model(config)
     before = _resident("VmRSS")
     load_weights(model, config.model, folder)
-    return sum(p.numel() * p.element_size() for p in model.parameters()), _resident("VmHWM") - before
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    return parameters, _resident("VmHWM") - before - parameters  # no page of which was there before
 
 
 def _resident(field: str) -> int:

@@ -170,6 +170,9 @@ class Config(Section):
     recompute: Literal["none", "layer", "layer_keep_attention"] = Field(
         description="compute anew in the backward pass: each layer, or all of it but attention"
     )
+    compile: Literal["auto", "always", "never"] = Field(
+        description="pointwise parts of layers by torch.compile; `auto` does so on GPUs"
+    )
     run: Run
     model: Model
     balance: Balance

@@ -30,13 +30,12 @@ def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int
 
     `layer` keeps each layer's input; `layer_keep_attention` also q, k, v, the output and the log-sum-exp. With `none` a
     LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn, k = top_k) keeps
-    - for each of its two norms the input in the wider dtype, the normalised rows, the scaled ones, and one number:
-      h (w + 2 b) + w;
+    - for each of its two norms the input, the output (which products take), and one number: 2 h b + w;
     - for attention q, k, v, the output (which is also the input of the last product) and the log-sum-exp of each
       head: (2 q + 2 kv) b + heads w;
-    - for SwiGLU the gate, the activated gate, the other branch and their product: 4 f b;
+    - for SwiGLU the gate, the other branch and the product that both make: 3 f b;
     - with experts k times that, each expert's input and output, 2 k h b, and what the router keeps (`_router`).
-    The last norm keeps as much as any other; its scaled rows become the loss's gradient. All layers share the cosines
+    The last norm keeps as much as any other; its output becomes the loss's gradient. All layers share the cosines
     and sines of a token's position: 2 head_dim w.
     """
     b, w = element_bytes(dtype)
@@ -47,7 +46,7 @@ def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int
 
 def _norm(model: schema.Model, dtype: str) -> int:
     b, w = element_bytes(dtype)
-    return model.hidden * (w + 2 * b) + w
+    return 2 * model.hidden * b + w
 
 
 def _attention(model: schema.Model, dtype: str) -> int:
@@ -58,16 +57,15 @@ def _attention(model: schema.Model, dtype: str) -> int:
 def _layer(model: schema.Model, dtype: str) -> int:
     b, _ = element_bytes(dtype)
     experts = model.top_k * 2 * model.hidden * b + _router(model, dtype) if model.experts > 1 else 0
-    return 2 * _norm(model, dtype) + _attention(model, dtype) + model.top_k * 4 * model.ffn * b + experts
+    return 2 * _norm(model, dtype) + _attention(model, dtype) + model.top_k * 3 * model.ffn * b + experts
 
 
 def _router(model: schema.Model, dtype: str) -> int:
-    """Return what a router keeps of a token: its input in the wider dtype if that is another, what it said, the softmax
-    of that twice (for its weights and for the balance), and of each chosen expert its number, its row's place, the way
-    back, and its weight before and after they are made to sum to one."""
+    """Return what a router keeps of a token: its input in the wider dtype, where `_norm` counts it in the model's own;
+    what it said, the softmax of that twice (for its weights and for the balance), and of each chosen expert its number,
+    its row's place, the way back, and its weight before and after they are made to sum to one."""
     b, w = element_bytes(dtype)
-    again = model.hidden * w if w != b else 0
-    return again + _said(model, dtype) + 2 * model.experts * w + model.top_k * (2 * 8 + 3 * w)
+    return model.hidden * (w - b) + _said(model, dtype) + 2 * model.experts * w + model.top_k * (2 * 8 + 3 * w)
 
 
 def _said(model: schema.Model, dtype: str) -> int:

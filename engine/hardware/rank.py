@@ -11,6 +11,7 @@ import torch
 from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.cost.memory import parameters
+from engine.dtypes import DTYPES
 from engine.errors import ExitCode
 from engine.hardware import activations, device, micro_batches
 from engine.hardware.cases import cases
@@ -18,6 +19,7 @@ from engine.hardware.measured import RESULT, Case, Measured, Timing
 from engine.hardware.prepare import longest, other_layers, with_layers
 from engine.hardware.timing import QUANTILE, Run, Stopwatch, gather, interleaved
 from engine.models.build import build_model
+from engine.models.fuse import fuse
 from engine.trainer.folder import RunFolder
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.loop import Trainer
@@ -128,4 +130,5 @@ def _engine(config: Config, groups: Groups) -> ZeroEngine:
     model = build_model(config)
     model.initialise(config.run.seed)
     model.to(groups.device)
+    fuse(model, groups.device, DTYPES[config.dtype], config.compile)
     return ZeroEngine(model, build_optimizer(model, config.optimizer), config)

@@ -22,15 +22,13 @@ from torch.autograd.function import once_differentiable
 from engine.cost.memory import loss_chunk
 from engine.data.slices import IGNORE
 from engine.dtypes import wider
+from engine.models.undrawn import Linear
 
 _LOG = logging.getLogger(__name__)
 
 
-class Head(nn.Linear):
+class Head(Linear):
     """The last linear layer. Its loss is its own, so that whoever gathers its weight for `forward` gathers it there."""
-
-    def __init__(self, hidden: int, vocab: int) -> None:
-        super().__init__(hidden, vocab, bias=False)
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the summed loss of labels [T] after x [T,C], or without labels the logits [T,V]."""

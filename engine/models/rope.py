@@ -3,7 +3,7 @@
 In float32 the angles are off by 0.1 rad between neighbours at 2M tokens: positions blur. Scalings as the field's
 configs mean them: linear (Chen et al. 2023), YaRN (Peng et al. 2023), Llama 3.1's (Grattafiori et al. 2024). Another
 base, as in long-context fine-tuning (Xiong et al. 2023), is `model.rope_theta`.
-Letters: T tokens, H heads, D head size.
+Letters: T tokens, D head size.
 """
 
 from __future__ import annotations
@@ -26,16 +26,6 @@ def rotation(positions: Tensor, shape: Model, dtype: torch.dtype) -> Rotation:
     wide, factor = wider(dtype), attention_factor(shape.rope)
     cos, sin = ((part * factor).to(wide) for part in (angles.cos(), angles.sin()))
     return torch.cat((cos, cos), dim=-1), torch.cat((sin, sin), dim=-1)
-
-
-def rotate(x: Tensor, by: Rotation) -> Tensor:
-    """Rotate each pair (i, i + D/2) of x [T,H,D] by its angle, as Hugging Face's weights expect.
-
-    bf16 is rotated in float32 and rounded once: with cos and sin in bf16 the error of q.k was 1.5 to 2 times as large.
-    """
-    cos, sin = by
-    low, high = x.chunk(2, dim=-1)
-    return (x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype)
 
 
 def frequencies(shape: Model, device: torch.device | None = None) -> Tensor:

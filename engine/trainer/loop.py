@@ -29,6 +29,7 @@ from engine.dtypes import DTYPES
 from engine.errors import ExitCode
 from engine.files import write_durably
 from engine.models.build import build_model
+from engine.models.fuse import fuse
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.simulator.timeline import balance
@@ -88,6 +89,7 @@ class Trainer:
         else:
             load_weights(self.model.to(DTYPES[config.dtype]), config.model, Path(weights))
         self.model.to(groups.device)
+        fuse(self.model, groups.device, DTYPES[config.dtype], config.compile)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
         self.validation = self._plan_validation()

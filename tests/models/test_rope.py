@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.config.schema import Model, Rope
-from engine.models.rope import attention_factor, frequencies, rotate, rotation
+from engine.models.pointwise import ROTATE
+from engine.models.rope import attention_factor, frequencies, rotation
 from tests.close import error
 from tests.models.huggingface import ROPES, rope, theirs_of, without_float32_casts
 from tests.models.rounding import nearly_all_rounded_once
@@ -117,7 +118,7 @@ def test_only_the_distance_of_two_tokens_counts() -> None:
 
     def scores(start: int) -> Tensor:
         by = rotation(torch.arange(start, start + 512), shape(), torch.float64)
-        return rotate(q.expand(512, 1, 128), by)[:, 0] @ rotate(k.expand(512, 1, 128), by)[:, 0].T
+        return ROTATE(q.expand(512, 1, 128), *by)[:, 0] @ ROTATE(k.expand(512, 1, 128), *by)[:, 0].T
 
     assert error(scores(2_000_000), scores(0)) < 1e-8
 
@@ -126,4 +127,4 @@ def test_bf16_is_rotated_in_float32_and_rounded_once() -> None:
     """With cos and sin in bf16 the error of q.k was 1.5 to 2 times as large."""
     x = torch.randn(256, 2, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     by = partial(rotation, torch.arange(2_000_000, 2_000_256), shape(head_dim=64))
-    assert nearly_all_rounded_once(rotate(x, by(torch.bfloat16)), rotate(x.double(), by(torch.float64)))
+    assert nearly_all_rounded_once(ROTATE(x, *by(torch.bfloat16)), ROTATE(x.double(), *by(torch.float64)))

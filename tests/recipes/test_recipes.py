@@ -17,7 +17,7 @@ from engine.launch.run import train
 from engine.planner.make import PlanSettings, plan_step
 from tests.recipes.accept import GOLDEN
 
-PROMISED = {"recipe", "model", "data", "cluster", "planner", "optimizer", "lengths"}
+PROMISED = {"recipe", "model", "data", "cluster", "planner", "memory", "optimizer", "lengths"}
 CONTEXTS = {"256k", "512k", "1m", "2m"}
 LONG = ("llama7b", "llama13b", "llama30b", "llama70b", "llama3-8b", "mixtral8x7b", "mixtral8x22b")
 EACH = pytest.mark.parametrize("name", tree.recipes())
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def small(name: str, folder: Path) -> Config:
     """Return a recipe of small steps from few documents."""
-    return load([f"recipe={name}", "batch_tokens=1M", f"data.path={folder}"])
+    return load([f"recipe={name}", "batch_tokens=1M", f"data.path={folder}", f"run.out={folder}-run"])
 
 
 @EACH
@@ -95,8 +95,11 @@ def test_every_file_says_what_it_is_and_loads(group: str, option: str) -> None:
     needs_path = ["data.path=somewhere"] if (group, option) in {("data", "folder"), ("data", "jsonl")} else []
     needs_path += ["lengths.path=somewhere"] if (group, option) == ("lengths", "file") else []
     config = recipe(option) if group == "recipe" else load([f"{group}={option}", *needs_path])
-    chosen = getattr(config, group)
-    assert (chosen if group == "recipe" else chosen.name) == option
+    if group == "memory":  # a choice of three keys, no section
+        assert option == f"zero{config.zero.stage}" + ("_recompute" if config.recompute == "layer" else "")
+    else:
+        chosen = getattr(config, group)
+        assert (chosen if group == "recipe" else chosen.name) == option
 
 
 # Layers, hidden, query heads, key and value heads, ffn, vocabulary, experts, parameters in billions.

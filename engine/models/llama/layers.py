@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.config.schema import Model
-from engine.dtypes import wider
-from engine.models.rope import Rotation, rotate
+from engine.models.pointwise import NORM, ROTATE, SWIGLU, Op
+from engine.models.rope import Rotation
+from engine.models.undrawn import Linear
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T,H,D], k [T,G,D], v [T,G,D] -> [T,H,D]
 
@@ -29,6 +29,8 @@ class Routed(NamedTuple):
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight, in at least float32 (Zhang and Sennrich 2019)."""
 
+    op: Op = NORM
+
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -36,26 +38,26 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised x [T,C] in its dtype."""
-        wide = x.to(wider(x.dtype))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return self.op(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
     """Grouped-query attention with rotary embedding; how tokens meet is the caller's `attend`."""
 
+    op: Op = ROTATE
+
     def __init__(self, shape: Model) -> None:
         super().__init__()
         self.head_dim = shape.head_dim
-        self.q = nn.Linear(shape.hidden, shape.heads * shape.head_dim, bias=False)
-        self.k = nn.Linear(shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
-        self.v = nn.Linear(shape.hidden, shape.kv_heads * shape.head_dim, bias=False)
-        self.out = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
+        self.q = Linear(shape.hidden, shape.heads * shape.head_dim)
+        self.k = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.v = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.out = Linear(shape.heads * shape.head_dim, shape.hidden)
 
     def before(self, x: Tensor, by: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Return q [T,H,D], k and v [T,G,D] of x [T,C]."""
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
-        return rotate(q, by), rotate(k, by), v
+        return self.op(q, *by), self.op(k, *by), v
 
     def after(self, attended: Tensor) -> Tensor:
         """Return the output [T,C] of what tokens got from each other, [T,H,D]."""
@@ -65,15 +67,17 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: down(silu(gate x) * up x) (Shazeer 2020)."""
 
+    op: Op = SWIGLU
+
     def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.up = nn.Linear(shape.hidden, shape.ffn, bias=False)
-        self.down = nn.Linear(shape.ffn, shape.hidden, bias=False)
+        self.gate = Linear(shape.hidden, shape.ffn)
+        self.up = Linear(shape.hidden, shape.ffn)
+        self.down = Linear(shape.ffn, shape.hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the layer's output [T,C]; it routes nothing."""
-        return self.down(F.silu(self.gate(x)) * self.up(x)), None
+        return self.down(self.op(self.gate(x), self.up(x))), None
 
 
 class Layer(nn.Module):

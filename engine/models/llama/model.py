@@ -16,6 +16,7 @@ from engine.memory import recompute
 from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed
 from engine.models.loss import Head
 from engine.models.rope import rotation
+from engine.models.undrawn import Embedding
 
 _INIT_STD = 0.02  # LLaMA's initializer_range
 
@@ -23,15 +24,15 @@ _INIT_STD = 0.02  # LLaMA's initializer_range
 class Llama(nn.Module):
     """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2).
 
-    `mode` is the recompute mode; `ffn` makes the feed-forward layer of each layer, a `FeedForward` unless another is
-    given.
+    Its weights are not drawn yet: `initialise` does that. `mode` is the recompute mode; `ffn` makes the feed-forward
+    layer of each layer, a `FeedForward` unless another is given.
     """
 
     def __init__(self, shape: Model, *, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.shape, self.run_layer = shape, recompute.MODES[mode]
         ffn = ffn or (lambda: FeedForward(shape))
-        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.embedding = Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = Head(shape.hidden, shape.vocab)

@@ -18,6 +18,8 @@ from engine.config.schema import Balance, Model
 from engine.dtypes import wider
 from engine.models.llama.layers import Routed
 from engine.models.mixtral.grouped import grouped
+from engine.models.pointwise import SWIGLU, Op
+from engine.models.undrawn import Linear
 
 
 class Experts(nn.Module):
@@ -28,12 +30,13 @@ class Experts(nn.Module):
     that no dtype rounds it and it is the same on every rank.
     """
 
+    op: Op = SWIGLU
     bias: Tensor | None
 
     def __init__(self, shape: Model, balance: Balance | None = None) -> None:
         super().__init__()
         self.top_k = shape.top_k
-        self.router = nn.Linear(shape.hidden, shape.experts, bias=False)
+        self.router = Linear(shape.hidden, shape.experts)
         self.gate = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
         self.up = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
         self.down = nn.Parameter(torch.zeros(shape.experts, shape.hidden, shape.ffn))
@@ -49,7 +52,7 @@ class Experts(nn.Module):
         back = order.argsort()
         rows = _Permuted.apply(x.repeat_interleave(self.top_k, dim=0), order, back)
         counts = slot_counts(slots, len(self.gate))
-        hidden = F.silu(grouped(rows, self.gate, counts)) * grouped(rows, self.up, counts)
+        hidden = self.op(grouped(rows, self.gate, counts), grouped(rows, self.up, counts))
         out = _Permuted.apply(grouped(hidden, self.down, counts), back, order).unflatten(0, (-1, self.top_k))
         return (out * weights[..., None]).sum(1).to(x.dtype), routed
 

@@ -1,0 +1,83 @@
+"""Compiled pointwise parts: the same numbers for any number of tokens, where asked for, and a word where they fail."""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.models import fuse as fusing
+from engine.models.fuse import fuse
+from engine.models.llama.model import Llama
+from engine.models.loss import token_loss
+from engine.models.pointwise import NORM, Op
+from tests.close import error
+from tests.models.huggingface import run
+from tests.models.test_llama import SHAPES
+
+CPU = torch.device("cpu")
+COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
+
+
+def model() -> Llama:
+    made = Llama(SHAPES["gqa"])
+    made.initialise(0)
+    return made
+
+
+def ops(of: Llama) -> list[Op]:
+    return [module.op for module in of.modules() if isinstance(getattr(module, "op", None), Op)]
+
+
+def gradients(of: Llama, tokens: int) -> list[Tensor]:
+    of.zero_grad()
+    numbers = torch.randint(0, 50, (tokens + 1,), generator=torch.Generator().manual_seed(tokens))
+    token_loss(run(of, numbers[:-1], "fused_cpu"), numbers[1:]).backward()
+    return [parameter.grad.clone() for parameter in of.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own, when it imports its compiler
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+def test_gradients_are_those_of_plain_parts_for_any_number_of_tokens() -> None:
+    plain, fused = model(), model()
+    fuse(fused, CPU, torch.float32, "always")
+    assert len(ops(fused)) == 2 * 4 + 1 and not set(ops(fused)) & set(ops(plain)), (
+        "norms, rotations, SwiGLU of 2 layers"
+    )
+    for tokens in (5, 0, 64, 1, 33):
+        for found, expected in zip(gradients(fused, tokens), gradients(plain, tokens), strict=True):
+            assert not expected.any() or error(found, expected) < 1e-5
+    assert torch._dynamo.utils.counters["unimplemented"] == {}
+
+
+@pytest.mark.parametrize("wish", ["auto", "never"])
+def test_a_cpu_runs_plain_parts_unless_asked(wish: str) -> None:
+    made = model()
+    fuse(made, CPU, torch.float32, wish)
+    assert set(ops(made)) == set(ops(model()))
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"), [("raises", "RuntimeError: no compiler"), ("wrong", "norm is off by .* of the largest element")]
+)
+def test_what_does_not_serve_is_reported_and_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str, said: str
+) -> None:
+    def compiled(op: Op) -> Op:
+        if broken == "raises":
+            raise RuntimeError("no compiler\nand a long story")
+        return Op(lambda *inputs: (op.forward(*inputs)[0] * 1.01, *op.forward(*inputs)[1:]), op.backward, op.keeps)
+
+    monkeypatch.setattr(fusing, "compiled", compiled)
+    monkeypatch.setattr(fusing, "_fault", fusing._fault.__wrapped__)
+    made = model()
+    with caplog.at_level(logging.WARNING):
+        fuse(made, CPU, torch.float32, "always")
+    assert NORM in ops(made) and set(ops(made)) == set(ops(model()))
+    assert "does not serve on cpu" in caplog.text
+    assert caplog.records[0].getMessage().endswith("no compiler") == (broken == "raises")
+    assert re.search(said, caplog.text)
