@@ -12,7 +12,7 @@ from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, choice
 from engine.errors import ConfigError
 
-app = typer.Typer(help="List checkpoints; take weights in from Hugging Face's form, and out.")
+app = typer.Typer(help="List checkpoints; import and export weights. Their form is Hugging Face's.")
 
 _DTYPES = ("bf16", "fp32")
 
@@ -34,12 +34,13 @@ def import_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Check weights in Hugging Face's form; print the overrides that train from them."""
+    """Check weights in Hugging Face's form; print their overrides. Training with these starts from the weights."""
+    from engine.config.units import counted
     from engine.weights.copy import import_weights
 
     found = import_weights(folder, out)
-    counts = f"{found['tensors']:,} tensors, {found['parameters']:,} parameters, {found['shards']} shards"
-    output.say(f"{found['out']}: {counts}")
+    counts = [counted(found[f"{noun}s"], noun) for noun in ("tensor", "parameter", "shard")]
+    output.say(f"{found['out']}: {', '.join(counts)}")
     output.say(f"rotary angles of its own context, where the recipe's are others: {shlex.join(found['angles'])}")
     output.emit({"import": found}, shlex.join(found["overrides"]), as_json=json)
 
@@ -57,8 +58,8 @@ def export(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint's weights as safetensors and config.json, for transformers and all who read its form."""
-    from engine.config.units import parse_count
+    """Write a checkpoint's weights in Hugging Face's form. For transformers, and all who read that form."""
+    from engine.config.units import counted, parse_count
 
     try:
         most = parse_count(shard_size, bytes_=True)
@@ -69,7 +70,8 @@ def export(
     from engine.trainer.export import export_weights
 
     written = export_weights(source, out, dtype, most)
-    output.say(f"step {written['step']}, {written['dtype']}, {written['bytes']:,} bytes in {written['shards']} shards")
+    size = f"{counted(written['bytes'], 'byte')} in {counted(written['shards'], 'shard')}"
+    output.say(f"step {written['step']}, {written['dtype']}, {size}")
     if written["left_out"]:
         output.say(f"left out, so that logits differ: {', '.join(written['left_out'])}")
     output.emit({"export": written}, written["out"], as_json=json)

@@ -17,7 +17,7 @@ def group() -> None:
 
 @app.command()
 def show(overrides: Overrides = None, json: Json = False, debug: Debug = False) -> None:
-    """Print every value as it will be used, lengths in tokens and sizes in bytes."""
+    """Print every value as it will be used. Lengths are in tokens, sizes in bytes."""
     from engine.config.load import load, resolved_yaml
 
     config = load(overrides or [])

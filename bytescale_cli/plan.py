@@ -39,7 +39,7 @@ def plan(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Plan steps without any GPU: rings, micro-batches, balance, bytes moved."""
+    """Plan steps without any GPU. Shows rings, micro-batches and balance."""
     if steps < 1:
         raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
     path = plot_path(plot)
@@ -67,9 +67,10 @@ def plan(
 
 
 def _head(config: Config, plan: StepPlan, settings: PlanSettings) -> str:
+    from engine.config.units import counted
     from engine.report.words import source
 
-    ranks = f"{plan.ranks:,} ranks x capacity {plan.capacity:,} tokens"
+    ranks = f"{counted(plan.ranks, 'rank')} x capacity {counted(plan.capacity, 'token')}"
     lengths = f"{source(config)} up to context {config.context:,}"
     return f"planner {plan.planner}, {ranks}, {plan.mode} mode; {lengths}; rates of {settings.costs.source}"
 

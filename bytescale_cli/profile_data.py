@@ -39,7 +39,7 @@ def profile_data(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show how long documents are, what each planner makes of them, and a capacity for them."""
+    """Show how long documents are, and a capacity for them. Also what each planner makes of them."""
     if sample is not None and sample < 1:
         raise ConfigError(f"must be at least 1, not {sample}", key="--sample", hint="for example --sample 10000")
     path = plot_path(plot)
@@ -84,14 +84,17 @@ def _planned(lengths: Ints, settings: PlanSettings) -> list[dict[str, Any]]:
 
 
 def _head(data: dict[str, Any]) -> str:
+    from engine.config.units import counted
+
     about = "about " if data["read"]["share"] < 1 else ""
-    text = f"{data['source']}: {about}{data['samples']:,} documents, {about}{data['tokens']:,} tokens"
+    documents, tokens = counted(data["samples"], "document"), counted(data["tokens"], "token")
+    text = f"{data['source']}: {about}{documents}, {about}{tokens}"
     if data["empty"]:
-        text += f"; {about}{data['empty']:,} more are empty"
+        text += f"; {about}{data['empty']:,} more {'is' if data['empty'] == 1 else 'are'} empty"
     if about:
-        read = data["read"]
+        sample, share = counted(data["read"]["samples"], "document"), data["read"]["share"]
         text += (
-            f"\nrun.seed chose a sample to read: {read['samples']:,} documents or {read['share']:.2%} of the source; "
+            f"\nrun.seed chose a sample to read: {sample} or {share:.2%} of the source; "
             "counts are extrapolated, and longer documents may exist"
         )
     names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
@@ -113,17 +116,18 @@ def _histogram(buckets: list[dict[str, int]]) -> str:
 
 
 def _advice(data: dict[str, Any], config: Config, settings: PlanSettings) -> str:
-    from engine.config.units import format_count
+    from engine.config.units import counted, format_count
 
     about = "about " if data["read"]["share"] < 1 else ""
-    cut = f"cut at context={format_count(config.context)}: {about}{data['sequences']:,} sequences\n"
+    cut = f"cut at context={format_count(config.context)}: {about}{counted(data['sequences'], 'sequence')}\n"
     capacity = format_count(data["suggested_capacity"])
     if not data["fits"]:
-        held = f"each of {settings.ranks:,} ranks would have to hold {capacity} tokens, more than its memory allows"
+        ranks = f"each of {counted(settings.ranks, 'rank')}"
+        held = f"{ranks} would have to hold {capacity} tokens, more than its memory allows"
         return f"{cut}the context does not fit: {held}"
     return (
         f"{cut}suggested capacity={capacity} ({data['reason']}; the recipe has {format_count(config.capacity)})\n"
-        f"largest ring at that capacity: {data['suggested_ring_limit']:,} of {settings.ranks:,} ranks"
+        f"largest ring at that capacity: {data['suggested_ring_limit']:,} of {counted(settings.ranks, 'rank')}"
     )
 
 
@@ -131,6 +135,8 @@ def _planners(planned: list[dict[str, Any]]) -> str:
     """Return a line a planner: what it makes of one step at the suggested capacity."""
     if not planned:
         return ""
+    from engine.config.units import counted
+
     rows = [
         [
             fact["planner"],
@@ -142,7 +148,8 @@ def _planners(planned: list[dict[str, Any]]) -> str:
         ]
         for fact in planned
     ]
-    head = f"one step of {planned[0]['sequences']:,} sequences, {planned[0]['tokens']:,} tokens, at that capacity:"
+    step = f"{counted(planned[0]['sequences'], 'sequence')}, {counted(planned[0]['tokens'], 'token')}"
+    head = f"one step of {step}, at that capacity:"
     return f"{head}\n{output.table(_PLANNED, rows, right=True)}"
 
 

@@ -21,7 +21,7 @@ def profile_hardware(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine and write its calibration, for cluster.calibration=FILE. Takes about a minute."""
+    """Measure this machine and write its calibration. For cluster.calibration=FILE; takes about a minute."""
     from engine.config.load import load
 
     config = load(overrides or [])
@@ -62,6 +62,7 @@ def warnings(found: Profile) -> list[str]:
 
 
 def _text(found: Profile, out: str) -> str:
+    from engine.config.units import counted
     from engine.hardware.terms import rows
 
     table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
@@ -71,4 +72,4 @@ def _text(found: Profile, out: str) -> str:
     )
     name = found.calibration.cluster
     use = f"written to {out}; use it with cluster={name} cluster.calibration={out}"
-    return "\n".join([f"{found.calibration.device}, {found.measured.ranks} ranks", table, "", fit, use])
+    return "\n".join([f"{found.calibration.device}, {counted(found.measured.ranks, 'rank')}", table, "", fit, use])

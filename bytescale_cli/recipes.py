@@ -24,7 +24,7 @@ def list_(json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def show(name: str, json: Json = False, debug: Debug = False) -> None:
-    """Print a recipe's file; `bytescale config show recipe=NAME` prints every value it ends in."""
+    """Print a recipe's file. `bytescale config show recipe=NAME` prints every value it ends in."""
     from engine.config import tree
 
     names = tree.recipes()

@@ -39,7 +39,7 @@ def simulate(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run plans of several planners on a modelled cluster: step time, tokens a second, bubbles, speed-up."""
+    """Compare planners on a modelled cluster. Shows step time, tokens a second, bubbles, speed-up."""
     if steps < 1:
         raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
     swept = dict(map(_values, sweep or []))

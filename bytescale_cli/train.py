@@ -11,7 +11,7 @@ from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, Overrides, choice, whole_number, with_aliases
 
 LAUNCHERS = ("local", "hostfile")
-_MOST_COMMANDS = 8
+_MOST_COMMANDS = 2
 
 
 def train(
@@ -49,14 +49,26 @@ def train(
 
 
 def _text(payload: Mapping[str, Any]) -> str:
-    """Return what a person reads on stdout: a dry run's plans and commands, or where a run ended."""
+    """Return what a person reads on stdout: what a dry run found, or where a run ended."""
     if "dry_run" not in payload:
         return str(payload["train"]["out"])
     dry = payload["dry_run"]
-    columns = list(dry["steps"][0])
-    rows = [[_cell(step[column]) for column in columns] for step in dry["steps"]]
-    table = output.table(columns, rows, right=True)
-    return "\n".join([table, *_commands(dry["commands"]), *_refused(dry["refused"])])
+    return "\n".join([*_head(dry), *_refused(dry["refused"]), *_steps(dry["steps"]), *_commands(dry["commands"])])
+
+
+def _head(dry: Mapping[str, Any]) -> list[str]:
+    """Return what was planned, in words that `bytescale plan` has too, and where the run would begin."""
+    from engine.config.units import counted
+
+    ranks, documents = counted(dry["ranks"], "rank"), counted(dry["documents"], "document")
+    planned = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode, no offload; {documents} of {dry['source']}"
+    other = f" (`bytescale plan` takes {dry['plan_source']})" if dry["plan_source"] != dry["source"] else ""
+    return [planned + other, f"{dry['out']}: {dry['outlook']}"]
+
+
+def _steps(steps: list[dict[str, Any]]) -> list[str]:
+    rows = [[_cell(value) for value in step.values()] for step in steps]
+    return [output.table(list(steps[0]), rows, right=True)] if steps else []
 
 
 def _commands(commands: list[str]) -> list[str]:

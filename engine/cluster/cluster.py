@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from engine.cluster.hostfile import Node, parse
 from engine.config import schema
+from engine.config.units import counted
 from engine.errors import ConfigError
 
 Ints = NDArray[np.int64]
@@ -51,7 +52,7 @@ class Cluster:
         if tp == pp == 1:
             return self
         if self.ranks % (tp * pp):
-            message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {self.ranks} devices"
+            message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {counted(self.ranks, 'device')}"
             key = "parallel.tp" if self.ranks % tp else "parallel.pp"
             raise ConfigError(message, key=key, hint="choose degrees that divide them")
         devices = np.arange(self.ranks).reshape(pp, -1, tp)

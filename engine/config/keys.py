@@ -8,6 +8,8 @@ from pydantic.fields import FieldInfo
 
 from engine.config.schema import Config, Section
 
+PATHS = ("data.path", "run.out", "run.weights", "cluster.hostfile", "cluster.calibration", "lengths.path")
+
 
 def leaves() -> dict[str, FieldInfo]:
     """Return every key that holds a value: {"context": ..., "run.steps": ..., ...}."""
@@ -21,12 +23,14 @@ def sections() -> list[str]:
 
 def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
     for name, field in section.model_fields.items():
-        if _is_section(field):
-            assert isinstance(field.annotation, type)
-            yield from _walk(field.annotation, f"{prefix}{name}.")
+        inner = section_of(field)
+        if inner:
+            yield from _walk(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field
 
 
-def _is_section(field: FieldInfo) -> bool:
-    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+def section_of(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a field holds, or None if it holds a value."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None

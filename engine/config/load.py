@@ -8,7 +8,7 @@ from engine.config import checks
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.tree import recipes
-from engine.config.validate import validate
+from engine.config.validate import right_part, validate
 from engine.errors import ConfigError
 
 __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"]
@@ -17,18 +17,18 @@ __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"
 def load(overrides: Sequence[str]) -> Config:
     """Return the recipe that the overrides choose and change; `load([])` is the quickstart.
 
-    Raises ConfigError with every bad key, type and bound. Rules between keys are judged only when those are right:
-    they would otherwise speak of values that the user did not mean.
+    Raises ConfigError with every bad key, type and bound, and every rule that right values break. Behind a mistyped
+    key or name no rule is judged: it would speak of values that the user did not mean.
     """
     # Ranks import this file too, and they read a resolved text: they never pay for Hydra.
     from engine.config.compose import compose
     from engine.config.overrides import check
 
     good, problems = check(overrides)
-    config, invalid = validate(compose(good))
-    problems += invalid
-    if config is not None and not problems:
-        problems = checks.check(config)
+    values = compose(good)
+    config, invalid = validate(values)
+    rules = [] if problems else checks.check(config or right_part(values, invalid))
+    problems += invalid + rules
     if config is None or problems:
         raise ConfigError.of(problems)
     return config

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -19,7 +20,6 @@ from engine.config.not_built import not_built
 from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
-_PATHS = ("data.path", "run.out", "run.weights", "cluster.hostfile", "cluster.calibration", "lengths.path")
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path")
 
@@ -55,7 +55,7 @@ def _quoted(value: str) -> str:
 def _path_quoted(text: str) -> str:
     """Return KEY=PATH with the path as a shell's user means it: `~` is the home folder, a comma is a comma."""
     key, equals, value = text.partition("=")
-    if key not in _PATHS or not value or value[0] in "'\"" or (key in _NULLABLE and value == "null"):
+    if key not in keys.PATHS or not value or value[0] in "'\"" or (key in _NULLABLE and value == "null"):
         return text
     return f"{key}{equals}{_quoted(str(Path(value).expanduser()) if value.startswith('~') else value)}"
 
@@ -84,7 +84,7 @@ def _meaning(text: str) -> Problem | None:
         return Problem("gives several values", text, f"give one, or quote it: '{key}=\"{value}\"'")
     if key in tree.groups():
         return _choice(key, override.value())
-    return _key(key)
+    return _key(key, override.value())
 
 
 def _choice(group: str, value: object) -> Problem | None:
@@ -101,13 +101,17 @@ def _choice(group: str, value: object) -> Problem | None:
     return not_built(group, value, listed) or Problem(f"there is no {group} {value}", group, hint)
 
 
-def _key(key: str) -> Problem | None:
+def _key(key: str, value: object) -> Problem | None:
     """Return what is wrong with a key that is no group."""
-    leaves = keys.leaves()
+    leaves, dotted = keys.leaves(), key.replace("/", ".")
     if key in leaves:
         return None
-    if key in keys.sections():
-        inner = ", ".join(name for name in leaves if name.startswith(f"{key}."))
-        return Problem("holds other keys and has no value itself", key, f"set one of {inner}")
+    if dotted in leaves:
+        return Problem("there is no such key", key, f"parts of a key are joined by points: {dotted}=...")
+    if dotted in keys.sections():  # also model/rope=yarn, as Hydra chooses a nested group
+        inner = [name for name in leaves if name.startswith(f"{dotted}.")]
+        takers = [f"{name}={value}" for name in inner if value in get_args(leaves[name].annotation)]
+        way = f"set {takers[0]}, then what it takes" if takers else f"set one of {', '.join(inner)}"
+        return Problem("holds other keys and has no value itself", key, way)
     hint = did_you_mean(key, [*leaves, *tree.groups()], "`bytescale config show` lists all keys")
     return Problem("there is no such key", key, hint)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from engine.config.keys import PATHS
 from engine.config.schema import Config
 from engine.config.validate import validate
 from engine.errors import ConfigError
@@ -40,9 +42,15 @@ def digest(config: Config) -> str:
 
 
 def diff(old: Config, new: Config) -> list[str]:
-    """Return a line `key: old -> new` for each key whose value differs."""
+    """Return a line `key: old -> new` for each key whose value differs; two names of one path do not."""
     before, after = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
-    return [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
+    differing = [key for key in before if _meant(key, before[key]) != _meant(key, after[key])]
+    return [f"{key}: {before[key]} -> {after[key]}" for key in differing]
+
+
+def _meant(key: str, value: Any) -> Any:
+    """Return the place that a path means from here; other values, and `stdlib`, mean themselves."""
+    return os.path.realpath(value) if key in PATHS and value not in (None, "stdlib") else value
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

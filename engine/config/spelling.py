@@ -17,6 +17,13 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
-    """Return the hint for a mistyped `word`, or `otherwise` when nothing is near."""
+    """Return the hint for a mistyped `word`, or `otherwise` when nothing is near.
+
+    A word that several names begin with, keys of sections aside, means their family: llama3-8b-256k, llama3-8b-512k...
+    """
+    names = list(names)
+    family = [name for name in names if name.startswith(word) and "." not in name]
     name = nearest(word, names)
+    if len(family) > 1:
+        name = f"{', '.join(family[:-1])} or {family[-1]}"
     return f"did you mean {name}?" if name else otherwise

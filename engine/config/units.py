@@ -1,4 +1,4 @@
-"""Lengths and sizes as people write them: 16K, 2M, 80GiB. K is 1024 for tokens and for bytes."""
+"""Lengths, sizes and counts as people write them: 16K, 2M, 80GiB, 1 step. K is 1024 for tokens and for bytes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ def format_count(count: int) -> str:
         if count and count % size == 0:
             return f"{count // size}{unit}"
     return str(count)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things as people write it: 1 step, 2 steps, 1,500 documents."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _expected(value: object, bytes_: bool) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from engine.config import keys
 from engine.config.not_built import not_built
-from engine.config.schema import Config
+from engine.config.schema import Config, Section
 from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
@@ -56,6 +56,22 @@ def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
             key = _key(detail["loc"])
             problems.setdefault(key, _problem(key, detail))
         return None, list(problems.values())
+
+
+def right_part(values: Mapping[str, Any], wrong: Sequence[Problem]) -> Config:
+    """Return what is right of `values` that have `wrong` ones: whoever reads one of those gets an AttributeError."""
+    part = _class_without({str(problem.key) for problem in wrong}, Config, "")
+    return cast(Config, part.model_validate_json(json.dumps(_without_missing(values)), strict=True))
+
+
+def _class_without(wrong: Collection[str], section: type[Section], prefix: str) -> type[BaseModel]:
+    """Return a section's class that has no field for the wrong keys, and passes over their values."""
+    fields: dict[str, Any] = {}
+    for name, field in section.model_fields.items():
+        key, inner = f"{prefix}{name}", keys.section_of(field)
+        if key not in wrong:
+            fields[name] = (_class_without(wrong, inner, f"{key}.") if inner else field.annotation, field)
+    return create_model(section.__name__, __config__=ConfigDict(extra="ignore"), **fields)
 
 
 def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import schema
+from engine.config.units import counted
 from engine.data.bigrams import BigramCounts
 from engine.data.source import Source, open_source
 from engine.errors import DataError
@@ -122,8 +123,8 @@ def _entry(name: str, size: int, content: bytes) -> bytes:
 
 def _check_some(data: schema.Data, source: Source, validation: list[bool]) -> None:
     if not validation:
-        message = f"all {len(source.names)} documents are empty"
+        message = f"no text in {counted(len(source.names), 'document')}"
         raise DataError(message, key=data.path, hint="set data.path to documents with text")
     if all(validation):
-        message = f"all {len(validation)} documents fell to validation and none is left to train on"
+        message = f"{counted(len(validation), 'document')}, all for validation, and none is left to train on"
         raise DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")

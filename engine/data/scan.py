@@ -20,6 +20,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from engine.config import schema
+from engine.config.units import counted
 from engine.data.files import reading
 from engine.data.folder import FolderSource
 from engine.data.jsonl import file_of, text_of
@@ -103,7 +104,7 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
         progress(done / len(parts))
     inputs = np.array(sizes, dtype=np.int64) + 1  # BOS is one, as in index.py
     if not (inputs > 1).any():
-        message = f"all {len(sizes)} documents are empty" if sizes else "has no line with a document"
+        message = f"no text in {counted(len(sizes), 'document')}" if sizes else "has no line with a document"
         raise DataError(message, key=data.path, hint="set data.path to documents with text")
     return Documents(inputs[inputs > 1], int((inputs == 1).sum()), share)
 

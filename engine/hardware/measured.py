@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config.units import counted
+
 RESULT = "measured.json"  # in the folder of the ranks
 
 
@@ -26,7 +28,7 @@ class Case:
         """Return the case as people say it: `2 layers, 4 x 128, ring of 2048`."""
         counts = [f"{self.whole.count(length)} x {length}" for length in sorted(set(self.whole))]
         rings = [f"ring of {length}" for length in self.shared]
-        return ", ".join([f"{self.layers} layers", *counts, *rings])
+        return ", ".join([counted(self.layers, "layer"), *counts, *rings])
 
 
 @dataclass(frozen=True)

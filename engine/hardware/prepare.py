@@ -7,8 +7,9 @@ from pathlib import Path
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config, Model
 from engine.cost.model import Costs
+from engine.data.index import build_index
 from engine.errors import MemoryFitError
-from engine.launch.prepare import index_documents, write_facts
+from engine.launch.prepare import write_facts
 from engine.launch.run import check_trainable
 from engine.trainer.folder import RunFolder
 
@@ -65,8 +66,7 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for number in range(_DOCUMENTS):
         text = bytes((number * 31 + place * 7) % 251 for place in range(_BYTES))
         (documents / f"{number:03d}").write_bytes(text)
-    index = index_documents(folder, config, state=None)
-    write_facts(folder, config, index, Costs.of(config).parameters)
+    write_facts(folder, config, build_index(config.data), Costs.of(config).parameters)
 
 
 def _cut(config: Config) -> Config:

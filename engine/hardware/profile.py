@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
+from engine.config.units import counted
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
 from engine.errors import ConfigError
@@ -65,7 +66,7 @@ def profile(config: Config, gpus: int, say: Say) -> Profile:
     with _folder() as folder:
         ours = measuring(config, ranks, folder.root)
         kind = "GPU" if gpus else "CPU"
-        say(f"measuring model={ours.model.name} with {ours.model.layers} layers on {ranks} {kind} ranks")
+        say(f"measuring model={ours.model.name} with {counted(ours.model.layers, 'layer')} on {ranks} {kind} ranks")
         write_folder(ours, folder)
         _run(ours, config.cluster.ranks_per_node, folder)
         measured = read(folder.root / RESULT)

@@ -1,17 +1,24 @@
-"""Before any rank starts: the run folder is ours and is this config's, and the documents are there and are the same."""
+"""Before any rank starts: the run folder is ours and is this config's, the documents are the same, the steps fit."""
 
 from __future__ import annotations
 
 import fcntl
+import os
+import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.data.index import Index, build_index, check_fingerprint
+from engine.data.steps import Cursor, next_step
 from engine.errors import ConfigError, RunFolderError
 from engine.files import write_durably
+from engine.planner.make import PlanSettings, plan_step
+from engine.planner.plan import StepPlan
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics
 from engine.trainer.checkpoint import TrainState
@@ -21,25 +28,98 @@ from engine.trainer.lineage import check_lineage
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True)
+class Start:
+    """How a run would start: from which checkpoint, if any, with which documents, and the plans of its next steps."""
+
+    checkpoint: Path | None
+    state: TrainState | None  # of the checkpoint
+    index: Index
+    plans: tuple[StepPlan, ...]  # none if all steps are done
+
+    @property
+    def step(self) -> int:
+        """Return how many steps are done."""
+        return self.state.step if self.state else 0
+
+    def outlook(self, config: Config) -> str:
+        """Return from where it goes on, or, if nothing is left to train, how to train longer."""
+        if self.plans:
+            return f"going on from {self.checkpoint}, with step {self.step + 1}" if self.state else "starting at step 1"
+        steps = 2 * self.step
+        longer = ["--resume", str(self.checkpoint), f"run.out={config.run.out}-{steps}", f"run.steps={steps}"]
+        done = f"step {self.step} of run.steps={config.run.steps} is done, so nothing is left"
+        return f"{done}; to train longer, run it with {shlex.join(longer)}"
+
+
+def look(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say) -> Start:
+    """Return how a run would start, and the plans of at most `steps` steps. All that can be refused is refused here.
+
+    Raises BytescaleError. Nothing is written: a refusal leaves the run folder as it was.
+    """
+    if resume != "never":  # then the old run is moved out of the way
+        check_owner(folder, config)
+    checkpoint = choose_checkpoint(folder, resume, say)
+    state = state_of(checkpoint, config, ranks)
+    if state is None:
+        check_start(config, say)
+    index = index_documents(config, state)
+    return Start(checkpoint, state, index, tuple(_plans(index, config, state, steps)))
+
+
+def _plans(index: Index, config: Config, state: TrainState | None, steps: int) -> Iterator[StepPlan]:
+    """Yield the plans of the next `steps` steps, if so many are left, as the ranks will make them."""
+    settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
+    done, cursor = (state.step, Cursor(state.epoch, state.position)) if state else (0, Cursor())
+    for _ in range(min(steps, config.run.steps - done)):
+        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+        yield plan_step(table.length, settings)
+
+
 @contextmanager
 def locked(folder: RunFolder) -> Iterator[None]:
-    """Create the run folder if need be, and hold its lock; the system frees it when this process ends, however."""
+    """Create the run folder if need be, and hold its lock; the system frees it when this process ends, however.
+
+    Of what is made here, all that is still empty in the end goes again: a refusal and a dry run leave nothing.
+    """
+    lock, made = folder.root / ".lock", []
     try:
+        inside = (lock, folder.logs, folder.checkpoints)
+        made = [path for path in (*inside, folder.root, *folder.root.parents) if not path.exists()]
         folder.logs.mkdir(parents=True, exist_ok=True)
         folder.checkpoints.mkdir(exist_ok=True)
-        handle = (folder.root / ".lock").open("w")
+        handle = lock.open("w")
     except OSError as error:
+        _remove_empty(made)
         hint = "name another with run.out=DIR"
-        raise RunFolderError(
-            f"cannot write the run folder: {error.strerror}", key=str(folder.root), hint=hint
-        ) from error
+        message = f"cannot write the run folder: {error.strerror}"
+        raise RunFolderError(message, key=str(folder.root), hint=hint) from error
     with handle:
+        _take(handle, folder)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            hint = "wait for it, or name another with run.out=DIR"
-            raise RunFolderError("another run is using this folder", key=str(folder.root), hint=hint) from error
-        yield
+            yield
+        finally:  # under the lock: nobody else is using the folder
+            with suppress(OSError):
+                if lock in made:
+                    lock.unlink()
+            _remove_empty(made)
+
+
+def _take(lock: TextIO, folder: RunFolder) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = os.fstat(lock.fileno()).st_nlink > 0  # else its last holder removed it, and the next one makes another
+    except OSError:
+        held = False
+    if not held:
+        hint = "wait for it, or name another with run.out=DIR"
+        raise RunFolderError("another run is using this folder", key=str(folder.root), hint=hint)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):  # it is not empty, or not there
+            folder.rmdir()
 
 
 def check_owner(folder: RunFolder, config: Config) -> None:
@@ -85,12 +165,11 @@ def state_of(checkpoint: Path | None, config: Config, ranks: int) -> TrainState 
     return state
 
 
-def index_documents(folder: RunFolder, config: Config, state: TrainState | None) -> Index:
-    """Read all documents once and write the index for the ranks. Raises DataError, also if they changed since."""
+def index_documents(config: Config, state: TrainState | None) -> Index:
+    """Read all documents once and return their index. Raises DataError, also if they changed since."""
     index = build_index(config.data)
     if state is not None:
         check_fingerprint(index, state.fingerprint)
-    index.save(folder.index)
     return index
 
 
@@ -112,7 +191,8 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 
 
 def write_facts(folder: RunFolder, config: Config, index: Index, parameters: int) -> None:
-    """Write the config and the facts of the corpus into the run folder."""
+    """Write the config, the index and the facts of the corpus into the run folder, for the ranks and the report."""
+    index.save(folder.index)
     write_durably(folder.resolved, resolved_yaml(config).encode())
     facts = {
         "bigram_nats": index.bigram_nats,

@@ -8,18 +8,17 @@ from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
+from engine.config.units import counted
 from engine.cost.model import Costs
-from engine.data.index import Index, build_index
-from engine.data.steps import Cursor, next_step
+from engine.data.index import Index
 from engine.data.tokenizer import VOCAB
 from engine.errors import ConfigError, Problem
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
+from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.unbuilt import unbuilt
-from engine.planner.make import PlanSettings, plan_step
 from engine.report.run import write_report
-from engine.simulator.timeline import balance
 from engine.trainer import metrics
 from engine.trainer.folder import RunFolder
 
@@ -27,7 +26,6 @@ __all__ = ["RankError", "train"]
 
 Say = Callable[[str], None]
 OnStep = Callable[[Mapping[str, Any]], None]
-_DRY_STEPS = 3
 
 
 def train(
@@ -46,15 +44,17 @@ def train(
     say = unfailing(say)
     cluster = Cluster.of(config.cluster)
     folder = RunFolder(Path(config.run.out))
-    if dry_run:
-        check_launch(config, cluster, launcher)
-        return _dry_run(config, cluster, folder, say)
-    check_trainable(config, cluster, launcher)
-    if resume == "never" and folder.resolved.exists():
-        with prepare.locked(folder):
-            say(f"the old run is kept as {prepare.set_aside(folder)}")
+    check = check_launch if dry_run else check_trainable
+    check(config, cluster, launcher)
     with prepare.locked(folder):
-        return _train(config, cluster, folder, resume, say, on_step)
+        start = prepare.look(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
+        if dry_run:
+            return {"dry_run": dry_run_of(config, cluster, folder, start, lacking(config, cluster))}
+        if resume != "never" or not folder.resolved.exists():
+            return _train(config, cluster, folder, start, say, on_step)
+        say(f"the old run is kept as {prepare.set_aside(folder)}")
+    with prepare.locked(folder):
+        return _train(config, cluster, folder, start, say, on_step)
 
 
 def check_trainable(config: Config, cluster: Cluster, launcher: str | None) -> None:
@@ -95,35 +95,29 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
 
 
 def _train(
-    config: Config, cluster: Cluster, folder: RunFolder, resume: str, say: Say, on_step: OnStep
+    config: Config, cluster: Cluster, folder: RunFolder, start: prepare.Start, say: Say, on_step: OnStep
 ) -> dict[str, Any]:
-    prepare.check_owner(folder, config)
-    checkpoint = prepare.choose_checkpoint(folder, resume, say)
-    state = prepare.state_of(checkpoint, config, cluster.ranks)
-    if state is None:
-        prepare.check_start(config, say)
-    index = prepare.index_documents(folder, config, state)
-    costs = Costs.of(config)
-    prepare.write_facts(folder, config, index, costs.parameters)
-    for line in _facts(config, cluster, index, costs.parameters):
+    parameters = Costs.of(config).parameters
+    prepare.write_facts(folder, config, start.index, parameters)
+    for line in _facts(config, cluster, start.index, parameters):
         say(line)
-    step = state.step if state else 0
-    prepare.go_back(folder, step, say)
-    say(f"going on from {checkpoint}" if checkpoint else f"starting in {folder.root}")
-    if step < config.run.steps:
+    prepare.go_back(folder, start.step, say)
+    say(f"{folder.root}: {start.outlook(config)}")
+    if start.plans:
         tail = MetricsTail(folder.metrics, on_step)
         try:
-            run_ranks(rank_commands(cluster, folder, checkpoint, free_port()), folder, tail, say)
+            run_ranks(rank_commands(cluster, folder, start.checkpoint, free_port()), folder, tail, say)
         except (RankError, PreemptedError):
             _report(folder, say)
             raise
-    return _summary(folder, index, step, say)
+    return _summary(folder, start.index, start.step, say)
 
 
 def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> Iterator[str]:
     """Yield what is trained on what, and what might surprise."""
-    yield f"recipe {config.recipe}: {parameters:,} parameters, {cluster.ranks} ranks, {config.run.steps} steps"
-    empty = f" (and {index.empty} empty ones, skipped)" if index.empty else ""
+    ranks = counted(cluster.ranks, "rank")
+    yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
+    empty = f" (and {counted(index.empty, 'empty one')}, skipped)" if index.empty else ""
     what = f" that match {config.data.pattern}" if config.data.format == "folder" else ""
     yield f"documents in {config.data.path}{what}: {len(index.lengths):,}{empty}"
     long = int((index.lengths > config.batch_tokens).sum())
@@ -163,30 +157,6 @@ def _summary(folder: RunFolder, index: Index, began: int, say: Say) -> dict[str,
     if report:
         say(f"report: {report}")
     return {"train": result}
-
-
-def _dry_run(config: Config, cluster: Cluster, folder: RunFolder, say: Say) -> dict[str, Any]:
-    prepare.check_start(config, say)
-    index, settings, cursor = build_index(config.data), PlanSettings.of(config).without_offload(), Cursor()
-    prepare.check_owner(folder, config)
-    steps = []
-    for number in range(1, _DRY_STEPS + 1):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
-        plan = plan_step(table.length, settings)
-        steps.append(
-            {
-                "step": number,
-                "sequences": plan.sequences,
-                "tokens": int(plan.lengths.sum()),
-                "micro_batches": plan.micro_batches,
-                "max_degree": int(plan.degrees.max()),
-                "balance": balance(plan, settings),
-            }
-        )
-    commands = [str(command) for command in rank_commands(cluster, folder, None, free_port())]
-    refused = [{"key": lack.key, "message": lack.message, "hint": lack.hint} for lack in lacking(config, cluster)]
-    shown = {"ranks": cluster.ranks, "out": str(folder.root), "steps": steps, "commands": commands}
-    return {"dry_run": shown | {"refused": refused}}
 
 
 class MetricsTail:

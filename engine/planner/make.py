@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.config.units import format_count
+from engine.config.units import counted, format_count
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner.adaptive import adaptive
 from engine.planner.balanced import balanced
@@ -73,7 +73,7 @@ def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
         raise ConfigError(message, key="context", hint="cut documents to the context")
     if longest > holds:
         message = (
-            f"a sequence of {format_count(longest)} tokens does not fit: {settings.ranks} ranks x capacity "
+            f"a sequence of {format_count(longest)} tokens does not fit: {counted(settings.ranks, 'rank')} x capacity "
             f"{format_count(settings.least_capacity)} hold {format_count(holds)}"
         )
         raise ConfigError(message, key="context", hint=f"context={holds}, or a larger capacity, or more ranks")

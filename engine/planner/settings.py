@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem
 from engine.config.schema import Config
+from engine.config.units import counted
 from engine.cost.model import PPM, Costs
 from engine.errors import ConfigError
 
@@ -111,5 +112,5 @@ def _mode(config: Config) -> str:
 def _check_peers(planner: str, max_peers: int, ranks: int) -> None:
     least = min(_LEAST_PEERS[planner], ranks - 1)
     if max_peers < least:
-        message = f"the {planner} planner may need {least} peers a rank, not {max_peers}"
+        message = f"the {planner} planner may need {counted(least, 'peer')} a rank, not {max_peers}"
         raise ConfigError(message, key="planner.max_peers", hint=f"at least {least}")

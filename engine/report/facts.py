@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
+from engine.config.units import counted
 from engine.report.data import RunData
 from engine.report.words import Pair
 
@@ -50,7 +51,7 @@ def warning(run: RunData) -> str | None:
     if len(bad) == 0:
         return None
     first = run.lines[int(bad[0])]["step"]
-    return f"The loss is not finite at {len(bad):,} of {len(run.lines):,} steps, first at step {first:,}."
+    return f"The loss is not finite at {len(bad):,} of {counted(len(run.lines), 'step')}, first at step {first:,}."
 
 
 def _model(run: RunData) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.config.schema import Config
+from engine.config.units import counted
 from engine.report.histogram import histogram_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.plan_page import PERCENTILES
@@ -28,19 +29,20 @@ def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapp
 
 def _head(config: Config, data: Mapping[str, Any]) -> list[Pair]:
     about = "about " if data["read"]["share"] < 1 else ""
+    empty = f", and {counted(data['empty'], 'empty one')}" if data["empty"] else ""
     pairs = [
         ("source", data["source"]),
-        ("documents", f"{about}{data['samples']:,}" + (f", and {data['empty']:,} empty ones" if data["empty"] else "")),
+        ("documents", f"{about}{data['samples']:,}{empty}"),
         ("tokens", f"{about}{data['tokens']:,}"),
         (
             "cut at the context",
-            f"{about}{data['sequences']:,} sequences of up to {short_tokens(config.context)} tokens",
+            f"{about}{counted(data['sequences'], 'sequence')} of up to {short_tokens(config.context)} tokens",
         ),
     ]
     if not data["fits"]:
         return pairs
     capacity = f"{short_tokens(data['suggested_capacity'])} tokens a rank: {data['reason']}"
-    ring = f"{data['suggested_ring_limit']:,} ranks at that capacity"
+    ring = f"{counted(data['suggested_ring_limit'], 'rank')} at that capacity"
     return [*pairs, ("suggested capacity", capacity), ("largest ring", ring)]
 
 

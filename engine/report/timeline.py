@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
+from engine.config.units import counted
 from engine.report.boxes import Bools, Boxes, Floats, degree_groups, group_name
 from engine.report.svg import INK, PAPER, QUIET, RINGS, WIDE, Size, Words, draw
 from engine.report.words import short_tokens
@@ -35,7 +36,7 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
         _write_labels(axes, found, kinds, until, row, size)
 
     shown = "" if len(found.ranks) == found.all_ranks else f", of which {len(found.ranks)} are shown"
-    told = f"{found.all_ranks:,} ranks{shown}; largest ring {max(1, int(found.degree.max(initial=1))):,}."
+    told = f"{counted(found.all_ranks, 'rank')}{shown}; largest ring {max(1, int(found.degree.max(initial=1))):,}."
     words = Words(key, "Timeline of a step", told)
     return draw(words, size, row * len(found.ranks) + 90, paint)
 

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config.units import counted
 from engine.errors import CheckpointError
 from engine.files import sync
 from engine.trainer.folder import write_json
@@ -139,11 +140,13 @@ def clear_ruins(checkpoints: Path) -> None:
 def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:
     """Set aside the checkpoints of later steps than `step`: the run goes on from there, and they are another future.
 
-    If they kept their names, the next resume would take them, and `prune` would count them as newest.
+    They are damaged, or another one was asked for. If they kept their names, the next resume would read them, and
+    `prune` would count them as newest.
     """
     for folder in newest_first(checkpoints):
         if folder.name > folder_name(step):
-            say(f"{folder.name} is later than step {step} and is set aside as {_set_aside(folder, 'abandoned').name}")
+            kept = folder.rename(folder.with_name(f"abandoned-{folder.name}-{time.time_ns()}"))
+            say(f"{folder.name} is later than step {step} and is set aside as {kept.name}")
 
 
 def read(folder: Path) -> TrainState:
@@ -178,30 +181,23 @@ def _damage_told(folder: Path) -> Iterator[None]:
 
 
 def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the newest valid checkpoint, or None if there is none at all.
+    """Return the newest valid checkpoint, or None if there is none at all. Nothing is changed: `abandon` does that.
 
-    Damaged ones that are newer are set aside (renamed, not removed), so that they are neither read nor counted again.
     Raises CheckpointError when there are checkpoints and all are damaged: to start over then would hide the loss.
     """
-    damaged: list[Path] = []
-    for folder in newest_first(checkpoints):
+    found = newest_first(checkpoints)
+    for folder in found:
         try:
             read(folder)
         except CheckpointError as error:
-            say(f"{error} ({folder}); it is set aside, the one before is used")
-            damaged.append(folder)
-            continue
-        for ruin in damaged:
-            _set_aside(ruin, "damaged")
-        return folder
-    if damaged:
+            say(f"{error} ({folder}); the one before is used")
+        else:
+            return folder
+    if found:
         hint = "--resume never starts over and keeps the old run beside the new one"
-        raise CheckpointError(f"all {len(damaged)} checkpoints are damaged", key=str(checkpoints), hint=hint)
+        message = f"none of {counted(len(found), 'checkpoint')} is whole"
+        raise CheckpointError(message, key=str(checkpoints), hint=hint)
     return None
-
-
-def _set_aside(folder: Path, why: str) -> Path:
-    return folder.rename(folder.with_name(f"{why}-{folder.name}-{time.time_ns()}"))
 
 
 def _reason(error: Exception) -> str:

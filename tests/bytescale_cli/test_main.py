@@ -38,6 +38,7 @@ MISTAKES = [
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),
     ("recipes show quikstart", "recipe: there is no recipe quikstart", "did you mean quickstart?"),
+    ("recipes show llama3-8b", "recipe: there is no recipe llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -92,6 +93,13 @@ def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out.startswith("Usage: bytescale")
     assert captured.err == ""
+
+
+@pytest.mark.parametrize("line", ["--help", "ckpt --help", "recipes --help", "config --help"])
+def test_no_sentence_of_a_list_of_commands_is_cut_off(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 0
+    commands = capsys.readouterr().out.split("Commands:\n")[1]
+    assert commands and "..." not in commands
 
 
 def test_installed_command(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_file_of_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_people_get_a_histogram_and_advice(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile-data", *folder]) == 0
     text = capsys.readouterr().out
-    assert "29 documents, 43,529 tokens; 1 more are empty" in text
+    assert "29 documents, 43,529 tokens; 1 more is empty" in text
     assert "up to  documents" in text
     assert "suggested capacity=2K" in text
     assert "balanced" in text

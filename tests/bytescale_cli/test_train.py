@@ -30,8 +30,22 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         if options["dry_run"]:
             commands = ["python -m x"] * config.cluster.ranks_per_node
             lacks = [{"key": "zero.stage", "message": "not yet", "hint": "set 1"}] if config.zero.stage > 1 else []
-            steps = [{"step": 1, "tokens": 16384, "balance": 0.5}]
-            return {"dry_run": {"steps": steps, "commands": commands, "refused": lacks}}
+            left = config.run.steps > 1
+            return {
+                "dry_run": {
+                    "ranks": config.cluster.ranks_per_node,
+                    "out": config.run.out,
+                    "source": "data.path=stdlib",
+                    "plan_source": "data.path=stdlib" if config.lengths.name == "data" else "lengths=github",
+                    "documents": 1500,
+                    "planner": "static",
+                    "mode": "free",
+                    "outlook": "starting at step 1" if left else "nothing is left",
+                    "steps": [{"step": 1, "tokens": 16384, "balance": 0.5}] if left else [],
+                    "commands": commands if left else [],
+                    "refused": lacks,
+                }
+            }
         say("starting")
         on_step({"step": 1, "loss": 3.0, "tokens_per_s": 1e4, "balance": 1.0, "max_degree": 2, "validation_loss": 2.5})
         return {"train": {"out": config.run.out}}
@@ -73,20 +87,33 @@ def test_json(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_dry_run_prints_plans_and_commands(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["step", "tokens", "balance"]
-    assert lines[1].split() == ["1", "16,384", "0.500"]
-    assert lines[2:] == ["python -m x"] * 2
+    assert lines[:2] == [
+        "planner static, 2 ranks, free mode, no offload; 1,500 documents of data.path=stdlib",
+        "runs/quickstart: starting at step 1",
+    ]
+    assert lines[2].split() == ["step", "tokens", "balance"]
+    assert lines[3].split() == ["1", "16,384", "0.500"]
+    assert lines[4:] == ["python -m x"] * 2
+
+
+def test_a_dry_run_says_that_plan_takes_other_lengths(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--dry-run", "lengths=github"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("data.path=stdlib (`bytescale plan` takes lengths=github)")
+
+
+def test_a_dry_run_of_a_finished_run_has_no_table(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--dry-run", "run.steps=1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["runs/quickstart: nothing is left"]
 
 
 def test_a_dry_run_says_what_training_would_refuse(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    """A large recipe can be looked at everywhere: its plan, its first commands, and what is in the way."""
+    """A large recipe can be looked at everywhere: what is in the way, its plan, and its first commands."""
     assert run(["train", "--dry-run", "--nproc", "64", "zero.stage=3"]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
-        *["python -m x"] * 8,
-        "and 56 more like these (--json has all)",
-        "without --dry-run this is refused:",
-        "  zero.stage: not yet (set 1)",
-    ]
+    said = capsys.readouterr().out.splitlines()
+    assert said[2:4] == ["without --dry-run this is refused:", "  zero.stage: not yet (set 1)"]
+    assert said[6:] == ["python -m x", "python -m x", "and 62 more like these (--json has all)"]
+    assert run(["train", "--dry-run", "--nproc", "64", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["dry_run"]["commands"]) == 64
 
 
 def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:

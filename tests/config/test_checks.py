@@ -37,7 +37,7 @@ MISTAKES = [
         "= 6 does not divide 8 devices",
         "divide them",
     ),
-    ([*WIDE, "parallel.tp=8"], "context", "4K does not fit: 1 ranks x capacity 2K hold 2K tokens", "more ranks"),
+    ([*WIDE, "parallel.tp=8"], "context", "4K does not fit: 1 rank x capacity 2K hold 2K tokens", "more ranks"),
     ([*WIDE, "parallel.pp=2", "planner.mode=free"], "planner.mode", "2 stages are a pipeline, not free", "auto"),
     (
         ["model.rope.kind=yarn"],

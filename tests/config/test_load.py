@@ -58,6 +58,16 @@ def test_rules_between_keys_stay_silent_while_a_key_is_wrong() -> None:
     assert [problem.key for problem in refused("recipe=llama7b-256", "context=128K")] == ["recipe"]
 
 
+def test_rules_are_judged_where_all_that_they_read_is_right() -> None:
+    """Mistakes come at once, and none is about a value that is told to be wrong."""
+    wrong = ["context=0", "model.layers=x", "model.kv_heads=3", "model.heads=4", "model.rope.kind=linear"]
+    keys = [problem.key for problem in refused(*wrong, "model.rope.factor=x", "zero.stage=7", "optimizer.betas=[2,3]")]
+    assert sorted(map(str, keys)) == [
+        "context", "model.kv_heads", "model.layers", "model.rope.factor", "optimizer.betas", "zero.stage"
+    ]  # fmt: skip
+    assert {problem.key for problem in refused("data=folder", "offload.ratio=3")} == {"data.path", "offload.ratio"}
+
+
 def test_a_config_error_is_a_usage_error() -> None:
     assert ConfigError("x").code == ExitCode.USAGE
 

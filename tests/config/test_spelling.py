@@ -23,4 +23,6 @@ def test_nearest(word: str, name: str | None) -> None:
 
 def test_hint() -> None:
     assert did_you_mean("contxt", NAMES) == "did you mean context?"
+    assert did_you_mean("big", ["big-1m", "big-2m", "small", "big.key"]) == "did you mean big-1m or big-2m?"
+    assert did_you_mean("b", ["ba", "bb", "bc"]) == "did you mean ba, bb or bc?"
     assert did_you_mean("qqq", NAMES, "see the list") == "see the list"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.units import format_count, parse_count
+from engine.config.units import counted, format_count, parse_count
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,8 @@ def test_what_is_no_length_is_refused(text: object) -> None:
 def test_format(count: int, text: str) -> None:
     assert format_count(count) == text
     assert parse_count(text) == count
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1500, "1,500 steps")])
+def test_counted(number: int, text: str) -> None:
+    assert counted(number, "step") == text

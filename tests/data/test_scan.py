@@ -160,7 +160,7 @@ def test_a_file_that_is_not_text_is_named(write_files: WriteFiles, make_data: Ma
 def test_nothing_to_measure_is_refused(
     sample: int | None, write_files: WriteFiles, tmp_path: Path, make_data: MakeData
 ) -> None:
-    with pytest.raises(DataError, match="all 2 documents are empty"):
+    with pytest.raises(DataError, match="no text in 2 documents"):
         scan(make_data(write_files({"a": b"", "b": b""})), sample, seed=0)
     (tmp_path / "a.jsonl").write_bytes(b"")
     with pytest.raises(DataError, match="has no line with a document"):

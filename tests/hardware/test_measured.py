@@ -16,7 +16,7 @@ def test_what_was_written_is_read(tmp_path: Path, ranks: int) -> None:
 
 def test_a_case_in_words() -> None:
     assert str(Case(2, (128, 32, 128), (512,))) == "2 layers, 1 x 32, 2 x 128, ring of 512"
-    assert str(Case(1, (64,))) == "1 layers, 1 x 64"
+    assert str(Case(1, (64,))) == "1 layer, 1 x 64"
 
 
 def test_forward_and_backward_together() -> None:

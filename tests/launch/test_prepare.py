@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,38 @@ def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Pat
     check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]))
     with pytest.raises(ConfigError, match=r"optimizer\.lr: 0\.5 -> 0\.25"):
         check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.25"]))
+
+
+def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = RunFolder(tmp_path)
+    folder.resolved.write_text(resolved_yaml(load(["data=folder", "data.path=texts"])))
+    for same in ("texts", "./texts/", str(tmp_path / "texts")):
+        check_owner(folder, load(["data=folder", f"data.path={same}"]))
+    with pytest.raises(ConfigError, match=r"data\.path: texts -> other/texts"):
+        check_owner(folder, load(["data=folder", "data.path=other/texts"]))
+    folder.resolved.write_text(resolved_yaml(load([])))
+    with pytest.raises(ConfigError, match=r"data\.path: stdlib -> \./stdlib"):
+        check_owner(folder, load(["data.path=./stdlib"]))
+
+
+def test_what_is_made_for_a_lock_and_stays_empty_goes_again(tmp_path: Path) -> None:
+    kept = RunFolder(tmp_path / "kept")
+    kept.root.mkdir()
+    for folder in (kept, RunFolder(tmp_path / "new" / "run")):
+        with locked(folder):
+            assert folder.logs.is_dir() and folder.checkpoints.is_dir()
+    assert list(tmp_path.rglob("*")) == [kept.root]
+    with locked(kept):
+        kept.log(0).touch()
+    assert kept.log(0).exists()
+
+
+def test_a_lock_that_its_holder_has_just_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next one to come makes another file, and two hold the folder."""
+    monkeypatch.setattr(fcntl, "flock", lambda *arguments: (tmp_path / ".lock").unlink())
+    with pytest.raises(RunFolderError, match="another run is using this folder"), locked(RunFolder(tmp_path)):
+        pass
 
 
 def test_a_run_in_use_is_locked_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import shlex
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from engine.config.load import load
+from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
 from engine.data.index import build_index
-from engine.errors import CheckpointError, ConfigError, DataError
+from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError
 from engine.launch import run as launch
 from engine.launch.prepare import index_documents
 from engine.launch.ranks import PreemptedError
@@ -64,6 +66,79 @@ def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Pa
     assert not (tmp_path / "run").exists()
 
 
+def test_a_dry_run_says_what_it_planned_and_what_plan_takes(tmp_path: Path) -> None:
+    """Else a step of one command is compared with a step of the other."""
+    shown = train(config(tmp_path, "lengths=github", "planner=static"), dry_run=True)["dry_run"]
+    assert (shown["planner"], shown["mode"], shown["plan_source"]) == ("static", "free", "lengths=github")
+    assert (shown["source"], shown["outlook"]) == (f"data.path={tmp_path / 'data'}", "starting at step 1")
+    assert shown["documents"] == len(build_index(config(tmp_path).data).training)
+
+
+def files(tmp_path: Path) -> list[str]:
+    """Return all that lies there."""
+    return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+
+
+def test_a_dry_run_goes_on_from_a_checkpoint_and_changes_nothing(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    old, damaged = (saved(tmp_path / "run" / "checkpoints", settings, step) for step in (1, 2))
+    (damaged / "a").write_text("flipped")
+    before, said = files(tmp_path), list[str]()
+    shown = train(settings, dry_run=True, say=said.append)["dry_run"]
+    assert files(tmp_path) == before
+    assert [step["step"] for step in shown["steps"]] == [2, 3, 4]
+    assert (shown["steps_done"], shown["checkpoint"]) == (1, str(old))
+    assert shown["outlook"] == f"going on from {old}, with step 2"
+    assert shown["commands"][0].endswith(str(old)) and "the one before is used" in said[0]
+    fresh = train(settings, dry_run=True, resume="never")["dry_run"]
+    assert (fresh["steps"][0]["step"], fresh["checkpoint"]) == (1, None) and files(tmp_path) == before
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_dry_run_refuses_what_a_start_refuses_and_neither_leaves_anything(tmp_path: Path, dry_run: bool) -> None:
+    config(tmp_path)
+    other = str(saved(tmp_path / "saved", config(tmp_path, "run.seed=7")))
+    (tmp_path / "file").touch()
+    out, before = f"run.out={tmp_path / 'new' / 'run'}", files(tmp_path)
+    refusals: list[tuple[list[str], str, int]] = [
+        ([out, "data.path=/nowhere"], "auto", 4),
+        ([out], str(tmp_path / "nowhere"), 5),
+        ([out], other, 5),
+        ([out, "cluster.device_memory=1MiB"], "auto", 10),
+        ([f"run.out={tmp_path / 'file' / 'run'}"], "auto", 73),
+    ]
+    for overrides, resume, code in refusals:
+        with pytest.raises(BytescaleError) as caught:
+            train(config(tmp_path, *overrides), resume=resume, dry_run=dry_run, say=lambda line: None)
+        assert (caught.value.code, files(tmp_path)) == (code, before)
+
+
+def test_a_refused_start_leaves_the_old_run_where_it_is(tmp_path: Path) -> None:
+    saved(tmp_path / "run" / "checkpoints", config(tmp_path))
+    (tmp_path / "run" / "resolved.yaml").write_text(resolved_yaml(config(tmp_path)))
+    before = files(tmp_path)
+    with pytest.raises(MemoryFitError):
+        train(config(tmp_path, "cluster.device_memory=1MiB"), resume="never", say=lambda line: None)
+    assert files(tmp_path) == before
+
+
+def test_a_finished_run_says_how_to_train_it_longer_and_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, said = list[Any](), list[str]()
+    monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.append(commands))
+    done = saved(tmp_path / "run" / "checkpoints", config(tmp_path), 4)
+    train(config(tmp_path, "run.steps=4"), say=said.append)
+    assert not started
+    (told,) = [line for line in said if "nothing is left" in line]
+    flag, checkpoint, *overrides = shlex.split(told.split("run it with ")[1])
+    assert (flag, checkpoint, overrides) == ("--resume", str(done), [f"run.out={tmp_path / 'run'}-8", "run.steps=8"])
+    train(config(tmp_path, *overrides), resume=checkpoint, say=said.append)
+    assert str(started[0][0]).endswith(str(done))
+    assert any("with step 5" in line for line in said)
+    assert train(config(tmp_path, "run.steps=4"), dry_run=True)["dry_run"]["commands"] == []
+
+
 def test_other_hosts_are_not_local(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("alpha slots=2\n")
     hosts = config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}")
@@ -90,20 +165,19 @@ def test_missing_data_and_missing_checkpoint_are_told_before_any_rank_starts(tmp
     assert caught.value.code == 5
 
 
-def saved(tmp_path: Path, of: Config) -> Path:
+def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
     """Return rank 0's part of a checkpoint of two ranks, with one file."""
-    state = TrainState(1, 0, 1, 2, build_index(of.data).fingerprint, lineage(of))
+    state = TrainState(step, 0, step, 2, build_index(of.data).fingerprint, lineage(of))
     return write(tmp_path, state, 0, lambda folder: (folder / "a").touch(), lambda hashes: [hashes])
 
 
 def test_changed_documents_are_told_on_resume(tmp_path: Path) -> None:
-    settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
-    folder.root.mkdir()
+    settings = config(tmp_path)
     state = read_state(saved(tmp_path, settings))
-    index_documents(folder, settings, state)
+    index_documents(settings, state)
     (tmp_path / "data" / "3.py").write_text("changed")
     with pytest.raises(DataError, match="documents changed"):
-        index_documents(folder, settings, state)
+        index_documents(settings, state)
 
 
 def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(

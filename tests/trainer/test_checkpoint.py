@@ -148,8 +148,10 @@ def test_damage_is_refused_and_the_one_before_is_used(tmp_path: Path, damage: Ca
     chosen = choose(tmp_path, said.append)
     assert chosen is not None and chosen.name == "step-00000001"
     assert "step-00000002" in said[0]
+    assert newest_first(tmp_path) == [folder, chosen], "to choose changes nothing"
+    abandon(tmp_path, 1, said.append)
     assert newest_first(tmp_path) == [chosen]
-    assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1, "a damaged checkpoint is kept for a look"
+    assert len(list(tmp_path.glob("abandoned-step-00000002-*"))) == 1, "a damaged checkpoint is kept for a look"
 
 
 def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
@@ -178,7 +180,7 @@ def test_a_checkpoint_that_is_not_there_is_not_called_damaged(tmp_path: Path) ->
 def test_all_damaged_is_an_error_and_none_is_not(tmp_path: Path) -> None:
     assert choose(tmp_path, print) is None
     flip(save(tmp_path, 1))
-    with pytest.raises(CheckpointError, match="all 1 checkpoints are damaged"):
+    with pytest.raises(CheckpointError, match="none of 1 checkpoint is whole"):
         choose(tmp_path, lambda line: None)
     assert (tmp_path / "step-00000001").exists()
 
