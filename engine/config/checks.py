@@ -11,10 +11,16 @@ from engine.errors import Problem
 
 
 def check(config: Config) -> list[Problem]:
-    """Return every rule that the config breaks; of a `right_part`, those that read nothing but what is right."""
+    """Return every rule that the config breaks."""
+    found = [rule(config) for rule in _RULES]
+    return [problem for problem in found if problem is not None]
+
+
+def check_part(config: Config) -> list[Problem]:
+    """Return every rule that a config without its wrong values breaks; rules that read one of those stay silent."""
     found = []
     for rule in _RULES:
-        with suppress(AttributeError):
+        with suppress(AttributeError):  # the value is not there
             found.append(rule(config))
     return [problem for problem in found if problem is not None]
 

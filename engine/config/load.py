@@ -27,8 +27,10 @@ def load(overrides: Sequence[str]) -> Config:
     good, problems = check(overrides)
     values = compose(good)
     config, invalid = validate(values)
-    rules = [] if problems else checks.check(config or right_part(values, invalid))
-    problems += invalid + rules
+    if not problems:
+        problems = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid))
+    else:
+        problems += invalid
     if config is None or problems:
         raise ConfigError.of(problems)
     return config
