@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,7 +39,7 @@ def import_(
     from engine.weights.copy import import_weights
 
     found = import_weights(folder, out)
-    counts = f"{found['tensors']:,} tensors, {found['parameters']:,} parameters, {found['shards']} shards"
+    counts = f"{found['tensors']:,} tensors, {found['parameters']:,} parameters, {_shards(found)}"
     output.say(f"{found['out']}: {counts}")
     output.say(f"rotary angles of its own context, where the recipe's are others: {shlex.join(found['angles'])}")
     output.emit({"import": found}, shlex.join(found["overrides"]), as_json=json)
@@ -69,7 +70,11 @@ def export(
     from engine.trainer.export import export_weights
 
     written = export_weights(source, out, dtype, most)
-    output.say(f"step {written['step']}, {written['dtype']}, {written['bytes']:,} bytes in {written['shards']} shards")
+    output.say(f"step {written['step']}, {written['dtype']}, {written['bytes']:,} bytes in {_shards(written)}")
     if written["left_out"]:
         output.say(f"left out, so that logits differ: {', '.join(written['left_out'])}")
     output.emit({"export": written}, written["out"], as_json=json)
+
+
+def _shards(found: Mapping[str, Any]) -> str:
+    return "1 shard" if found["shards"] == 1 else f"{found['shards']} shards"
