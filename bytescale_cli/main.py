@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import typer
 
 from bytescale_cli import ckpt, config, plan, profile_data, profile_hardware, recipes, simulate
-from bytescale_cli.errors import report
+from bytescale_cli.errors import INTERRUPTED, report
 from bytescale_cli.train import train
 
 app = typer.Typer(
@@ -32,7 +32,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
-        return int(command.main(words or ["--help"], prog_name="bytescale", standalone_mode=False) or 0)
+        code = int(command.main(words or ["--help"], prog_name="bytescale", standalone_mode=False) or 0)
+        if code == INTERRUPTED:  # Typer makes a code of Ctrl-C and says nothing
+            raise KeyboardInterrupt
+        return code
     except BaseException as error:
         # The process's edge: whatever comes out here is told to the user, and nothing is swallowed.
         if isinstance(error, SystemExit):

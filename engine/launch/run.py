@@ -80,7 +80,8 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
         raise ConfigError("fp64 is for tests: DeepSpeed's masters are fp32", key="dtype=fp64", hint="use fp32 or bf16")
     if config.model.vocab < VOCAB:
         key = f"model.vocab={config.model.vocab}"
-        raise ConfigError(f"the byte tokenizer has {VOCAB} tokens", key=key, hint=f"set model.vocab={VOCAB} or more")
+        hint = "set model.vocab={}" if config.run.weights is None else "take run.weights with a vocabulary of {}"
+        raise ConfigError(f"the byte tokenizer has {VOCAB} tokens", key=key, hint=f"{hint.format(VOCAB)} or more")
     if launcher == "slurm":
         raise ConfigError("the Slurm launcher is not built yet", key="--launcher slurm", hint="use local or hostfile")
     if launcher == "hostfile" and config.cluster.hostfile is None:

@@ -15,9 +15,9 @@ from engine.errors import Problem
 from engine.models.build import build_model
 from engine.weights.architectures import tensor_names
 from engine.weights.config_json import CONFIG, model_values, read_config, word
-from engine.weights.folder import Header, read_headers, told
+from engine.weights.finite import STORED
+from engine.weights.folder import WAY_OUT, Header, read_headers, told
 
-_DTYPES = ("F64", "F32", "BF16", "F16")
 _FREE = ("name", "rope_theta")  # longer contexts want other angles than the weights were trained with
 _EMBEDDING, _HEAD = "embedding.weight", "lm_head.weight"
 _UNUSED = ("rotary_emb.inv_freq", _HEAD)  # computed here; or the embedding's, where it is tied
@@ -32,9 +32,11 @@ def check_weights(folder: Path, config: Config) -> list[str]:
     values = model_values(read_config(folder), folder / CONFIG)
     ours = _flat(config.model.model_dump(mode="json"))
     headers = read_headers(folder)
-    problems = [*_keys(ours, values), *_tensors(headers, config, folder)] or [*_heads(headers, config, folder)]
+    keys = [*_keys(ours, values)]
+    way_out = None if keys else f"{CONFIG} and the files are not of one model: {WAY_OUT}"
+    problems = [*keys, *_tensors(headers, config, folder, way_out)] or [*_heads(headers, config, folder)]
     if problems:
-        raise told(problems)
+        raise told(problems, "tensors that do not fit")
     return [
         f"the weights were made with model.{key}={word(values.get(key))}; here it is {word(ours.get(key))}"
         for key in _rope(ours, values)
@@ -73,21 +75,23 @@ def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     return [key for key in keys if ours.get(key, plain.get(key)) != theirs.get(key, plain.get(key))]
 
 
-def _tensors(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
+def _tensors(headers: Mapping[str, Header], config: Config, folder: Path, way_out: str | None) -> Iterator[Problem]:
+    place = str(folder)
     if config.model.layers > len(headers):  # nobody waits for a list of all that a billion layers would need
-        yield Problem(f"{config.model.layers} layers are more than there are tensors", str(folder), "set model.layers")
+        yield Problem(f"has fewer tensors than model.layers={config.model.layers}", place, way_out)
         return
     needed = expected_shapes(config)
     for name, size in needed.items():
         if name not in headers:
-            yield Problem(f"{name} is missing: the model needs {list(size)}", str(folder))
+            yield Problem(f"{name} is missing: the model needs {list(size)}", place, way_out)
         elif headers[name].shape != size:
-            yield Problem(f"{name} is {list(headers[name].shape)}, but the model needs {list(size)}", str(folder))
-        elif headers[name].dtype not in _DTYPES:
-            yield Problem(f"{name} is stored as {headers[name].dtype}, not as one of {', '.join(_DTYPES)}", str(folder))
+            yield Problem(f"{name} is {list(headers[name].shape)}, but the model needs {list(size)}", place, way_out)
+        elif headers[name].dtype not in STORED:
+            told = f"{name} is stored as {headers[name].dtype}, not as one of {', '.join(STORED)}"
+            yield Problem(told, place, "save it in one of them, for example with model.bfloat16()")
     for name in sorted(headers.keys() - needed.keys()):
         if not name.endswith(_UNUSED):
-            yield Problem(f"{name} has no place in the model", str(folder))
+            yield Problem(f"{name} has no place in the model", place, way_out)
 
 
 def _heads(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
@@ -95,7 +99,7 @@ def _heads(headers: Mapping[str, Header], config: Config, folder: Path) -> Itera
     if not (config.model.tied and _HEAD in headers):
         return
     head, embedding = (_tensor(folder, headers, name) for name in (_HEAD, tensor_names(config.model)[_EMBEDDING][0]))
-    if not torch.equal(head, embedding):
+    if not torch.equal(head.nan_to_num(), embedding.nan_to_num()):  # NaN is no reason to speak of ties
         hint = f"set model.tied=false, and tie_word_embeddings in {CONFIG}"
         yield Problem(f"{_HEAD} is not the embedding, though they are tied", str(folder), hint)
 

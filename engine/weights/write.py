@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -19,6 +21,8 @@ from engine.errors import ConfigError, StorageError
 from engine.files import sync
 from engine.weights.config_json import CONFIG
 from engine.weights.folder import INDEX, SINGLE
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,71 @@ class Entry:
 def new_folder(out: Path) -> Iterator[Path]:
     """Give a folder to write into that becomes `out` when all its files are on disk; if anything fails nothing stays.
 
-    A kill leaves `.writing-NAME.PID` beside `out`. Raises ConfigError if `out` is there, not empty, or cannot be made.
+    So it is when SIGTERM or a closed terminal stops it, which then looks like Ctrl-C. A kill leaves `.writing-NAME`
+    beside `out`, which the next writer of `out` takes over. Raises ConfigError if `out` is there, not empty, cannot be
+    made, or is being written by another process.
     """
+    _refuse_existing(out)
+    draft = out.absolute().with_name(f".writing-{out.absolute().name}")
+    with _stops_raised(), _owned(draft, out):
+        try:
+            for left in draft.iterdir():
+                if left.name != _LOCK:
+                    left.unlink()
+            yield draft
+            for path in [*draft.iterdir(), draft]:
+                sync(path)
+            _refuse_existing(out)
+            draft.rename(out)
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        (out / _LOCK).unlink()  # not before: whoever made a new one would own the draft too
+        sync(out)
+        sync(out.absolute().parent)
+
+
+def _refuse_existing(out: Path) -> None:
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        hint = "name a folder that does not exist yet, or remove this one"
-        raise ConfigError(f"{out} is there already", key="--out", hint=hint)
-    draft = out.absolute().with_name(f".writing-{out.absolute().name}.{os.getpid()}")
+        raise ConfigError(f"{out} is there already", key="--out", hint="name a folder that does not exist yet")
+
+
+@contextmanager
+def _owned(draft: Path, out: Path) -> Iterator[None]:
+    """Make a draft if need be, and hold its lock; the system frees it when this process ends, however."""
     try:
-        draft.mkdir(parents=True)
+        draft.mkdir(parents=True, exist_ok=True)
+        lock = (draft / _LOCK).open("w")
     except OSError as error:
         hint = "name a folder where you may write"
         raise ConfigError(f"{out} cannot be written: {error.strerror}", key="--out", hint=hint) from error
+    with lock:
+        if not _locked(lock, draft):
+            hint = "wait for it, or name another folder"
+            raise ConfigError(f"another process is writing {out}", key="--out", hint=hint)
+        yield
+
+
+def _locked(lock: IO[str], draft: Path) -> bool:
+    """Lock a draft's file; return whether nobody else had it, or has just given the draft its name."""
     try:
-        yield draft
-        for path in [*draft.iterdir(), draft]:
-            sync(path)
-        draft.rename(out)
-        sync(out.absolute().parent)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.path.samestat(os.fstat(lock.fileno()), (draft / _LOCK).stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+
+
+@contextmanager
+def _stops_raised() -> Iterator[None]:
+    """Raise KeyboardInterrupt for what would end this process without cleaning up; what is ignored stays so (nohup)."""
+    stops = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in stops:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
     finally:
-        shutil.rmtree(draft, ignore_errors=True)  # it is gone already if all went well
+        for number in stops:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def write_weights(draft: Path, config: Mapping[str, Any], entries: Sequence[Entry], shard_bytes: int) -> list[str]:

@@ -72,6 +72,17 @@ def test_all_mistakes_of_a_config_are_listed(capsys: pytest.CaptureFixture[str])
     ]
 
 
+def test_ctrl_c_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engine.config.load.load", interrupted)
+    assert run(["plan", "--json"]) == 130
+    captured = capsys.readouterr()
+    assert captured.err == "interrupted\n"
+    assert json.loads(captured.out)["error"]["code"] == 130
+
+
 def test_a_bug_ends_in_70_and_a_saved_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

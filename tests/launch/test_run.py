@@ -55,6 +55,14 @@ def test_what_cannot_be_trained_is_refused(
         train(config(tmp_path, *overrides), launcher=launcher, dry_run=True)
 
 
+def test_a_small_vocabulary_is_the_weights_own(tmp_path: Path) -> None:
+    """A larger model.vocab would be refused too: it is not what the weights have."""
+    for more, hint in (([], "set model.vocab=258 or more"), (["run.weights=hf"], "take run.weights with")):
+        with pytest.raises(ConfigError) as caught:
+            train(config(tmp_path, "model.vocab=100", *more), dry_run=True)
+        assert str(caught.value.problems[0].hint).startswith(hint)
+
+
 def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Path) -> None:
     lacking = config(tmp_path, "cluster.nodes=2", "zero.stage=3", "offload.ratio=0.5")
     shown = train(lacking, dry_run=True)["dry_run"]

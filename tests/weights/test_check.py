@@ -65,7 +65,7 @@ def test_up_to_ten_mismatches_are_listed(folder: Path) -> None:
     assert found[0] == "model.layers: is 4, but the weights have 2"
     assert "model.layers.2.input_layernorm.weight is missing: the model needs [32]" in found[1]
     assert len(found) == 11
-    assert found[-1] == "model.layers: and 9 more"
+    assert found[-1] == f"{folder}: and 9 more tensors that do not fit"
 
 
 def test_tensors_too_many_too_few_and_of_another_kind(folder: Path) -> None:
@@ -94,14 +94,16 @@ def test_a_head_beside_tied_embeddings_is_their_copy(tmp_path: Path) -> None:
     change(folder, **{"lm_head.weight": embedding + 1})
     (one,) = problems(folder, "model.tied=true")
     assert "lm_head.weight is not the embedding" in one
+    embedding[0, 0] = float("nan")
+    change(folder, **{"lm_head.weight": embedding.clone(), "embed_tokens.weight": embedding})
+    assert check_weights(folder, config("model.tied=true")) == []
 
 
 def test_more_layers_than_tensors_are_refused_at_once(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 10**9}))
     assert (
-        problems(folder, "model.layers=1000000000")[-1]
-        == f"{folder}: 1000000000 layers are more than there are tensors"
+        problems(folder, "model.layers=1000000000")[-1] == f"{folder}: has fewer tensors than model.layers=1000000000"
     )
 
 
@@ -119,4 +121,14 @@ def test_other_rotary_angles_are_told_and_taken(folder: Path) -> None:
 def test_a_config_that_belongs_to_other_weights(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"intermediate_size": 64}))
-    assert len(problems(folder, "model.ffn=64")) == 6
+    with pytest.raises(DataError) as caught:
+        check_weights(folder, config("model.ffn=64"))
+    assert len(caught.value.problems) == 6
+    assert "config.json and the files are not of one model" in str(caught.value.problems[0].hint)
+
+
+def test_a_vocabulary_that_no_training_can_use(tmp_path: Path) -> None:
+    """Not "set model.vocab=100", which a start refuses."""
+    folder = saved(llama(vocab_size=100), tmp_path / "small")
+    (one,) = problems(folder)
+    assert one.startswith(f"{folder / 'config.json'}: vocab_size=100 is less than the byte tokenizer's 258")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from transformers import AutoConfig, LlamaConfig, MixtralConfig
 
 from engine.errors import DataError
-from engine.weights.config_json import config_json, model_values, read_config
+from engine.weights.config_json import config_json, in_their_words, model_values, read_config
 from tests.weights.folders import TINY, config
 
 HERE = Path("config.json")
@@ -82,25 +83,61 @@ def test_rotary_scalings_in_either_spelling(kind: str) -> None:
     ("changes", "told"),
     [
         ({"architectures": ["Qwen2ForCausalLM"]}, r'\["Qwen2ForCausalLM"\] is not a model that ByteScale has'),
-        ({"architectures": None}, "no architecture is not a model"),
-        ({"architectures": "LlamaForCausalLM"}, "is not a model"),
+        ({"architectures": None}, "architectures is missing"),
+        ({"architectures": None, "model_type": "qwen2"}, 'model_type="qwen2" is not a model'),
+        ({"architectures": "LlamaForCausalLM"}, 'architectures="LlamaForCausalLM" is not a model'),
         ({"attention_bias": True}, "attention_bias=true is not built, only false"),
         ({"mlp_bias": True}, "mlp_bias=true is not built"),
         ({"sliding_window": 4096}, "sliding_window=4096 is not built, only null"),
         ({"hidden_act": "gelu"}, 'hidden_act="gelu" is not built, only "silu"'),
         ({"head_dim": 64}, "head_dim=64 is not built, only 8"),
         ({"quantization_config": {"bits": 4}}, "quantization_config="),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary scaling dynamic is not built"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type="dynamic" is not built'),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with truncate is not built"),
         ({"rope_scaling": "yarn"}, '"yarn" is no rotary scaling'),
         ({"vocab_size": None}, "vocab_size is missing"),
+        ({"vocab_size": 257}, "vocab_size=257 is less than the byte tokenizer's 258"),
     ],
 )
 def test_what_is_no_model_of_ours_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(DataError, match=told) as caught:
         model_values(LLAMA | changes, HERE)
-    assert caught.value.problems[0].key == str(HERE)
+    (one,) = caught.value.problems
+    assert one.key == str(HERE) and one.hint
     assert caught.value.code == 4
+
+
+@pytest.mark.parametrize("value", ["32", "wide", -32, 0, 32.0, True, [32], {"a": 1}, math.nan, "${run.seed}", "???"])
+def test_a_size_is_a_whole_number(value: object) -> None:
+    """Nothing else speaks of it then: a head size that follows from it would be a wrong diagnosis."""
+    with pytest.raises(DataError) as caught:
+        model_values(LLAMA | {"hidden_size": value, "head_dim": 8}, HERE)
+    (one,) = caught.value.problems
+    assert one.message == f"hidden_size must be a whole number above 0, not {json.dumps(value)}"
+    assert "mend it" in str(one.hint)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rms_norm_eps": "1e-5"}, 'rms_norm_eps must be a number above 0, not "1e-5"'),
+        ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a number above 0, not NaN"),
+        ({"tie_word_embeddings": "false"}, 'tie_word_embeddings must be true or false, not "false"'),
+        ({"rope_theta": "5e5"}, 'rope_theta must be a number above 0, not "5e5"'),
+        ({"rope_theta": 0}, "rope_theta must be a number above 0, not 0"),
+        ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor must be a number above 0, not -2"),
+    ],
+)
+def test_other_values_are_what_they_should_be(changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(DataError) as caught:
+        model_values(LLAMA | changes, HERE)
+    assert [one.message for one in caught.value.problems] == [told]
+
+
+def test_their_words() -> None:
+    text = "model.kv_heads: 3 does not divide model.heads=4; model.rope.kind and model.rope.factor stay what they are"
+    found = in_their_words(text)
+    assert found.startswith("num_key_value_heads: 3 does not divide num_attention_heads=4; rope_type and factor stay")
 
 
 def test_all_that_is_strange_is_told_at_once() -> None:
@@ -118,6 +155,10 @@ def test_a_folder_without_config(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(DataError, match="JSON"):
             read_config(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_config(tmp_path)
 
 
 @pytest.mark.parametrize("more", [[], ["model.experts=4", "model.top_k=2"]])

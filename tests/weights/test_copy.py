@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.config.load import load
 from engine.errors import BytescaleError, ConfigError, DataError
@@ -55,12 +58,14 @@ def change(folder: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"num_key_value_heads": 3}, "model.kv_heads: 3 does not divide model.heads=4"),
-        ({"num_attention_heads": 0}, "model.heads: must be at least 1, not 0"),
-        ({"hidden_size": "wide"}, "model.hidden: is not a whole number: wide"),
-        ({"vocab_size": "${run.seed}x"}, "model.vocab"),
-        ({"vocab_size": {"a": 1}}, "model.vocab"),
-        ({"hidden_size": 36, "head_dim": None}, "model.hidden: 36 is not a multiple of 2 x model.heads=4"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads=4"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a whole number above 0, not 0"),
+        ({"hidden_size": "wide"}, 'hidden_size must be a whole number above 0, not "wide"'),
+        ({"vocab_size": "${run.seed}x"}, "vocab_size must be"),
+        ({"vocab_size": {"a": 1}}, "vocab_size must be"),
+        ({"vocab_size": 100}, "vocab_size=100 is less than the byte tokenizer's 258"),
+        ({"hidden_size": 36, "head_dim": None}, "hidden_size: 36 is not a multiple of 2 x num_attention_heads=4"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type: yarn is a rotary scaling without its parameters"),
     ],
 )
 def test_a_config_that_makes_no_model(tmp_path: Path, values: dict[str, Any], told: str) -> None:
@@ -70,13 +75,43 @@ def test_a_config_that_makes_no_model(tmp_path: Path, values: dict[str, Any], to
         import_weights(folder, tmp_path / "ours")
     assert told in caught.value.problems[0].message
     assert caught.value.problems[0].key == str(folder / "config.json")
+    assert caught.value.problems[0].hint
     assert not (tmp_path / "ours").exists()
 
 
-def refuse(folder: Path, out: Path) -> BytescaleError:
+def refuse(folder: Path, out: Path | None) -> BytescaleError:
     with pytest.raises(BytescaleError) as caught:
         import_weights(folder, out)
     return caught.value
+
+
+@pytest.mark.parametrize("shard", ["30KB", "5GB"])
+def test_what_is_not_finite_is_named_and_not_copied(tmp_path: Path, shard: str) -> None:
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight[257, 31] = math.nan
+        model.model.norm.weight[0] = -math.inf
+    folder = saved(model, tmp_path / "theirs", shard)
+    for out in (None, tmp_path / "ours"):
+        error = refuse(folder, out)
+        assert isinstance(error, DataError)
+        assert str(error) == "NaN or infinity in lm_head.weight, model.norm.weight"
+        assert error.problems[0].key == str(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_folder_is_not_imported_into_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the target is there already would be true, and no help: training can read the folder where it is."""
+    folder = saved(llama(), tmp_path / "theirs")
+    (tmp_path / "link").symlink_to("theirs")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.chdir(folder)
+    for source, out in product((folder, Path(), tmp_path / "link"), repeat=2):
+        error = refuse(source, out)
+        assert isinstance(error, ConfigError)
+        assert str(error) == "is the folder that is imported"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert {path.name for path in tmp_path.iterdir()} == {"theirs", "link"}
 
 
 def test_what_is_not_whole_is_not_copied(tmp_path: Path) -> None:

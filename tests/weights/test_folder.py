@@ -45,17 +45,60 @@ def test_a_missing_shard(folder: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 4, 100, -1])
 def test_a_shard_that_is_cut_short(folder: Path, keep: int) -> None:
     shard = max(folder.glob("*.safetensors"))
+    whole = shard.stat().st_size
     shard.write_bytes(shard.read_bytes()[:keep])
     with pytest.raises(DataError, match="is cut short") as caught:
         read_headers(folder)
     assert caught.value.problems[0].key == str(shard)
+    assert caught.value.problems[0].hint == f"copy {shard.name} again from where it came"
+    if keep == -1:
+        assert str(caught.value) == f"is cut short: {whole - 1:,} bytes, where its header says {whole:,}"
+
+
+def test_a_shard_that_is_too_long(folder: Path) -> None:
+    shard = max(folder.glob("*.safetensors"))
+    whole = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes() + b"more")
+    with pytest.raises(DataError, match=f"is too long: {whole + 4:,} bytes, where its header says {whole:,}"):
+        read_headers(folder)
+
+
+def test_what_is_no_safetensors_file(folder: Path) -> None:
+    shard = max(folder.glob("*.safetensors"))
+    good = shard.read_bytes()
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
+    told = {b"<html>not found</html>": "or no safetensors file", pointer: "is a pointer of Git LFS"}
+    told |= {good.replace(b'"F32"', b'"F64"', 1): "contradicts itself", b"\2" + bytes(7) + b"{}..": "no safetensors"}
+    for content, why in told.items():
+        shard.write_bytes(content)
+        with pytest.raises(DataError, match=why) as caught:
+            read_headers(folder)
+        assert caught.value.problems[0].key == str(shard) and caught.value.problems[0].hint
+    shard.unlink()
+    (folder / SINGLE).mkdir()
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_headers(folder)
+
+
+def test_shards_without_their_index(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    first, *others = sorted(folder.glob("*.safetensors"))
+    with pytest.raises(DataError, match=f"{INDEX} is missing beside {first.name} and {len(others)} more") as caught:
+        read_headers(folder)
+    assert caught.value.problems[0].key == str(folder)
+    for shard in others:
+        shard.unlink()
+    with pytest.raises(DataError, match=f"beside {first.name}$") as caught:
+        read_headers(folder)
+    assert SINGLE in str(caught.value.problems[0].hint)
 
 
 def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     save_file({"other": torch.zeros(1)}, shard)
-    with pytest.raises(DataError, match=f"{shard.name} does not hold"):
+    with pytest.raises(DataError, match=f"{shard.name} does not hold") as caught:
         read_headers(folder)
+    assert caught.value.problems[0].key == str(folder / INDEX)
 
 
 def test_many_mistakes_are_told_up_to_ten(folder: Path) -> None:
@@ -64,7 +107,8 @@ def test_many_mistakes_are_told_up_to_ten(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_headers(folder)
     assert len(caught.value.problems) == 11
-    assert caught.value.problems[-1].message == "and 3 more"
+    assert caught.value.problems[-1].message == "and 3 more missing shards"
+    assert [bool(one.hint) for one in caught.value.problems] == [True] + 10 * [False], "a way out is told once"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config.load import load
+from engine.errors import DataError
 from engine.models.build import build_model
 from engine.weights.check import check_weights
 from engine.weights.copy import import_weights
@@ -58,6 +59,22 @@ def same_by_import(theirs: PreTrainedModel, folder: Path) -> None:
     assert check_weights(folder, imported) == []
     ours, expected = our_logits(imported, folder, TOKENS), logits(theirs, TOKENS)
     assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+def test_what_is_not_finite_is_refused(tmp_path: Path) -> None:
+    """Also an expert's part of a stacked parameter, and what only the run's dtype makes infinite."""
+    theirs = mixtral()
+    with torch.no_grad():
+        theirs.model.layers[1].mlp.experts.down_proj[7, -1, -1] = float("nan")
+        theirs.model.norm.weight[0] = 3.4e38
+    folder = saved(theirs, tmp_path)
+    expert = "model.layers.1.block_sparse_moe.experts.7.w2.weight"
+    model = build_model(load(import_weights(saved(mixtral(), tmp_path / "sound"), None)["overrides"]))
+    for dtype, names in ((torch.float32, expert), (torch.bfloat16, f"{expert}, model.norm.weight")):
+        with pytest.raises(DataError) as caught:
+            load_weights(model.to(dtype), model.shape, folder)
+        assert str(caught.value) == f"NaN or infinity in {names}"
+        assert caught.value.problems[0].key == str(folder)
 
 
 def test_parameters_keep_their_dtype(tmp_path: Path) -> None:

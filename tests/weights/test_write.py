@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,11 +100,44 @@ with write.new_folder(Path({str(tmp_path / "a")!r})) as draft:
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == -signal.SIGKILL
     (draft,) = tmp_path.iterdir()
-    assert draft.name.startswith(".writing-a.")
+    assert draft.name == ".writing-a"
     assert (draft / SINGLE).exists()
     with pytest.raises(DataError, match=r"there is no config\.json"):
         read_config(draft)
-    written(tmp_path / "a", {}, entries(1), 8)
+    written(tmp_path / "a", {}, entries(1, 2), 4)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"], "the next writer takes the draft over"
+    names = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX, "config.json"}
+    assert {path.name for path in (tmp_path / "a").iterdir()} == names, "and leaves nothing of it"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_who_is_asked_to_stop_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """A scheduler's SIGTERM, a closed terminal, Ctrl-C; afterwards they do what they did before."""
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "a") as draft:
+        (draft / SINGLE).write_bytes(b"half")
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(number) == before
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    """The second one says so, and takes nothing from the first."""
+    with new_folder(tmp_path / "a") as draft:
+        (draft / "x").write_text("x")
+        with pytest.raises(ConfigError, match="another process is writing"), new_folder(tmp_path / "a"):
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["x"]
+
+
+def test_what_others_put_there_meanwhile_stays(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is there already"), new_folder(tmp_path / "a"):
+        (tmp_path / "a").mkdir()
+        (tmp_path / "a" / "precious").write_text("")
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a" / "precious").exists()
 
 
 def test_folders_above_are_made(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""The balance loss through DeepSpeed's ZeRO-1: experts learn what they would learn in one process.
+
+It is a sum over each sequence, also over one that lies on two ranks. If these fail, what routes tokens depends on how
+a step was parallelised. The reference sees each sequence alone, in float64.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.kernels.choice import choose
+from engine.attention.layout import whole
+from engine.attention.meeting import Meeting
+from engine.config.schema import Config
+from engine.data.slices import micro_batch_slices
+from engine.data.steps import SequenceTable
+from engine.planner.make import PlanSettings, plan_step
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import run_step
+from engine.zero.engine import ZeroEngine
+from tests.test_plan_invariance import FakeReader, batch, config, error, rank_context
+from tests.test_plan_invariance_experts import mixtral
+from tests.world import run_world
+
+WORLD, STEPS, LR, CLIP = 2, 3, 0.5, 0.5
+CASES = (("static", "free", 40, 0.0), ("naive", "lockstep", 16, 0.0), ("adaptive", "free", 16, CLIP))
+
+pytestmark = pytest.mark.world
+
+
+def settings_of(planner: str, mode: str, capacity: int, clip: float, weight: float = 0.5) -> Config:
+    """Return a config with a balance loss; its optimizer is SGD with momentum, since AdamW hides a gradient's scale."""
+    balance = ["balance.by=loss", f"balance.loss_weight={weight}", "balance.z_weight=0.1"]
+    experts = ["dtype=fp32", "model.experts=5", "model.top_k=2", f"optimizer.clip_norm={clip}"]
+    return config(WORLD, capacity, planner, f"planner.mode={mode}", *experts, *balance)
+
+
+def steps(settings: Config) -> list[tuple[SequenceTable, FakeReader]]:
+    return [batch(WORLD, settings.capacity, step) for step in range(STEPS)]
+
+
+def on_rank(settings: Config) -> dict[str, Any]:
+    """Train on this rank; return how the weights changed, the norms, and the largest ring."""
+    model, context = mixtral(settings).float(), rank_context(torch.float32)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    engine, norms, degree = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], 1
+    for table, reader in steps(settings):
+        plan = plan_step(table.length, PlanSettings.of(settings))
+        backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
+        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        norms.append(engine.step(LR))
+        degree = max(degree, int(plan.degrees.max()))
+    change = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+    return {"change": change, "norms": norms, "degree": degree}
+
+
+def all_cases() -> list[dict[str, Any]]:
+    return [on_rank(settings_of(*case)) for case in CASES]
+
+
+def in_one_process(settings: Config) -> tuple[dict[str, Tensor], list[float]]:
+    """Return how the weights change, and the norms, in float64 with plain PyTorch."""
+    model, kernel = mixtral(settings), choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer, norms = build_optimizer(model, settings.optimizer), []
+    for group in optimizer.param_groups:
+        group["lr"] = LR
+    for table, reader in steps(settings):
+        optimizer.zero_grad()
+        for sequence, length in enumerate(table.length.tolist()):
+            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
+            loss = model(tokens[:-1], torch.arange(length), Meeting(whole(length), None, kernel), tokens[1:])
+            (loss / int(table.loss_tokens.sum())).backward()
+        limit = settings.optimizer.clip_norm or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        optimizer.step()
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, norms
+
+
+def test_float32_steps_are_those_of_one_process() -> None:
+    ranks = run_world(WORLD, all_cases)
+    for number, case in enumerate(CASES):
+        change, norms = in_one_process(settings_of(*case))
+        for rank in ranks:
+            assert rank[number]["degree"] == WORLD, "no ring: the test shows too little"
+            assert rank[number]["norms"] == pytest.approx(norms, rel=1e-5), case
+            for name, expected in change.items():
+                assert error(rank[number]["change"][name], expected) < 1e-5, f"{case}, {name}"
+        if case[-1]:
+            assert min(norms) > 1.2 * CLIP, "clipping did nothing: the test shows too little"
+
+
+def test_the_balance_loss_is_a_part_of_what_is_compared() -> None:
+    (with_it, _), (without, _) = (in_one_process(settings_of(*CASES[0], weight=weight)) for weight in (0.5, 0.0))
+    assert all(error(without[name], with_it[name]) > 1e-3 for name in with_it if "router" in name)
+    assert any("router" in name for name in with_it)
