@@ -6,6 +6,7 @@ Letters: T tokens, C hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from engine.attention.meeting import Meeting
 from engine.config.schema import Model
 from engine.memory import recompute
+from engine.memory.offload import Offload
 from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed
 from engine.models.loss import Head
 from engine.models.rope import rotation
@@ -31,6 +33,7 @@ class Llama(nn.Module):
     def __init__(self, shape: Model, *, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.shape, self.run_layer = shape, recompute.MODES[mode]
+        self.offload: Offload | None = None
         ffn = ffn or (lambda: FeedForward(shape))
         self.embedding = Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
@@ -53,7 +56,8 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         by, routes = rotation(positions, self.shape, x.dtype), []
         for layer in self.layers:
-            x, routed = self.run_layer(layer, x, by, meeting)
+            with self.offload.layer(layer, shared=by) if self.offload else nullcontext():
+                x, routed = self.run_layer(layer, x, by, meeting)
             routes.append(routed)
         return x, [routed for routed in routes if routed is not None]
 
