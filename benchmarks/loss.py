@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from engine.close import error
 from engine.models.loss import choose
 
 NAMES = ("plain", "chunks", "torch")
@@ -78,7 +79,7 @@ def peak_bytes(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor
 def differences(found: Measured, plain: Measured) -> dict[str, float]:
     """Return max|a - b| / max|b| of the loss and its gradients."""
     pairs = {"loss": (found.loss, plain.loss), "x": (found.dx, plain.dx), "weight": (found.dweight, plain.dweight)}
-    return {what: float((a - b).abs().max() / b.abs().max()) for what, (a, b) in pairs.items()}
+    return {what: error(*pair) for what, pair in pairs.items()}
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.ring import attend
+from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
@@ -29,7 +30,6 @@ from engine.models.loss import token_loss
 from engine.planner.make import PlanSettings, plan_step
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, run_step
-from tests.close import error
 from tests.world import run_world
 
 WORLDS = (1, 2, 3, 4)

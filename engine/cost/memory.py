@@ -10,6 +10,7 @@ from engine.config import schema
 from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
+_BUCKET = 1 << 26  # elements that are reduced over the ranks at once; a larger parameter goes alone
 _LEAST_CHUNK = 1024  # tokens of the loss: smaller products would wait for the sum of the weight's gradient
 
 
@@ -62,15 +63,16 @@ def _layer(model: schema.Model, dtype: str) -> int:
 
 def _router(model: schema.Model, dtype: str) -> int:
     """Return what a router keeps of a token: its input in the wider dtype, where `_norm` counts it in the model's own;
-    what it said, the softmax of that twice (for its weights and for the balance), and of each chosen expert its number,
-    its row's place, the way back, and its weight before and after they are made to sum to one."""
+    what `_said` says, the softmax for its weights, and of each chosen expert its number, its row's place, the way
+    back, and its weight before and after they are made to sum to one."""
     b, w = element_bytes(dtype)
-    return model.hidden * (w - b) + _said(model, dtype) + 2 * model.experts * w + model.top_k * (2 * 8 + 3 * w)
+    return model.hidden * (w - b) + _said(model, dtype) + model.experts * w + model.top_k * (3 * 8 + 3 * w)
 
 
 def _said(model: schema.Model, dtype: str) -> int:
-    """Return the logits of a router and its choice, of a token; recomputing keeps them too: the loss reads them."""
-    return model.experts * element_bytes(dtype)[1] + model.top_k * 8 if model.experts > 1 else 0
+    """Return what the balance and z losses keep of a token and layer, whatever is recomputed: the router's logits,
+    their softmax, the experts' weights in the loss, and the logits' log-sum-exp."""
+    return (3 * model.experts + 1) * element_bytes(dtype)[1] if model.experts > 1 else 0
 
 
 def working_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
@@ -117,16 +119,22 @@ def counts_bytes(model: schema.Model) -> int:
     return 8 * (model.layers * model.experts + 1) if model.experts > 1 else 0
 
 
+def bucket_elements(model: schema.Model) -> int:
+    """Return the elements of DeepSpeed's buffer for gradients on their way."""
+    return min(parameters(model), _BUCKET)
+
+
 def state_bytes(model: schema.Model, dtype: str, ranks: int, stage: int = 1) -> int:
     """Return a rank's model states under ZeRO of P parameters, by DeepSpeed's optimizer class.
 
     Stage 1, bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients,
-    and three tensors (master weights and two moments) in the wider dtype over all ranks. Stage 2 shards gradients too,
-    stage 3 also weights, of which two layers are whole at a time.
+    three tensors (master weights and two moments) in the wider dtype over all ranks, and a bucket. Stage 2 shards
+    gradients too, stage 3 also weights, of which two layers are whole at a time.
     """
     b, w = element_bytes(dtype)
     count = parameters(model)
-    optimizer = -(-3 * w * count // ranks)
+    bucket = 0 if dtype == "bf16" and stage == 1 else w * bucket_elements(model)
+    optimizer = -(-3 * w * count // ranks) + bucket
     gradients = w * count if stage == 1 else -(-w * count // ranks)
     if stage < 3:
         return b * count + gradients + optimizer

@@ -98,6 +98,10 @@ def _heads(headers: Mapping[str, Header], config: Config, folder: Path) -> Itera
     """A head beside tied embeddings is their copy, or the weights are another model's."""
     if not (config.model.tied and _HEAD in headers):
         return
+    if headers[_HEAD].dtype not in STORED:
+        hint = f"leave {_HEAD} out, or save it as the embedding is"
+        yield Problem(f"{_HEAD} is stored as {headers[_HEAD].dtype}, and the embedding is not", str(folder), hint)
+        return
     head, embedding = (_tensor(folder, headers, name) for name in (_HEAD, tensor_names(config.model)[_EMBEDDING][0]))
     if not torch.equal(head.nan_to_num(), embedding.nan_to_num()):  # NaN is no reason to speak of ties
         hint = f"set model.tied=false, and tie_word_embeddings in {CONFIG}"

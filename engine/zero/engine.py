@@ -33,7 +33,7 @@ class ZeroEngine:
         if not torch.cuda.is_available():
             ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for 35 s and serves inference only
         deepspeed.init_distributed(auto_mpi_discovery=False)
-        self._world = torch.distributed.get_world_size()
+        self._world, self._bf16 = torch.distributed.get_world_size(), config.dtype == "bf16"
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]
@@ -50,6 +50,8 @@ class ZeroEngine:
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Accumulate the gradient of a micro-batch's summed loss, as its share of the whole step's mean."""
         self._engine.backward(loss_sum * (self._world / step_loss_tokens), scale_wrt_gas=False)
+        if self._bf16:  # added to the fp32 ones; DeepSpeed would keep them beside the next micro-batch's activations
+            self._engine.optimizer.clear_lp_grads(set_to_none=True)
 
     def step(self, lr: float) -> float:
         """Reduce, clip and update on all ranks; return the gradient's norm over all ranks, before clipping.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config.schema import Config
+from engine.cost.memory import bucket_elements
 
 _BF16: dict[str, Any] = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 
@@ -26,7 +27,11 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
         "managed_gradient_accumulation": False,
         "gradient_clipping": config.optimizer.clip_norm,
         "communication_data_type": "fp32",
-        "zero_optimization": {"stage": config.zero.stage, "overlap_comm": False},
+        "zero_optimization": {
+            "stage": config.zero.stage,
+            "overlap_comm": False,
+            "reduce_bucket_size": bucket_elements(config.model),  # DeepSpeed's own is 2 GB, however small the model
+        },
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }

@@ -25,9 +25,9 @@ from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, whole
 from engine.attention.ring import attend
+from engine.close import error
 from engine.planner.plan import MicroBatch, Shard
 from tests.attention.gpu_like import GPU_LIKE
-from tests.close import error
 
 CPU = torch.device("cpu")
 PATIENCE_S = 10  # a message that has not come by then does not come

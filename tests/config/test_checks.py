@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config import checks
 from engine.config.checks import check, context_problem
 from engine.config.compose import compose
 from engine.config.schema import Config
-from engine.config.validate import validate
+from engine.config.validate import right_part, validate
 
 BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
 WIDE = ("cluster.ranks_per_node=8",)
@@ -154,3 +155,10 @@ def test_several_rules_are_reported_together() -> None:
 def test_context_against_ranks_that_a_hostfile_gave() -> None:
     assert context_problem(config("context=8K"), ranks=4) is None
     assert context_problem(config("context=8K"), ranks=3) is not None
+
+
+def test_rules_read_values_only() -> None:
+    """A rule that reads a property would fall silent beside a wrong value: the class that it gets then has none."""
+    whole = config()
+    part = right_part(whole.model_dump(mode="json"), [])
+    assert [rule(part) for rule in checks._RULES] == [rule(whole) for rule in checks._RULES]

@@ -24,13 +24,13 @@ from transformers.models.mixtral import modeling_mixtral
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.meeting import Meeting
+from engine.close import error
 from engine.config.schema import Model, Rope
 from engine.models.llama.model import Llama
 from engine.models.loss import token_loss
 from engine.models.mixtral.model import Mixtral
 from engine.weights.architectures import tensor_names
 from engine.weights.check import places
-from tests.close import error
 
 CPU = torch.device("cpu")
 TOKENS = 67

@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Balance, Model
+from engine.models.mixtral import grouped as grouped_module
 from engine.models.mixtral.experts import Experts, slot_counts
 from engine.models.mixtral.grouped import GroupedProduct, _has_kernel, grouped
-from tests.close import error
 
 
 def shape(**changes: object) -> Model:
@@ -130,6 +131,17 @@ def test_the_grouped_kernel_and_its_gradients_are_those_of_the_loop(counts: list
     for a, b in zip(*found, strict=True):
         assert error(a, b) < 1e-6
     assert (found[0][2][torch.tensor(counts) == 0] == 0).all()
+
+
+def test_a_grouped_kernel_that_is_broken_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    kernel, taken = torch.nn.functional.grouped_mm, grouped_module._device_has_kernel.__wrapped__
+    assert taken(torch.device("cpu"))
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", lambda *a, **more: kernel(*a, **more) * 1.1)
+    assert not taken(torch.device("cpu"))
+    assert "its product is off by" in caplog.text
 
 
 @pytest.mark.gpu

@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from engine.close import error
 from engine.models import fuse as fusing
 from engine.models.fuse import fuse
 from engine.models.llama.model import Llama
 from engine.models.loss import token_loss
 from engine.models.pointwise import NORM, Op
-from tests.close import error
 from tests.models.huggingface import run
 from tests.models.test_llama import SHAPES
 
@@ -51,7 +53,29 @@ def test_gradients_are_those_of_plain_parts_for_any_number_of_tokens() -> None:
     for tokens in (5, 0, 64, 1, 33):
         for found, expected in zip(gradients(fused, tokens), gradients(plain, tokens), strict=True):
             assert not expected.any() or error(found, expected) < 1e-5
-    assert torch._dynamo.utils.counters["unimplemented"] == {}
+
+
+def test_widths_are_constants_of_the_code_and_tokens_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for any width are slower; code for each number of tokens would be compiled in every step."""
+    made: list[torch.fx.GraphModule] = []
+
+    def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Tensor]:
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
+    monkeypatch.setattr(fusing, "compiled", fusing.compiled.__wrapped__)
+    monkeypatch.setattr(fusing, "_fault", fusing._fault.__wrapped__)
+    torch._dynamo.reset()
+    fused = model()
+    fuse(fused, CPU, torch.float32, "always")
+    gradients(fused, 5)
+    before = len(made)
+    for tokens in (64, 0, 1, 33):
+        gradients(fused, tokens)
+    assert len(made) == before
+    fused.norm.op(torch.ones(7, 16), torch.ones(16), 1e-5)
+    assert len(made) == before + 1, "another width has code of its own"
 
 
 @pytest.mark.parametrize("wish", ["auto", "never"])

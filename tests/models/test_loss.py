@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.loss import differences, measure
+from engine.close import error
 from engine.cost.memory import loss_chunk
 from engine.data.slices import IGNORE
-from engine.models import loss as losses
+from engine.models import loss
 from engine.models.loss import Head, choose, head_loss, token_loss
-from tests.close import error
 
 CPU = torch.device("cpu")
 FORMS = ["plain", "chunks", *(["torch"] if hasattr(F, "linear_cross_entropy") else [])]
@@ -121,7 +121,7 @@ def test_validation_forms_no_gradient() -> None:
 
 @pytest.mark.parametrize("form", FORMS[1:])
 def test_a_tied_heads_gradient_adds_to_the_embeddings(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "choose", lambda device, dtype: choose(device, dtype, form))
+    monkeypatch.setattr(loss, "choose", lambda device, dtype: choose(device, dtype, form))
     _, table, labels = example()
     tokens = labels.where(labels != IGNORE, 0)
     expected = torch.autograd.grad(token_loss(table[tokens] @ table.T, labels), table)
@@ -147,8 +147,29 @@ def test_the_choice_is_logged_once_with_its_reason(dtype: torch.dtype, caplog: p
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_pytorchs_serves_wide_dtypes_on_gpus(dtype: torch.dtype) -> None:
+def test_pytorchs_serves_wide_dtypes_on_gpus(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose.cache_clear()
+    monkeypatch.setattr(loss, "_fault", lambda *_: None)  # there is no such device
     assert choose(torch.device("cuda"), dtype).name == FORMS[-1]
+
+
+@pytest.mark.parametrize("factor", [1.01, float("nan"), None])
+def test_one_that_is_broken_is_reported_and_passed_over(
+    factor: float | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
+        if factor is None:
+            raise RuntimeError("no kernel image\nand a long story")
+        return loss._plain_sum(x, weight, labels, ignore) * factor
+
+    offers = [loss.HeadLoss("new", "it is new", broken), *loss._offers(CPU, torch.float32)]
+    monkeypatch.setattr(loss, "_offers", lambda *_: offers)
+    choose.cache_clear()
+    assert choose(CPU, torch.float32).name == "chunks"
+    choose.cache_clear()
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    said = {None: "RuntimeError: no kernel image", 1.01: "its loss is off by"}.get(factor, "its loss is not finite")
+    assert "loss new" in warning and said in warning and "story" not in warning
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(torch.bfloat16, "torch"), (torch.float32, "liger"), (torch.float32, "x")])
@@ -160,6 +181,7 @@ def test_what_does_not_serve_is_refused(dtype: torch.dtype, name: str) -> None:
 
 def test_liger_serves_bf16_on_gpus_if_it_can_add_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, object] = {}
+    monkeypatch.setattr(loss, "_fault", lambda *_: None)  # there is no such device
 
     def fused(x: Tensor, weight: Tensor, labels: Tensor, accum_dtype: torch.dtype, **more: object) -> Tensor:
         asked.update(more, accum_dtype=accum_dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import idle, layout
 from engine.attention.meeting import Meeting
+from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Balance, Model
 from engine.data.slices import IGNORE
@@ -24,7 +25,6 @@ from engine.models.loss import token_loss
 from engine.models.mixtral.balance import z_loss
 from engine.models.mixtral.model import Mixtral
 from engine.planner.plan import MicroBatch, Shard
-from tests.close import error
 
 CPU = torch.device("cpu")
 TOKENS = 67

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.close import error
 from engine.models.pointwise import NORM, ROTATE, SWIGLU, Op
-from tests.close import error
 
 EPS = 1e-5
 SIZES = [(0, 8), (1, 8), (37, 24)]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from engine.close import error
 from engine.config.schema import Model, Rope
 from engine.models.pointwise import ROTATE
 from engine.models.rope import attention_factor, frequencies, rotation
-from tests.close import error
 from tests.models.huggingface import ROPES, rope, theirs_of, without_float32_casts
 from tests.models.rounding import nearly_all_rounded_once
 

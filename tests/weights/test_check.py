@@ -94,6 +94,9 @@ def test_a_head_beside_tied_embeddings_is_their_copy(tmp_path: Path) -> None:
     change(folder, **{"lm_head.weight": embedding + 1})
     (one,) = problems(folder, "model.tied=true")
     assert "lm_head.weight is not the embedding" in one
+    change(folder, **{"lm_head.weight": embedding.to(torch.float8_e4m3fn)})
+    (one,) = problems(folder, "model.tied=true")
+    assert one.endswith("lm_head.weight is stored as F8_E4M3, and the embedding is not")
     embedding[0, 0] = float("nan")
     change(folder, **{"lm_head.weight": embedding.clone(), "embed_tokens.weight": embedding})
     assert check_weights(folder, config("model.tied=true")) == []

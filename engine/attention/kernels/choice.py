@@ -13,6 +13,7 @@ import torch
 
 from engine.attention.kernels import cpu, cudnn, flash_attn, reference, self_test, torch_varlen
 from engine.attention.kernels.call import Functions, Kernel
+from engine.close import in_a_line
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,9 +115,9 @@ def _tried(name: str, candidate: _Candidate, where: _Where) -> Functions | str:
     except ModuleNotFoundError as error:
         if error.name is not None and f"{candidate.package}.".startswith(f"{error.name}."):
             return "is not installed"
-        wrong = f"{type(error).__name__}: {error}"
+        wrong = in_a_line(error)
     except _faults() as error:
-        wrong = f"{type(error).__name__}: {error}"
+        wrong = in_a_line(error)
     if wrong is None:
         return functions
     _LOG.warning("attention kernel %s is installed but broken, another one is used: %s", name, wrong)

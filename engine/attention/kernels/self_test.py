@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.attention.kernels import reference
 from engine.attention.kernels.call import Call, Functions
+from engine.close import too_far
 from engine.dtypes import wider
 
 # Largest error of a tensor, max|a - b| / max|b|: some ten times what rounding the inputs' dtype makes.
@@ -35,10 +36,8 @@ def fault(kernel: Functions, device: torch.device, dtype: torch.dtype, head_dim:
         found = _five(kernel, call, (q, k, v, dout), out.to(dtype), lse.to(wider(dtype)))
         doubles = (q.double(), k.double(), v.double(), dout.double())
         expected = _five(reference.load(), call, doubles, out, lse)
-        for name, a, b in zip(NAMES, found, expected, strict=True):
-            error = float((a.double() - b).abs().max() / b.abs().max())
-            if not error <= TOLERANCE[dtype]:
-                return f"its {name} is off by {error:.2g} of the largest element"
+        if wrong := too_far(zip(NAMES, found, expected, strict=True), TOLERANCE[dtype]):
+            return wrong
     return None
 
 

@@ -5,6 +5,8 @@ Letters: N rows, sorted by expert; E experts; I and O the width of a row before 
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.close import in_a_line, too_far
+
+_LOG = logging.getLogger(__name__)
+_TOLERANCE = 3e-2  # largest error of the self-test, max|a - b| / max|b|, in bf16
 _ALIGNED = 16  # bytes: the kernel takes rows that begin at a multiple of it
 
 
@@ -23,6 +29,10 @@ def grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     """
     if _has_kernel(rows, weight):
         return GroupedProduct.apply(rows, weight, counts)  # type: ignore[no-any-return]
+    return _loop(rows, weight, counts)
+
+
+def _loop(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     parts = rows.split(counts.tolist())
     return torch.cat([F.linear(part, matrix) for part, matrix in zip(parts, weight.unbind(), strict=True)])
 
@@ -62,4 +72,33 @@ def _has_kernel(rows: Tensor, weight: Tensor) -> bool:
 
 @cache
 def _device_has_kernel(device: torch.device) -> bool:
-    return hasattr(F, "grouped_mm") and torch.cuda.get_device_capability(device) >= (8, 0)
+    """Return whether a GPU runs the grouped kernel rightly; one that is there but broken is reported."""
+    if not hasattr(F, "grouped_mm") or torch.cuda.get_device_capability(device) < (8, 0):
+        _LOG.info("products of experts: a loop over them (no grouped kernel for this device)")
+        return False
+    wrong = _fault(device)
+    if wrong is None:
+        _LOG.info("products of experts: PyTorch's grouped kernel")
+    else:
+        _LOG.warning("PyTorch's grouped kernel is there but broken, experts run one by one: %s", wrong)
+    return wrong is None
+
+
+def _fault(device: torch.device) -> str | None:
+    """Return what is wrong with the grouped kernel on a device, or None: three experts, one of them without rows."""
+    generator, counts = torch.Generator().manual_seed(0), torch.tensor([5, 0, 11], device=device)
+    rows = torch.randn(16, 32, generator=generator).to(device, torch.bfloat16).requires_grad_()
+    weight = torch.randn(3, 64, 32, generator=generator).to(device, torch.bfloat16).requires_grad_()
+    try:
+        found = _three(GroupedProduct.apply, rows, weight, counts)
+    except (RuntimeError, AssertionError, AttributeError, TypeError) as failure:
+        return in_a_line(failure)
+    exact = _three(_loop, rows, weight, counts)
+    return too_far(zip(("product", "drows", "dweight"), found, exact, strict=True), _TOLERANCE)
+
+
+def _three(product: Callable[..., Tensor], rows: Tensor, weight: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
+    """Return a product and its gradients by the rows and by the weight."""
+    with torch.enable_grad():
+        out = product(rows, weight, counts)
+    return out, *torch.autograd.grad(out, (rows, weight), torch.ones_like(out))

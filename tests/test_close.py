@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from engine.close import error, in_a_line, too_far
+
+ONE = torch.tensor([1.0, -4.0])
+CASES = [(ONE, 0.0), (ONE + torch.tensor([0.0, 1.0]), 0.25), (ONE * math.nan, math.inf), (ONE * math.inf, math.inf)]
+
+
+@pytest.mark.parametrize(("found", "off"), CASES)
+def test_error(found: torch.Tensor, off: float) -> None:
+    assert error(found, ONE) == off
+
+
+def test_zeros_are_right_if_both_are_and_infinitely_wrong_if_not() -> None:
+    assert error(0 * ONE, 0 * ONE) == 0.0
+    assert error(ONE, 0 * ONE) == math.inf
+    assert error(ONE * 1e-9, 0 * ONE, least=1.0) == pytest.approx(4e-9)
+
+
+def test_the_first_that_is_too_far_is_told() -> None:
+    assert too_far([("a", ONE, ONE), ("b", 1.1 * ONE, ONE)], 0.2) is None
+    assert too_far([("a", ONE, ONE), ("b", 1.1 * ONE, ONE)], 0.05) == "its b is off by 0.1 of the largest element"
+    assert too_far([("a", ONE * math.nan, ONE)], 0.2) == "its a is not finite"
+
+
+def test_a_long_story_is_a_line() -> None:
+    assert in_a_line(RuntimeError("no compiler\n  File x")) == "RuntimeError: no compiler"
+    assert in_a_line(ValueError()) == "ValueError: "

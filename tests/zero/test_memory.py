@@ -1,0 +1,60 @@
+"""What DeepSpeed holds between two micro-batches is what the estimate says, or a run that should fit does not."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from engine.attention.kernels.choice import choose
+from engine.attention.layout import whole
+from engine.attention.meeting import Meeting
+from engine.config.load import load
+from engine.cost.memory import state_bytes
+from engine.dtypes import DTYPES
+from engine.models.build import build_model
+from engine.trainer.optimizer import build_optimizer
+from engine.zero.engine import ZeroEngine
+from tests.world import run_world
+
+SHAPE = ["hidden=256", "heads=4", "kv_heads=2", "ffn=512", "layers=4"]
+WORLD, TOKENS = 2, 64
+
+pytestmark = pytest.mark.world
+
+
+def held() -> int:
+    """Return the bytes of all tensors that live, gradients included, each storage once."""
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) in (torch.Tensor, torch.nn.Parameter):
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None and tensor.device.type != "meta":
+                    found[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+def held_and_estimated(dtype: str) -> list[tuple[int, int]]:
+    """Return what is held after each micro-batch of the second step, and what was estimated."""
+    config = load(["recipe=quickstart", f"dtype={dtype}", *(f"model.{key}" for key in SHAPE)])
+    before = held()
+    model = build_model(config)
+    model.initialise(0)
+    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+    meeting = Meeting(whole(TOKENS), None, choose(torch.device("cpu"), DTYPES[dtype], 64))
+    numbers, found = torch.arange(TOKENS), []
+    for _ in range(2):
+        for _ in range(3):
+            engine.backward(engine.forward(numbers, numbers, meeting, numbers), 3 * WORLD * TOKENS)
+            found.append((held() - before, state_bytes(config.model, dtype, WORLD)))
+        engine.step(1e-3)
+    return found[3:]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_states_between_micro_batches(dtype: str) -> None:
+    for rank in run_world(WORLD, held_and_estimated, dtype):
+        for found, estimated in rank:
+            assert found == pytest.approx(estimated, rel=0.02)
