@@ -12,12 +12,12 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed import ops
 from torch import Tensor, nn
 
 from engine.attention.meeting import Meeting
 from engine.config.schema import Config
 from engine.zero.settings import deepspeed_settings
+from engine.zero.shards import join
 
 _TAG = "zero"
 
@@ -30,9 +30,7 @@ class ZeroEngine:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
-        if not torch.cuda.is_available():
-            ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for 35 s and serves inference only
-        deepspeed.init_distributed(auto_mpi_discovery=False)
+        join()
         self._world, self._bf16 = torch.distributed.get_world_size(), config.dtype == "bf16"
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
