@@ -8,13 +8,7 @@ from engine.errors import Problem
 
 def unbuilt(config: Config) -> list[Problem]:
     """Return a problem for each value that can be planned but not trained."""
-    ratio = config.offload.ratio
-    asked = (
-        ("zero.stage", config.zero.stage, 1),
-        ("parallel.tp", config.parallel.tp, 1),
-        ("parallel.pp", config.parallel.pp, 1),
-        ("offload.ratio", 0 if ratio == "auto" else ratio, 0),
-    )
+    asked = (("parallel.tp", config.parallel.tp, 1), ("parallel.pp", config.parallel.pp, 1))
     return [
         Problem(
             f"{value} can be planned but not trained yet", key, f"train with {key}={only}; `bytescale plan` takes it"

@@ -22,7 +22,7 @@ class Arena:
     def __init__(self, device: torch.device, limit: int) -> None:
         self._pinned, self._limit = device.type == "cuda", limit
         self._block = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
+        self._used = self._most = 0
 
     @property
     def size(self) -> int:
@@ -39,8 +39,8 @@ class Arena:
         if need <= self.size or self.size == self._limit:
             return
         self._block = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
-        wanted = min(self._limit, need)
-        self._block = self._allocate(wanted, last=False)
+        self._block = self._allocate(min(self._limit, max(need, self._most * 5 // 4)), last=False)
+        self._most = self.size
 
     def _allocate(self, size: int, last: bool) -> Tensor:
         try:

@@ -16,6 +16,7 @@ keep the whole storage.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,18 +84,18 @@ class _Layer:
 
 
 class Offload:
-    """The activations of one rank's micro-batches, of a model of `layers` layers. `begin`, then one `layer` after
-    another, then backward; so again, also after an exception in between."""
+    """The activations of one rank's micro-batches, `token_bytes` a token in `layers` layers. `begin`, then one `layer`
+    after another, then backward; so again, also after an exception in between."""
 
-    def __init__(self, layers: int, device: torch.device, arena: Arena) -> None:
-        self._last, self._device, self.arena = layers - _STAY, device, arena
+    def __init__(self, layers: int, device: torch.device, arena: Arena, token_bytes: int) -> None:
+        self._last, self._device, self.arena, self._token_bytes = layers - _STAY, device, arena, token_bytes
         self._out, self._back = Lane(device), Lane(device)
         self._layers: list[_Layer] = []
         self._ratio = 0.0
         self.saved_bytes = self.moved_bytes = 0  # by the layers, and of that to the host; of all micro-batches
 
-    def begin(self, ratio: float, need: int) -> None:
-        """Start a micro-batch, of which `ratio` of the layers' bytes go to the host: about `need` bytes.
+    def begin(self, ratio: float, tokens: int) -> None:
+        """Start a micro-batch of `tokens`, of whose layers' bytes `ratio` go to the host, but for the last two layers'.
 
         Raises ValueError for a ratio outside 0 .. 1, and what `Arena.reset` raises.
         """
@@ -104,7 +105,7 @@ class Offload:
         self._out.computing_waits()
         self._back.computing_waits()
         self._layers, self._ratio = [], ratio
-        self.arena.reset(need if ratio else 0)
+        self.arena.reset(math.ceil(ratio * tokens * self._token_bytes))
 
     @contextmanager
     def layer(self, module: nn.Module, shared: Iterable[Tensor] = ()) -> Iterator[None]:

@@ -38,7 +38,7 @@ from engine.trainer.finite import check_finite
 from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.lineage import lineage
-from engine.trainer.model import make_model
+from engine.trainer.model import make_model, make_offload
 from engine.trainer.optimizer import build_optimizer, learning_rate
 from engine.trainer.planning import Feed, PlanAhead, compare_digests
 from engine.trainer.step import RankContext, StepTimes, evaluate, run_step
@@ -78,10 +78,11 @@ class Trainer:
         self.folder, self.config, self.groups = folder, config, groups
         self.index = Index.load(folder.index)
         self.reader = Reader(config.data, self.index)
-        self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
+        self.settings = PlanSettings.of(config)
         kernel = choose(groups.device, DTYPES[config.dtype], config.model.head_dim)
-        self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
         self.model = make_model(config, groups.device, weights)
+        self.model.offload = make_offload(config, groups.device) if self.settings.offload else None
+        self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel, self.model.offload)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
         self.validation = self._plan_validation()

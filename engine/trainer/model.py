@@ -7,7 +7,10 @@ from pathlib import Path
 import torch
 
 from engine.config.schema import Config
+from engine.cost.memory import saved_bytes
 from engine.dtypes import DTYPES
+from engine.memory.arena import Arena
+from engine.memory.offload import Offload
 from engine.models.build import build_model
 from engine.models.fuse import fuse
 from engine.models.llama.model import Llama
@@ -27,3 +30,9 @@ def make_model(config: Config, device: torch.device, weights: str | None = None)
     model.to(device)
     fuse(model, device, dtype, config.compile)
     return model
+
+
+def make_offload(config: Config, device: torch.device) -> Offload:
+    """Return where a config's activations wait that plans send to the host: in `cluster.host_memory` bytes at most."""
+    arena = Arena(device, config.cluster.host_memory)
+    return Offload(config.model.layers, device, arena, saved_bytes(config.model, config.dtype, config.recompute))

@@ -36,7 +36,7 @@ SHAPES = {"dense": shape(), "experts": shape(experts=4, top_k=2)}
 def model(name: str, mode: str, dtype: torch.dtype = torch.float32, room: int = ROOM) -> Llama:
     made = build_model(load([]).model_copy(update={"model": SHAPES[name], "recompute": mode}))
     made.initialise(3)
-    made.offload = Offload(LAYERS, CPU, Arena(CPU, room))
+    made.offload = Offload(LAYERS, CPU, Arena(CPU, room), token_bytes=20_000)
     return made.to(dtype)
 
 
@@ -44,7 +44,7 @@ def loss(of: Llama, ratio: float, tokens: int = TOKENS) -> Tensor:
     meeting = Meeting(whole(tokens), None, choose(CPU, next(of.parameters()).dtype, 8))
     numbers = torch.randint(0, 50, (tokens + 1,), generator=torch.Generator().manual_seed(tokens))
     assert of.offload is not None
-    of.offload.begin(ratio, ROOM)
+    of.offload.begin(ratio, tokens)
     return of(numbers[:-1], torch.arange(tokens), meeting, numbers[1:])  # type: ignore[no-any-return]
 
 
@@ -145,7 +145,7 @@ def test_nothing_is_kept_of_parameters_and_angles() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_that_is_none_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match="offload ratio"):
-        Offload(LAYERS, CPU, Arena(CPU, 1)).begin(ratio, 0)
+        Offload(LAYERS, CPU, Arena(CPU, 1), 1).begin(ratio, 0)
 
 
 def test_evaluation_moves_nothing() -> None:
