@@ -187,7 +187,7 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     """Leave nothing of what came after `step`, nor of what was cut short."""
     checkpoints.clear_ruins(folder.checkpoints)
     checkpoints.abandon(folder.checkpoints, step, say)
-    metrics.cut_back(folder.metrics, step)
+    metrics.cut_back(folder.metrics, step, say)
 
 
 def write_facts(folder: RunFolder, config: Config, index: Index, parameters: int) -> None:

@@ -138,9 +138,9 @@ def _report(folder: RunFolder, say: Say) -> str | None:
 
 
 def _summary(folder: RunFolder, index: Index, began: int, say: Say) -> dict[str, Any]:
-    """Return the run's result. The metrics are empty if they were lost and no step was left to run after `began`."""
+    """Return the run's result. If no step was left to run after `began`, the line of that step may be lost."""
     lines = metrics.read_metrics(folder.metrics)
-    last = lines[-1] if lines else {"step": began, "loss": None}
+    last = lines[-1] if lines and lines[-1]["step"] >= began else {"step": began, "loss": None}
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
     report = _report(folder, say)
     result = {

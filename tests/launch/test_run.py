@@ -258,6 +258,18 @@ def test_lost_metrics_of_a_finished_run_are_no_error(tmp_path: Path, monkeypatch
     assert (result["steps"], result["loss"], result["validation_loss"]) == (1, None, None)
 
 
+def test_a_lost_last_line_of_a_finished_run_is_told_and_the_step_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older step's loss is not the run's."""
+    settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
+    saved(tmp_path / "run" / "checkpoints", settings, 2)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "lo')
+    result = train(settings, say=said.append)["train"]
+    assert (result["steps"], result["loss"]) == (2, None)
+    assert [line for line in said if "metrics.jsonl:2: this line is damaged" in line]
+
+
 def test_talk_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(line: str) -> None:
         raise BrokenPipeError
