@@ -20,7 +20,7 @@ from engine.files import write_durably
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.trainer import checkpoint as checkpoints
-from engine.trainer import metrics
+from engine.trainer import metrics, saved
 from engine.trainer.checkpoint import TrainState
 from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.lineage import check_lineage
@@ -146,14 +146,12 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def choose_checkpoint(folder: RunFolder, resume: str, say: Say) -> Path | None:
-    """Return the verified checkpoint to go on from: the newest valid one (`auto`), or the one that `resume` names."""
+    """Return the verified checkpoint to go on from: the newest valid one (`auto`), or what `resume` names."""
     if resume == "never":
         return None
     if resume == "auto":
-        return checkpoints.choose(folder.checkpoints, say)
-    found = checkpoints.find(Path(resume))
-    checkpoints.read(found)
-    return found.absolute()
+        return saved.choose(folder.checkpoints, say)
+    return saved.verified(Path(resume), say).absolute()
 
 
 def state_of(checkpoint: Path | None, config: Config, ranks: int) -> TrainState | None:
