@@ -14,7 +14,6 @@ import typer
 from bytescale_cli import output
 from engine.errors import BytescaleError, ExitCode, Problem, StorageError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
 # Typer carries its own copy of Click since 0.26: the class that all usage errors share is found through Typer.
 UsageError = typer.BadParameter.__mro__[1]
 
@@ -26,8 +25,8 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         output.say("interrupted")
         if as_json:
-            _emit_failure(BytescaleError("interrupted"), INTERRUPTED)
-        return INTERRUPTED
+            _emit_failure(BytescaleError("interrupted"), ExitCode.INTERRUPTED)
+        return ExitCode.INTERRUPTED
     known = _known(error)
     for line in _lines(known.problems):
         output.say(line)

@@ -37,9 +37,15 @@ class RankError(BytescaleError):
 
 
 class PreemptedError(BytescaleError):
-    """The run was asked to stop; its ranks saved a checkpoint first, unless they were still starting."""
+    """The run was asked to stop, and there is a checkpoint to go on from."""
 
     code = ExitCode.PREEMPTED
+
+
+class InterruptedRunError(PreemptedError):
+    """The run was stopped before it had saved anything."""
+
+    code = ExitCode.INTERRUPTED
 
 
 @dataclass
@@ -166,7 +172,9 @@ def _judge(ends: dict[int, End], folder: RunFolder, asked: int) -> None:
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
     blamed = {rank: end for rank, end in failed.items() if rank in causes or end.code not in stopped}
     if failed and not blamed:
-        raise PreemptedError("stopped as asked", key=str(folder.root), hint=_way_on(folder))
+        saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
+        stop = PreemptedError if saved else InterruptedRunError
+        raise stop("stopped as asked", key=str(folder.root), hint=_way_on(folder))
     if not blamed:
         return
     rank = min(blamed, key=lambda rank: _blame(blamed[rank], causes.get(rank)))

@@ -186,6 +186,11 @@ def test_asked_twice_the_ranks_are_killed_and_it_is_still_a_stop_that_was_asked_
     with pytest.raises(PreemptedError, match="stopped as asked") as caught:
         run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
     assert "starts again" in (caught.value.problems[0].hint or "")
+    assert caught.value.code == 130, "75 asks a scheduler to go on from what was saved"
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    with pytest.raises(PreemptedError, match="stopped as asked") as caught:
+        run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
+    assert caught.value.code == 75
 
 
 def test_a_rank_that_could_not_write_its_reason_still_tells_a_full_disk(folder: RunFolder) -> None:
