@@ -12,6 +12,7 @@ from pathlib import Path
 import typer
 
 from bytescale_cli import output
+from engine.config.spelling import nearest
 from engine.errors import BytescaleError, ExitCode, Problem, StorageError
 
 # Typer carries its own copy of Click since 0.26: the class that all usage errors share is found through Typer.
@@ -62,7 +63,8 @@ def _usage(error: BaseException) -> BytescaleError:
     place = getattr(error, "option_name", None) or _parameter(error)
     message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
     if hasattr(error, "possibilities"):
-        message, meant = "there is no such flag", " or ".join(error.possibilities or ())
+        flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
+        message, meant = "there is no such flag", " or ".join(flags)
     if meant:
         hint = f"did you mean {meant.replace(chr(39), '').rstrip('?')}?"
     usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)

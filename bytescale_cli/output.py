@@ -18,7 +18,7 @@ def open_closed() -> None:
     """Give the command streams that nobody reads for those that it was started without, as in `>&-`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))  # for as long as the process lives
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def say(text: str) -> None:
