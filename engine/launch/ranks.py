@@ -168,8 +168,11 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
 def _judge(ends: dict[int, End], folder: RunFolder, asked: int) -> None:
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
     # A scheduler may send its signal to the ranks too, also before they listen; asked twice, all are killed.
-    stopped = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
+    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
+    if asked > 1:  # what failed by no known cause has seen the others being killed
+        causes = {rank: cause for rank, cause in causes.items() if cause["code"] != ExitCode.BUG}
+        stopped += (ExitCode.BUG,)
     blamed = {rank: end for rank, end in failed.items() if rank in causes or end.code not in stopped}
     if failed and not blamed:
         saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
