@@ -139,7 +139,7 @@ class Optimizer(Section):
     """The update rule, its learning rate and its schedule."""
 
     name: Literal["adamw", "sgd"]
-    lr: float = Field(gt=0, le=1000, description="learning rate after the warm-up")
+    lr: float = Field(gt=0, le=1e30, description="learning rate after the warm-up")
     min_lr_ratio: float = Field(ge=0, le=1, description="where the cosine ends, as a share of lr")
     warmup_steps: int = Field(ge=0, le=_STEPS, description="steps in which the learning rate rises")
     betas: tuple[float, float] = Field(description="AdamW's; SGD's momentum is the first")
