@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,12 +20,20 @@ _DTYPES = ("bf16", "fp32")
 
 @app.command("list")
 def list_(run: Annotated[Path, typer.Argument(help="Run folder.")], json: Json = False, debug: Debug = False) -> None:
-    """List a run's checkpoints, newest first."""
-    from engine.trainer.checkpoint import listed
+    """List a run's checkpoints, newest first. Sizes are compared, hashes are not."""
+    from engine.trainer.saved import listed
 
     found = listed(run)
-    rows = [[str(one["step"]), str(one["ranks"]), f"{one['bytes']:,}", one["path"]] for one in found]
-    output.emit({"checkpoints": found}, output.table(["step", "ranks", "bytes", "path"], rows), as_json=json)
+    rows = [[_cell(one[name]) for name in ("step", "ranks", "bytes")] + [one["path"], _state(one)] for one in found]
+    output.emit({"checkpoints": found}, output.table(["step", "ranks", "bytes", "path", ""], rows), as_json=json)
+
+
+def _cell(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _state(checkpoint: Mapping[str, Any]) -> str:
+    return f"damaged: {checkpoint['damaged']}" if checkpoint["damaged"] else ""
 
 
 @app.command("import")
@@ -69,7 +78,7 @@ def export(
         raise ConfigError(f"must be at least 1, not {shard_size}", key="--shard-size", hint="for example 5GiB")
     from engine.trainer.export import export_weights
 
-    written = export_weights(source, out, dtype, most)
+    written = export_weights(source, out, dtype, most, output.say)
     size = f"{counted(written['bytes'], 'byte')} in {counted(written['shards'], 'shard')}"
     output.say(f"step {written['step']}, {written['dtype']}, {size}")
     if written["left_out"]:

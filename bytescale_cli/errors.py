@@ -12,9 +12,9 @@ from pathlib import Path
 import typer
 
 from bytescale_cli import output
+from engine.config.spelling import nearest
 from engine.errors import BytescaleError, ExitCode, Problem, StorageError
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
 # Typer carries its own copy of Click since 0.26: the class that all usage errors share is found through Typer.
 UsageError = typer.BadParameter.__mro__[1]
 
@@ -26,8 +26,8 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         output.say("interrupted")
         if as_json:
-            _emit_failure(BytescaleError("interrupted"), INTERRUPTED)
-        return INTERRUPTED
+            _emit_failure(BytescaleError("interrupted"), ExitCode.INTERRUPTED)
+        return ExitCode.INTERRUPTED
     known = _known(error)
     for line in _lines(known.problems):
         output.say(line)
@@ -63,7 +63,8 @@ def _usage(error: BaseException) -> BytescaleError:
     place = getattr(error, "option_name", None) or _parameter(error)
     message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
     if hasattr(error, "possibilities"):
-        message, meant = "there is no such flag", " or ".join(error.possibilities or ())
+        flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
+        message, meant = "there is no such flag", " or ".join(flags)
     if meant:
         hint = f"did you mean {meant.replace(chr(39), '').rstrip('?')}?"
     usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)

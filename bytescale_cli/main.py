@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import typer
 
-from bytescale_cli import ckpt, config, plan, profile_data, profile_hardware, recipes, simulate
-from bytescale_cli.errors import INTERRUPTED, report
+from bytescale_cli import ckpt, config, output, plan, profile_data, profile_hardware, recipes, simulate
+from bytescale_cli.errors import report
 from bytescale_cli.train import train
+from engine.errors import ExitCode
 
 app = typer.Typer(
     help="ByteScale trains language models on long contexts with hybrid data parallelism.",
@@ -29,11 +30,12 @@ app.add_typer(config.app, name="config")
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (by default the process's own) and return its exit code; nothing but this catches errors."""
+    output.open_closed()
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
         code = int(command.main(words or ["--help"], prog_name="bytescale", standalone_mode=False) or 0)
-        if code == INTERRUPTED:  # Typer makes a code of Ctrl-C and says nothing
+        if code == ExitCode.INTERRUPTED:  # Typer makes a code of Ctrl-C and says nothing
             raise KeyboardInterrupt
         return code
     except BaseException as error:

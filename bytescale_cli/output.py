@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from engine.errors import StorageError
 
 SCHEMA = 1
 
 
+def open_closed() -> None:
+    """Give the command streams that nobody reads for those that it was started without, as in `>&-`."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
 def say(text: str) -> None:
-    """Write one line of talk."""
-    print(text, file=sys.stderr, flush=True)
+    """Write one line of talk; nobody need be listening."""
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Print, and pass over a reader that has gone, as in `| head`: that is no failure of the work.
+
+    What is left in the stream's buffer goes nowhere, else Python's last flush would fail again.
+    """
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def say_when_compiling() -> None:
@@ -27,12 +46,12 @@ def say_when_compiling() -> None:
 
 def emit(payload: Mapping[str, Any], text: str, *, as_json: bool) -> None:
     """Write a command's result: one JSON object, or the same for people."""
-    print(_envelope(True, payload) if as_json else text.rstrip("\n"), flush=True)
+    _print(_envelope(True, payload) if as_json else text.rstrip("\n"), sys.stdout)
 
 
 def emit_failure(error: Mapping[str, Any]) -> None:
     """Write the one JSON object of a command that failed."""
-    print(_envelope(False, error), flush=True)
+    _print(_envelope(False, error), sys.stdout)
 
 
 def write_page(path: Path, html: str) -> None:

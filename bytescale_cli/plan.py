@@ -68,9 +68,10 @@ def plan(
 
 def _head(config: Config, plan: StepPlan, settings: PlanSettings) -> str:
     from engine.config.units import counted
-    from engine.report.words import source
+    from engine.report.words import hdp_ranks, source
 
-    ranks = f"{counted(plan.ranks, 'rank')} x capacity {counted(plan.capacity, 'token')}"
+    parallel = config.parallel
+    ranks = f"{hdp_ranks(plan.ranks, parallel.tp, parallel.pp)} x capacity {counted(plan.capacity, 'token')}"
     lengths = f"{source(config)} up to context {config.context:,}"
     return f"planner {plan.planner}, {ranks}, {plan.mode} mode; {lengths}; rates of {settings.costs.source}"
 

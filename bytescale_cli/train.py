@@ -59,8 +59,9 @@ def _text(payload: Mapping[str, Any]) -> str:
 def _head(dry: Mapping[str, Any]) -> list[str]:
     """Return what was planned, in words that `bytescale plan` has too, and where the run would begin."""
     from engine.config.units import counted
+    from engine.report.words import hdp_ranks
 
-    ranks, documents = counted(dry["ranks"], "rank"), counted(dry["documents"], "document")
+    ranks, documents = hdp_ranks(dry["hdp_ranks"], dry["tp"], dry["pp"]), counted(dry["documents"], "document")
     planned = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode, no offload; {documents} of {dry['source']}"
     other = f" (`bytescale plan` takes {dry['plan_source']})" if dry["plan_source"] != dry["source"] else ""
     return [planned + other, f"{dry['out']}: {dry['outlook']}"]

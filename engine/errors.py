@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     STORAGE = 74
     PREEMPTED = 75
     HANG = 124
+    INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,9 @@ from engine.config.schema import Config, Rope
 from engine.config.units import counted, format_count
 from engine.errors import Problem
 
+MOST_RANKS = 2**16  # HDP ranks of a plan: it takes seconds, and no cluster has more
+_MOST_WEIGHTS = 2**48  # of a model: beyond, bytes and FLOPs pass what 64 bits hold
+
 
 def check(config: Config) -> list[Problem]:
     """Return every rule that the config breaks."""
@@ -37,12 +40,39 @@ def context_problem(config: Config, ranks: int) -> Problem | None:
     return Problem(message, "context", f"context={holds}, or a larger capacity, or more ranks")
 
 
+def ranks_problem(ranks: int) -> Problem | None:
+    """Return the refusal of more HDP ranks than can be planned."""
+    if ranks <= MOST_RANKS:
+        return None
+    message = f"{ranks:,} HDP ranks are more than the {MOST_RANKS:,} that can be planned"
+    return Problem(message, "cluster.nodes", "take fewer nodes, or more devices for a rank: parallel.tp, parallel.pp")
+
+
 def _context(config: Config) -> Problem | None:
     """With a hostfile the ranks are known only when it is read; then whoever reads it asks `context_problem`."""
-    if config.cluster.hostfile is not None:
+    ranks = _whole_ranks(config)
+    return None if ranks is None else context_problem(config, ranks)
+
+
+def _ranks(config: Config) -> Problem | None:
+    ranks = _whole_ranks(config)
+    return None if ranks is None else ranks_problem(ranks)
+
+
+def _whole_ranks(config: Config) -> int | None:
+    """Return the HDP ranks, or None where a hostfile says them, or they are no whole number: `_devices` tells that."""
+    devices, group = config.cluster.nodes * config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp
+    return None if config.cluster.hostfile is not None or devices % group else devices // group
+
+
+def _size(config: Config) -> Problem | None:
+    """No device holds such a model; it is refused here because no arithmetic of its bytes would be right."""
+    model = config.model
+    weights = model.layers * model.hidden * (model.hidden + model.experts * model.ffn) + model.hidden * model.vocab
+    if weights <= _MOST_WEIGHTS:
         return None
-    devices = config.cluster.nodes * config.cluster.ranks_per_node
-    return context_problem(config, devices // (config.parallel.tp * config.parallel.pp))
+    message = f"{model.hidden} with these layers, experts and vocabulary has more weights than can be counted"
+    return Problem(message, "model.hidden", "take a smaller model")
 
 
 def _head_groups(config: Config) -> Problem | None:
@@ -181,6 +211,8 @@ def _modes(config: Config) -> Problem | None:
 
 _RULES: tuple[Callable[[Config], Problem | None], ...] = (
     _context,
+    _ranks,
+    _size,
     _head_groups,
     _head_size,
     _betas,

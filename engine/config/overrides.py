@@ -21,6 +21,7 @@ from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
+_FEW = 6
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path")
 
 
@@ -97,7 +98,9 @@ def _choice(group: str, value: object) -> Problem | None:
         return Problem(
             "is a group, not a value", group, f"choose one of {listed}, then set its keys: {group}.KEY=VALUE"
         )
-    hint = did_you_mean(str(value), options, f"there are {listed}")
+    hint = did_you_mean(str(value), options)
+    if hint is None or len(options) <= _FEW:
+        hint = f"{hint} there are {listed}" if hint else f"there are {listed}"
     return not_built(group, value, listed) or Problem(f"there is no {group} {value}", group, hint)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_ALIKE = 0.6  # difflib's own
+
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name that `word` was probably meant to be: one with the same last part, else one spelt alike."""
@@ -12,8 +14,19 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
     same_end = [name for name in names if "." in name and name.rsplit(".", 1)[1] == word.rsplit(".", 1)[-1]]
     if len(same_end) == 1:
         return same_end[0]
-    found = difflib.get_close_matches(word, names, n=1)
-    return found[0] if found else None
+    return max(_alike(word, names), default=None)
+
+
+def _alike(word: str, names: Iterable[str]) -> list[str]:
+    """Return the names that are spelt most alike, if any are alike enough: several where none is nearer."""
+    matcher = difflib.SequenceMatcher()
+    matcher.set_seq2(word)  # what it keeps is of the second one
+    ratios = {}
+    for name in names:
+        matcher.set_seq1(name)
+        ratios[name] = matcher.ratio()
+    best = max(ratios.values(), default=0.0)
+    return [name for name, ratio in ratios.items() if ratio == best >= _ALIKE]
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:
@@ -24,6 +37,8 @@ def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) 
     names = list(names)
     family = [name for name in names if name.startswith(word) and "." not in name]
     name = nearest(word, names)
-    if len(family) > 1:
-        name = f"{', '.join(family[:-1])} or {family[-1]}"
-    return f"did you mean {name}?" if name else otherwise
+    alike = _alike(word, names)
+    meant = family if len(family) > 1 else alike if name in alike else [name] if name else []
+    if not meant:
+        return otherwise
+    return f"did you mean {' or '.join(filter(None, (', '.join(meant[:-1]), meant[-1])))}?"

@@ -39,6 +39,14 @@ def format_count(count: int) -> str:
     return str(count)
 
 
+def format_bytes(count: int) -> str:
+    """Return bytes as people write them, to a tenth of the unit that shows them: 5.2 GiB, 1.0 KiB, 12 bytes."""
+    for power in (4, 3, 2, 1):
+        if count >= 1024**power:
+            return f"{count / 1024**power:,.1f} {'KMGT'[power - 1]}iB"
+    return counted(count, "byte")
+
+
 def counted(number: int, noun: str) -> str:
     """Return a number of things as people write it: 1 step, 2 steps, 1,500 documents."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")

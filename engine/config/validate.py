@@ -15,6 +15,7 @@ from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 MISSING = "???"
+_SHORT = 1e15
 
 _SENTENCES = {
     "missing": "is not set",
@@ -104,8 +105,8 @@ def _problem(key: str, detail: Any) -> Problem:
 
 
 def _short(fact: object) -> object:
-    """Return 1 for 1.0, as a person writes it."""
-    return int(fact) if isinstance(fact, float) and fact.is_integer() else fact
+    """Return 1 for 1.0, as a person writes it; 1e+300 stays."""
+    return int(fact) if isinstance(fact, float) and fact.is_integer() and abs(fact) < _SHORT else fact
 
 
 def _hint(key: str, kind: str, facts: Mapping[str, object]) -> str | None:
@@ -116,6 +117,8 @@ def _hint(key: str, kind: str, facts: Mapping[str, object]) -> str | None:
     means = f"{key}: {field.description}" if field.description else None
     if kind == "missing":
         return f"set {key}=..., {field.description}" if field.description else f"set {key}=..."
+    if kind == "int_type" and isinstance(facts["value"], int) and not isinstance(facts["value"], bool):
+        return f"write {key}={facts['value']}"  # it was 1e3 or 1.0
     if kind == "literal_error":
         return did_you_mean(str(facts["value"]), str(facts["expected"]).replace(" or ", ", ").split(", "), means)
     if kind in _BOUNDS:

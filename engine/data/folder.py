@@ -28,8 +28,7 @@ class FolderSource:
     def __init__(self, data: schema.Data) -> None:
         self._root, skipped = _root(data)
         self._encoding = data.encoding
-        pattern = data.pattern.split("/")
-        self.names = tuple(sorted(name for name in _files(self._root, skipped) if _matches(name.split("/"), pattern)))
+        self.names = tuple(sorted(name for name in _files(self._root, skipped) if matches(name, data.pattern)))
         if not self.names:
             raise DataError(
                 f"holds no file that matches {data.pattern!r}",
@@ -89,6 +88,11 @@ def _files(root: Path, skipped: set[str]) -> Iterator[str]:
         subfolders[:] = [name for name in subfolders if name not in skipped]
         relative = Path(folder).relative_to(root)
         yield from ((relative / name).as_posix() for name in files)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a path relative to the folder matches a pattern, so that it is a document."""
+    return _matches(name.split("/"), pattern.split("/"))
 
 
 def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:

@@ -27,6 +27,9 @@ def dry_run_of(
     commands = rank_commands(cluster, folder, start.checkpoint, free_port()) if steps else []
     return {
         "ranks": cluster.ranks,
+        "hdp_ranks": settings.ranks,
+        "tp": config.parallel.tp,
+        "pp": config.parallel.pp,
         "out": str(folder.root),
         "source": f"data.path={config.data.path}",
         "plan_source": source(config),

@@ -20,12 +20,13 @@ from engine.files import write_durably
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.trainer import checkpoint as checkpoints
-from engine.trainer import metrics
-from engine.trainer.checkpoint import TrainState
+from engine.trainer import metrics, saved
+from engine.trainer.checkpoint import TrainState, newest_first
 from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.lineage import check_lineage
 
 Say = Callable[[str], None]
+_OTHER = "name another run.out, or take the change back"
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,18 @@ class Start:
     def outlook(self, config: Config) -> str:
         """Return from where it goes on, or, if nothing is left to train, how to train longer."""
         if self.plans:
-            return f"going on from {self.checkpoint}, with step {self.step + 1}" if self.state else "starting at step 1"
-        steps = 2 * self.step
-        longer = ["--resume", str(self.checkpoint), f"run.out={config.run.out}-{steps}", f"run.steps={steps}"]
+            if self.state:
+                return f"going on from {self.checkpoint}, with step {self.step + 1}"
+            weights = config.run.weights
+            return "starting at step 1" + ("" if weights is None else f" with the weights of {weights}")
         done = f"step {self.step} of run.steps={config.run.steps} is done, so nothing is left"
-        return f"{done}; to train longer, run it with {shlex.join(longer)}"
+        return f"{done}; {_longer(self.checkpoint, config, 2 * self.step)}"
+
+
+def _longer(checkpoint: Path | None, config: Config, steps: int) -> str:
+    """Return how a run goes on to more steps, from its checkpoint to a folder of its own."""
+    words = ["--resume", str(checkpoint), f"run.out={config.run.out}-{steps}", f"run.steps={steps}"]
+    return f"to train longer, run it with {shlex.join(words)}"
 
 
 def look(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say) -> Start:
@@ -126,13 +134,17 @@ def check_owner(folder: RunFolder, config: Config) -> None:
     """Raise ConfigError, with the differences, if the folder belongs to another config; nothing is written."""
     if not folder.resolved.exists():
         return
-    changes = [line for line in diff(read_resolved(folder.resolved), config) if not line.startswith("run.out:")]
+    before = read_resolved(folder.resolved)
+    changes = [line for line in diff(before, config) if not line.startswith("run.out:")]
     if changes:
+        saved = newest_first(folder.checkpoints)
+        grown = len(changes) == 1 and config.run.steps > before.run.steps
+        hint = _longer(saved[0], config, config.run.steps) if grown and saved else _OTHER
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
         raise ConfigError(
             f"this run folder belongs to another config: {'; '.join(changes[:3])}{more}",
             key=f"run.out={folder.root}",
-            hint="name another run.out, or take the change back",
+            hint=hint,
         )
 
 
@@ -146,14 +158,12 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def choose_checkpoint(folder: RunFolder, resume: str, say: Say) -> Path | None:
-    """Return the verified checkpoint to go on from: the newest valid one (`auto`), or the one that `resume` names."""
+    """Return the verified checkpoint to go on from: the newest valid one (`auto`), or what `resume` names."""
     if resume == "never":
         return None
     if resume == "auto":
-        return checkpoints.choose(folder.checkpoints, say)
-    found = checkpoints.find(Path(resume))
-    checkpoints.read(found)
-    return found.absolute()
+        return saved.choose(folder.checkpoints, say)
+    return saved.verified(Path(resume), say).absolute()
 
 
 def state_of(checkpoint: Path | None, config: Config, ranks: int) -> TrainState | None:
@@ -187,7 +197,7 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     """Leave nothing of what came after `step`, nor of what was cut short."""
     checkpoints.clear_ruins(folder.checkpoints)
     checkpoints.abandon(folder.checkpoints, step, say)
-    metrics.cut_back(folder.metrics, step)
+    metrics.cut_back(folder.metrics, step, say)
 
 
 def write_facts(folder: RunFolder, config: Config, index: Index, parameters: int) -> None:

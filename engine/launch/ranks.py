@@ -37,9 +37,15 @@ class RankError(BytescaleError):
 
 
 class PreemptedError(BytescaleError):
-    """The run was asked to stop; its ranks saved a checkpoint first, unless they were still starting."""
+    """The run was asked to stop, and there is a checkpoint to go on from."""
 
     code = ExitCode.PREEMPTED
+
+
+class InterruptedRunError(PreemptedError):
+    """The run was stopped before it had saved anything."""
+
+    code = ExitCode.INTERRUPTED
 
 
 @dataclass
@@ -162,11 +168,16 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
 def _judge(ends: dict[int, End], folder: RunFolder, asked: int) -> None:
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
     # A scheduler may send its signal to the ranks too, also before they listen; asked twice, all are killed.
-    stopped = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
+    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
+    if asked > 1:  # what failed by no known cause has seen the others being killed
+        causes = {rank: cause for rank, cause in causes.items() if cause["code"] != ExitCode.BUG}
+        stopped += (ExitCode.BUG,)
     blamed = {rank: end for rank, end in failed.items() if rank in causes or end.code not in stopped}
     if failed and not blamed:
-        raise PreemptedError("stopped as asked", key=str(folder.root), hint=_way_on(folder))
+        saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
+        stop = PreemptedError if saved else InterruptedRunError
+        raise stop("stopped as asked", key=str(folder.root), hint=_way_on(folder))
     if not blamed:
         return
     rank = min(blamed, key=lambda rank: _blame(blamed[rank], causes.get(rank)))

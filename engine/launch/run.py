@@ -12,10 +12,11 @@ from engine.config.units import counted
 from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.data.tokenizer import VOCAB
-from engine.errors import ConfigError, Problem
+from engine.errors import BytescaleError, ConfigError, Problem
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
+from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.unbuilt import unbuilt
 from engine.report.run import write_report
@@ -46,6 +47,7 @@ def train(
     folder = RunFolder(Path(config.run.out))
     check = check_launch if dry_run else check_trainable
     check(config, cluster, launcher)
+    check_place(folder, config)
     with prepare.locked(folder):
         start = prepare.look(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
         if dry_run:
@@ -121,6 +123,9 @@ def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> I
     empty = f" (and {counted(index.empty, 'empty one')}, skipped)" if index.empty else ""
     what = f" that match {config.data.pattern}" if config.data.format == "folder" else ""
     yield f"documents in {config.data.path}{what}: {len(index.lengths):,}{empty}"
+    warm_up, steps = config.optimizer.warmup_steps, config.run.steps
+    if steps < warm_up:
+        yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
     long = int((index.lengths > config.batch_tokens).sum())
     if long:
         yield f"longer than batch_tokens={config.batch_tokens}, so each a step of its own: {long:,}"
@@ -133,14 +138,15 @@ def _report(folder: RunFolder, say: Say) -> str | None:
     try:
         return str(write_report(folder.root)) if metrics.read_metrics(folder.metrics) else None
     except (Exception, KeyboardInterrupt) as error:  # whatever it is: the run has ended, and how it did must be told
-        say(" ".join(f"the report could not be written: {type(error).__name__}: {error}".split()))
+        what = error.problems[0].key if isinstance(error, BytescaleError) else type(error).__name__
+        say(" ".join(f"the report could not be written: {what}: {error}".split()))
         return None
 
 
 def _summary(folder: RunFolder, index: Index, began: int, say: Say) -> dict[str, Any]:
-    """Return the run's result. The metrics are empty if they were lost and no step was left to run after `began`."""
+    """Return the run's result. If no step was left to run after `began`, the line of that step may be lost."""
     lines = metrics.read_metrics(folder.metrics)
-    last = lines[-1] if lines else {"step": began, "loss": None}
+    last = lines[-1] if lines and lines[-1]["step"] >= began else {"step": began, "loss": None}
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
     report = _report(folder, say)
     result = {

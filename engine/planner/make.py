@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.config.units import counted, format_count
+from engine.config.units import counted, format_bytes, format_count
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner.adaptive import adaptive
 from engine.planner.balanced import balanced
@@ -90,15 +90,15 @@ def _check_nodes(settings: PlanSettings) -> None:
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     """Refuse a capacity whose full micro-batch, all of it in rings, does not fit the device."""
-    tokens = np.int64(min(settings.capacity, step_tokens))
-    peak = int(settings.costs.peak_bytes(tokens, tokens))
-    if peak <= settings.device_memory:
+    tokens, costs = min(settings.capacity, step_tokens), settings.costs
+    most = costs.most_tokens(settings.device_memory)  # in Python's numbers: those of a huge model pass 64 bits
+    if tokens <= most:
         return
-    most = settings.costs.most_tokens(settings.device_memory)
-    gib = 2**30
+    saved = max(costs.token_bytes * tokens, costs.passing_bytes)
+    peak = costs.fixed_bytes + saved + (costs.working_bytes + costs.ring_bytes) * tokens
     message = (
-        f"{format_count(int(tokens))} tokens in a micro-batch need {peak / gib:.1f} GiB a rank, "
-        f"and the device has {settings.device_memory / gib:.1f} GiB"
+        f"{format_count(tokens)} tokens in a micro-batch need {format_bytes(peak)} a rank, "
+        f"and the device has {format_bytes(settings.device_memory)}"
     )
     hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
     raise MemoryFitError(message, key="capacity", hint=hint)

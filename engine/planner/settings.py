@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
-from engine.config.checks import context_problem
+from engine.config.checks import context_problem, ranks_problem
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.cost.model import PPM, Costs
@@ -38,11 +38,11 @@ class PlanSettings:
 
     @classmethod
     def of(cls, config: Config) -> PlanSettings:
-        """Return the settings of a config. Raises ConfigError where its ranks cannot hold or serve its context."""
+        """Return the settings of a config. Raises ConfigError where ranks are too many or hold too little."""
         cluster = Cluster.of(config.cluster, config.parallel)
-        problem = context_problem(config, cluster.ranks)
-        if problem is not None:
-            raise ConfigError.of([problem])
+        problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks)]
+        if found := [problem for problem in problems if problem is not None]:
+            raise ConfigError.of(found)
         planner = config.planner
         _check_peers(planner.name, planner.max_peers, cluster.ranks)
         ratio = config.offload.ratio

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
+from engine.errors import StorageError
 from engine.planner.plan import StepPlan
 from engine.report.boxes import Span, of_plan
 from engine.trainer.folder import RunFolder
@@ -49,16 +51,32 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Return the run in a folder, whole or stopped early. Raises ConfigError if it has no readable resolved.yaml."""
+    """Return the run in a folder, whole or stopped early. Raises ConfigError if it has no readable resolved.yaml.
+
+    Raises StorageError, which names the file, if another one is damaged.
+    """
     run = RunFolder(folder)
-    summary = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
+    with _named(run.summary):
+        summary = {**json.loads(run.summary.read_text(encoding="utf-8"))} if run.summary.exists() else {}
     return RunData(read_resolved(run.resolved), summary, tuple(read_metrics(run.metrics)), _read_trace(run))
 
 
 def _read_trace(run: RunFolder) -> Trace | None:
     if not (run.plan.exists() and run.trace.exists()):
         return None
-    plan = StepPlan.from_bytes(run.plan.read_bytes())
-    trace = json.loads(run.trace.read_text(encoding="utf-8"))
-    spans = tuple(Span(*span) for span in trace["spans"])
-    return Trace(trace["step"], plan, spans) if of_plan(plan, spans) else None
+    with _named(run.plan):
+        plan = StepPlan.from_bytes(run.plan.read_bytes())
+    with _named(run.trace):
+        trace = json.loads(run.trace.read_text(encoding="utf-8"))
+        spans = tuple(Span(*span) for span in trace["spans"])
+        return Trace(trace["step"], plan, spans) if of_plan(plan, spans) else None
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file at which its reader fails, however it does: a damaged one may hold anything."""
+    try:
+        yield
+    except Exception as error:
+        message = f"is damaged: {type(error).__name__}: {error}"
+        raise StorageError(message, key=str(path), hint="remove it: the page lacks what it held") from error

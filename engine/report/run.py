@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.files import write_durably
 from engine.report.data import RunData, read_run
+from engine.trainer.folder import RunFolder
 
 __all__ = ["RunData", "read_run", "write_report"]
 
@@ -18,6 +19,6 @@ def write_report(folder: Path) -> Path:
     # The launcher imports this file before it starts the ranks; matplotlib can wait until they are done.
     from engine.report.run_page import run_page
 
-    path = folder / "report.html"
+    path = RunFolder(folder).report
     write_durably(path, run_page(read_run(folder)).html().encode())
     return path

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.config.schema import Config
+from engine.config.units import counted
 from engine.planner.plan import StepPlan
 
 Pair = tuple[str, str]  # a name and its value, as text
@@ -65,6 +66,13 @@ def source(config: Config) -> str:
     if lengths.name == "data":
         return f"data.path={config.data.path}"
     return f"lengths.path={lengths.path}" if lengths.name == "file" else f"lengths={lengths.name}"
+
+
+def hdp_ranks(ranks: int, tp: int, pp: int) -> str:
+    """Return a number of HDP ranks as people say it, with their devices where they have several."""
+    if tp * pp == 1:
+        return counted(ranks, "rank")
+    return f"{counted(ranks, 'HDP rank')} of {tp * pp} devices (tp {tp} x pp {pp})"
 
 
 def machine(config: Config, plan: StepPlan, rates: str) -> list[Pair]:

@@ -22,12 +22,12 @@ from engine.errors import CheckpointError
 from engine.files import sync
 from engine.trainer.folder import write_json
 
-_MANIFEST = "manifest.json"
-_FOLDER = "checkpoints"  # in a run folder
-_PREFIX = "step-"
+MANIFEST = "manifest.json"
+PREFIX = "step-"
 _WRITING = ".writing-"
 _REMOVING = ".removing-"
-_WAY_OUT = "name an older one; train --resume auto takes the newest one that is whole"
+DAMAGED = "checkpoint is damaged: "
+ANEW = "train --resume never starts over and keeps the old run beside the new one"
 
 
 @dataclass(frozen=True)
@@ -44,33 +44,12 @@ class TrainState:
 
 def folder_name(step: int) -> str:
     """Return a checkpoint's name."""
-    return f"{_PREFIX}{step:08d}"
+    return f"{PREFIX}{step:08d}"
 
 
 def newest_first(checkpoints: Path) -> list[Path]:
     """Return the finished checkpoints, newest first. Unfinished ones have another name and are not listed."""
-    return sorted((p for p in checkpoints.glob(f"{_PREFIX}*") if p.is_dir()), key=lambda p: p.name, reverse=True)
-
-
-def find(source: Path) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest of a run. Raises CheckpointError without one."""
-    if (source / _MANIFEST).exists():
-        return source
-    found = newest_first(source / _FOLDER)
-    if not found:
-        hint = "name a run folder, or one of its checkpoints: RUN/checkpoints/step-..."
-        raise CheckpointError("is neither a run with a checkpoint nor a checkpoint", key=str(source), hint=hint)
-    return found[0]
-
-
-def listed(run: Path) -> list[dict[str, Any]]:
-    """Return the path, step, ranks and bytes of a run's checkpoints, newest first; their hashes are not checked."""
-    found = []
-    for folder in newest_first(find(run).parent):
-        state = read_state(folder)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        found.append({"path": str(folder), "step": state.step, "ranks": state.ranks, "bytes": size})
-    return found
+    return sorted((p for p in checkpoints.glob(f"{PREFIX}*") if p.is_dir()), key=lambda p: p.name, reverse=True)
 
 
 def write(
@@ -78,12 +57,12 @@ def write(
     state: TrainState,
     rank: int,
     save_tensors: Callable[[Path], None],
-    gather: Callable[[dict[str, str]], list[dict[str, str]]],
+    gather: Callable[[dict[str, Any]], list[dict[str, Any]]],
 ) -> Path:
     """Write one checkpoint together; all ranks call it and share a file system.
 
-    `save_tensors(folder)` writes the rank's files; `gather(hashes)` waits for all ranks and returns theirs on
-    each. Each rank hashes and syncs its share of the files.
+    `save_tensors(folder)` writes the rank's files; `gather(facts)` waits for all ranks and returns theirs on
+    each. Each rank hashes, measures and syncs its share of the files.
     """
     final = checkpoints / folder_name(state.step)
     draft = checkpoints / f"{_WRITING}{final.name}"
@@ -94,10 +73,11 @@ def write(
     save_tensors(draft)
     gather({})
     files = sorted(gather(_files(draft) if rank == 0 else {})[0])  # one list for all: views of a shared folder may lag
-    hashes = {name: _hash_and_sync(draft / name) for name in files[rank :: state.ranks]}
-    manifest = {name: digest for part in gather(hashes) for name, digest in part.items()}
+    facts = {name: (_hash_and_sync(draft / name), _size(draft / name)) for name in files[rank :: state.ranks]}
+    known = {name: fact for part in gather(facts) for name, fact in part.items()}
     if rank == 0:
-        write_json(draft / _MANIFEST, {"state": asdict(state), "files": manifest})
+        hashes, sizes = ({name: fact[index] for name, fact in known.items()} for index in (0, 1))
+        write_json(draft / MANIFEST, {"state": asdict(state), "files": hashes, "sizes": sizes})
         for folder in {(draft / name).parent for name in files}:
             sync(folder)
         _put(draft, final)
@@ -152,23 +132,36 @@ def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:
 def read(folder: Path) -> TrainState:
     """Check every file against the manifest and return the state. Raises CheckpointError naming what is damaged."""
     state = read_state(folder)
+    check_sizes(folder)  # first, because hashing takes minutes
     with _damage_told(folder):
         for name, digest in _manifest(folder)["files"].items():
             if _hash(folder / name) != digest:
-                raise CheckpointError(f"checkpoint is damaged: {name} changed", key=str(folder), hint=_WAY_OUT)
+                raise _damage(folder, f"{name} changed")
     return state
+
+
+def check_sizes(folder: Path) -> None:
+    """Raise CheckpointError for a file that is not there, or not as long as it was."""
+    with _damage_told(folder):
+        manifest = _manifest(folder)
+        sizes = manifest.get("sizes", {})
+        for name in manifest["files"]:
+            size = _size(folder / name)
+            if size != sizes.get(name, size):
+                raise _damage(folder, f"{name} has {counted(size, 'byte')} instead of {sizes[name]:,}")
 
 
 def read_state(folder: Path) -> TrainState:
     """Return the state of a checkpoint, unchecked: the launcher has read every byte, and ranks need not do it again."""
     if not folder.is_dir():
-        raise CheckpointError("there is no checkpoint of this name", key=str(folder), hint=_WAY_OUT)
+        hint = "`bytescale ckpt list RUN` shows those that there are"
+        raise CheckpointError("there is no checkpoint of this name", key=str(folder), hint=hint)
     with _damage_told(folder):
         return TrainState(**_manifest(folder)["state"])
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((folder / _MANIFEST).read_text())
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
     return manifest
 
 
@@ -177,33 +170,26 @@ def _damage_told(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint is damaged: {_reason(error)}", key=str(folder), hint=_WAY_OUT) from error
+        raise _damage(folder, _reason(error)) from error
 
 
-def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the newest valid checkpoint, or None if there is none at all. Nothing is changed: `abandon` does that.
+def _damage(folder: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{DAMAGED}{what}", key=str(folder), hint=_way_out(folder))
 
-    Raises CheckpointError when there are checkpoints and all are damaged: to start over then would hide the loss.
-    """
-    found = newest_first(checkpoints)
-    for folder in found:
-        try:
-            read(folder)
-        except CheckpointError as error:
-            say(f"{error} ({folder}); the one before is used")
-        else:
-            return folder
-    if found:
-        hint = "--resume never starts over and keeps the old run beside the new one"
-        message = f"none of {counted(len(found), 'checkpoint')} is whole"
-        raise CheckpointError(message, key=str(checkpoints), hint=hint)
-    return None
+
+def _way_out(folder: Path) -> str:
+    others = [other.name for other in newest_first(folder.parent) if other != folder]
+    return f"name another one, such as {others[0]}" if others else ANEW
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return f"{Path(error.filename).name} is missing"
     return "its manifest is unreadable"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _hash(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from engine.errors import CheckpointError
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer.folder import RunFolder
 from engine.trainer.lineage import check_lineage
+from engine.trainer.saved import verified
 from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
@@ -24,16 +26,18 @@ from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.states import Weights, master_weights, model_weights
 
 
-def export_weights(source: Path, out: Path, dtype: str | None, shard_bytes: int) -> dict[str, Any]:
-    """Write a checkpoint, or the newest of a run, as safetensors and config.json; return what was written.
+def export_weights(
+    source: Path, out: Path, dtype: str | None, shard_bytes: int, say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Write a checkpoint, or the newest whole one of a run, as safetensors and config.json; return what was written.
 
     `dtype` is bf16 or fp32; None is the run's. fp32 of a bf16 run are its masters. `left_out` names what the model
     holds and their form has no place for. Raises CheckpointError if there is no whole checkpoint, ConfigError if `out`
     is there already.
     """
     with new_folder(out) as draft:  # first of all: a target that is refused must not cost the reading of a checkpoint
-        folder = checkpoints.find(source)
-        state = checkpoints.read(folder)
+        folder = verified(source, say)
+        state = checkpoints.read_state(folder)
         config = _config_of(folder, state)
         dtype = dtype or config.dtype
         held = model_weights(folder)

@@ -56,6 +56,11 @@ class RunFolder:
         return self.root / "trace.json"
 
     @property
+    def report(self) -> Path:
+        """Return the page."""
+        return self.root / "report.html"
+
+    @property
     def checkpoints(self) -> Path:
         """Return the folder of checkpoints."""
         return self.root / "checkpoints"

@@ -29,7 +29,7 @@ def check_weights(folder: Path, config: Config) -> list[str]:
     Reads config.json and the headers of the files, not the tensors. Raises DataError: of a folder that is not whole,
     or with the mismatches, ten at most, and how many more there are.
     """
-    values = model_values(read_config(folder), folder / CONFIG)
+    values = {"rope.kind": "none"} | model_values(read_config(folder), folder / CONFIG)
     ours = _flat(config.model.model_dump(mode="json"))
     headers = read_headers(folder)
     keys = [*_keys(ours, values)]
@@ -82,14 +82,12 @@ def _keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Proble
 
 def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the keys of the rotary angles that differ."""
-    plain = {"rope.kind": "none"}
-    keys = [key for key in {**ours, **theirs} if key.startswith("rope")]
-    return [key for key in keys if ours.get(key, plain.get(key)) != theirs.get(key, plain.get(key))]
+    return [key for key in {**ours, **theirs} if key.startswith("rope") and ours.get(key) != theirs.get(key)]
 
 
 def _tensors(headers: Mapping[str, Header], config: Config, folder: Path, way_out: str | None) -> Iterator[Problem]:
     place = str(folder)
-    if config.model.layers > len(headers):  # nobody waits for a list of all that a billion layers would need
+    if config.model.layers > len(headers):  # nobody waits for a list of all that a million layers would need
         yield Problem(f"has fewer tensors than model.layers={config.model.layers}", place, way_out)
         return
     needed = expected_shapes(config)

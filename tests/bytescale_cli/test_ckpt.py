@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from bytescale_cli.main import run
+from bytescale_cli.output import say
 from tests.weights.folders import llama, saved
 
 WRITTEN = {"out": "hf", "checkpoint": "r/checkpoints/step-1", "step": 1, "dtype": "bf16", "shards": 2, "bytes": 9000}
@@ -36,13 +37,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_export(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ckpt", "export", "r", "--out", "hf"]) == 0
     assert run(["ckpt", "export", "r", "--out", "hf", "--dtype", "fp32", "--shard-size", "1.5MB"]) == 0
-    assert asked == [(Path("r"), Path("hf"), None, 5 << 30), (Path("r"), Path("hf"), "fp32", 3 << 19)]
+    assert asked == [(Path("r"), Path("hf"), None, 5 << 30, say), (Path("r"), Path("hf"), "fp32", 3 << 19, say)]
     captured = capsys.readouterr()
     assert captured.out == "hf\nhf\n"
     assert captured.err.splitlines()[:2] == [
         "step 1, bf16, 9,000 bytes in 2 shards",
         "left out, so that logits differ: layers.0.ffn.bias",
     ]
+
+
+def test_a_list_marks_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (1, 2):
+        (tmp_path / "checkpoints" / f"step-0000000{step}").mkdir(parents=True)
+    assert run(["ckpt", "list", str(tmp_path)]) == 0
+    _, newest, oldest = capsys.readouterr().out.splitlines()
+    assert newest.split()[:3] == ["2", "-", "0"] and newest.endswith("damaged: manifest.json is missing")
+    assert oldest.split()[:3] == ["1", "-", "0"]
+    assert run(["ckpt", "list", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [one["damaged"] for one in found] == ["manifest.json is missing"] * 2
 
 
 def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

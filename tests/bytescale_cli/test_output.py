@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +29,26 @@ def test_json_has_no_nan() -> None:
     """NaN is no JSON: readers in other languages stop at it."""
     with pytest.raises(ValueError, match="JSON"):
         output.emit({"a": float("nan")}, "", as_json=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("recipes list | true", 0),
+        ("recipes list --json | true", 0),
+        ("recipes show none --json | true", 2),
+        ("recipes show none 2>&1 | true", 2),
+        ("recipes list --json >/dev/full", 74),
+        ("recipes list >&-", 0),
+        ("recipes show none 2>&-", 2),
+    ],
+)
+def test_who_reads_a_command_does_not_change_its_code(line: str, code: int) -> None:
+    """A training under `| head` has trained; only what could not be stored is a failure."""
+    words = f"{sys.executable} -m bytescale_cli {line}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr and "Exception" not in done.stderr
 
 
 def test_a_plain_table_is_aligned() -> None:

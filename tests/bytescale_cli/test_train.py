@@ -34,6 +34,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             return {
                 "dry_run": {
                     "ranks": config.cluster.ranks_per_node,
+                    "hdp_ranks": config.cluster.ranks_per_node // config.parallel.tp,
+                    "tp": config.parallel.tp,
+                    "pp": 1,
                     "out": config.run.out,
                     "source": "data.path=stdlib",
                     "plan_source": "data.path=stdlib" if config.lengths.name == "data" else "lengths=github",
@@ -94,6 +97,11 @@ def test_a_dry_run_prints_plans_and_commands(calls: Calls, capsys: pytest.Captur
     assert lines[2].split() == ["step", "tokens", "balance"]
     assert lines[3].split() == ["1", "16,384", "0.500"]
     assert lines[4:] == ["python -m x"] * 2
+
+
+def test_a_dry_run_says_how_many_devices_a_rank_has(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "--dry-run", "--nproc", "8", "parallel.tp=2"]) == 0
+    assert "static, 4 HDP ranks of 2 devices (tp 2 x pp 1), free mode" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_a_dry_run_says_that_plan_takes_other_lengths(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,6 +25,13 @@ def config(*overrides: str) -> Config:
 MISTAKES = [
     (["context=8K"], "context", "8K does not fit: 2 ranks x capacity 2K hold 4K tokens", "context=4K"),
     (["context=4097"], "context", "4097 does not fit", "more ranks"),
+    (["cluster.nodes=65536", *WIDE], "cluster.nodes", "524,288 HDP ranks are more than the 65,536", "parallel.tp"),
+    (
+        ["model.hidden=2147483648", "model.ffn=1"],
+        "model.hidden",
+        "2147483648 with these layers, experts and vocabulary has more weights than can be counted",
+        "a smaller model",
+    ),
     (["model.kv_heads=3"], "model.kv_heads", "3 does not divide model.heads=4", "4"),
     (["model.hidden=132"], "model.hidden", "132 is not a multiple of 2 x model.heads=4", "136"),
     (["optimizer.betas=[0.9,1]"], "optimizer.betas", "less than 1", "0.95"),
@@ -117,6 +124,8 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         ["context=4096"],
         ["context=8K", "cluster.ranks_per_node=4"],
         ["context=8K", "cluster.nodes=2"],
+        ["cluster.nodes=65536", *WIDE, "parallel.tp=8"],
+        ["model.hidden=1048576", "model.layers=64", "model.ffn=2097152"],
         ["context=8K", "cluster.hostfile=hosts"],
         ["model.kv_heads=1"],
         ["model.hidden=136"],
@@ -150,6 +159,12 @@ def test_edges_pass(overrides: list[str]) -> None:
 
 def test_several_rules_are_reported_together() -> None:
     assert len(check(config("context=8K", "model.kv_heads=3", "offload.ratio=2"))) == 3
+
+
+def test_a_rule_is_silent_where_another_mistake_makes_its_numbers_senseless() -> None:
+    """0 ranks hold no context, and context=0 is no way out."""
+    (problem,) = check(config("parallel.tp=3"))
+    assert problem.key == "parallel.tp"
 
 
 def test_context_against_ranks_that_a_hostfile_gave() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.units import counted, format_count, parse_count
+from engine.config.units import counted, format_bytes, format_count, parse_count
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,18 @@ def test_format(count: int, text: str) -> None:
 @pytest.mark.parametrize(("number", "text"), [(0, "0 steps"), (1, "1 step"), (2, "2 steps"), (1500, "1,500 steps")])
 def test_counted(number: int, text: str) -> None:
     assert counted(number, "step") == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (1023, "1,023 bytes"),
+        (1536, "1.5 KiB"),
+        (5 << 29, "2.5 GiB"),
+        (5 << 60, "5,242,880.0 TiB"),
+    ],
+)
+def test_bytes_are_written_in_the_unit_that_shows_them(count: int, text: str) -> None:
+    assert format_bytes(count) == text

@@ -17,6 +17,7 @@ from engine.dtypes import DTYPES
 from engine.memory import recompute
 from engine.models.build import build_model
 from engine.models.llama.model import Llama
+from engine.models.loss import choose as loss_of
 
 
 def shape(**changes: object) -> Model:
@@ -58,6 +59,7 @@ def kept_bytes(model: Model, dtype: str, mode: str, tokens: int) -> int:
         return recompute.MODES[mode](layer, x, by, attend)
 
     llama.run_layer = run_layer
+    loss_of(torch.device("cpu"), DTYPES[dtype])  # or its self-test would be counted
     meeting = Meeting(whole(tokens), None, choose(torch.device("cpu"), DTYPES[dtype], model.head_dim))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = llama(numbers, torch.arange(tokens), meeting, numbers)

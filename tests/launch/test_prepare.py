@@ -23,6 +23,27 @@ def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Pat
         check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.25"]))
 
 
+def test_who_only_wants_more_steps_is_told_how(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    (folder.checkpoints / "step-00000004").mkdir(parents=True)
+    out = f"run.out={folder.root}"
+    folder.resolved.write_text(resolved_yaml(load([out, "run.steps=4"])))
+    words = f"--resume {folder.checkpoints}/step-00000004 {out}-6 run.steps=6"
+    plain = "name another run.out, or take the change back"
+    for change, hint in (
+        (["run.steps=6"], f"to train longer, run it with {words}"),
+        (["run.steps=3"], plain),
+        (["run.steps=6", "optimizer.lr=0.5"], plain),
+    ):
+        with pytest.raises(ConfigError, match=r"run\.steps: 4 -> ") as caught:
+            check_owner(folder, load([out, *change]))
+        assert caught.value.problems[0].hint == hint
+    (folder.checkpoints / "step-00000004").rmdir()
+    with pytest.raises(ConfigError) as caught:
+        check_owner(folder, load([out, "run.steps=6"]))
+    assert caught.value.problems[0].hint == plain
+
+
 def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path)

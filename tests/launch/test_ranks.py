@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.errors import BytescaleError
 from engine.launch.commands import RankCommand
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.trainer.folder import RunFolder
@@ -186,6 +187,22 @@ def test_asked_twice_the_ranks_are_killed_and_it_is_still_a_stop_that_was_asked_
     with pytest.raises(PreemptedError, match="stopped as asked") as caught:
         run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
     assert "starts again" in (caught.value.problems[0].hint or "")
+    assert caught.value.code == 130, "75 asks a scheduler to go on from what was saved"
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    with pytest.raises(PreemptedError, match="stopped as asked") as caught:
+        run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
+    assert caught.value.code == 75
+
+
+@pytest.mark.parametrize(("code", "told"), [(70, "stopped as asked"), (74, "connection reset")])
+def test_asked_twice_a_rank_that_saw_the_others_being_killed_is_no_cause(
+    folder: RunFolder, code: int, told: str
+) -> None:
+    """A full disk is one, whenever it comes."""
+    stop = sends(signal.SIGINT, signal.SIGINT)
+    sees = fails(folder, 1, 0.1, code, "connection reset", teardown=30)
+    with pytest.raises(BytescaleError, match=told):
+        run(folder, "import time; time.sleep(30)", sees, tick=lambda: stop() if folder.error(1).exists() else None)
 
 
 def test_a_rank_that_could_not_write_its_reason_still_tells_a_full_disk(folder: RunFolder) -> None:

@@ -10,7 +10,8 @@ import pytest
 from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
 from engine.data.index import build_index
-from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError
+from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError, RunFolderError
+from engine.launch import prepare
 from engine.launch import run as launch
 from engine.launch.prepare import index_documents
 from engine.launch.ranks import PreemptedError
@@ -80,6 +81,42 @@ def test_a_dry_run_says_what_it_planned_and_what_plan_takes(tmp_path: Path) -> N
     assert (shown["planner"], shown["mode"], shown["plan_source"]) == ("static", "free", "lengths=github")
     assert (shown["source"], shown["outlook"]) == (f"data.path={tmp_path / 'data'}", "starting at step 1")
     assert shown["documents"] == len(build_index(config(tmp_path).data).training)
+
+
+def test_the_weights_that_a_run_starts_from_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "check_start", lambda config, say: None)
+    asked = config(tmp_path, "run.weights=hf")
+    assert train(asked, dry_run=True)["dry_run"]["outlook"] == "starting at step 1 with the weights of hf"
+    saved(tmp_path / "run" / "checkpoints", asked)
+    assert "going on from" in train(asked, dry_run=True)["dry_run"]["outlook"], "then they are not read"
+
+
+def test_devices_are_told_apart_from_hdp_ranks(tmp_path: Path) -> None:
+    wide = config(tmp_path, "cluster.ranks_per_node=8", "parallel.tp=2")
+    shown = train(wide, dry_run=True)["dry_run"]
+    assert [shown[name] for name in ("ranks", "hdp_ranks", "tp", "pp")] == [8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, dry_run: bool) -> None:
+    settings = config(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").touch()
+    before = files(tmp_path)
+    with pytest.raises(RunFolderError, match=r"it holds thesis\.tex") as caught:
+        train(settings, dry_run=dry_run)
+    assert (caught.value.code, files(tmp_path)) == (73, before)
+
+
+def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for steps, told in (
+        (19, ["optimizer.warmup_steps=20 is more than run.steps=19: optimizer.lr is never reached"]),
+        (20, []),
+    ):
+        said: list[str] = []
+        finished(tmp_path, monkeypatch, steps)
+        train(config(tmp_path, f"run.steps={steps}"), resume="never", say=said.append)
+        assert [line for line in said if "warmup" in line] == told
 
 
 def files(tmp_path: Path) -> list[str]:
@@ -256,6 +293,28 @@ def test_lost_metrics_of_a_finished_run_are_no_error(tmp_path: Path, monkeypatch
     settings = finished(tmp_path, monkeypatch, 0)
     result = train(settings, resume=str(saved(tmp_path, settings)), say=lambda line: None)["train"]
     assert (result["steps"], result["loss"], result["validation_loss"]) == (1, None, None)
+
+
+def test_a_lost_last_line_of_a_finished_run_is_told_and_the_step_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older step's loss is not the run's."""
+    settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
+    saved(tmp_path / "run" / "checkpoints", settings, 2)
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "lo')
+    result = train(settings, say=said.append)["train"]
+    assert (result["steps"], result["loss"]) == (2, None)
+    assert [line for line in said if "metrics.jsonl:2: this line is damaged" in line]
+
+
+def test_a_damaged_file_beside_a_finished_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, said = config(tmp_path, "run.steps=1"), list[str]()
+    saved(tmp_path / "run" / "checkpoints", settings)
+    append(tmp_path / "run" / "metrics.jsonl", {"step": 1, "loss": 3.0})
+    for name in ("plan.bin", "trace.json"):
+        (tmp_path / "run" / name).write_bytes(b"\0" * 40)
+    assert train(settings, say=said.append)["train"]["steps"] == 1
+    assert [line for line in said if f"report could not be written: {tmp_path}/run/plan.bin: is damaged: " in line]
 
 
 def test_talk_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
+from engine.config.units import format_bytes
 from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import make
@@ -177,7 +178,15 @@ def test_a_capacity_that_the_device_cannot_hold_is_refused_with_one_that_it_can(
         plan_step(ints(30, 30), settings(device_memory=full - 1))
     problem = caught.value.problems[0]
     assert (problem.key, problem.hint) == ("capacity", "capacity=15 fits")
+    assert f"need {format_bytes(full)} a rank, and the device has {format_bytes(full - 1)}" in problem.message
     plan_step(ints(30, 30), settings(device_memory=full - 1, capacity=15))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_whose_bytes_pass_64_bits_is_refused_too() -> None:
+    huge = replace(COSTS, token_bytes=2**70, fixed_bytes=2**65)
+    with pytest.raises(MemoryFitError, match=r"need [0-9,]+\.0 TiB a rank"):
+        plan_step(ints(30), replace(settings(), costs=huge))
 
 
 def test_a_model_that_the_device_cannot_hold_is_refused() -> None:

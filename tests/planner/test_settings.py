@@ -33,6 +33,13 @@ def test_a_context_that_the_ranks_of_a_hostfile_cannot_hold_is_refused(tmp_path:
     assert caught.value.problems[0].key == "context"
 
 
+def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("alpha slots=65536\nbeta slots=1\n")
+    with pytest.raises(ConfigError, match="65,537 HDP ranks are more than the 65,536 that can be planned"):
+        PlanSettings.of(load([f"cluster.hostfile={hosts}"]))
+
+
 @pytest.mark.parametrize(
     ("overrides", "mode", "stages"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, StorageError
 from engine.planner.plan import StepPlan
 from engine.report.run import read_run, write_report
 from tests.report.elements import Elements
@@ -91,6 +91,16 @@ def test_a_trace_of_another_plan_is_not_drawn(tmp_path: Path) -> None:
     (folder / "plan.bin").write_bytes(plan(3).to_bytes())
     assert read_run(folder).trace is None
     assert "Timeline of a step" not in titles(page(folder))
+
+
+@pytest.mark.parametrize("damaged", ["plan.bin", "trace.json", "summary.json"])
+@pytest.mark.parametrize("text", [b"", b"\0" * 300, b"[]"])
+def test_a_damaged_file_is_named(tmp_path: Path, damaged: str, text: bytes) -> None:
+    folder = write_run(tmp_path, lines=metrics(5), traced=plan(2))
+    (folder / damaged).write_bytes(text)
+    with pytest.raises(StorageError, match="is damaged: ") as refused:
+        page(folder)
+    assert refused.value.problems[0].key == str(folder / damaged)
 
 
 def test_a_run_that_stopped_before_its_first_step_has_a_page(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config.load import load
-from engine.report.words import cell, number, short_seconds, short_tokens, source
+from engine.report.words import cell, hdp_ranks, number, short_seconds, short_tokens, source
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,8 @@ def test_where_lengths_come_from() -> None:
     assert source(load([])) == "data.path=stdlib"
     assert source(load(["lengths=github"])) == "lengths=github"
     assert source(load(["lengths=file", "lengths.path=a.txt"])) == "lengths.path=a.txt"
+
+
+def test_hdp_ranks_are_told_apart_from_devices() -> None:
+    assert hdp_ranks(2, 1, 1) == "2 ranks"
+    assert hdp_ranks(256, 8, 4) == "256 HDP ranks of 32 devices (tp 8 x pp 4)"

@@ -23,11 +23,12 @@ from engine.errors import CheckpointError, ConfigError
 from engine.models.build import build_model
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer import export
-from engine.trainer.checkpoint import TrainState, listed
+from engine.trainer.checkpoint import TrainState
 from engine.trainer.export import export_weights
 from engine.trainer.folder import RunFolder
 from engine.trainer.lineage import lineage
 from engine.trainer.optimizer import build_optimizer
+from engine.trainer.saved import listed
 from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
@@ -206,6 +207,18 @@ def test_what_cannot_be_exported_is_refused(
         export_weights(run, tmp_path / "out", None, 1 << 30)
     assert caught.value.code == 5
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_whose_newest_checkpoint_is_damaged_gives_the_one_before(runs: Path, tmp_path: Path) -> None:
+    """As `train` does; a checkpoint that is named is taken or refused."""
+    run, said = tmp_path / "run", list[str]()
+    shutil.copytree(runs / "fp32", run)
+    old = only(run)
+    newer = shutil.copytree(old, old.with_name("step-00000002"))
+    (newer / "manifest.json").unlink()
+    written = export_weights(run, tmp_path / "out", None, 1 << 30, said.append)
+    assert (written["checkpoint"], written["step"]) == (str(old), 1)
+    assert said == [f"checkpoint is damaged: manifest.json is missing ({newer}); the one before is used"]
 
 
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,23 @@ def test_biases_belong_to_their_rate() -> None:
     kept = lineage(load([*experts, "balance.bias_rate=0.1"]))
     before = TrainState(step=1, epoch=0, position=3, ranks=2, fingerprint="f", lineage=kept)
     check_lineage(CHECKPOINT, before, load([*experts, "balance.bias_rate=0.1", "balance.z_weight=1"]), ranks=2)
-    for change, told in (("balance.bias_rate=0.2", "0.1 -> 0.2"), ("balance.by=loss", "0.1 -> None")):
-        with pytest.raises(CheckpointError, match=f"another run: balance.bias_rate: {told}"):
+    for change, told in (
+        ("balance.bias_rate=0.2", "balance.bias_rate: 0.1 -> 0.2"),
+        ("balance.by=loss", "balance.by: bias -> loss"),
+        ("model.experts=1", "model.experts: 4 -> 1"),
+    ):
+        with pytest.raises(CheckpointError, match=f"another run: {told}$"):
             check_lineage(CHECKPOINT, before, load([*experts, change]), ranks=2)
+    without = replace(before, lineage=lineage(load([*experts, "balance.by=loss"])))
+    with pytest.raises(CheckpointError, match=r"another run: balance\.by: another -> bias$"):
+        check_lineage(CHECKPOINT, without, load(experts), ranks=2)
+
+
+def test_a_changed_rotary_scaling_is_told_by_its_keys() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"another run: model\.rope\.kind: none -> linear; model\.rope\.factor: null -> 2"
+    ):
+        check_lineage(CHECKPOINT, state(), load(["model.rope.kind=linear", "model.rope.factor=2"]), ranks=2)
 
 
 def test_another_number_of_ranks_is_refused() -> None:

@@ -17,6 +17,30 @@ def test_floats_come_back_to_the_last_bit_and_a_cut_line_is_left_out(tmp_path: P
     assert [line["loss"] for line in read_metrics(path)] == losses
 
 
+DAMAGED = [b"\0" * 40, b"\xff\xfe", b'{"step": 2, "lo', b"[2]", b'{"loss": 2.0}', b'{"step": null}', b""]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_damaged_line_is_named_and_left_out_wherever_it_stands(tmp_path: Path, text: bytes, end: bytes) -> None:
+    """A power loss leaves zeros in the place of what was not on the disk; the checkpoint beside it is whole."""
+    path, said = tmp_path / "metrics.jsonl", list[str]()
+    whole = b'{"step": 1}\n'
+    path.write_bytes(whole + text + b"\n" + whole.replace(b"1", b"3"))
+    assert read_from(path, 0)[0] == [{"step": 1}, {"step": 3}]
+    cut_back(path, 3, said.append)
+    assert read_metrics(path, said.append) == [{"step": 1}, {"step": 3}]
+    path.write_bytes(whole + text + end)
+    assert read_metrics(path, said.append) == [{"step": 1}]
+    named = [line.split(": ")[0] for line in said]
+    assert named == [f"{path}:2"] * (2 if text or end else 1)
+
+
+def test_a_whole_line_without_its_end_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
+
+
 def test_cut_back_keeps_the_steps_up_to_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for step in (1, 2, 3):

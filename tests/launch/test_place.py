@@ -1,0 +1,93 @@
+"""Where a run may write: its files and the documents never mix, and nobody else's folder is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load, resolved_yaml
+from engine.data.folder import FolderSource
+from engine.errors import RunFolderError
+from engine.launch.place import _written, check_place
+from engine.launch.prepare import locked
+from engine.trainer.folder import RunFolder
+
+
+def check(root: Path, data: Path, *more: str) -> None:
+    check_place(RunFolder(root), load(["data=folder", f"data.path={data}", f"run.out={root}", *more]))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data" / "deep").mkdir(parents=True)
+    (tmp_path / "data" / "a.txt").touch()
+    return tmp_path / "data"
+
+
+def test_a_new_an_empty_and_an_own_folder_are_taken(tmp_path: Path, data: Path) -> None:
+    """A run that was stopped early, or refused after its folder was made, has left only what is ours."""
+    root = tmp_path / "run"
+    check(root, data)
+    with locked(RunFolder(root)):
+        check(root, data)
+        RunFolder(root).log(0).touch()
+    for name in (".resolved.yaml.123", ".DS_Store", "index.npz", "metrics.jsonl"):
+        (root / name).touch()
+    check(root, data)
+    RunFolder(root).resolved.write_text(resolved_yaml(load([])))
+    (root / "notes.txt").touch()
+    check(root, data)  # a run's own folder may hold its owner's notes
+
+
+def test_a_folder_that_is_no_run_is_refused_by_what_it_holds(tmp_path: Path, data: Path) -> None:
+    for name in ("b.txt", "a.txt", "checkpoints"):
+        (tmp_path / "other" / name).mkdir(parents=True)
+    with pytest.raises(RunFolderError, match=r"is no run folder: it holds a\.txt and 1 more") as caught:
+        check(tmp_path / "other", data)
+    assert (caught.value.code, caught.value.problems[0].key) == (73, f"run.out={tmp_path}/other")
+
+
+@pytest.mark.parametrize("root", ["data", "data/../data", "link", "."])
+def test_the_documents_do_not_lie_in_the_run(tmp_path: Path, data: Path, root: str) -> None:
+    (tmp_path / "link").symlink_to(data)
+    (data / "resolved.yaml").touch()
+    with pytest.raises(RunFolderError, match=r"the documents of data\.path=.* lie there"):
+        check(tmp_path / root, data)
+    lines = [f"data.path={data / 'a.txt'}", "data.format=jsonl"]
+    with pytest.raises(RunFolderError, match="lie there"):
+        check(tmp_path / root, data, *lines)
+
+
+@pytest.mark.parametrize(
+    ("root", "pattern", "told"),
+    [
+        ("run", "**/*", "resolved.yaml"),
+        ("deep/run", "**/*.py", "checkpoints/step-00000001/zero_to_fp32.py"),
+        ("run", "run/*.html", "report.html"),
+        ("deep/run", "*", None),
+        ("run", "**/*.txt", None),
+    ],
+)
+def test_a_run_inside_the_documents_is_refused_where_its_files_would_be_read(
+    data: Path, root: str, pattern: str, told: str | None
+) -> None:
+    """The documents would change with every step, and the run could not be resumed."""
+    if told is None:
+        check(data / root, data, f"data.pattern='{pattern}'")
+        return
+    with pytest.raises(RunFolderError, match=f"so {told} would become a document"):
+        check(data / root, data, f"data.pattern='{pattern}'")
+
+
+def test_what_is_looked_for_is_what_documents_are(data: Path) -> None:
+    for name in _written(RunFolder(data / "run")):
+        (data / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / "run" / name).touch()
+    found = FolderSource(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data).names
+    assert set(found) == {f"run/{name}" for name in _written(RunFolder(data / "run"))}
+
+
+def test_the_standard_library_is_no_folder_of_this_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_place(RunFolder(Path("stdlib")), load(["run.out=stdlib"]))
