@@ -89,7 +89,10 @@ def _check_nodes(settings: PlanSettings) -> None:
 
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
-    """Refuse a capacity whose full micro-batch, all of it in rings, does not fit the device."""
+    """Refuse a capacity whose full micro-batch, all of it in rings, does not fit the device; and states, the host."""
+    if settings.host_memory < 0:
+        message = f"the model states on the host need {settings.costs.host_fixed_bytes:,} bytes a rank"
+        raise MemoryFitError(message, key="cluster.host_memory", hint="more ranks, or optimizer.on_host=false")
     tokens = np.int64(min(settings.capacity, step_tokens))
     peak = int(settings.costs.peak_bytes(tokens, tokens))
     if peak <= settings.device_memory:
@@ -98,7 +101,7 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     gib = 2**30
     message = (
         f"{format_count(int(tokens))} tokens in a micro-batch need {peak / gib:.1f} GiB a rank, "
-        f"and the device has {settings.device_memory / gib:.1f} GiB"
+        f"and the device leaves {settings.device_memory / gib:.1f} GiB"
     )
     hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
     raise MemoryFitError(message, key="capacity", hint=hint)

@@ -20,8 +20,8 @@ from engine.planner.settings import PlanSettings
 def most_tokens(settings: PlanSettings) -> Ints:
     """Return the tokens of a ring that a rank holds if as much as allowed is offloaded, [P]; at least its capacity."""
     classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)
-    most = [_most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
-    return np.array(most, dtype=np.int64)[index.ravel()]
+    found = [most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
+    return np.array(found, dtype=np.int64)[index.ravel()]
 
 
 def gain(lengths: Ints, settings: PlanSettings) -> Floats:
@@ -35,7 +35,8 @@ def gain(lengths: Ints, settings: PlanSettings) -> Floats:
     return layers / (2 + (1 - ratio) * (layers - 2))
 
 
-def _most(capacity: int, memory: int, settings: PlanSettings) -> int:
+def most(capacity: int, memory: int, settings: PlanSettings) -> int:
+    """Return `most_tokens` of a rank of this capacity and memory."""
     low, high = capacity, capacity * settings.costs.layers
     while high - low > 1:
         middle = (low + high) // 2
@@ -94,11 +95,11 @@ def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -
     costs, layers = settings.costs, settings.costs.layers
     tokens = -(-lengths // degrees)
     ratio = np.zeros(len(lengths), dtype=np.int64)
-    large = np.flatnonzero(tokens > holds[0])
+    free = holds[1] - costs.fixed_bytes - (costs.working_bytes + costs.ring_bytes) * tokens
+    large = np.flatnonzero((tokens > holds[0]) | (costs.token_bytes * tokens > free))
     if len(large) == 0 or layers <= 2:
         return ratio
-    shard, (capacity, memory) = tokens[large], holds[:, large]
-    beside = costs.fixed_bytes + (costs.working_bytes + costs.ring_bytes) * shard
-    stays = np.minimum(capacity, (memory - beside) // costs.token_bytes)
+    shard, capacity = tokens[large], holds[0, large]
+    stays = np.minimum(capacity, free[large] // costs.token_bytes)
     ratio[large] = np.minimum(PPM, PPM - (stays * layers * PPM // shard - 2 * PPM) // (layers - 2))
     return ratio

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.meeting import Meeting
 from engine.config.load import load
-from engine.config.schema import Model
+from engine.config.schema import Model, Zero
 from engine.cost import memory
 from engine.dtypes import DTYPES
 from engine.memory import recompute
@@ -25,6 +25,10 @@ def shape(**changes: object) -> Model:
 
 SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
 SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
+
+
+def zero(stage: Literal[1, 2, 3], weights_on_host: bool = False) -> Zero:
+    return Zero(stage=stage, weights_on_host=weights_on_host)
 
 
 def model_of(shape: Model, mode: str = "none") -> Llama:
@@ -90,9 +94,9 @@ def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, ex
 def test_states_under_zero_1_by_optimizer_class() -> None:
     """tests/zero/test_memory.py counts DeepSpeed's."""
     count = memory.parameters(SMALL)
-    assert memory.state_bytes(SMALL, "bf16", 1) == (2 + 4 + 12) * count
-    assert memory.state_bytes(SMALL, "bf16", 8) == (2 + 4) * count + -(-12 * count // 8)
-    assert memory.state_bytes(SMALL, "fp32", 2) == (4 + 4 + 4) * count + 12 * count // 2
+    assert memory.states(SMALL, "bf16", 1, zero(1)).device == (2 + 4 + 12) * count
+    assert memory.states(SMALL, "bf16", 8, zero(1)).device == (2 + 4) * count + -(-12 * count // 8)
+    assert memory.states(SMALL, "fp32", 2, zero(1)).device == (4 + 4 + 4) * count + 12 * count // 2
     assert (memory.passing_bytes(SMALL, "bf16"), memory.passing_bytes(SMALL, "fp32")) == (2 * count, 0)
 
 
@@ -188,7 +192,7 @@ def test_each_stage_of_zero_shards_more(ranks: int) -> None:
     def share(size: int) -> int:
         return math.ceil(size * count / ranks)
 
-    assert memory.state_bytes(SMALL, "bf16", ranks, 1) == (2 + 4) * count + share(12)
-    assert memory.state_bytes(SMALL, "bf16", ranks, 2) == (2 + 4) * count + share(4) + share(12)
-    assert memory.state_bytes(SMALL, "bf16", ranks, 3) == share(2) + share(4) + share(12) + two_layers + 4 * count
+    assert memory.states(SMALL, "bf16", ranks, zero(1)).device == (2 + 4) * count + share(12)
+    assert memory.states(SMALL, "bf16", ranks, zero(2)).device == (2 + 4) * count + share(4) + share(12)
+    assert memory.states(SMALL, "bf16", ranks, zero(3)).device == share(2) + share(4) + share(12) + two_layers + 4 * count
     assert [memory.passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 0, 0]
