@@ -19,19 +19,11 @@ from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
 from engine.planner import memory as room
 from engine.planner.loads import micro_loads
+from engine.planner.memory import Load
 from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
 
 ITEMS = ("parameters", "gradients", "optimizer", "activations", "logits", "ring_buffers", "gather_buffers", "other")
-
-
-@dataclass(frozen=True)
-class Load:
-    """A micro-batch: its tokens, those of its rings' largest shards, and how much of it waits on the host, ppm."""
-
-    tokens: int
-    buffers: int
-    offload: int
 
 
 @dataclass(frozen=True)
@@ -98,14 +90,7 @@ def fullest(config: Config, settings: PlanSettings) -> Load:
     capacity, device = int(settings.capacities[rank]), int(settings.cluster.memory[rank])
     longest = max(capacity, config.context)  # nothing beyond the capacity but a part of one sequence
     tokens = min(longest, room.most(capacity, device, settings)) if settings.offload else capacity
-    return least_offload(tokens, capacity, device, settings)
-
-
-def least_offload(tokens: int, capacity: int, device: int, settings: PlanSettings) -> Load:
-    """Return the micro-batch of so many tokens, with no more on the host than lets it fit, if anything does."""
-    one, holds = np.ones(1, dtype=np.int64), np.array([[capacity], [device]])
-    ratio = int(room.offload(tokens * one, one, holds, settings)[0])
-    return Load(tokens, tokens, min(ratio, settings.offload))
+    return room.least_offload(tokens, capacity, device, settings)
 
 
 def of_plans(plans: Iterable[StepPlan], costs: Costs) -> Load:

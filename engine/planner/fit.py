@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
-from engine.planner.estimate import least_offload
+from engine.planner.memory import least_offload
 from engine.planner.settings import PlanSettings
 
 _MOST_TOKENS = 2**35  # of a step (verify.py)

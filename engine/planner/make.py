@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.config.units import counted, format_count
+from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
+from engine.planner import memory
 from engine.planner.adaptive import adaptive
 from engine.planner.balanced import balanced
 from engine.planner.lockstep import lockstep
@@ -41,7 +43,7 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
     _check_lengths(given, settings)
     lengths = given.astype(np.int64)  # a copy: a plan shares no memory with its caller
     _check_memory(int(lengths.sum()), settings)
-    plan = _in_mode(PLANNERS[settings.planner](lengths, settings), settings)
+    plan = memory.fitted(_in_mode(PLANNERS[settings.planner](lengths, settings), settings), settings)
     if not np.array_equal(plan.lengths, lengths):
         raise PlanError(0, "the plan is not of the sequences that were asked for")
     verify(plan, settings)
@@ -89,19 +91,24 @@ def _check_nodes(settings: PlanSettings) -> None:
 
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
-    """Refuse a capacity whose full micro-batch, all of it in rings, does not fit the device; and states, the host."""
+    """Refuse a capacity whose full micro-batch, all in rings, does not fit, with no more offloaded than this takes."""
     if settings.host_memory < 0:
         message = f"the model states on the host need {settings.costs.host_fixed_bytes:,} bytes a rank"
         raise MemoryFitError(message, key="cluster.host_memory", hint="more ranks, or optimizer.on_host=false")
     tokens = np.int64(min(settings.capacity, step_tokens))
-    peak = int(settings.costs.peak_bytes(tokens, tokens))
-    if peak <= settings.device_memory:
+    load = memory.least_offload(int(tokens), settings.capacity, settings.device_memory, settings)
+    peak = int(settings.costs.peak_bytes(tokens, tokens, load.offload))
+    if peak <= settings.device_memory and int(settings.costs.host_bytes(tokens, load.offload)) <= settings.host_memory:
         return
     most = settings.costs.most_tokens(settings.device_memory)
     gib = 2**30
     message = (
-        f"{format_count(int(tokens))} tokens in a micro-batch need {peak / gib:.1f} GiB a rank, "
+        f"{format_count(int(tokens))} tokens in a micro-batch need {peak / gib:.1f} GiB a rank{_offloaded(load)}, "
         f"and the device leaves {settings.device_memory / gib:.1f} GiB"
     )
     hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
     raise MemoryFitError(message, key="capacity", hint=hint)
+
+
+def _offloaded(load: memory.Load) -> str:
+    return f" with {load.offload / PPM:.0%} of them on the host" if load.offload else ""

@@ -6,14 +6,25 @@ the working set of all n tokens and the ring's buffers, which never leave the de
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from engine.cost.model import PPM
 from engine.planner.bound import Floats
-from engine.planner.plan import Ints
+from engine.planner.loads import micro_loads
+from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
+
+
+@dataclass(frozen=True)
+class Load:
+    """A micro-batch: its tokens, those of its rings' largest shards, and how much of it waits on the host, ppm."""
+
+    tokens: int
+    buffers: int
+    offload: int
 
 
 @lru_cache(maxsize=8)
@@ -103,3 +114,20 @@ def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -
     stays = np.minimum(capacity, free[large] // costs.token_bytes)
     ratio[large] = np.minimum(PPM, PPM - (stays * layers * PPM // shard - 2 * PPM) // (layers - 2))
     return ratio
+
+
+def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> Load:
+    """Return the micro-batch of so many tokens with no more on the host than lets it fit, or as much as is allowed."""
+    one, holds = np.ones(1, dtype=np.int64), np.array([[capacity], [memory]])
+    ratio = int(offload(tokens * one, one, holds, settings)[0])
+    return Load(tokens, tokens, min(ratio, settings.offload))
+
+
+def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
+    """Return the plan with more of a micro-batch on the host where its tokens fit only so, whole sequences too."""
+    full, least = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
+    if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= least:
+        return plan
+    tokens, holds = micro_loads(plan)[0], np.stack([settings.capacities, settings.cluster.memory])
+    ratio = offload(tokens, np.ones_like(tokens), holds[:, plan.micro_rank], settings)
+    return replace(plan, offload=np.maximum(plan.offload, np.minimum(ratio, settings.offload)))

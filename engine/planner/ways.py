@@ -17,6 +17,7 @@ from engine.cost.model import NS, PPM
 from engine.errors import ConfigError
 from engine.planner.estimate import Estimate, estimate
 from engine.planner.fit import largest_capacity, least_nodes
+from engine.planner.memory import Load
 from engine.planner.settings import PlanSettings
 
 _SHOWN = 3
@@ -51,8 +52,7 @@ def ways(config: Config, settings: PlanSettings) -> list[Way]:
     found = list(_tried(config))
     keys = [set(way.changes.items()) for way in found]
     least = [way for way, own in zip(found, keys, strict=True) if not any(other < own for other in keys)]
-    cheapest = sorted(least, key=lambda way: (len(way.changes) > 2, way.step_s))
-    return (cheapest + _nodes(config, settings))[:_SHOWN]
+    return (sorted(least, key=lambda way: way.step_s) + _nodes(config, settings))[:_SHOWN]
 
 
 def table(config: Config) -> list[dict[str, Any]]:
@@ -71,8 +71,6 @@ def _with_ratio(config: Config, changes: dict[str, Any]) -> Estimate | None:
         return None
     whole, settings = changed
     tokens = settings.least_capacity
-    from engine.planner.estimate import Load
-
     return estimate(whole, settings, Load(tokens, tokens, settings.offload))
 
 
