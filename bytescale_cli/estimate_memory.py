@@ -12,7 +12,8 @@ from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
-    from engine.planner.estimate import Estimate, Load
+    from engine.planner.estimate import Estimate
+    from engine.planner.memory import Load
     from engine.planner.settings import PlanSettings
     from engine.planner.ways import Way
 
@@ -25,7 +26,8 @@ def estimate_memory(
     fit: Annotated[bool, typer.Option("--fit", help="Search what fits: capacity, context, ranks.")] = False,
     table: Annotated[bool, typer.Option("--table", help="Compare ZeRO stages, offload and recompute modes.")] = False,
     plan: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="Take the fullest micro-batch of N planned steps.")
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="Take the fullest micro-batch of N planned steps."),
     ] = None,
     plot: Plot = None,
     json: Json = False,
@@ -80,9 +82,7 @@ def _refuse(config: Config, settings: PlanSettings, found: Estimate, told: dict[
 
 
 def _refusal(found: Estimate, ways: list[Way], told: dict[str, Any]) -> MemoryFitError:
-    need, has = (
-        (found.peak, found.device_total) if found.peak > found.device_total else (found.host, found.host_total)
-    )
+    need, has = (found.peak, found.device_total) if found.peak > found.device_total else (found.host, found.host_total)
     place = "device" if found.peak > found.device_total else "host"
     hint = "; or ".join(map(str, ways)) or "a smaller model, or more and larger devices"
     message = f"a rank needs {need / _GIB:.1f} GiB of its {place}, which has {has / _GIB:.1f} GiB for it"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +133,7 @@ class Costs:
         return ns / NS
 
 
-def _bytes(config: Config, ranks: int) -> dict[str, int]:
+def _bytes(config: Config, ranks: int) -> dict[str, Any]:
     """Return the fields of `Costs` that say what a device of one of `ranks` HDP ranks holds."""
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
     tp, held = config.parallel.tp, memory.held(config, ranks)

@@ -34,7 +34,10 @@ def least_ranks(config: Config, settings: PlanSettings) -> int | None:
     Up to a node's they are any number; beyond it, those of whole nodes.
     """
     counts = _rank_counts(config)
-    enough = lambda index: longest_context(among(config, settings, counts(index))) >= config.context  # noqa: E731
+
+    def enough(index: int) -> bool:
+        return longest_context(among(config, settings, counts(index))) >= config.context
+
     short = _largest(lambda index: not enough(index), _MOST_NODES)
     return counts(short + 1) if enough(short + 1) else None
 

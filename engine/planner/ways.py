@@ -128,7 +128,7 @@ def _step_seconds(config: Config, settings: PlanSettings, found: Estimate) -> fl
     backward += rates.again * rates.pair_f * pairs
     copies = rates.copy * load.offload / PPM
     passes = max(forward, copies) + max(backward, copies)
-    return (passes * tokens + (rates.micro + costs.slot) * max(1.0, tokens / load.tokens) + costs.step) / NS
+    return (passes * tokens + (rates.micro + costs.slot) * max(1.0, tokens / max(1, load.tokens)) + costs.step) / NS
 
 
 def _text(value: Any) -> str:

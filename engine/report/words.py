@@ -64,14 +64,14 @@ def cell(facts: Mapping[str, Any], name: str) -> str:
 MEMORY = {
     "parameters": "parameters",
     "gradients": "gradients",
-    "optimizer": "optimizer states",
-    "saved": "saved activations",
-    "working_set": "working set of a layer",
+    "optimizer": "optimizer",
+    "saved": "activations",
+    "working_set": "working set",
     "logits": "loss",
     "ring_buffers": "ring buffers",
-    "gather_buffers": "gathered layers, buckets",
+    "gather_buffers": "ZeRO's buffers",
     "context": "runtime",
-    "fragmentation": "allocator's gaps",
+    "fragmentation": "gaps",
 }
 
 
