@@ -50,3 +50,14 @@ def test_what_can_only_be_planned_is_refused_all_at_once() -> None:
 )
 def test_stages_are_refused(asked: list[str], key: str) -> None:
     assert [problem.key for problem in unbuilt(load(asked))] == [key]
+
+
+@pytest.mark.parametrize("asked", ["optimizer.on_host=true", "mlp_tile=1024"])
+def test_what_only_the_estimate_knows_is_refused(asked: str) -> None:
+    assert [problem.key for problem in unbuilt(load([asked]))] == [asked.partition("=")[0]]
+
+
+def test_a_refusal_writes_values_as_recipes_do() -> None:
+    found = unbuilt(load(["zero.stage=3", "zero.weights_on_host=true"]))[-1]
+    assert (found.key, found.message) == ("zero.weights_on_host", "true can be planned but not trained yet")
+    assert str(found.hint).startswith("train with zero.weights_on_host=false;")

@@ -13,7 +13,7 @@ from engine.attention.meeting import Meeting
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.flops import layer_weights
-from engine.cost.memory import bucket_elements, element_bytes, state_bytes
+from engine.cost.memory import bucket_elements, element_bytes, states
 from engine.dtypes import DTYPES
 from engine.models.build import build_model
 from engine.trainer.optimizer import build_optimizer
@@ -59,7 +59,7 @@ def held_and_estimated(dtype: str, stage: int) -> list[tuple[int, int]]:
     for _ in range(2):
         for _ in range(3):
             engine.backward(engine.forward(numbers, numbers, meeting, numbers), 3 * WORLD * TOKENS)
-            found.append((held() - before, state_bytes(config.model, dtype, WORLD, stage) - passing(config)))
+            found.append((held() - before, states(config.model, dtype, WORLD, config.zero).device - passing(config)))
         engine.step(1e-3)
     return found[3:]
 
