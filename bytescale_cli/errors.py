@@ -96,7 +96,7 @@ def _payload(error: BytescaleError, code: int) -> dict[str, object]:
         {"code": code, "message": problem.message, "key": problem.key, "hint": problem.hint}
         for problem in error.problems
     ]
-    return {"error": entries[0], "errors": entries}
+    return {**error.found, "error": entries[0], "errors": entries}
 
 
 def _flat(text: str) -> str:

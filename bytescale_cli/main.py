@@ -7,7 +7,17 @@ from collections.abc import Sequence
 
 import typer
 
-from bytescale_cli import ckpt, config, output, plan, profile_data, profile_hardware, recipes, simulate
+from bytescale_cli import (
+    ckpt,
+    config,
+    estimate_memory,
+    output,
+    plan,
+    profile_data,
+    profile_hardware,
+    recipes,
+    simulate,
+)
 from bytescale_cli.errors import report
 from bytescale_cli.train import train
 from engine.errors import ExitCode
@@ -21,6 +31,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
+app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
 app.add_typer(ckpt.app, name="ckpt")

@@ -62,7 +62,7 @@ def _head(dry: Mapping[str, Any]) -> list[str]:
     from engine.report.words import hdp_ranks
 
     ranks, documents = hdp_ranks(dry["hdp_ranks"], dry["tp"], dry["pp"]), counted(dry["documents"], "document")
-    planned = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode, no offload; {documents} of {dry['source']}"
+    planned = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} of {dry['source']}"
     other = f" (`bytescale plan` takes {dry['plan_source']})" if dry["plan_source"] != dry["source"] else ""
     return [planned + other, f"{dry['out']}: {dry['outlook']}"]
 

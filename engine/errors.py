@@ -5,9 +5,10 @@ The command line turns any of them into at most three lines and one exit code; n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 E = TypeVar("E", bound="BytescaleError")
 
@@ -43,6 +44,7 @@ class BytescaleError(Exception):
 
     code: ExitCode = ExitCode.BUG
     traced: bool = False  # a traceback lies where `key` says
+    found: Mapping[str, Any] = {}  # what was found before it, for the JSON object of the command
 
     def __init__(self, message: str, *, key: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)

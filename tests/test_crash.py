@@ -75,8 +75,9 @@ def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> 
 
 def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> None:
     hosts = f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
-    for dtype, more in (("fp32", []), ("bf16", [hosts])):
-        whole, killed = tmp_path / f"{dtype}-whole", tmp_path / f"{dtype}-killed"
+    sharded = ["memory=zero3_recompute", "model.experts=3", "model.top_k=2", "balance.by=bias"]
+    for number, (dtype, more) in enumerate((("fp32", []), ("bf16", [hosts]), ("bf16", sharded))):
+        whole, killed = tmp_path / f"{number}-whole", tmp_path / f"{number}-killed"
         subprocess.run(command(whole, data, 14, f"dtype={dtype}", *more), check=True, capture_output=True)
         arguments = command(killed, data, 14, f"dtype={dtype}", *more)
         metrics = killed / "metrics.jsonl"

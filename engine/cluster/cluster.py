@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -76,6 +77,12 @@ class Cluster:
             message = f"parallel.tp={groups.shape[1]} puts devices of {hosts[0]} and of {hosts[1]} into one rank"
             hint = "choose a degree that divides the slots of each node"
             raise ConfigError(message, key="parallel.tp", hint=hint)
+
+    def leaving(self, usable: Callable[[int], int]) -> Cluster:
+        """Return the same ranks with what `usable` leaves of each one's memory."""
+        own = (None if node.memory is None else usable(node.memory) for node in self.nodes)
+        nodes = tuple(replace(node, memory=memory) for node, memory in zip(self.nodes, own, strict=True))
+        return Cluster(nodes, usable(self.device_memory))
 
     @property
     def ranks(self) -> int:

@@ -209,6 +209,14 @@ def _modes(config: Config) -> Problem | None:
     return None
 
 
+def _weights_on_host(config: Config) -> Problem | None:
+    """Weights that every rank holds whole are not gathered, so they cannot wait elsewhere."""
+    if config.zero.stage == 3 or not config.zero.weights_on_host:
+        return None
+    message = f"weights wait on the host in stage 3 only, not in {config.zero.stage}"
+    return Problem(message, "zero.weights_on_host", "set zero.stage=3 too")
+
+
 _RULES: tuple[Callable[[Config], Problem | None], ...] = (
     _context,
     _ranks,
@@ -223,4 +231,5 @@ _RULES: tuple[Callable[[Config], Problem | None], ...] = (
     _lengths_file,
     _devices,
     _modes,
+    _weights_on_host,
 )

@@ -119,7 +119,9 @@ class Cluster(Section):
     name: str
     nodes: int = Field(ge=1, le=65536, description="machines")
     ranks_per_node: int = Field(ge=1, le=64, description="one rank is one GPU or one CPU process")
-    device_memory: Bytes = Field(gt=0, le=2**50, description="bytes that one rank may use")
+    device_memory: Bytes = Field(
+        gt=0, le=2**50, description="bytes of a device, its runtime's included (docs/memory.md)"
+    )
     host_memory: Bytes = Field(ge=0, le=2**50, description="bytes of the host that one rank may offload to")
     hostfile: str | None = Field(description="DeepSpeed's format; then nodes and ranks come from it")
     calibration: str | None = Field(description="file of `profile-hardware`; else the data sheet's figures")
@@ -146,12 +148,14 @@ class Optimizer(Section):
     eps: float = Field(gt=0, le=1, description="what AdamW adds to its divisor")
     weight_decay: float = Field(ge=0, le=1000, description="on matrices only")
     clip_norm: float = Field(ge=0, le=1e12, description="largest gradient norm over all ranks; 0 turns clipping off")
+    on_host: bool = Field(description="DeepSpeedCPUAdam: moments and fp32 masters wait on the host; planned only")
 
 
 class Zero(Section):
     """How model states are sharded over all ranks."""
 
     stage: Literal[1, 2, 3] = Field(description="2 and 3 can be planned, not trained yet")
+    weights_on_host: bool = Field(description="stage 3: a rank's share of the weights waits on the host; planned only")
 
 
 class Offload(Section):
@@ -190,6 +194,9 @@ class Config(Section):
     dtype: Literal["bf16", "fp32", "fp64"] = Field(description="bf16 trains beside fp32 masters; fp64 is for tests")
     recompute: Literal["none", "layer", "layer_keep_attention"] = Field(
         description="compute anew in the backward pass: each layer, or all of it but attention"
+    )
+    mlp_tile: Tokens = Field(
+        ge=0, description="tokens that SwiGLU computes at a time, and anew in the backward pass; 0 is all; planned only"
     )
     compile: Literal["auto", "always", "never"] = Field(
         description="pointwise parts of layers by torch.compile; `auto` does so on GPUs"

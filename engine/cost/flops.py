@@ -36,3 +36,8 @@ def linear_flops(model: schema.Model) -> int:
 def attention_flops(model: schema.Model) -> int:
     """Return the forward FLOPs of one (query, key) pair in all layers."""
     return 4 * model.heads * model.head_dim * model.layers
+
+
+def ffn_share(model: schema.Model) -> float:
+    """Return the share of SwiGLU, or of a token's experts, in its linear layers."""
+    return model.layers * model.top_k * 3 * model.ffn * model.hidden / linear_weights(model)

@@ -1,10 +1,12 @@
 """What a rank's memory holds, in bytes: the estimate that rule 2 of `verify` and the launch are checked against.
 
-Not counted: the runtime itself. A CUDA context and NCCL take 1 to 2 GB; `cluster.device_memory` is what is left.
+Not counted here: the runtime itself and the allocator's gaps (allowance.py).
 Letters: b bytes of an element in the model's dtype, w bytes in the wider of that and fp32 (norms, log-sum-exp, loss).
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
 
 from engine.config import schema
 from engine.cost.flops import layer_weights
@@ -26,7 +28,7 @@ def parameters(model: schema.Model) -> int:
     return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
 
 
-def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
+def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
     """Return what the forward pass keeps of a token for the backward pass, all layers, by recompute mode.
 
     `layer` keeps each layer's input; `layer_keep_attention` also q, k, v, the output and the log-sum-exp. With `none` a
@@ -37,10 +39,10 @@ def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int
     - for SwiGLU the gate, the other branch and the product that both make: 3 f b;
     - with experts k times that, each expert's input and output, 2 k h b, and what the router keeps (`_router`).
     The last norm keeps as much as any other; its output becomes the loss's gradient. All layers share the cosines
-    and sines of a token's position: 2 head_dim w.
+    and sines of a token's position: 2 head_dim w. With a `tile` (mlp_tile) SwiGLU and experts keep only their input.
     """
     b, w = element_bytes(dtype)
-    kept = {"none": _layer(model, dtype), "layer": 0, "layer_keep_attention": _attention(model, dtype)}[recompute]
+    kept = {"none": _layer(model, dtype, tile), "layer": 0, "layer_keep_attention": _attention(model, dtype)}[recompute]
     entry = 0 if recompute == "none" else model.hidden * b + _said(model, dtype)
     return model.layers * (entry + kept) + _norm(model, dtype) + 2 * model.head_dim * w
 
@@ -55,10 +57,15 @@ def _attention(model: schema.Model, dtype: str) -> int:
     return 2 * (model.heads + model.kv_heads) * model.head_dim * b + model.heads * w
 
 
-def _layer(model: schema.Model, dtype: str) -> int:
+def _layer(model: schema.Model, dtype: str, tile: int = 0) -> int:
+    ffn = _said(model, dtype) if tile else _ffn(model, dtype)
+    return 2 * _norm(model, dtype) + _attention(model, dtype) + ffn
+
+
+def _ffn(model: schema.Model, dtype: str) -> int:
     b, _ = element_bytes(dtype)
     experts = model.top_k * 2 * model.hidden * b + _router(model, dtype) if model.experts > 1 else 0
-    return 2 * _norm(model, dtype) + _attention(model, dtype) + model.top_k * 3 * model.ffn * b + experts
+    return model.top_k * 3 * model.ffn * b + experts
 
 
 def _router(model: schema.Model, dtype: str) -> int:
@@ -75,18 +82,24 @@ def _said(model: schema.Model, dtype: str) -> int:
     return (3 * model.experts + 1) * element_bytes(dtype)[1] if model.experts > 1 else 0
 
 
-def working_bytes(model: schema.Model, dtype: str, recompute: str = "none") -> int:
+def working_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
     """Return what a token needs beside that for a while: the larger of the loss's and of one layer's backward pass.
 
     The loss holds the logits of one chunk of tokens in the wider dtype, twice. A layer's backward pass holds the
     gradients of its three f-wide tensors, of its residual stream (twice) and of q, k, v and the output, and with
-    recomputation what it computes anew.
+    recomputation what it computes anew. With a `tile` what is f-wide is there for so many tokens only (`tile_bytes`).
     """
     b, w = element_bytes(dtype)
     loss = 2 * min(model.vocab, 2 * model.hidden) * w
     attention = 2 * (model.heads + model.kv_heads) * model.head_dim
-    layer = (3 * model.top_k * model.ffn + 2 * model.hidden + attention) * b
-    return max(loss, layer + (0 if recompute == "none" else _layer(model, dtype)))
+    wide = 0 if tile else 3 * model.top_k * model.ffn
+    layer = (wide + 2 * model.hidden + attention) * b
+    return max(loss, layer + (0 if recompute == "none" else _layer(model, dtype, tile)))
+
+
+def tile_bytes(model: schema.Model, dtype: str, tile: int) -> int:
+    """Return what SwiGLU or experts compute anew of one tile in the backward pass, and the gradients of that."""
+    return tile * (_ffn(model, dtype) + 3 * model.top_k * model.ffn * element_bytes(dtype)[0])
 
 
 def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
@@ -124,22 +137,65 @@ def bucket_elements(model: schema.Model) -> int:
     return min(parameters(model), _BUCKET)
 
 
-def state_bytes(model: schema.Model, dtype: str, ranks: int, stage: int = 1) -> int:
+@dataclass(frozen=True)
+class Held:
+    """What a device holds whatever its micro-batch, in bytes by item; `host` are those that wait on the host."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gather_buffers: int  # of ZeRO: layers that are gathered, and gradients on their way
+    host: int
+    logits: int = 0  # the loss of however few tokens
+    tile: int = 0  # of mlp_tile: part of the working set
+
+    @property
+    def device(self) -> int:
+        """Return the bytes on the device."""
+        return sum(getattr(self, field.name) for field in fields(self)) - self.host
+
+
+def states(model: schema.Model, dtype: str, ranks: int, zero: schema.Zero, on_host: bool = False) -> Held:
     """Return a rank's model states under ZeRO of P parameters, by DeepSpeed's optimizer class.
 
     Stage 1, bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients,
     three tensors (master weights and two moments) in the wider dtype over all ranks, and a bucket. Stage 2 shards
-    gradients too, stage 3 also weights, of which two layers are whole at a time.
+    gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time. `on_host`
+    (DeepSpeedCPUAdam, never BF16_Optimizer): the three tensors wait there, and the gradients that are sharded.
     """
     b, w = element_bytes(dtype)
-    count = parameters(model)
-    bucket = 0 if dtype == "bf16" and stage == 1 else w * bucket_elements(model)
-    optimizer = -(-3 * w * count // ranks) + bucket
+    count, stage = parameters(model), zero.stage
+    weights = b * count if stage < 3 else -(-b * count // ranks)
     gradients = w * count if stage == 1 else -(-w * count // ranks)
-    if stage < 3:
-        return b * count + gradients + optimizer
-    whole = 2 * layer_weights(model, experts=model.experts) * b
-    return -(-b * count // ranks) + whole + gradients + optimizer
+    optimizer = -(-3 * w * count // ranks)
+    bucket = 0 if dtype == "bf16" and stage == 1 and not on_host else w * bucket_elements(model)
+    whole = max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) * b
+    away = Held(
+        parameters=weights if zero.weights_on_host else 0,
+        gradients=gradients if on_host and stage > 1 else 0,
+        optimizer=optimizer if on_host else 0,
+        gather_buffers=0,
+        host=0,
+    )
+    return Held(
+        parameters=weights - away.parameters,
+        gradients=gradients - away.gradients,
+        optimizer=optimizer - away.optimizer,
+        gather_buffers=bucket + (whole if stage == 3 else 0),
+        host=away.device,
+    )
+
+
+def held(config: schema.Config, ranks: int) -> Held:
+    """Return what each device of one of `ranks` HDP ranks holds whatever its micro-batch."""
+    model, dtype, parallel = config.model, config.dtype, config.parallel
+    devices = parallel.tp * parallel.pp
+    whole = states(model, dtype, ranks, config.zero, config.optimizer.on_host)
+    return replace(
+        Held(**{name: -(-size // devices) for name, size in vars(whole).items()}),
+        logits=-(-loss_bytes(model, dtype) // parallel.tp),
+        tile=-(-tile_bytes(model, dtype, config.mlp_tile) // parallel.tp),
+    )
 
 
 def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:

@@ -6,8 +6,9 @@ enters a plan. Memory and traffic are whole bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +43,13 @@ class Costs:
     token_bytes: int  # saved activations, a token
     working_bytes: int  # a chunk's logits or a layer's backward pass, a token
     ring_bytes: int  # ring buffers, a token of a ring's largest shard
-    fixed_bytes: int  # model states, and the loss of however few tokens, a rank
+    fixed_bytes: int  # model states, the loss of however few tokens, and a tile, a rank
     passing_bytes: int  # gradients that replace saved activations during the backward pass, a rank
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
     forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward one is run again
     counts_bytes: int  # what a shard's experts got in all layers, sent once for each hop of the counts' rounds
+    host_fixed_bytes: int = 0  # model states that wait on the host, a rank
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
@@ -63,7 +65,6 @@ class Costs:
         b, w = memory.element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
-        states = memory.state_bytes(model, dtype, cluster.ranks, config.zero.stage)
         return cls(
             source=f"{rates.device} ({rates.source})",
             parameters=memory.parameters(model),
@@ -76,16 +77,16 @@ class Costs:
             nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
             slot=round(NS * _slot_seconds(config, rates, devices, cluster)),
             step=round(NS * _step_seconds(config, rates, devices, cluster)),
-            token_bytes=-(-memory.saved_bytes(model, dtype, config.recompute) // tp),
-            working_bytes=-(-memory.working_bytes(model, dtype, config.recompute) // tp),
-            ring_bytes=-(-memory.ring_bytes(model, dtype) // tp),
-            fixed_bytes=-(-states // devices) - (-memory.loss_bytes(model, dtype) // tp),
-            passing_bytes=-(-memory.passing_bytes(model, dtype, config.zero.stage) // devices),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             forward_rings=3 if config.recompute == "layer" else 2,
             counts_bytes=memory.counts_bytes(model) if config.balance.by == "loss" else 0,
+            **_bytes(config, cluster.ranks),
         )
+
+    def among(self, config: Config, ranks: int) -> Costs:
+        """Return the same costs with the bytes of the config on so many HDP ranks; times stay what they are."""
+        return replace(self, **_bytes(config, ranks))
 
     @property
     def fixed(self) -> int:
@@ -132,6 +133,21 @@ class Costs:
         return ns / NS
 
 
+def _bytes(config: Config, ranks: int) -> dict[str, Any]:
+    """Return the fields of `Costs` that say what a device of one of `ranks` HDP ranks holds."""
+    model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
+    tp, held = config.parallel.tp, memory.held(config, ranks)
+    passing = memory.passing_bytes(model, dtype, config.zero.stage)
+    return {
+        "token_bytes": -(-memory.saved_bytes(model, dtype, mode, tile) // tp),
+        "working_bytes": -(-memory.working_bytes(model, dtype, mode, tile) // tp),
+        "ring_bytes": -(-memory.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
+        "fixed_bytes": held.device,
+        "passing_bytes": -(-passing // (tp * config.parallel.pp)),
+        "host_fixed_bytes": held.host,
+    }
+
+
 def machine(config: Config) -> Calibration:
     """Return the measured rates of the config's cluster, or those of its data sheet."""
     path = config.cluster.calibration
@@ -151,11 +167,13 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     inside = tp <= min(node.slots for node in Cluster.of(config.cluster).nodes)
     link = rates.node_bytes_per_s if inside else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / link
-    again = {"none": 0.0, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
+    tiled = flops.ffn_share(model) if config.mlp_tile else 0.0
+    again = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
     # Two layers stay (equation 3). Of two layers or fewer nothing goes; a rate is only there to be divided by.
     goes = max(1, model.layers - 2) / model.layers
-    copied = goes * memory.saved_bytes(model, config.dtype, config.recompute) / tp / rates.copy_bytes_per_s
+    saved = memory.saved_bytes(model, config.dtype, config.recompute, config.mlp_tile)
+    copied = goes * saved / tp / rates.copy_bytes_per_s
     forward, backward = linear + sums, rates.linear_backward * linear + sums
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # read twice, written once
@@ -195,7 +213,9 @@ def _step_seconds(config: Config, rates: Calibration, devices: int, cluster: Clu
     b, w = memory.element_bytes(config.dtype)
     ranks, count = cluster.ranks, memory.parameters(config.model) / devices
     travel = (ranks - 1) / ranks * count * (w + b) / _reduce_rate(rates, cluster)
-    update = count / ranks * (6 * w + b) / rates.memory_bytes_per_s  # master weight and two moments, read and written
+    # Master weight and two moments are read and written; a host's memory is taken to be as fast as copies to it.
+    speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
+    update = count / ranks * (6 * w + b) / speed
     return rates.step_s + travel + update
 
 

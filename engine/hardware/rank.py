@@ -11,19 +11,17 @@ import torch
 from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.cost.memory import parameters
-from engine.dtypes import DTYPES
 from engine.errors import ExitCode
 from engine.hardware import activations, device, micro_batches
 from engine.hardware.cases import cases
 from engine.hardware.measured import RESULT, Case, Measured, Timing
 from engine.hardware.prepare import longest, other_layers, with_layers
 from engine.hardware.timing import QUANTILE, Run, Stopwatch, gather, interleaved
-from engine.models.build import build_model
-from engine.models.fuse import fuse
 from engine.trainer.folder import RunFolder
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.loop import Trainer
 from engine.trainer.metrics import read_metrics
+from engine.trainer.model import make_model
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
 from engine.zero.engine import ZeroEngine
@@ -127,8 +125,5 @@ def _update(engine: ZeroEngine, context: RankContext, groups: Groups, vocab: int
 
 
 def _engine(config: Config, groups: Groups) -> ZeroEngine:
-    model = build_model(config)
-    model.initialise(config.run.seed)
-    model.to(groups.device)
-    fuse(model, groups.device, DTYPES[config.dtype], config.compile)
+    model = make_model(config, groups.device)
     return ZeroEngine(model, build_optimizer(model, config.optimizer), config)

@@ -22,7 +22,7 @@ def dry_run_of(
     config: Config, cluster: Cluster, folder: RunFolder, start: Start, refused: list[Problem]
 ) -> dict[str, Any]:
     """Return what the command prints as JSON; no commands if no step is left to run."""
-    settings = PlanSettings.of(config).without_offload()
+    settings = PlanSettings.of(config)
     steps = [_step(number, plan, settings) for number, plan in enumerate(start.plans, start=start.step + 1)]
     commands = rank_commands(cluster, folder, start.checkpoint, free_port()) if steps else []
     return {

@@ -8,17 +8,23 @@ from engine.errors import Problem
 
 def unbuilt(config: Config) -> list[Problem]:
     """Return a problem for each value that can be planned but not trained."""
-    ratio = config.offload.ratio
     asked = (
-        ("zero.stage", config.zero.stage, 1),
         ("parallel.tp", config.parallel.tp, 1),
         ("parallel.pp", config.parallel.pp, 1),
-        ("offload.ratio", 0 if ratio == "auto" else ratio, 0),
+        ("optimizer.on_host", config.optimizer.on_host, False),
+        ("zero.weights_on_host", config.zero.weights_on_host, False),
+        ("mlp_tile", config.mlp_tile, 0),
     )
     return [
         Problem(
-            f"{value} can be planned but not trained yet", key, f"train with {key}={only}; `bytescale plan` takes it"
+            f"{_text(value)} can be planned but not trained yet",
+            key,
+            f"train with {key}={_text(only)}; `bytescale plan` takes it",
         )
         for key, value, only in asked
         if value != only
     ]
+
+
+def _text(value: float) -> str:
+    return str(value).lower()  # as YAML has it: true, false

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.config.units import counted, format_bytes, format_count
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
+from engine.planner import memory
 from engine.planner.adaptive import adaptive
 from engine.planner.balanced import balanced
 from engine.planner.lockstep import lockstep
@@ -41,7 +42,7 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
     _check_lengths(given, settings)
     lengths = given.astype(np.int64)  # a copy: a plan shares no memory with its caller
     _check_memory(int(lengths.sum()), settings)
-    plan = _in_mode(PLANNERS[settings.planner](lengths, settings), settings)
+    plan = memory.fitted(_in_mode(PLANNERS[settings.planner](lengths, settings), settings), settings)
     if not np.array_equal(plan.lengths, lengths):
         raise PlanError(0, "the plan is not of the sequences that were asked for")
     verify(plan, settings)
@@ -89,16 +90,32 @@ def _check_nodes(settings: PlanSettings) -> None:
 
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
-    """Refuse a capacity whose full micro-batch, all of it in rings, does not fit the device."""
+    """Refuse a capacity whose full micro-batch, all in rings, does not fit, with no more offloaded than this takes."""
+    if settings.host_memory < 0:
+        needs = format_bytes(settings.costs.host_fixed_bytes)
+        hint = "more ranks, or optimizer.on_host=false"
+        raise MemoryFitError(f"the model states on the host need {needs} a rank", key="cluster.host_memory", hint=hint)
     tokens, costs = min(settings.capacity, step_tokens), settings.costs
-    most = costs.most_tokens(settings.device_memory)  # in Python's numbers: those of a huge model pass 64 bits
-    if tokens <= most:
+    most = costs.most_tokens(settings.device_memory)
+    if tokens <= most or _fits_with_offload(tokens, settings):
         return
+    # In Python's numbers: those of a huge model pass 64 bits.
     saved = max(costs.token_bytes * tokens, costs.passing_bytes)
     peak = costs.fixed_bytes + saved + (costs.working_bytes + costs.ring_bytes) * tokens
     message = (
         f"{format_count(tokens)} tokens in a micro-batch need {format_bytes(peak)} a rank, "
-        f"and the device has {format_bytes(settings.device_memory)}"
+        f"and the device leaves {format_bytes(settings.device_memory)}"
     )
+    if settings.offload:
+        message += "; what may be offloaded is not enough"
     hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
     raise MemoryFitError(message, key="capacity", hint=hint)
+
+
+def _fits_with_offload(tokens: int, settings: PlanSettings) -> bool:
+    costs, number = settings.costs, np.int64(tokens)
+    if not settings.offload or costs.token_bytes * tokens >= 2**62:
+        return False
+    ratio = memory.least_offload(tokens, settings.capacity, settings.device_memory, settings).offload
+    peak, host = costs.peak_bytes(number, number, ratio), costs.host_bytes(number, ratio)
+    return int(peak) <= settings.device_memory and int(host) <= settings.host_memory

@@ -6,22 +6,33 @@ the working set of all n tokens and the ring's buffers, which never leave the de
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from engine.cost.model import PPM
 from engine.planner.bound import Floats
-from engine.planner.plan import Ints
+from engine.planner.loads import micro_loads
+from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
+
+
+@dataclass(frozen=True)
+class Load:
+    """A micro-batch: its tokens, those of its rings' largest shards, and how much of it waits on the host, ppm."""
+
+    tokens: int
+    buffers: int
+    offload: int
 
 
 @lru_cache(maxsize=8)
 def most_tokens(settings: PlanSettings) -> Ints:
     """Return the tokens of a ring that a rank holds if as much as allowed is offloaded, [P]; at least its capacity."""
     classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)
-    most = [_most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
-    return np.array(most, dtype=np.int64)[index.ravel()]
+    found = [most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
+    return np.array(found, dtype=np.int64)[index.ravel()]
 
 
 def gain(lengths: Ints, settings: PlanSettings) -> Floats:
@@ -35,7 +46,8 @@ def gain(lengths: Ints, settings: PlanSettings) -> Floats:
     return layers / (2 + (1 - ratio) * (layers - 2))
 
 
-def _most(capacity: int, memory: int, settings: PlanSettings) -> int:
+def most(capacity: int, memory: int, settings: PlanSettings) -> int:
+    """Return `most_tokens` of a rank of this capacity and memory."""
     low, high = capacity, capacity * settings.costs.layers
     while high - low > 1:
         middle = (low + high) // 2
@@ -94,11 +106,28 @@ def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -
     costs, layers = settings.costs, settings.costs.layers
     tokens = -(-lengths // degrees)
     ratio = np.zeros(len(lengths), dtype=np.int64)
-    large = np.flatnonzero(tokens > holds[0])
+    free = holds[1] - costs.fixed_bytes - (costs.working_bytes + costs.ring_bytes) * tokens
+    large = np.flatnonzero((tokens > holds[0]) | (costs.token_bytes * tokens > free))
     if len(large) == 0 or layers <= 2:
         return ratio
-    shard, (capacity, memory) = tokens[large], holds[:, large]
-    beside = costs.fixed_bytes + (costs.working_bytes + costs.ring_bytes) * shard
-    stays = np.minimum(capacity, (memory - beside) // costs.token_bytes)
+    shard, capacity = tokens[large], holds[0, large]
+    stays = np.minimum(capacity, free[large] // costs.token_bytes)
     ratio[large] = np.minimum(PPM, PPM - (stays * layers * PPM // shard - 2 * PPM) // (layers - 2))
     return ratio
+
+
+def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> Load:
+    """Return the micro-batch of so many tokens with no more on the host than lets it fit, or as much as is allowed."""
+    one, holds = np.ones(1, dtype=np.int64), np.array([[capacity], [memory]])
+    ratio = int(offload(tokens * one, one, holds, settings)[0])
+    return Load(tokens, tokens, min(ratio, settings.offload))
+
+
+def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
+    """Return the plan with more of a micro-batch on the host where its tokens fit only so, whole sequences too."""
+    full, least = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
+    if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= least:
+        return plan
+    tokens, holds = micro_loads(plan)[0], np.stack([settings.capacities, settings.cluster.memory])
+    ratio = offload(tokens, np.ones_like(tokens), holds[:, plan.micro_rank], settings)
+    return replace(plan, offload=np.maximum(plan.offload, np.minimum(ratio, settings.offload)))

@@ -12,6 +12,7 @@ from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem, ranks_problem
 from engine.config.schema import Config
 from engine.config.units import counted
+from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
 from engine.errors import ConfigError
 
@@ -28,24 +29,24 @@ class PlanSettings:
     planner: str
     mode: str  # "free", "lockstep" or "pipeline"
     stages: int  # of a pipeline, else 1
-    cluster: Cluster  # of HDP ranks
+    cluster: Cluster  # of HDP ranks, with the memory that allowances leave
     capacity: int
     context: int
     max_peers: int
     offload: int  # most of a micro-batch's saved activations that may go to the host, two layers' aside
-    host_memory: int
+    host_memory: int  # beside the model states that wait there; negative where they do not fit
     costs: Costs
 
     @classmethod
     def of(cls, config: Config) -> PlanSettings:
         """Return the settings of a config. Raises ConfigError where ranks are too many or hold too little."""
-        cluster = Cluster.of(config.cluster, config.parallel)
+        cluster = Cluster.of(config.cluster, config.parallel).leaving(Allowance.of(config).usable)
         problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks)]
         if found := [problem for problem in problems if problem is not None]:
             raise ConfigError.of(found)
         planner = config.planner
         _check_peers(planner.name, planner.max_peers, cluster.ranks)
-        ratio = config.offload.ratio
+        ratio, costs = config.offload.ratio, Costs.of(config)
         return cls(
             planner=planner.name,
             mode=_mode(config),
@@ -55,8 +56,8 @@ class PlanSettings:
             context=config.context,
             max_peers=planner.max_peers,
             offload=PPM if ratio == "auto" else round(PPM * ratio),
-            host_memory=config.cluster.host_memory,
-            costs=Costs.of(config),
+            host_memory=config.cluster.host_memory - costs.host_fixed_bytes,
+            costs=costs,
         )
 
     def by(self, planner: str) -> PlanSettings:

@@ -13,7 +13,7 @@ from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, Size, Words, draw
 from engine.report.words import short_seconds
 
 Run = Mapping[str, Any]  # as `simulate --json` has it
-_ROW = 24.0  # pixels
+ROW = 24.0  # pixels
 _THIRD = "#009e73"
 _LETTER = 0.62  # of a font's size: the width of a letter
 
@@ -27,7 +27,7 @@ def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
         axes.vlines(
             [1.0] * len(rows), [row - 0.5 for row in rows], [row + 0.5 for row in rows], color=INK, linewidth=1.0
         )
-        _write_ends(axes, rows, ratios, [f"{ratio:.2f}" for ratio in ratios], size)
+        write_ends(axes, rows, ratios, [f"{ratio:.2f}" for ratio in ratios], size)
         axes.set_xlabel("speed-up against static")
 
     best = max(runs, key=lambda run: float(run["speedup"]))
@@ -46,7 +46,7 @@ def seconds_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
                 rows, widths, left=left, height=0.7, label=label, color=colour, hatch=hatch, edgecolor=INK, linewidth=0
             )
             left = [start + width for start, width in zip(left, widths, strict=True)]
-        _write_ends(axes, rows, left, [short_seconds(run["step_s"]) for run in runs], size)
+        write_ends(axes, rows, left, [short_seconds(run["step_s"]) for run in runs], size)
         axes.set_xlabel("seconds of a step, mean over ranks")
 
     told = "; ".join(f"{run['planner']} {short_seconds(run['step_s'])}" for run in runs)
@@ -89,10 +89,10 @@ def _draw(words: Words, runs: Sequence[Run], size: Size, paint: Callable[[Axes, 
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
 
-    return draw(words, size, _ROW * row + 80, painted)
+    return draw(words, size, ROW * row + 80, painted)
 
 
-def _write_ends(axes: Axes, rows: Sequence[int], ends: Sequence[float], texts: Sequence[str], size: Size) -> None:
+def write_ends(axes: Axes, rows: Sequence[int], ends: Sequence[float], texts: Sequence[str], size: Size) -> None:
     """Write each bar's text behind its end, and leave room for the longest."""
     room = (max(map(len, texts)) + 1.5) * _LETTER * size.font / (size.width - 110)
     axes.set_xlim(0, max(ends) / (1 - room))

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from engine.config.schema import Config
 from engine.data.profile import describe
 from engine.data.scan import Documents
+from engine.planner.estimate import estimate, of_plans
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.report.boxes import simulated
 from engine.report.cost_curve import cost_picture, costs_of
 from engine.report.histogram import histogram_picture
+from engine.report.memory_page import memory_figure
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import NAMES, cell, machine
@@ -50,7 +52,12 @@ def plan_page(planned: Planned) -> Page:
         title=planned.config.recipe,
         kind="a ByteScale plan",
         head=machine(planned.config, planned.plans[0], planned.settings.costs.source),
-        figures=[_timeline(planned), _lengths(planned.plans[0].lengths, planned.config.context), _costs(planned)],
+        figures=[
+            _timeline(planned),
+            _lengths(planned.plans[0].lengths, planned.config.context),
+            _costs(planned),
+            _memory(planned),
+        ],
         tables=[_table(planned.facts)],
     )
 
@@ -87,6 +94,11 @@ def _costs(planned: Planned) -> Figure:
         "a sequence alone would take longer uncut than the whole step."
     )
     return Figure.of("Cost against length", caption, lambda size: cost_picture(found, size))
+
+
+def _memory(planned: Planned) -> Figure:
+    load = of_plans(planned.plans, planned.settings.costs)
+    return memory_figure(estimate(planned.config, planned.settings, load))
 
 
 def _table(facts: Sequence[Facts]) -> Table:

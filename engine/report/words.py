@@ -7,9 +7,11 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.config.units import counted
+from engine.planner.estimate import Estimate
 from engine.planner.plan import StepPlan
 
 Pair = tuple[str, str]  # a name and its value, as text
+Triple = tuple[str, str, str]
 
 
 def short_tokens(tokens: float) -> str:
@@ -58,6 +60,34 @@ NAMES = {
 def cell(facts: Mapping[str, Any], name: str) -> str:
     """Return a fact as its table has it, in the unit that NAMES says."""
     return number(facts[name] / 2**30 if name == "ring_bytes" else facts[name])
+
+
+MEMORY = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "saved": "activations",
+    "working_set": "working set",
+    "logits": "loss",
+    "ring_buffers": "ring buffers",
+    "gather_buffers": "ZeRO's buffers",
+    "context": "runtime",
+    "fragmentation": "gaps",
+}
+
+
+def memory_parts(found: Estimate) -> dict[str, int]:
+    """Return the bytes of a device by name, activations and what is beside the tensors in their parts."""
+    parts = found.items | {"saved": found.items["activations"] - found.working_set, **vars(found)}
+    return {name: parts[key] for key, name in MEMORY.items()}
+
+
+def memory_rows(found: Estimate) -> list[Triple]:
+    """Return rows of a name, GiB and the share of the device; the last ones are the sum and the host."""
+    rows = [*memory_parts(found).items(), ("peak", found.peak), ("of a device's", found.device_total)]
+    on_host = [("on the host", found.host, found.host_total), ("of a rank's share", found.host_total, found.host_total)]
+    told = [(name, size, found.device_total) for name, size in rows] + on_host
+    return [(name, f"{size / 2**30:,.2f}", f"{size / of:.0%}" if of else "") for name, size, of in told]
 
 
 def source(config: Config) -> str:

@@ -64,9 +64,6 @@ def _config_of(folder: Path, state: checkpoints.TrainState) -> Config:
         raise CheckpointError(f"there is no {run.resolved.name} of its run", key=str(folder), hint=hint)
     config = read_resolved(run.resolved)
     check_lineage(folder, state, config, state.ranks)
-    if config.zero.stage == 3:
-        hint = "train with zero.stage=1"
-        raise CheckpointError("exports of ZeRO-3 checkpoints are not built yet", key=str(folder), hint=hint)
     return config
 
 

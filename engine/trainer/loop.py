@@ -28,8 +28,6 @@ from engine.data.steps import Cursor, SequenceTable, validation_table
 from engine.dtypes import DTYPES
 from engine.errors import ExitCode
 from engine.files import write_durably
-from engine.models.build import build_model
-from engine.models.fuse import fuse
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.simulator.timeline import balance
@@ -40,10 +38,10 @@ from engine.trainer.finite import check_finite
 from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.lineage import lineage
+from engine.trainer.model import make_model, make_offload
 from engine.trainer.optimizer import build_optimizer, learning_rate
 from engine.trainer.planning import Feed, PlanAhead, compare_digests
 from engine.trainer.step import RankContext, StepTimes, evaluate, run_step
-from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
 
 _LOG = logging.getLogger(__name__)
@@ -80,16 +78,11 @@ class Trainer:
         self.folder, self.config, self.groups = folder, config, groups
         self.index = Index.load(folder.index)
         self.reader = Reader(config.data, self.index)
-        self.settings = PlanSettings.of(config).without_offload()  # the engine cannot offload yet
+        self.settings = PlanSettings.of(config)
         kernel = choose(groups.device, DTYPES[config.dtype], config.model.head_dim)
-        self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel)
-        self.model = build_model(config)
-        if weights is None:
-            self.model.initialise(config.run.seed)
-        else:
-            load_weights(self.model.to(DTYPES[config.dtype]), config.model, Path(weights))
-        self.model.to(groups.device)
-        fuse(self.model, groups.device, DTYPES[config.dtype], config.compile)
+        self.model = make_model(config, groups.device, weights)
+        self.model.offload = make_offload(config, groups.device) if self.settings.offload else None
+        self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel, self.model.offload)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
         self.validation = self._plan_validation()

@@ -8,14 +8,15 @@ import torch
 from torch import nn
 
 from engine.config.schema import Optimizer
+from engine.models.llama.layers import norms_of
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer; weight decay acts on matrices only, not on norms."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters, norms = [p for p in model.parameters() if p.requires_grad], norms_of(model)
     groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p not in norms], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p in norms], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":

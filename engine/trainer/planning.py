@@ -88,6 +88,7 @@ class PlanAhead:
         plan = StepPlan.from_bytes(_broadcast(self._pending.result() if self._pending else b"", self._control))
         if not np.array_equal(plan.lengths, table.length):
             raise PlanError(0, f"rank {self._rank} reads other documents than rank 0 planned for")
+        check_slots(plan, self._settings.mode)
         compare_digests(plan.digest, self._control)
         return table, after, plan
 
@@ -95,6 +96,17 @@ class PlanAhead:
         """End the planning process."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+
+
+def check_slots(plan: StepPlan, mode: str) -> None:
+    """Raise PlanError where ranks would wait for each other for ever: DeepSpeed meets in every micro-batch of lockstep
+    mode, and in no mode can a rank be without one."""
+    counts = np.diff(plan.micro_start)
+    if counts.min() < 1:
+        raise PlanError(0, f"rank {int(counts.argmin())} has no micro-batch")
+    if mode == "lockstep" and counts.min() != counts.max():
+        few, many = int(counts.argmin()), int(counts.argmax())
+        raise PlanError(5, f"rank {few} has {counts[few]} micro-batches and rank {many} has {counts[many]}")
 
 
 def compare_digests(digest: str, control: dist.ProcessGroup) -> None:

@@ -14,6 +14,7 @@ from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
 from engine.attention.meeting import Meeting
 from engine.data.slices import Slices
+from engine.memory.offload import Offload
 from engine.planner.plan import MicroBatch, StepPlan
 
 Forward = Callable[[Tensor, Tensor, Meeting, Tensor], Tensor]  # tokens, positions, meeting, labels -> summed loss
@@ -22,12 +23,14 @@ Slicer = Callable[[MicroBatch], Slices]
 
 @dataclass(frozen=True)
 class RankContext:
-    """What every micro-batch of a rank needs: where it runs, how it talks to its rings, which kernel attends."""
+    """What every micro-batch of a rank needs: where it runs, how it talks to its rings, which kernel attends, and where
+    activations wait that the plan sends to the host; None where no plan does."""
 
     rank: int
     device: torch.device
     comm: RingComm
     kernel: Kernel
+    offload: Offload | None = None
 
 
 @dataclass
@@ -57,6 +60,8 @@ def run_step(
         start = time.perf_counter()
         slices = slicer(micro)
         times.data_wait_s += time.perf_counter() - start
+        if context.offload is not None:
+            context.offload.begin(micro.offload, len(slices.tokens))
         loss = micro_batch_loss(forward, micro, slices, context)
         backward(loss)
         loss_sum += loss.item()
@@ -66,9 +71,12 @@ def run_step(
 
 @torch.no_grad()
 def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> float:
-    """Return this rank's summed cross-entropy of a forward-only plan; idle micro-batches have nothing to add."""
+    """Return this rank's summed cross-entropy of a forward-only plan.
+
+    Idle micro-batches add nothing, and run all the same: under ZeRO-3 ranks meet in every slot.
+    """
     model.eval()
-    busy = (micro for micro in plan.of_rank(context.rank) if micro.shards)
-    loss_sum = sum(micro_batch_loss(model, micro, slicer(micro), context).item() for micro in busy)
+    micros = plan.of_rank(context.rank)
+    loss_sum = sum(micro_batch_loss(model, micro, slicer(micro), context).item() for micro in micros)
     model.train()
     return loss_sum

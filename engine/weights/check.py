@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -47,18 +47,30 @@ def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor, under their names, that a config's model needs."""
     with torch.device("meta"):
         model = build_model(config)
-    return {name: tuple(place.shape) for name, place in places(model, config.model).items()}
+    return {name: tuple(place.tensor.shape) for name, place in places(model, config.model).items()}
 
 
-def places(model: nn.Module, shape: Model) -> dict[str, torch.Tensor]:
-    """Return where each of their tensors lies in a model: a parameter, or an expert's entry of a stacked one."""
+class Place(NamedTuple):
+    """Where one of their tensors lies in a model: a parameter, or one expert's entry of a stacked one."""
+
+    parameter: nn.Parameter
+    expert: int | None
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """Return what is to be filled; under ZeRO-3 only while the parameter is gathered."""
+        return self.parameter if self.expert is None else self.parameter[self.expert]
+
+
+def places(model: nn.Module, shape: Model) -> dict[str, Place]:
+    """Return the place of each of their tensors in a model."""
     parameters, names = dict(model.named_parameters()), tensor_names(shape)
     assert parameters.keys() == names.keys(), "the table of names is not this model's"
-    found: dict[str, torch.Tensor] = {}
-    for ours, theirs in names.items():
-        whole = parameters[ours]
-        found |= {theirs[0]: whole} if len(theirs) == 1 else dict(zip(theirs, whole, strict=True))
-    return found
+    return {
+        name: Place(parameters[ours], expert if len(theirs) > 1 else None)
+        for ours, theirs in names.items()
+        for expert, name in enumerate(theirs)
+    }
 
 
 def _keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Problem]:

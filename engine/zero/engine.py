@@ -12,12 +12,12 @@ from typing import Any
 
 import deepspeed
 import torch
-from deepspeed import ops
 from torch import Tensor, nn
 
 from engine.attention.meeting import Meeting
 from engine.config.schema import Config
 from engine.zero.settings import deepspeed_settings
+from engine.zero.shards import join
 
 _TAG = "zero"
 
@@ -30,10 +30,9 @@ class ZeroEngine:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
-        if not torch.cuda.is_available():
-            ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for 35 s and serves inference only
-        deepspeed.init_distributed(auto_mpi_discovery=False)
-        self._world, self._bf16 = torch.distributed.get_world_size(), config.dtype == "bf16"
+        join()
+        self._world = torch.distributed.get_world_size()
+        self._passes = config.dtype == "bf16" and config.zero.stage == 1  # BF16_Optimizer
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]
@@ -50,7 +49,7 @@ class ZeroEngine:
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Accumulate the gradient of a micro-batch's summed loss, as its share of the whole step's mean."""
         self._engine.backward(loss_sum * (self._world / step_loss_tokens), scale_wrt_gas=False)
-        if self._bf16:  # added to the fp32 ones; DeepSpeed would keep them beside the next micro-batch's activations
+        if self._passes:  # added to the fp32 ones; DeepSpeed would keep them beside the next micro-batch's activations
             self._engine.optimizer.clear_lp_grads(set_to_none=True)
 
     def step(self, lr: float) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config.schema import Config
+from engine.config.schema import Config, Model
+from engine.cost.flops import layer_weights
 from engine.cost.memory import bucket_elements
 
 _BF16: dict[str, Any] = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
@@ -31,8 +32,20 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
             "stage": config.zero.stage,
             "overlap_comm": False,
             "reduce_bucket_size": bucket_elements(config.model),  # DeepSpeed's own is 2 GB, however small the model
-        },
+        }
+        | (_gathering(config.model) if config.zero.stage == 3 else {}),
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**31,
     }
     return settings | (_BF16 if config.dtype == "bf16" else {})
+
+
+def _gathering(model: Model) -> dict[str, int]:
+    """Return what stage 3 gathers: the norms stay whole, and of the matrices two layers' at a time."""
+    layer = layer_weights(model, experts=model.experts)
+    return {
+        "stage3_param_persistence_threshold": model.hidden,
+        "stage3_prefetch_bucket_size": layer,
+        "stage3_max_live_parameters": 2 * layer,
+        "stage3_max_reuse_distance": 0,
+    }

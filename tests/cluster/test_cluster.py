@@ -74,6 +74,12 @@ def test_a_mixed_cluster_says_what_each_rank_is() -> None:
     assert mixed.memory.tolist() == [100, 100, 10]
 
 
+def test_an_allowance_is_taken_off_each_ranks_memory() -> None:
+    mixed = Cluster((Node("new", 2), Node("old", 1, speed=50, memory=10)), device_memory=100)
+    less = mixed.leaving(lambda memory: memory - 3)
+    assert (less.memory.tolist(), less.speed.tolist(), less.device_memory) == ([97, 97, 7], [100, 100, 50], 97)
+
+
 @pytest.mark.parametrize(
     ("tp", "pp", "slots"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (12, 1, [1])]
 )

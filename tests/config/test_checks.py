@@ -36,6 +36,12 @@ MISTAKES = [
     (["model.hidden=132"], "model.hidden", "132 is not a multiple of 2 x model.heads=4", "136"),
     (["optimizer.betas=[0.9,1]"], "optimizer.betas", "less than 1", "0.95"),
     (["optimizer.betas=[-0.1,0.9]"], "optimizer.betas", "at least 0", "0.95"),
+    (
+        ["zero.weights_on_host=true", "zero.stage=2"],
+        "zero.weights_on_host",
+        "wait on the host in stage 3 only, not in 2",
+        "zero.stage=3",
+    ),
     (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto"),
     (["offload.ratio=-0.1"], "offload.ratio", "must be auto or from 0 to 1, not -0.1", "auto"),
     (["model.experts=4", "model.top_k=5"], "model.top_k", "5 is more than model.experts=4", "at most 4"),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
 from engine.attention.meeting import Meeting
 from engine.config.load import load
-from engine.config.schema import Model
+from engine.config.schema import Model, Zero
 from engine.cost import memory
 from engine.dtypes import DTYPES
 from engine.memory import recompute
@@ -25,7 +25,12 @@ def shape(**changes: object) -> Model:
 
 
 SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
+STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
+
+
+def zero(stage: Literal[1, 2, 3], weights_on_host: bool = False) -> Zero:
+    return Zero(stage=stage, weights_on_host=weights_on_host)
 
 
 def model_of(shape: Model, mode: str = "none") -> Llama:
@@ -92,9 +97,9 @@ def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, ex
 def test_states_under_zero_1_by_optimizer_class() -> None:
     """tests/zero/test_memory.py counts DeepSpeed's."""
     count = memory.parameters(SMALL)
-    assert memory.state_bytes(SMALL, "bf16", 1) == (2 + 4 + 12) * count
-    assert memory.state_bytes(SMALL, "bf16", 8) == (2 + 4) * count + -(-12 * count // 8)
-    assert memory.state_bytes(SMALL, "fp32", 2) == (4 + 4 + 4) * count + 12 * count // 2
+    assert memory.states(SMALL, "bf16", 1, zero(1)).device == (2 + 4 + 12) * count
+    assert memory.states(SMALL, "bf16", 8, zero(1)).device == (2 + 4) * count + -(-12 * count // 8)
+    assert memory.states(SMALL, "fp32", 2, zero(1)).device == (4 + 4 + 4) * count + 12 * count // 2
     assert (memory.passing_bytes(SMALL, "bf16"), memory.passing_bytes(SMALL, "fp32")) == (2 * count, 0)
 
 
@@ -145,6 +150,44 @@ def test_the_heads_gradient_is_there_in_both_dtypes_when_it_is_summed() -> None:
     assert memory.loss_bytes(SMALL, "fp64") == gradient * 8 + logits * 8
 
 
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_what_waits_on_the_host_is_not_on_the_device(ranks: int) -> None:
+    """DeepSpeedCPUAdam: 12 bytes a parameter, and from stage 2 on the gradients' 4; it is never BF16_Optimizer, so
+    gradients go through a bucket in stage 1 too."""
+    count = memory.parameters(SMALL)
+    share = {size: math.ceil(size * count / ranks) for size in (2, 4, 12)}
+    for stage in STAGES:
+        here, away = (memory.states(SMALL, "bf16", ranks, zero(stage), on_host) for on_host in (False, True))
+        assert (here.optimizer, away.optimizer, here.host) == (share[12], 0, 0)
+        assert away.host == share[12] + (share[4] if stage > 1 else 0)
+        assert away.device + away.host == here.device + (4 * count if stage == 1 else 0)
+    all_away = memory.states(SMALL, "bf16", ranks, zero(3, weights_on_host=True), on_host=True)
+    assert (all_away.parameters, all_away.gradients, all_away.host) == (0, 0, sum(share.values()))
+    assert all_away.device == all_away.gather_buffers
+
+
+def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
+    model = shape(**vars(SMALL) | {"vocab": 10_000})
+    found = memory.states(model, "bf16", 8, zero(3)).gather_buffers
+    assert found == 2 * 64 * 10_000 + 4 * memory.bucket_elements(model)
+
+
+@pytest.mark.parametrize("model", [SMALL, SPARSE], ids=["dense", "experts"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_tile_of_swiglu_is_there_for_so_many_tokens_only(mode: str, model: Model) -> None:
+    """Its input stays, with what the losses of a router read; the rest is computed anew, a tile at a time."""
+    model = shape(**vars(model) | {"vocab": 1})  # or the loss needs more
+    kept = [memory.saved_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
+    needed = [memory.working_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
+    gradients = 3 * model.top_k * 160 * 2
+    swiglu = memory.tile_bytes(model, "bf16", 1) - gradients
+    said = (3 * 8 + 1) * 4 if model.experts > 1 else 0
+    assert kept[0] - kept[1] == (3 * (swiglu - said) if mode == "none" else 0), "of each of three layers"
+    assert needed[0] - needed[1] == gradients + (0 if mode == "none" else swiglu - said)
+    assert memory.tile_bytes(model, "bf16", 64) == 64 * (swiglu + gradients) and swiglu > said
+    assert memory.tile_bytes(model, "bf16", 0) == 0
+
+
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_recomputing_keeps_the_entry_of_each_layer_and_attention_if_asked_to(dtype: str) -> None:
     """Three layers of 64; the last norm keeps two rows and a number; angles."""
@@ -190,7 +233,9 @@ def test_each_stage_of_zero_shards_more(ranks: int) -> None:
     def share(size: int) -> int:
         return math.ceil(size * count / ranks)
 
-    assert memory.state_bytes(SMALL, "bf16", ranks, 1) == (2 + 4) * count + share(12)
-    assert memory.state_bytes(SMALL, "bf16", ranks, 2) == (2 + 4) * count + share(4) + share(12)
-    assert memory.state_bytes(SMALL, "bf16", ranks, 3) == share(2) + share(4) + share(12) + two_layers + 4 * count
+    assert memory.states(SMALL, "bf16", ranks, zero(1)).device == (2 + 4) * count + share(12)
+    assert memory.states(SMALL, "bf16", ranks, zero(2)).device == (2 + 4) * count + share(4) + share(12)
+    assert (
+        memory.states(SMALL, "bf16", ranks, zero(3)).device == share(2) + share(4) + share(12) + two_layers + 4 * count
+    )
     assert [memory.passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 0, 0]

@@ -153,6 +153,26 @@ def test_what_a_token_sends_and_copies() -> None:
     assert costs.rates.merge == pytest.approx(1e9 * 3 * 4 * 32 * 4096 / sheet.merge_bytes_per_s)
 
 
+def test_an_optimizer_on_the_host_leaves_memory_and_takes_time() -> None:
+    here, away = of("zero.stage=2"), of("zero.stage=2", "optimizer.on_host=true")
+    assert away.fixed_bytes + away.host_fixed_bytes == here.fixed_bytes and away.host_fixed_bytes > 0
+    assert away.step > here.step and away.rates == here.rates
+
+
+def test_tiles_of_swiglu_are_computed_once_more() -> None:
+    """Their share of the linear layers; where layers are computed anew anyway, it costs nothing."""
+    share = flops.ffn_share(load(["model=llama7b", "context=1K", "capacity=1K"]).model)
+    whole, tiled = of(), of("mlp_tile=1K")
+    assert tiled.rates.token_b - whole.rates.token_b == pytest.approx(share * whole.rates.token_f)
+    assert tiled.rates.token_f == whole.rates.token_f and 0.7 < share < 0.8
+    assert of("recompute=layer", "mlp_tile=1K").rates.token_b == of("recompute=layer").rates.token_b
+
+
+def test_a_rank_alone_has_no_ring_buffers() -> None:
+    alone = of("cluster.nodes=1", "cluster.ranks_per_node=1", "context=8K")
+    assert alone.ring_bytes == 0 < of().ring_bytes
+
+
 def test_one_node_has_no_far_links() -> None:
     assert of("cluster.nodes=1", "context=16K").rates.far == 1
 

@@ -142,7 +142,7 @@ def ours_of(theirs: PreTrainedModel, shape: Model, dtype: torch.dtype) -> Llama:
     model = (Llama(shape) if shape.experts == 1 else Mixtral(shape)).to(dtype)
     state = stored(theirs.state_dict(), shape)
     for name, place in places(model, shape).items():
-        place.copy_(state[name])
+        place.tensor.copy_(state[name])
     return model
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from engine.config.load import load
+from engine.planner.estimate import estimate
 from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.report.bars import seconds_picture, speedup_picture
@@ -17,6 +19,7 @@ from engine.report.boxes import Boxes, boxes
 from engine.report.cost_curve import Costs, cost_picture
 from engine.report.curves import loss_picture, throughput_picture
 from engine.report.histogram import histogram_picture
+from engine.report.memory_bars import memory_picture
 from engine.report.svg import Size
 from engine.report.timeline import timeline_picture
 from tests.planner.samples import COSTS, settings
@@ -37,6 +40,8 @@ COST_CURVE = Costs(
     capacity=8192,
     step_s=32.4,
 )
+_SEVEN_B = load(["recipe=llama7b-2m", "offload.ratio=0"])
+ESTIMATE = estimate(_SEVEN_B, PlanSettings.of(_SEVEN_B))
 
 
 def runs(*sweeps: str) -> list[dict[str, Any]]:
@@ -71,6 +76,7 @@ PICTURES: dict[str, Callable[[Size], str]] = {
     "cost": lambda size: cost_picture(COST_CURVE, size),
     "speedup": lambda size: speedup_picture(SWEPT, size),
     "seconds": lambda size: seconds_picture(SWEPT, size),
+    "memory": lambda size: memory_picture(ESTIMATE, size),
 }
 
 

@@ -11,9 +11,11 @@ from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.data.profile import describe
 from engine.data.scan import Documents
+from engine.planner.estimate import estimate
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.report.lengths_page import lengths_page
+from engine.report.memory_page import memory_page
 from engine.report.page import Figure, Page, Table
 from engine.report.plan_page import Planned, plan_page
 from engine.report.simulation_page import simulation_page
@@ -56,7 +58,13 @@ def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
     return lengths_page(config, data, [facts(plan_step(step, settings), settings)] if fits else [])
 
 
-PAGES = {"plan": plans, "simulation": simulation, "lengths": lengths}
+def memory() -> Page:
+    config = load(SMALL)
+    settings = PlanSettings.of(config)
+    return memory_page(config, settings, estimate(config, settings))
+
+
+PAGES = {"plan": plans, "simulation": simulation, "lengths": lengths, "memory": memory}
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -77,7 +85,8 @@ def test_the_same_numbers_give_the_same_page(name: str) -> None:
 
 def test_a_plan_has_its_timeline_its_lengths_its_costs_and_its_numbers() -> None:
     page = plans()
-    assert [figure.title for figure in page.figures] == ["Timeline of a step", "Lengths", "Cost against length"]
+    titles = ["Timeline of a step", "Lengths", "Cost against length", "Memory of a device"]
+    assert [figure.title for figure in page.figures] == titles
     head = dict(page.head)
     assert (head["planner"], head["context"], head["capacity of a rank"]) == ("adaptive", "8K tokens", "2K tokens")
     assert head["ranks"] == "4 of cluster=local, free mode"

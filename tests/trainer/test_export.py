@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config.load import resolved_yaml
 from engine.config.schema import Config
+from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, ConfigError
 from engine.models.build import build_model
 from engine.trainer import checkpoint as checkpoints
@@ -31,6 +32,7 @@ from engine.trainer.saved import listed
 from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
+from engine.zero.shards import sharded, whole
 from engine.zero.states import master_weights, model_weights
 from tests.weights.folders import alone, config, logits, our_logits
 from tests.world import run_world
@@ -38,21 +40,26 @@ from tests.world import run_world
 pytestmark = pytest.mark.world
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
 RUNS = [f"{dtype}{tied}" for dtype, tied in product(("fp32", "bf16"), ("", "-tied"))] + ["fp32-experts", "bf16-experts"]
+PARTED = ["fp32-zero3", "bf16-zero3-tied", "fp32-zero3-experts"]
 EXPERTS = ["model.experts=4", "model.top_k=2"]
 YARN = ["model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=16"]
 
 
 def config_of(run: str) -> Config:
     plain = [f"dtype={run[:4]}", f"model.tied={run.endswith('tied')}".lower(), "model.rope_theta=5e5"]
-    return config(*plain, *(EXPERTS + YARN if run.endswith("experts") else []))
+    parted = ["zero.stage=3"] if "zero3" in run else []
+    return config(*plain, *parted, *(EXPERTS + YARN if run.endswith("experts") else []))
 
 
 def train_and_save(root: Path) -> None:
     """On a rank: one update of each kind of run, and its checkpoint."""
-    for name in RUNS:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    for name in (*RUNS, *PARTED):
         made = config_of(name)
-        model = build_model(made)
-        model.initialise(0)
+        with sharded(made):
+            model = build_model(made)
+        model.initialise(0, whole)
         engine = ZeroEngine(model, build_optimizer(model, made.optimizer), made)
         engine.backward(engine.forward(TOKENS, torch.arange(37), alone(37), TOKENS), 74)
         engine.step(1e-2)
@@ -60,6 +67,10 @@ def train_and_save(root: Path) -> None:
         state = TrainState(1, 0, 0, 2, "f", lineage(made))
         checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.save, _exchange)
         run.resolved.write_text(resolved_yaml(made))
+        if made.zero.stage == 3:  # its files have no parameter whole
+            torch.save(
+                {name: safe_get_full_fp32_param(p) for name, p in model.named_parameters()}, run.root / "whole.pt"
+            )
 
 
 def _exchange(value: Any) -> list[Any]:
@@ -119,6 +130,19 @@ def test_the_masters_of_a_bf16_run(runs: Path, run: str, tmp_path: Path) -> None
     assert torch.equal(theirs.model.embed_tokens.weight, masters["embedding.weight"]())
     for name in masters:
         assert torch.equal(masters[name]().bfloat16(), weights[name]())
+
+
+@pytest.mark.parametrize("run", PARTED)
+def test_shares_of_zero_3_are_joined(runs: Path, run: str, tmp_path: Path) -> None:
+    """In fp32, and in the run's own dtype, which is that of its parameters."""
+    expected = torch.load(runs / run / "whole.pt")
+    for dtype in ("fp32", None):
+        export_weights(runs / run, tmp_path / f"{dtype}", dtype, 30_000)
+        model = build_model(config_of(run)).to(DTYPES[dtype or run[:4]])
+        load_weights(model, model.shape, tmp_path / f"{dtype}")
+        assert dict(model.named_parameters()).keys() == expected.keys()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, expected[name].to(parameter.dtype)), name
 
 
 def test_bf16_of_an_fp32_run(runs: Path, tmp_path: Path) -> None:

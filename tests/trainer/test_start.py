@@ -29,17 +29,20 @@ def run_of(tmp_path: Path, *overrides: str) -> Config:
 
 
 @pytest.mark.world
-def test_the_first_loss_is_theirs(tmp_path: Path) -> None:
-    """Two ranks each read the weights, and the document goes around a ring of both."""
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_first_loss_is_theirs(tmp_path: Path, stage: int) -> None:
+    """Two ranks each read the weights, or the first one does for both, and the document goes around a ring of both."""
     theirs = llama()
     saved(theirs, tmp_path / "theirs", "30KB")
-    train(run_of(tmp_path), say=lambda line: None)
+    train(run_of(tmp_path, f"zero.stage={stage}"), say=lambda line: None)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     tokens = torch.from_numpy(encode(TEXT))[None]
     assert line["max_degree"] == 2
     assert line["loss"] == pytest.approx(theirs(tokens, labels=tokens).loss.item(), rel=1e-5)
     shutil.rmtree(tmp_path / "theirs")
-    train(run_of(tmp_path), say=lambda line: None)  # it goes on from its checkpoint, and needs them no more
+    train(
+        run_of(tmp_path, f"zero.stage={stage}"), say=lambda line: None
+    )  # it goes on from its checkpoint, and needs them no more
 
 
 def test_weights_that_do_not_fit_are_told_before_any_rank_starts(tmp_path: Path) -> None:

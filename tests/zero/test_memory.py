@@ -8,14 +8,17 @@ import pytest
 import torch
 
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
+from engine.attention.layout import whole as alone
 from engine.attention.meeting import Meeting
 from engine.config.load import load
-from engine.cost.memory import state_bytes
+from engine.config.schema import Config
+from engine.cost.flops import layer_weights
+from engine.cost.memory import bucket_elements, element_bytes, states
 from engine.dtypes import DTYPES
 from engine.models.build import build_model
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
+from engine.zero.shards import sharded, whole
 from tests.world import run_world
 
 SHAPE = ["hidden=256", "heads=4", "kv_heads=2", "ffn=512", "layers=4"]
@@ -36,25 +39,34 @@ def held() -> int:
     return sum(found.values())
 
 
-def held_and_estimated(dtype: str) -> list[tuple[int, int]]:
+def passing(config: Config) -> int:
+    """Return what is there in a pass only: stage 2's bucket, and stage 3's gathered layers."""
+    b, w = element_bytes(config.dtype)
+    gathered = 2 * layer_weights(config.model, experts=1) * b
+    return {1: 0, 2: bucket_elements(config.model) * w, 3: gathered}[config.zero.stage]
+
+
+def held_and_estimated(dtype: str, stage: int) -> list[tuple[int, int]]:
     """Return what is held after each micro-batch of the second step, and what was estimated."""
-    config = load(["recipe=quickstart", f"dtype={dtype}", *(f"model.{key}" for key in SHAPE)])
+    config = load(["recipe=quickstart", f"dtype={dtype}", f"zero.stage={stage}", *(f"model.{key}" for key in SHAPE)])
     before = held()
-    model = build_model(config)
-    model.initialise(0)
+    with sharded(config):
+        model = build_model(config)
+    model.initialise(0, whole)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
-    meeting = Meeting(whole(TOKENS), None, choose(torch.device("cpu"), DTYPES[dtype], 64))
+    meeting = Meeting(alone(TOKENS), None, choose(torch.device("cpu"), DTYPES[dtype], 64))
     numbers, found = torch.arange(TOKENS), []
     for _ in range(2):
         for _ in range(3):
             engine.backward(engine.forward(numbers, numbers, meeting, numbers), 3 * WORLD * TOKENS)
-            found.append((held() - before, state_bytes(config.model, dtype, WORLD)))
+            found.append((held() - before, states(config.model, dtype, WORLD, config.zero).device - passing(config)))
         engine.step(1e-3)
     return found[3:]
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_states_between_micro_batches(dtype: str) -> None:
-    for rank in run_world(WORLD, held_and_estimated, dtype):
+def test_states_between_micro_batches(dtype: str, stage: int) -> None:
+    for rank in run_world(WORLD, held_and_estimated, dtype, stage):
         for found, estimated in rank:
             assert found == pytest.approx(estimated, rel=0.02)

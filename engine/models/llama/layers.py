@@ -41,6 +41,11 @@ class RMSNorm(nn.Module):
         return self.op(x, self.weight, self.eps)
 
 
+def norms_of(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that are rows, not matrices: told by their module, as a rank's share of either is a row."""
+    return {module.weight for module in model.modules() if isinstance(module, RMSNorm)}
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary embedding; how tokens meet is the caller's `attend`."""
 

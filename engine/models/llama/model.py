@@ -6,6 +6,7 @@ Letters: T tokens, C hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,19 @@ from torch import Tensor, nn
 from engine.attention.meeting import Meeting
 from engine.config.schema import Model
 from engine.memory import recompute
-from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed
+from engine.memory.offload import Offload
+from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed, norms_of
 from engine.models.loss import Head
 from engine.models.rope import rotation
 from engine.models.undrawn import Embedding
 
 _INIT_STD = 0.02  # LLaMA's initializer_range
+Whole = Callable[[nn.Parameter], AbstractContextManager[bool]]  # gathers a parameter; whether this rank writes it
+
+
+def all_of_it(parameter: nn.Parameter) -> AbstractContextManager[bool]:
+    """Return a parameter's gathering where every rank has all of it."""
+    return nullcontext(True)
 
 
 class Llama(nn.Module):
@@ -31,6 +39,7 @@ class Llama(nn.Module):
     def __init__(self, shape: Model, *, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.shape, self.run_layer = shape, recompute.MODES[mode]
+        self.offload: Offload | None = None
         ffn = ffn or (lambda: FeedForward(shape))
         self.embedding = Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
@@ -53,7 +62,8 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         by, routes = rotation(positions, self.shape, x.dtype), []
         for layer in self.layers:
-            x, routed = self.run_layer(layer, x, by, meeting)
+            with self.offload.layer(layer, shared=by) if self.offload else nullcontext():
+                x, routed = self.run_layer(layer, x, by, meeting)
             routes.append(routed)
         return x, [routed for routed in routes if routed is not None]
 
@@ -66,11 +76,14 @@ class Llama(nn.Module):
         return {}
 
     @torch.no_grad()
-    def initialise(self, seed: int) -> None:
+    def initialise(self, seed: int, whole: Whole = all_of_it) -> None:
         """Draw the weights as LLaMA does: matrices from N(0, 0.02), norms 1. The same on every rank and world size."""
-        generator = torch.Generator().manual_seed(seed)
+        generator, norms = torch.Generator().manual_seed(seed), norms_of(self)
         for parameter in self.parameters():
-            if parameter.dim() >= 2:
-                parameter.normal_(0, _INIT_STD, generator=generator)
-            else:
-                parameter.fill_(1)
+            with whole(parameter) as writes:
+                if not writes:
+                    continue
+                if parameter in norms:
+                    parameter.fill_(1)
+                else:
+                    parameter.copy_(torch.empty(parameter.shape).normal_(0, _INIT_STD, generator=generator))

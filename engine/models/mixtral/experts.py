@@ -22,6 +22,18 @@ from engine.models.pointwise import SWIGLU, Op
 from engine.models.undrawn import Linear
 
 
+class Router(Linear):
+    """Scores of E experts in at least float32: in bf16 near ones are equal, and the choice is then left to chance.
+
+    A module of its own, so that whoever gathers its weight for `forward` (ZeRO-3) gathers it there.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [T,E] of x [T,C]."""
+        wide = wider(x.dtype)
+        return F.linear(x.to(wide), self.weight.to(wide))
+
+
 class Experts(nn.Module):
     """The k of E SwiGLU experts with the largest router probability, weighted by it (Jiang et al. 2024, section 2.1).
 
@@ -36,7 +48,7 @@ class Experts(nn.Module):
     def __init__(self, shape: Model, balance: Balance | None = None) -> None:
         super().__init__()
         self.top_k = shape.top_k
-        self.router = Linear(shape.hidden, shape.experts)
+        self.router = Router(shape.hidden, shape.experts)
         self.gate = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
         self.up = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
         self.down = nn.Parameter(torch.zeros(shape.experts, shape.hidden, shape.ffn))
@@ -57,16 +69,12 @@ class Experts(nn.Module):
         return (out * weights[..., None]).sum(1).to(x.dtype), routed
 
     def _route(self, x: Tensor) -> tuple[Routed, Tensor]:
-        """Return logits and choice, and the weights [T,k] of the chosen experts, which sum to one for each token.
-
-        All in at least float32: in bf16 near scores are equal, and the choice is then left to chance.
-        """
-        wide = wider(x.dtype)
-        logits = F.linear(x.to(wide), self.router.weight.to(wide))
+        """Return logits and choice, and the weights [T,k] of the chosen experts, which sum to one for each token."""
+        logits = self.router(x)
         probabilities = logits.softmax(-1)
         scores = probabilities.detach()
         if self.bias is not None:
-            scores = scores + self.rate * self.bias.to(wide)
+            scores = scores + self.rate * self.bias.to(scores.dtype)
         chosen = scores.topk(self.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
         return Routed(logits, chosen), weights / weights.sum(-1, keepdim=True)

@@ -1,0 +1,81 @@
+"""Published long-context runs beside what the estimate says: `python benchmarks/estimate_memory.py`.
+
+Arctic Long Sequence Training (arXiv 2506.13996) on Llama 3.1 8B: ZeRO-3 in bf16, the optimizer on the host, layers
+computed anew from inputs that wait on the host, SwiGLU by tiles of `hidden` tokens, the loss by chunks, each sequence
+over all ranks. Lengths and settings are those of its recipes (github.com/snowflakedb/ArcticTraining,
+projects/sequence-parallelism/run-h100-sp*-llama-8b.yml, run-h200-sp1-llama-8b-liger-offload-tiled-mlp.yml); on one GPU
+they have the weights on the host too. They cut heads among ranks where ours sends K and V around a ring.
+Host memory: "1.9TB" a node of eight (its README); one GPU had all of its node's, and the H200's node is taken to
+have as much.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from engine.config.load import load
+from engine.planner.estimate import Estimate, estimate
+from engine.planner.fit import longest_context
+from engine.planner.memory import Load
+from engine.planner.settings import PlanSettings
+
+_SETTINGS = (
+    "model=llama3-8b",
+    "dtype=bf16",
+    "memory=zero3_recompute",
+    "optimizer.on_host=true",
+    "offload.ratio=1",
+    "mlp_tile=4096",
+    "batch_tokens=16M",
+)
+_ONE = ("cluster.ranks_per_node=1", "zero.weights_on_host=true", "cluster.host_memory=1769GiB")
+_NODE = ("cluster.ranks_per_node=8", "cluster.host_memory=221GiB")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A run that its authors report, and the keys that say on what."""
+
+    name: str
+    context: int
+    ranks: int
+    keys: tuple[str, ...]
+
+    def overrides(self) -> list[str]:
+        """Return the command's KEY=VALUE; a rank's share of the context is its capacity."""
+        return [*_SETTINGS, *self.keys, f"context={self.context}", f"capacity={-(-self.context // self.ranks)}"]
+
+
+RUNS = (
+    Published("1 H200", 1_200_000, 1, (*_ONE, "cluster=h200x8")),
+    Published("1 H100", 500_000, 1, (*_ONE, "cluster=h100x8")),
+    Published("8 H100", 3_800_000, 8, (*_NODE, "cluster=h100x8")),
+    Published("32 H100", 15_500_000, 32, (*_NODE, "cluster=h100x8", "cluster.nodes=4")),
+)
+
+
+def predicted(run: Published) -> tuple[Estimate, int]:
+    """Return the estimate of the published length, and the longest context on the same devices."""
+    config = load(run.overrides())
+    settings = PlanSettings.of(config)
+    share = Load(config.capacity, config.capacity, settings.offload)
+    return estimate(config, settings, share), longest_context(settings)
+
+
+def main() -> None:
+    """Print the table."""
+    print("| run | published | predicted peak | of | host a rank | fits | longest context | over published |")
+    print("|---|---|---|---|---|---|---|---|")
+    for run in RUNS:
+        found, longest = predicted(run)
+        gib = [f"{size / 2**30:.1f} GiB" for size in (found.peak, found.device_total, found.host)]
+        cells = [run.name, f"{run.context:,}", *gib, str(found.fits), f"{longest:,}", f"{longest / run.context:.2f}"]
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Bytes of the host that activations wait in: one pinned block a rank, handed out in turn and taken back at once.
+
+Bytes and not shapes: micro-batches of HDP all have other lengths, and a pool of buffers by shape would grow with each.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+from engine.errors import MemoryFitError
+
+_LOG = logging.getLogger(__name__)
+_ALIGNED = 512  # bytes: what a device's copy engine likes, and more than any dtype needs
+
+
+class Arena:
+    """At most `limit` bytes of the host, pinned where the device is a GPU. Grows between micro-batches only."""
+
+    def __init__(self, device: torch.device, limit: int) -> None:
+        self._pinned, self._limit = device.type == "cuda", limit
+        self._block = torch.empty(0, dtype=torch.uint8)
+        self._used = self._most = 0
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that are allocated."""
+        return len(self._block)
+
+    def reset(self, need: int) -> None:
+        """Take everything back, and make room for `need` bytes, as far as the limit goes.
+
+        Nothing may be in use any more. Room that the host does not give is asked for once more, half of it; what finds
+        no place then stays on the device. Raises MemoryFitError where not even that is to be had.
+        """
+        self._used = 0
+        if need <= self.size or self.size == self._limit:
+            return
+        self._block = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+        self._block = self._allocate(min(self._limit, max(need, self._most * 5 // 4)), last=False)
+        self._most = self.size
+
+    def _allocate(self, size: int, last: bool) -> Tensor:
+        try:
+            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+        except RuntimeError as error:
+            if last:
+                hint = "set a smaller offload.ratio, or cluster.host_memory to what the host has for a rank"
+                raise MemoryFitError(f"the host gave no {size:,} bytes to offload to", hint=hint) from error
+            _LOG.warning("the host gave no %s bytes to offload to, so half as many are taken", f"{size:,}")
+            self._limit = size // 2
+            return self._allocate(size // 2, last=True)
+
+    def take(self, size: int) -> Tensor | None:
+        """Return `size` bytes, uint8 [size], that are the caller's until `reset`; None where there is no room."""
+        start = -(-self._used // _ALIGNED) * _ALIGNED
+        if start + size > self.size:
+            return None
+        self._used = start + size
+        return self._block[start : self._used]

@@ -1,0 +1,94 @@
+"""What would fit: the largest capacity, the longest context, the least ranks and nodes. Searches over one function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from engine.config.schema import Config
+from engine.cost.allowance import Allowance
+from engine.planner.memory import least_offload
+from engine.planner.settings import PlanSettings
+
+_MOST_TOKENS = 2**35  # of a step (verify.py)
+_MOST_NODES = 65536  # as the schema has it
+
+
+def largest_capacity(settings: PlanSettings) -> int:
+    """Return the most tokens that the rank with the least memory holds, offloading as much as allowed; 0 if none."""
+    device = int(settings.cluster.memory.min())
+    return _largest(lambda tokens: _holds(tokens, device, settings), _MOST_TOKENS)
+
+
+def longest_context(settings: PlanSettings) -> int:
+    """Return the tokens that a ring of all ranks holds at the largest capacity."""
+    return settings.ranks * largest_capacity(settings)
+
+
+def least_ranks(config: Config, settings: PlanSettings) -> int | None:
+    """Return the least HDP ranks whose ring holds the context at their largest capacity; None if no number does.
+
+    Up to a node's they are any number; beyond it, those of whole nodes.
+    """
+    counts = _rank_counts(config)
+
+    def enough(index: int) -> bool:
+        return longest_context(among(config, settings, counts(index))) >= config.context
+
+    short = _largest(lambda index: not enough(index), _MOST_NODES)
+    return counts(short + 1) if enough(short + 1) else None
+
+
+def least_nodes(config: Config, settings: PlanSettings) -> int | None:
+    """Return the least nodes on which the capacity fits, more than there are; None if no number does."""
+    group = config.parallel.tp * config.parallel.pp
+    unit = math.lcm(config.cluster.ranks_per_node, group) // config.cluster.ranks_per_node
+    ranks = unit * config.cluster.ranks_per_node // group
+
+    def enough(index: int) -> bool:
+        more = among(config, settings, index * ranks)
+        return _holds(config.capacity, int(more.cluster.memory.min()), more)
+
+    most = _MOST_NODES // unit
+    short = _largest(lambda index: not enough(index), most)
+    return unit * (short + 1) if short < most else None
+
+
+def among(config: Config, settings: PlanSettings, ranks: int) -> PlanSettings:
+    """Return the settings as one of so many ranks of the least memory has them: good for bytes, not for planning."""
+    devices = ranks * config.parallel.tp * config.parallel.pp
+    costs = settings.costs.among(config, ranks)
+    usable = Allowance.of(config, devices).usable(config.cluster.device_memory)
+    nodes = (replace(settings.cluster.nodes[0], slots=ranks, memory=None),)
+    cluster = replace(settings.cluster, nodes=nodes, device_memory=usable)
+    host = config.cluster.host_memory - costs.host_fixed_bytes
+    return replace(settings, cluster=cluster, costs=costs, host_memory=host)
+
+
+def _holds(tokens: int, device: int, settings: PlanSettings) -> bool:
+    costs, load = settings.costs, least_offload(tokens, tokens, device, settings)
+    number = np.int64(tokens)
+    peak = int(costs.peak_bytes(number, number, load.offload))
+    return peak <= device and int(costs.host_bytes(number, load.offload)) <= settings.host_memory
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to `most` for which all is well, if it is for all smaller ones; 0 if for none."""
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _rank_counts(config: Config) -> Callable[[int], int]:
+    """Return the numbers of HDP ranks that a cluster of these nodes may have, from the first (1) on, ascending."""
+    node, group = config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp
+    inside, unit = max(1, node // group), math.lcm(node, group) // group
+    return lambda index: index if index <= inside else unit * (inside // unit + index - inside)

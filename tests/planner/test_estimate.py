@@ -1,0 +1,122 @@
+"""The estimate is the planner's own count, by item, and the allowances: who trusts the one may trust the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.cost.allowance import Allowance
+from engine.cost.model import PPM
+from engine.data.lengths import step_lengths
+from engine.planner.estimate import Load, estimate, fullest, of_plans
+from engine.planner.loads import micro_loads
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+
+MODELS = {name: load([f"model={name}", "cluster=h100x8"]) for name in ("llama7b", "llama3-8b", "mixtral8x7b", "tiny")}
+CONFIGS = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(["bf16", "fp32"]),
+        "recompute": st.sampled_from(["none", "layer", "layer_keep_attention"]),
+        "stage": st.sampled_from([1, 2, 3]),
+        "on_host": st.booleans(),
+        "mlp_tile": st.sampled_from([0, 512]),
+        "tp": st.sampled_from([1, 2]),
+        "nodes": st.sampled_from([1, 5]),
+    }
+)
+
+
+def changed(config: Config, keys: dict[str, Any]) -> Config:
+    """Return the config with the keys that hypothesis drew: composing each from YAML would take a second."""
+    return config.model_copy(
+        update={
+            **{key: keys[key] for key in ("dtype", "recompute", "mlp_tile")},
+            "zero": config.zero.model_copy(update={"stage": keys["stage"]}),
+            "optimizer": config.optimizer.model_copy(update={"on_host": keys["on_host"]}),
+            "parallel": config.parallel.model_copy(update={"tp": keys["tp"]}),
+            "cluster": config.cluster.model_copy(update={"nodes": keys["nodes"]}),
+        }
+    )
+
+
+@given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, PPM))
+def test_the_items_add_up_to_what_verify_counts_and_the_allowances(
+    name: str, keys: dict[str, Any], tokens: int, offload: int
+) -> None:
+    config = changed(MODELS[name], keys)
+    settings = PlanSettings.of(config)
+    found = estimate(config, settings, Load(tokens, tokens // 2, offload))
+    counted = int(settings.costs.peak_bytes(np.int64(tokens), np.int64(tokens // 2), offload))
+    allowance = Allowance.of(config)
+    assert sum(found.items.values()) == found.peak == counted + allowance.context + allowance.fragmentation(counted)
+    assert found.items["other"] == found.context + found.fragmentation
+    assert (found.peak <= found.device_total) == (counted <= settings.device_memory), "the planner's own bound"
+    waits = int(settings.costs.host_bytes(np.int64(tokens), offload))
+    assert (found.host <= found.host_total) == (waits <= settings.host_memory)
+
+
+@given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, PPM))
+def test_more_tokens_never_need_less(name: str, keys: dict[str, Any], tokens: int, more: int, offload: int) -> None:
+    config = changed(MODELS[name], keys)
+    settings = PlanSettings.of(config)
+    less, full = (estimate(config, settings, Load(n, n, offload)) for n in (tokens, tokens + more))
+    assert less.peak <= full.peak
+    assert less.host <= full.host
+
+
+def test_the_fullest_micro_batch_is_the_capacity_or_what_offload_makes_of_it() -> None:
+    plain = load(["recipe=llama7b-2m", "offload.ratio=0"])
+    assert fullest(plain, PlanSettings.of(plain)) == Load(8192, 8192, 0)
+    more = load(["recipe=llama7b-2m"])
+    found = fullest(more, PlanSettings.of(more))
+    assert found.tokens > 5 * 8192 and 0 < found.offload <= PPM
+    assert estimate(more, PlanSettings.of(more)).fits
+
+
+def test_no_more_is_offloaded_than_a_capacity_needs_and_no_sequence_is_longer_than_the_context() -> None:
+    """A capacity of the whole context, one rank: it alone is the fullest, and it needs some offload."""
+    keys = ["cluster=h100x8", "model=llama3-8b", "dtype=bf16", "cluster.ranks_per_node=1", "memory=zero3_recompute"]
+    sizes = ["optimizer.on_host=true", "context=150K", "capacity=150K", "cluster.host_memory=1T"]
+    config = load([*keys, *sizes])
+    settings = PlanSettings.of(config)
+    load_ = fullest(config, settings)
+    assert load_.tokens == 150 * 1024
+    assert 0 < load_.offload < PPM
+    assert estimate(config, settings).fits
+    less = Load(load_.tokens, load_.buffers, load_.offload - 1000)
+    assert not estimate(config, settings, less).fits
+
+
+def test_the_worst_of_planned_steps() -> None:
+    sizes = ["context=8K", "capacity=2K", "batch_tokens=32K", "lengths.max=8K", "cluster.ranks_per_node=4"]
+    config = load(["lengths=github", *sizes])
+    settings = PlanSettings.of(config)
+    plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 3)]
+    worst = of_plans(plans, settings.costs)
+    peaks = [settings.costs.peak_bytes(*micro_loads(plan), plan.offload).max() for plan in plans]
+    found = estimate(config, settings, worst)
+    assert found.peak == max(peaks)
+    assert found.as_json()["tokens"] == worst.tokens <= 2048
+
+
+@pytest.mark.parametrize(("cluster", "context"), [("local", 0), ("h100x8", 2 << 30)])
+def test_a_gpu_has_a_runtime_and_gaps_and_a_process_on_a_cpu_none(cluster: str, context: int) -> None:
+    config = load([f"cluster={cluster}"])
+    found = estimate(config, PlanSettings.of(config))
+    assert found.context == context
+    assert (found.items["other"] > 0) == (cluster != "local")
+
+
+def test_of_a_mixed_cluster_it_is_the_smallest_rank(tmp_path: Any) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1 memory=1G\n")
+    config = load([f"cluster.hostfile={tmp_path / 'hosts'}"])
+    found = estimate(config, PlanSettings.of(config))
+    assert found.device_total == 2**30
+    assert found.load.tokens < config.capacity

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.config.load import load
+from engine.planner.estimate import estimate
+from engine.planner.settings import PlanSettings
+from engine.planner.ways import table, ways
+
+NOT = [
+    ["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0"],
+    ["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"],
+    ["recipe=llama70b-2m", "capacity=128K", "offload.ratio=0"],
+    ["recipe=llama30b-2m", "recompute=none", "cluster.nodes=8", "context=512K", "offload.ratio=0"],
+    ["recipe=llama7b-2m", "cluster.host_memory=1GiB", "capacity=16K"],
+    ["recipe=h200-1b-256k", "recompute=none"],
+    ["recipe=llama13b-256k", "zero.stage=1", "offload.ratio=0"],
+]
+
+
+@pytest.mark.parametrize("keys", NOT, ids=map(" ".join, NOT))
+def test_each_way_fits_when_it_is_followed(keys: list[str]) -> None:
+    config = load(keys)
+    settings = PlanSettings.of(config)
+    assert not estimate(config, settings).fits
+    found = ways(config, settings)
+    assert 1 <= len(found) <= 3
+    for way in found:
+        followed = load([*(key for key in keys if key.split("=")[0] not in way.changes), *str(way).split()])
+        assert estimate(followed, PlanSettings.of(followed)).fits, str(way)
+    here = [way for way in found if "cluster.nodes" not in way.changes]
+    assert [way.step_s for way in here] == sorted(way.step_s for way in here)
+    assert found[: len(here)] == here, "what needs more machines comes last"
+    changes = [set(way.changes.items()) for way in found]
+    assert not any(one < other for one in changes for other in changes)
+
+
+def test_more_nodes_are_a_way_where_they_hold_more() -> None:
+    """Nothing else is left to change: the optimizer alone is too large for the hosts of one node."""
+    keys = ["recipe=llama30b-256k", "zero.stage=3", "recompute=layer", "offload.ratio=auto", "optimizer.on_host=true"]
+    config = load([*keys, "cluster.nodes=1", "context=8K", "capacity=8K", "cluster.host_memory=40GiB"])
+    (way,) = ways(config, PlanSettings.of(config))
+    assert way.changes.keys() == {"cluster.nodes"} and way.estimate.fits
+
+
+def test_the_table_has_a_row_for_all_that_goes_together() -> None:
+    rows = table(load(["recipe=llama7b-2m"]))
+    assert len(rows) == 3 * 2 * 3
+    peak = {(row["zero.stage"], row["offload.ratio"], row["recompute"]): row["peak"] for row in rows}
+    assert peak[1, 0.0, "none"] > peak[2, 0.0, "none"] > peak[3, 0.0, "none"] > peak[3, 0.0, "layer"]
+    assert peak[3, 1.0, "none"] < peak[3, 0.0, "none"]
+    assert {row["tokens"] for row in rows} == {8192}
+    assert len(table(load(["recipe=llama70b-2m"]))) == 2 * 3, "stages of a pipeline know ZeRO-1 only"

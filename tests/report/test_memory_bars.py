@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.config.load import load
+from engine.planner.estimate import estimate
+from engine.planner.settings import PlanSettings
+from engine.report.memory_bars import memory_picture
+from engine.report.words import MEMORY, memory_parts, memory_rows
+from tests.report.samples import ESTIMATE, texts
+
+
+def test_the_parts_are_the_peak() -> None:
+    assert sum(memory_parts(ESTIMATE).values()) == ESTIMATE.peak
+    rows = {name: (size, share) for name, size, share in memory_rows(ESTIMATE)}
+    assert rows["of a device's"] == ("80.00", "100%")
+    assert float(rows["peak"][0]) == pytest.approx(ESTIMATE.peak / 2**30, abs=0.01)
+
+
+def test_each_part_has_its_bar_and_its_size() -> None:
+    shown = set(texts(memory_picture(ESTIMATE)))
+    assert set(MEMORY.values()) <= shown
+    assert {f"{size / 2**30:.1f}" for size in memory_parts(ESTIMATE).values()} <= shown
+
+
+def test_it_says_whether_it_fits() -> None:
+    config = load(["recipe=llama7b-2m", "offload.ratio=0", "capacity=64K"])
+    too_much = memory_picture(estimate(config, PlanSettings.of(config)))
+    assert "it fits" in memory_picture(ESTIMATE) and "it does not fit" in too_much

@@ -1,0 +1,168 @@
+"""Plan invariance whatever a run does for its memory: ZeRO stages, offload ratios, recompute modes, all planners.
+
+Float32 through DeepSpeed, beside one process in float64 that sees each sequence alone: norms and how the parameters
+change over steps of SGD with momentum. Steps are uneven: rings of one to all ranks, then a step with one sequence, in
+which all ranks but one have none. Error of a tensor = max|a - b| / max|b|.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.kernels.choice import choose
+from engine.attention.layout import whole as alone
+from engine.attention.meeting import Meeting
+from engine.close import error
+from engine.config.schema import Config
+from engine.data.slices import micro_batch_slices
+from engine.data.steps import SequenceTable
+from engine.models.build import build_model
+from engine.models.llama.model import Llama
+from engine.planner.make import PlanSettings, plan_step
+from engine.trainer.model import make_offload
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext, run_step
+from engine.zero.shards import sharded, whole
+from tests.covering import Case, every, pairwise
+from tests.test_plan_invariance import FakeReader, batch, config, rank_context, table_of
+from tests.world import run_world
+
+FACTORS = {
+    "stage": (1, 2, 3),
+    "planner": ("static", "naive", "balanced", "adaptive"),
+    "offload": (0.0, 0.5, 1.0),
+    "recompute": ("none", "layer", "layer_keep_attention"),
+    "experts": (1, 5),
+}
+WORLDS = (2, 3, 4)
+CAPACITY, LR, SCALE = 16, 2.0, 5.0
+
+pytestmark = pytest.mark.world
+
+
+def settings_of(world: int, case: Case) -> Config:
+    balance = ["balance.loss_weight=0.5", "balance.z_weight=0.1"] if case["experts"] > 1 else []
+    memory = [f"zero.stage={case['stage']}", f"recompute={case['recompute']}", f"model.experts={case['experts']}"]
+    size = ["model.layers=4", f"model.top_k={min(2, case['experts'])}", "optimizer.clip_norm=0.7", "offload.ratio=0"]
+    return config(world, CAPACITY, case["planner"], *memory, *size, *balance)
+
+
+def steps(world: int) -> list[tuple[SequenceTable, FakeReader]]:
+    return [batch(world, CAPACITY), table_of([7], seed=5), batch(world, CAPACITY, 1)]
+
+
+def drawn(settings: Config) -> Llama:
+    """Return a model of which this rank holds its share; larger weights than a training starts with."""
+    with sharded(settings):
+        model = build_model(settings)
+    model.initialise(3, whole)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            with whole(parameter):
+                parameter.mul_(SCALE if parameter.dim() > 1 else 1)
+    return model
+
+
+def on_rank(world: int, case: Case) -> dict[str, Any]:
+    """Train some steps; return how all parameters changed, the norms, the largest ring, and what went to the host."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    from engine.zero.engine import ZeroEngine
+
+    settings = settings_of(world, case)
+    start = drawn(settings.model_copy(update={"zero": settings.zero.model_copy(update={"stage": 1})}))
+    before = {name: parameter.detach().clone() for name, parameter in start.named_parameters()}
+    model, shared = drawn(settings), rank_context(torch.float32)
+    model.offload = make_offload(settings, torch.device("cpu"))
+    context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
+    engine, norms, degrees = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], set()
+    for table, reader in steps(world):
+        plan = plan_step(table.length, PlanSettings.of(settings))
+        plan.offload[:] = round(case["offload"] * 1_000_000)
+        backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
+        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        norms.append(engine.step(LR))
+        degrees |= set(plan.degrees.tolist())
+    change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}
+    offload = model.offload
+    return {"change": change, "norms": norms, "degrees": degrees, "moved": (offload.moved_bytes, offload.saved_bytes)}
+
+
+def on_rank_all(world: int, cases: list[Case]) -> list[dict[str, Any]]:
+    return [on_rank(world, case) for case in cases]
+
+
+@cache
+def in_one_process(world: int, experts: int) -> tuple[dict[str, Tensor], list[float]]:
+    """Return how the parameters change, and the norms, in float64 with plain PyTorch."""
+    case = {"stage": 1, "planner": "naive", "recompute": "none", "experts": experts}
+    settings, kernel = settings_of(world, case), choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
+    model, norms = drawn(settings).double(), []
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, settings.optimizer)
+    for group in optimizer.param_groups:
+        group["lr"] = LR
+    for table, reader in steps(world):
+        optimizer.zero_grad()
+        for sequence, length in enumerate(table.length.tolist()):
+            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
+            loss = model(tokens[:-1], torch.arange(length), Meeting(alone(length), None, kernel), tokens[1:])
+            (loss / int(table.loss_tokens.sum())).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.clip_norm)))
+        optimizer.step()
+    return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}, norms
+
+
+def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:
+    """Check each case on all ranks; return the largest error of each."""
+    ranks, errors = run_world(world, on_rank_all, world, cases), []
+    for number, case in enumerate(cases):
+        change, norms = in_one_process(world, case["experts"])
+        for rank in (rank[number] for rank in ranks):
+            assert rank["norms"] == pytest.approx(norms, rel=1e-5), case
+            off = {name: error(rank["change"][name], expected) for name, expected in change.items()}
+            assert max(off.values()) < 1e-5, (case, max(off, key=lambda name: off[name]))
+            moved, saved = rank["moved"]
+            most = case["offload"] * saved / 2  # two of four layers stay; micro-batches of a token move no block
+            assert 0.4 * most <= moved <= most, case
+        errors.append((case, max(off.values())))
+        assert max(ranks[0][number]["degrees"]) == world, "no sequence needed all ranks: the test shows too little"
+    return errors
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_any_two_choices_together(world: int) -> None:
+    """A covering set of pairs, shared out over the worlds."""
+    cases = pairwise(FACTORS | {"world": WORLDS})
+    compare(world, [case for case in cases if case["world"] == world])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_choice(world: int) -> None:
+    cases = every(FACTORS)
+    for first in range(0, len(cases), 12):
+        for case, off in compare(world, cases[first : first + 12]):
+            print(world, *case.values(), f"{off:.1e}", flush=True)
+
+
+def test_the_covering_set_has_every_pair() -> None:
+    cases = pairwise(FACTORS)
+    assert len(cases) < 20 < len(every(FACTORS))
+    for one in FACTORS:
+        for other in FACTORS:
+            met = {(case[one], case[other]) for case in cases}
+            assert len(met) == (len(FACTORS[one]) * len(FACTORS[other]) if one != other else len(FACTORS[one]))
+
+
+def test_uneven_steps_are_uneven() -> None:
+    settings = settings_of(3, {"stage": 1, "planner": "naive", "recompute": "none", "experts": 1})
+    plan = plan_step(np.array([7]), PlanSettings.of(settings))
+    assert [sum(len(micro.shards) for micro in plan.of_rank(rank)) for rank in range(3)].count(0) == 2

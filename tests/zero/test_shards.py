@@ -1,0 +1,128 @@
+"""ZeRO-3 really shards: a rank of four never holds much more of the parameters than its share, nor while it loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine.attention.kernels.choice import choose
+from engine.attention.layout import whole as alone
+from engine.attention.meeting import Meeting
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.models.build import build_model
+from engine.models.llama.model import Llama
+from engine.trainer.optimizer import build_optimizer
+from engine.weights.architectures import tensor_names
+from engine.weights.check import expected_shapes
+from engine.weights.config_json import config_json
+from engine.weights.load import load_weights
+from engine.weights.write import Entry, new_folder, write_weights
+from engine.zero.engine import ZeroEngine
+from engine.zero.shards import sharded, whole
+from tests.world import run_world
+
+SHAPE = ["hidden=128", "heads=4", "kv_heads=2", "ffn=256", "layers=16"]
+TOKENS = 32
+
+pytestmark = pytest.mark.world
+
+
+def config() -> Config:
+    return load(["recipe=quickstart", "zero.stage=3", "recompute=layer", *(f"model.{key}" for key in SHAPE)])
+
+
+def held(model: nn.Module) -> int:
+    """Return the bytes of all parameters on this rank: shares, and what is gathered."""
+    found = {}
+    for parameter in model.parameters():
+        for tensor in (parameter.data, parameter.ds_tensor):  # type: ignore[attr-defined]
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
+
+
+class Peak:
+    """The most that parameters took, looked at before and after every module, forward and backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.bytes = model, 0
+
+    def watch(self) -> None:
+        for module in self.model.modules():
+            module.register_forward_pre_hook(self.look)
+            module.register_forward_hook(self.look)
+            module.register_full_backward_pre_hook(self.look)
+
+    def look(self, *_: Any) -> None:
+        self.bytes = max(self.bytes, held(self.model))
+
+    @contextmanager
+    def gathered(self, parameter: nn.Parameter) -> Iterator[bool]:
+        with whole(parameter) as writes:
+            self.look()
+            yield writes
+
+
+def made() -> tuple[Llama, Peak]:
+    with sharded(config()):
+        model = build_model(config())
+    return model, Peak(model)
+
+
+def trained() -> tuple[int, int, int]:
+    """Return the most bytes of parameters in a step, what all of them take, and what the largest layer takes."""
+    model, peak = made()
+    model.initialise(0, peak.gathered)
+    engine = ZeroEngine(model, build_optimizer(model, config().optimizer), config())
+    peak.watch()
+    meeting = Meeting(alone(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
+    numbers = torch.arange(TOKENS)
+    for _ in range(2):
+        engine.backward(engine.forward(numbers, numbers, meeting, numbers), 4 * TOKENS)
+        engine.step(1e-3)
+    sizes = [p.ds_numel for p in model.parameters()]  # type: ignore[attr-defined]
+    layer = sum(p.ds_numel for p in model.layers[0].parameters())  # type: ignore[attr-defined]
+    return peak.bytes, 4 * sum(sizes), 4 * layer
+
+
+def test_a_rank_of_four_holds_its_share_and_a_layer() -> None:
+    (alone_,) = run_world(1, trained)
+    for peak, total, layer in run_world(4, trained):
+        assert alone_[0] >= total
+        assert peak <= 0.35 * alone_[0] + layer
+
+
+def folder_of(path: Path) -> Path:
+    """Write random weights of the model's shape."""
+    sizes, model = expected_shapes(config()), config().model
+    names = [name for several in tensor_names(model).values() for name in several]
+    entries = [
+        Entry(name, 4 * torch.Size(sizes[name]).numel(), lambda name=name: torch.randn(sizes[name])) for name in names
+    ]
+    with new_folder(path) as draft:
+        write_weights(draft, config_json(model, 64, "float32", 256, 257), entries, 1 << 20)
+    return path
+
+
+def loaded(folder: Path) -> tuple[int, int, int, float]:
+    """Return as `trained`, while weights are loaded, and the sum of what every rank then has of them."""
+    model, peak = made()
+    load_weights(model, model.shape, folder, peak.gathered)
+    largest = 4 * max(p.ds_numel for p in model.parameters())  # type: ignore[attr-defined]
+    share = sum(float(p.ds_tensor.double().sum()) for p in model.parameters())  # type: ignore[attr-defined]
+    return peak.bytes, 4 * sum(p.ds_numel for p in model.parameters()), largest, share  # type: ignore[attr-defined]
+
+
+def test_nor_while_it_loads_weights(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "theirs")
+    ranks = run_world(4, loaded, folder)
+    for peak, total, largest, _ in ranks:
+        assert peak <= 0.35 * total + largest
+    ((_, _, _, expected),) = run_world(1, loaded, folder)
+    assert sum(share for *_, share in ranks) == pytest.approx(expected, rel=1e-6)

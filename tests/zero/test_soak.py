@@ -1,0 +1,66 @@
+"""ZeRO-3 in rings of any size, step after step of random plans: no hang, nothing that grows."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.data.slices import micro_batch_slices
+from engine.planner.make import PlanSettings, plan_step
+from engine.trainer.model import make_model, make_offload
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext, run_step
+from engine.zero.engine import ZeroEngine
+from tests.test_plan_invariance import config, rank_context, table_of
+from tests.world import run_world
+
+WORLD, CAPACITY = 3, 32
+PLANNERS = ("static", "naive", "balanced", "adaptive")
+
+pytestmark = pytest.mark.world
+
+
+def resident() -> int:
+    """Return the bytes of memory that this process has."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024
+
+
+def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
+    """Return the norm and the resident bytes of each step, and the degrees that occurred."""
+    memory = ["zero.stage=3", "recompute=layer_keep_attention", "model.layers=4"]
+    settings = {planner: config(WORLD, CAPACITY, planner, *memory) for planner in PLANNERS}
+    model, shared = make_model(settings["naive"], torch.device("cpu")), rank_context(torch.float32)
+    model.offload = make_offload(settings["naive"], torch.device("cpu"))
+    context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
+    engine = ZeroEngine(model, build_optimizer(model, settings["naive"].optimizer), settings["naive"])
+    random, norms, bytes_, degrees = np.random.default_rng(seed), [], [], set()
+    for step in range(steps):
+        lengths = random.integers(1, random.choice([4, CAPACITY, WORLD * CAPACITY]) + 1, random.integers(1, 20))
+        table, reader = table_of(lengths.tolist(), seed=step)
+        plan = plan_step(table.length, PlanSettings.of(settings[PLANNERS[random.integers(4)]]))
+        plan.offload[:] = random.integers(0, 3) * 500_000
+        backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
+        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        norms.append(engine.step(1e-3))
+        bytes_.append(resident())
+        degrees |= set(plan.degrees.tolist())
+    return norms, bytes_, degrees
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_some_steps(seed: int) -> None:
+    ranks = run_world(WORLD, soak, 12, seed)
+    assert len({tuple(norms) for norms, _, _ in ranks}) == 1 and np.isfinite(ranks[0][0]).all()
+    assert ranks[0][2] >= {1, 2, 3}
+
+
+@pytest.mark.slow
+def test_two_hundred_steps_and_no_growth_after_the_twentieth() -> None:
+    for norms, bytes_, degrees in run_world(WORLD, soak, 200, 7):
+        assert np.isfinite(norms).all() and degrees >= {1, 2, 3}
+        assert max(bytes_[20:]) <= 1.02 * bytes_[20], (bytes_[20], max(bytes_[20:]))
