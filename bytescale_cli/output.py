@@ -29,12 +29,15 @@ def say(text: str) -> None:
 def _print(text: str, stream: TextIO) -> None:
     """Print, and pass over a reader that has gone, as in `| head`: that is no failure of the work.
 
-    What is left in the stream's buffer goes nowhere, else Python's last flush would fail again.
+    What is left in the stream's buffer goes nowhere, else Python's last flush would fail again, and end in a code of
+    its own.
     """
     try:
         print(text, file=stream, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise
 
 
 def say_when_compiling() -> None:

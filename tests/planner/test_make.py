@@ -178,7 +178,7 @@ def test_a_capacity_that_the_device_cannot_hold_is_refused_with_one_that_it_can(
         plan_step(ints(30, 30), settings(device_memory=full - 1))
     problem = caught.value.problems[0]
     assert (problem.key, problem.hint) == ("capacity", "capacity=15 fits")
-    assert f"need {format_bytes(full)} a rank, and the device has {format_bytes(full - 1)}" in problem.message
+    assert f"need {format_bytes(full)} a rank, and the device leaves {format_bytes(full - 1)}" in problem.message
     plan_step(ints(30, 30), settings(device_memory=full - 1, capacity=15))
 
 
