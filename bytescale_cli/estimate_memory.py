@@ -76,7 +76,7 @@ def _refuse(config: Config, settings: PlanSettings, found: Estimate, told: dict[
     from engine.planner.ways import ways
 
     if text:
-        print(text, flush=True)
+        output.show(text)
     ways_out = ways(config, settings)
     raise _refusal(found, ways_out, told | {"ways": [way.as_json() for way in ways_out]})
 

@@ -52,6 +52,11 @@ def emit(payload: Mapping[str, Any], text: str, *, as_json: bool) -> None:
     _print(_envelope(True, payload) if as_json else text.rstrip("\n"), sys.stdout)
 
 
+def show(text: str) -> None:
+    """Write for people what was found before a command fails."""
+    _print(text, sys.stdout)
+
+
 def emit_failure(error: Mapping[str, Any]) -> None:
     """Write the one JSON object of a command that failed."""
     _print(_envelope(False, error), sys.stdout)

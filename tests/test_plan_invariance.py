@@ -19,6 +19,7 @@ from torch import Tensor
 from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import whole
+from engine.attention.meeting import Meeting
 from engine.attention.ring import attend
 from engine.close import error
 from engine.config.load import load
@@ -176,6 +177,28 @@ def plain_run(settings: Config, step_tables: list[tuple[SequenceTable, FakeReade
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
     return {"change": {n: p.detach() - before[n] for n, p in model.named_parameters()}, "norms": norms}
+
+
+def steps_alone(
+    model: Llama, settings: Config, batches: list[tuple[SequenceTable, FakeReader]], lr: float
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Return how the parameters of a model in float64 change, and the norms, over steps with plain PyTorch; each
+    sequence meets nobody, and the loss is the model's own, with what balances experts."""
+    kernel = choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer, norms = build_optimizer(model, settings.optimizer), []
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    for table, reader in batches:
+        optimizer.zero_grad()
+        for sequence, length in enumerate(table.length.tolist()):
+            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
+            loss = model(tokens[:-1], torch.arange(length), Meeting(whole(length), None, kernel), tokens[1:])
+            (loss / int(table.loss_tokens.sum())).backward()
+        limit = settings.optimizer.clip_norm or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        optimizer.step()
+    return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}, norms
 
 
 CLIPS = (0, 0.4)

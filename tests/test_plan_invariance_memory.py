@@ -15,9 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole as alone
-from engine.attention.meeting import Meeting
 from engine.close import error
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
@@ -30,7 +27,7 @@ from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, run_step
 from engine.zero.shards import sharded, whole
 from tests.covering import Case, every, pairwise
-from tests.test_plan_invariance import FakeReader, batch, config, rank_context, table_of
+from tests.test_plan_invariance import FakeReader, batch, config, rank_context, steps_alone, table_of
 from tests.world import run_world
 
 FACTORS = {
@@ -100,23 +97,8 @@ def on_rank_all(world: int, cases: list[Case]) -> list[dict[str, Any]]:
 
 @cache
 def in_one_process(world: int, experts: int) -> tuple[dict[str, Tensor], list[float]]:
-    """Return how the parameters change, and the norms, in float64 with plain PyTorch."""
-    case = {"stage": 1, "planner": "naive", "recompute": "none", "experts": experts}
-    settings, kernel = settings_of(world, case), choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
-    model, norms = drawn(settings).double(), []
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    optimizer = build_optimizer(model, settings.optimizer)
-    for group in optimizer.param_groups:
-        group["lr"] = LR
-    for table, reader in steps(world):
-        optimizer.zero_grad()
-        for sequence, length in enumerate(table.length.tolist()):
-            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
-            loss = model(tokens[:-1], torch.arange(length), Meeting(alone(length), None, kernel), tokens[1:])
-            (loss / int(table.loss_tokens.sum())).backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.optimizer.clip_norm)))
-        optimizer.step()
-    return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}, norms
+    settings = settings_of(world, {"stage": 1, "planner": "naive", "recompute": "none", "experts": experts})
+    return steps_alone(drawn(settings).double(), settings, steps(world), LR)
 
 
 def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:

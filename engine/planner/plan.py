@@ -84,7 +84,7 @@ class StepPlan:
     shard_order: Ints  # [K] shard numbers, micro-batch by micro-batch
     gang: Ints  # [M] micro-batches that share rings run at the same time and have the same gang
     slot: Ints  # [M] place in the lockstep order; -1 in other modes
-    offload: Ints  # [M] ppm of the saved activations that go to the host; the first and the last layer's stay
+    offload: Ints  # [M] ppm of the saved activations that go to the host; the last two layers' stay
 
     @property
     def sequences(self) -> int:

@@ -46,12 +46,3 @@ def test_every_group_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert f"ours ({chosen.name})" in table and f"{chosen.name}, raw" in table
     groups = {row["group"] for row in rows}
     assert table.count("| 1.000 |") >= len(groups), "the best of each group is 1"
-
-
-def test_without_a_gpu_it_leaves_with_3(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["gpu_attention.py"])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit) as left:
-        gpu_attention.main()
-    assert left.value.code == 3
-    assert "no CUDA device" in capsys.readouterr().err

@@ -13,9 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
-from engine.attention.meeting import Meeting
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import SequenceTable
@@ -23,7 +20,7 @@ from engine.planner.make import PlanSettings, plan_step
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero.engine import ZeroEngine
-from tests.test_plan_invariance import FakeReader, batch, config, error, rank_context
+from tests.test_plan_invariance import FakeReader, batch, config, error, rank_context, steps_alone
 from tests.test_plan_invariance_experts import mixtral
 from tests.world import run_world
 
@@ -64,22 +61,7 @@ def all_cases() -> list[dict[str, Any]]:
 
 
 def in_one_process(settings: Config) -> tuple[dict[str, Tensor], list[float]]:
-    """Return how the weights change, and the norms, in float64 with plain PyTorch."""
-    model, kernel = mixtral(settings), choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer, norms = build_optimizer(model, settings.optimizer), []
-    for group in optimizer.param_groups:
-        group["lr"] = LR
-    for table, reader in steps(settings):
-        optimizer.zero_grad()
-        for sequence, length in enumerate(table.length.tolist()):
-            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
-            loss = model(tokens[:-1], torch.arange(length), Meeting(whole(length), None, kernel), tokens[1:])
-            (loss / int(table.loss_tokens.sum())).backward()
-        limit = settings.optimizer.clip_norm or float("inf")
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
-        optimizer.step()
-    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, norms
+    return steps_alone(mixtral(settings), settings, steps(settings), LR)
 
 
 def test_float32_steps_are_those_of_one_process() -> None:
