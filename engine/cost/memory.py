@@ -6,7 +6,8 @@ Letters: b bytes of an element in the model's dtype, w bytes in the wider of tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
 
 from engine.config import schema
 from engine.cost.flops import layer_weights
@@ -29,7 +30,21 @@ def parameters(model: schema.Model) -> int:
 
 
 def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
-    """Return what the forward pass keeps of a token for the backward pass, all layers, by recompute mode.
+    """Return what the forward pass keeps of a token for the backward pass."""
+    return layers_bytes(model, dtype, recompute, tile) + staying_bytes(model, dtype)
+
+
+def staying_bytes(model: schema.Model, dtype: str) -> int:
+    """Return what of that is no layer's, and is never offloaded.
+
+    The last norm keeps as much as any other; its output becomes the loss's gradient. All layers share the cosines and
+    sines of a token's position: 2 head_dim w.
+    """
+    return _norm(model, dtype) + 2 * model.head_dim * element_bytes(dtype)[1]
+
+
+def layers_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
+    """Return what all layers keep of a token, by recompute mode.
 
     `layer` keeps each layer's input; `layer_keep_attention` also q, k, v, the output and the log-sum-exp. With `none` a
     LLaMA layer (h hidden, q = heads x head_dim, kv = kv_heads x head_dim, f = ffn, k = top_k) keeps
@@ -38,13 +53,12 @@ def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: 
       head: (2 q + 2 kv) b + heads w;
     - for SwiGLU the gate, the other branch and the product that both make: 3 f b;
     - with experts k times that, each expert's input and output, 2 k h b, and what the router keeps (`_router`).
-    The last norm keeps as much as any other; its output becomes the loss's gradient. All layers share the cosines
-    and sines of a token's position: 2 head_dim w. With a `tile` (mlp_tile) SwiGLU and experts keep only their input.
+    With a `tile` (mlp_tile) SwiGLU and experts keep only their input.
     """
-    b, w = element_bytes(dtype)
+    b, _ = element_bytes(dtype)
     kept = {"none": _layer(model, dtype, tile), "layer": 0, "layer_keep_attention": _attention(model, dtype)}[recompute]
     entry = 0 if recompute == "none" else model.hidden * b + _said(model, dtype)
-    return model.layers * (entry + kept) + _norm(model, dtype) + 2 * model.head_dim * w
+    return model.layers * (entry + kept)
 
 
 def _norm(model: schema.Model, dtype: str) -> int:
@@ -83,18 +97,27 @@ def _said(model: schema.Model, dtype: str) -> int:
 
 
 def working_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
-    """Return what a token needs beside that for a while: the larger of the loss's and of one layer's backward pass.
+    """Return what a layer's backward pass holds of a token beside what is saved, at its fullest; may be negative.
 
-    The loss holds the logits of one chunk of tokens in the wider dtype, twice. A layer's backward pass holds the
-    gradients of its three f-wide tensors, of its residual stream (twice) and of q, k, v and the output, and with
-    recomputation what it computes anew. With a `tile` what is f-wide is there for so many tokens only (`tile_bytes`).
+    It is fullest in the last layer, when the last norm has let go of its 2 h b + w and the residual stream's gradient
+    is there. In SwiGLU those of its two inputs stand beside that of its output, whose place was the output's: 2 f b
+    more; experts' outputs (k h b) are gone. In attention SwiGLU and its norm are gone too, and the gradients of the
+    output and of q, in both dtypes, and of k and v are there. With recomputation there is what it computes anew. With a
+    `tile` what is f-wide is there for so many tokens only (`tile_bytes`).
     """
     b, w = element_bytes(dtype)
-    loss = 2 * min(model.vocab, 2 * model.hidden) * w
-    attention = 2 * (model.heads + model.kv_heads) * model.head_dim
-    wide = 0 if tile else 3 * model.top_k * model.ffn
-    layer = (wide + 2 * model.hidden + attention) * b
-    return max(loss, layer + (0 if recompute == "none" else _layer(model, dtype, tile)))
+    wide = 0 if tile else 2 * model.top_k * model.ffn * b
+    stream = model.hidden * b - _norm(model, dtype)
+    swiglu = stream + wide - (model.top_k * model.hidden * b if model.experts > 1 and not tile else 0)
+    gone = _norm(model, dtype) + (_said(model, dtype) if tile else _ffn(model, dtype))
+    heads, kv_heads = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    attention = stream - gone + heads * (2 * b + w) + 2 * kv_heads * b
+    again = {
+        "none": 0,
+        "layer": _layer(model, dtype, tile) - model.hidden * b,
+        "layer_keep_attention": gone,
+    }[recompute]
+    return max(swiglu, attention) + again
 
 
 def tile_bytes(model: schema.Model, dtype: str, tile: int) -> int:
@@ -110,14 +133,17 @@ def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
     return max(1, min(tokens, max(_LEAST_CHUNK, -(-2 * hidden * tokens // vocab))))
 
 
-def loss_bytes(model: schema.Model, dtype: str) -> int:
-    """Return what the loss needs however few the tokens: a least chunk's logits, and the gradient of the head's weight.
+def loss_moments(model: schema.Model, dtype: str) -> tuple[Moment, Moment]:
+    """Return what the loss holds beside what is saved, however few the tokens, and with many: the larger counts.
 
-    That is summed in the wider dtype, and is there in both when the sum is over.
+    The head's input, the logits of one chunk in the wider dtype, twice, and in that the gradient of the head's weight;
+    or instead of logits that gradient in the model's dtype too, when the sum is over.
     """
     b, w = element_bytes(dtype)
-    gradient = model.hidden * (w if b == w else w + b)
-    return model.vocab * (2 * _LEAST_CHUNK * w + gradient)
+    least = max(2 * _LEAST_CHUNK * model.vocab * w, model.hidden * model.vocab * b if b < w else 0)
+    head = model.hidden * model.vocab * w
+    few = Moment(head + least, model.hidden * b)
+    return few, Moment(head + 2 * model.vocab * w, model.hidden * b + 2 * min(model.vocab, 2 * model.hidden) * w)
 
 
 def ring_bytes(model: schema.Model, dtype: str) -> int:
@@ -137,6 +163,29 @@ def bucket_elements(model: schema.Model) -> int:
     return min(parameters(model), _BUCKET)
 
 
+class Moment(NamedTuple):
+    """What is held beside layers' activations at a moment of a micro-batch, in bytes: fixed, and of a token."""
+
+    fixed: int
+    token: int
+
+    def of(self, tokens: Any) -> Any:
+        """Return the bytes with so many tokens, a number or an array of them."""
+        return self.fixed + self.token * tokens
+
+
+def moments(config: schema.Config) -> tuple[Moment, ...]:
+    """Return the fullest moments on a device beside what layers save: a layer's backward pass, then the loss's.
+
+    Where bf16 gradients await the end of the backward pass (`passing_bytes`), the head's is there from its start.
+    """
+    model, dtype, tile, tp = config.model, config.dtype, config.mlp_tile, config.parallel.tp
+    head = element_bytes(dtype)[0] * model.hidden * model.vocab if passing_bytes(model, dtype, config.zero.stage) else 0
+    layer = Moment(tile_bytes(model, dtype, tile) + head, working_bytes(model, dtype, config.recompute, tile))
+    stays, found = staying_bytes(model, dtype), (layer, *loss_moments(model, dtype))
+    return tuple(Moment(-(-moment.fixed // tp), -(-(stays + moment.token) // tp)) for moment in found)
+
+
 @dataclass(frozen=True)
 class Held:
     """What a device holds whatever its micro-batch, in bytes by item; `host` are those that wait on the host."""
@@ -146,8 +195,6 @@ class Held:
     optimizer: int
     gather_buffers: int  # of ZeRO: layers that are gathered, and gradients on their way
     host: int
-    logits: int = 0  # the loss of however few tokens
-    tile: int = 0  # of mlp_tile: part of the working set
 
     @property
     def device(self) -> int:
@@ -188,14 +235,9 @@ def states(model: schema.Model, dtype: str, ranks: int, zero: schema.Zero, on_ho
 
 def held(config: schema.Config, ranks: int) -> Held:
     """Return what each device of one of `ranks` HDP ranks holds whatever its micro-batch."""
-    model, dtype, parallel = config.model, config.dtype, config.parallel
-    devices = parallel.tp * parallel.pp
-    whole = states(model, dtype, ranks, config.zero, config.optimizer.on_host)
-    return replace(
-        Held(**{name: -(-size // devices) for name, size in vars(whole).items()}),
-        logits=-(-loss_bytes(model, dtype) // parallel.tp),
-        tile=-(-tile_bytes(model, dtype, config.mlp_tile) // parallel.tp),
-    )
+    devices = config.parallel.tp * config.parallel.pp
+    whole = states(config.model, config.dtype, ranks, config.zero, config.optimizer.on_host)
+    return Held(**{name: -(-size // devices) for name, size in vars(whole).items()})
 
 
 def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:

@@ -7,6 +7,7 @@ enters a plan. Memory and traffic are whole bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.config.schema import Config
 from engine.cost import calibration, flops, memory
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
+from engine.cost.memory import Moment
 from engine.cost.times import Rates, wholes
 
 Ints = NDArray[np.int64]
@@ -40,10 +42,10 @@ class Costs:
     nics: float  # network cards of a node, for each of a rank's d_tp devices
     slot: int  # ns that a lockstep slot takes beside its micro-batch: weights are gathered
     step: int  # ns of a step beside its micro-batches: gradients reduced, weights updated
-    token_bytes: int  # saved activations, a token
-    working_bytes: int  # a chunk's logits or a layer's backward pass, a token
+    token_bytes: int  # what layers save of a token
+    moments: tuple[Moment, ...]  # beside those: a layer's backward pass, then the loss
     ring_bytes: int  # ring buffers, a token of a ring's largest shard
-    fixed_bytes: int  # model states, the loss of however few tokens, and a tile, a rank
+    fixed_bytes: int  # model states, a rank
     passing_bytes: int  # gradients that replace saved activations during the backward pass, a rank
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
@@ -108,8 +110,13 @@ class Costs:
 
         `ring_tokens` are those of the largest shard of each ring of two or more in it, summed: the buffers' size.
         """
-        saved = np.maximum(self.token_bytes * self.resident(tokens, offload), self.passing_bytes)
-        return self.fixed_bytes + saved + self.working_bytes * tokens + self.ring_bytes * ring_tokens
+        saved = self.token_bytes * self.resident(tokens, offload)
+        fullest = np.maximum(saved + self.working(tokens), self.passing_bytes + self.moments[0].of(tokens))
+        return self.fixed_bytes + fullest + self.ring_bytes * ring_tokens
+
+    def working(self, tokens: Any) -> Any:
+        """Return what a micro-batch of `tokens`, a number or an array of them, holds beside what its layers save."""
+        return reduce(np.maximum, (moment.of(tokens) for moment in self.moments))
 
     def resident(self, tokens: Ints, offload: Ints | int) -> Ints:
         """Return how many tokens' saved activations stay: those of two layers, and 1 - r of the others (equation 3)."""
@@ -124,9 +131,10 @@ class Costs:
 
     def most_tokens(self, device_memory: int) -> int:
         """Return the most tokens of a micro-batch, all of them in rings, that fit the device; 0 if none do."""
-        free = device_memory - self.fixed_bytes
-        beside = self.working_bytes + self.ring_bytes
-        return max(0, min(free // (self.token_bytes + beside), (free - self.passing_bytes) // beside))
+        free, layer = device_memory - self.fixed_bytes, self.moments[0]
+        beside = [(moment.fixed, moment.token + self.token_bytes) for moment in self.moments]
+        beside.append((self.passing_bytes + layer.fixed, layer.token))
+        return max(0, min((free - fixed) // (token + self.ring_bytes) for fixed, token in beside))
 
     def seconds(self, ns: float) -> float:
         """Return nanoseconds as seconds."""
@@ -139,8 +147,8 @@ def _bytes(config: Config, ranks: int) -> dict[str, Any]:
     tp, held = config.parallel.tp, memory.held(config, ranks)
     passing = memory.passing_bytes(model, dtype, config.zero.stage)
     return {
-        "token_bytes": -(-memory.saved_bytes(model, dtype, mode, tile) // tp),
-        "working_bytes": -(-memory.working_bytes(model, dtype, mode, tile) // tp),
+        "token_bytes": -(-memory.layers_bytes(model, dtype, mode, tile) // tp),
+        "moments": memory.moments(config),
         "ring_bytes": -(-memory.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
         "passing_bytes": -(-passing // (tp * config.parallel.pp)),
@@ -172,7 +180,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
     # Two layers stay (equation 3). Of two layers or fewer nothing goes; a rate is only there to be divided by.
     goes = max(1, model.layers - 2) / model.layers
-    saved = memory.saved_bytes(model, config.dtype, config.recompute, config.mlp_tile)
+    saved = memory.layers_bytes(model, config.dtype, config.recompute, config.mlp_tile)
     copied = goes * saved / tp / rates.copy_bytes_per_s
     forward, backward = linear + sums, rates.linear_backward * linear + sums
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)

@@ -18,6 +18,7 @@ from engine.launch.commands import free_port, is_local, is_loopback, rank_comman
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
+from engine.launch.room import check_room
 from engine.launch.unbuilt import unbuilt
 from engine.report.run import write_report
 from engine.trainer import metrics
@@ -52,6 +53,7 @@ def train(
         start = prepare.look(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
         if dry_run:
             return {"dry_run": dry_run_of(config, cluster, folder, start, lacking(config, cluster))}
+        check_room(start.plans, Costs.of(config), cluster)
         if resume != "never" or not folder.resolved.exists():
             return _train(config, cluster, folder, start, say, on_step)
         say(f"the old run is kept as {prepare.set_aside(folder)}")

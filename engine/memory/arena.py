@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import MemoryFitError
+from engine.memory import host
 
 _LOG = logging.getLogger(__name__)
 _ALIGNED = 512  # bytes: what a device's copy engine likes, and more than any dtype needs
@@ -20,7 +21,7 @@ class Arena:
     """At most `limit` bytes of the host, pinned where the device is a GPU. Grows between micro-batches only."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
-        self._pinned, self._limit = device.type == "cuda", limit
+        self._device, self._limit = device, limit
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = self._most = 0
 
@@ -38,13 +39,15 @@ class Arena:
         self._used = 0
         if need <= self.size or self.size == self._limit:
             return
-        self._block = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+        old, self._block = self._block, torch.empty(0, dtype=torch.uint8)
+        host.release(old, self._device)
+        del old  # the old one goes before the new one comes
         self._block = self._allocate(min(self._limit, max(need, self._most * 5 // 4)), last=False)
         self._most = self.size
 
     def _allocate(self, size: int, last: bool) -> Tensor:
         try:
-            return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
+            return host.allocate(size, self._device)
         except RuntimeError as error:
             if last:
                 hint = "set a smaller offload.ratio, or cluster.host_memory to what the host has for a rank"

@@ -31,6 +31,7 @@ from engine.memory.lane import Lane
 
 _STAY = 2  # the last layers, whose backward pass comes first
 _BLOCK = 512  # bytes: a tensor is parted at a multiple of it
+_GAPS = 1 << 14  # bytes of a layer: each of its tensors begins at a multiple of the arena's
 
 
 @dataclass(eq=False)
@@ -84,8 +85,8 @@ class _Layer:
 
 
 class Offload:
-    """The activations of one rank's micro-batches, `token_bytes` a token in `layers` layers. `begin`, then one `layer`
-    after another, then backward; so again, also after an exception in between."""
+    """The activations of one rank's micro-batches, `token_bytes` a token in each of `layers` layers. `begin`, then one
+    `layer` after another, then backward; so again, also after an exception in between."""
 
     def __init__(self, layers: int, device: torch.device, arena: Arena, token_bytes: int) -> None:
         self._last, self._device, self.arena, self._token_bytes = layers - _STAY, device, arena, token_bytes
@@ -93,6 +94,12 @@ class Offload:
         self._layers: list[_Layer] = []
         self._ratio = 0.0
         self.saved_bytes = self.moved_bytes = 0  # by the layers, and of that to the host; of all micro-batches
+
+    def make_room(self, ratio: float, tokens: int) -> None:
+        """Let the arena hold what such a micro-batch sends to it. Between micro-batches only; raises what
+        `Arena.reset` raises."""
+        going = ratio * tokens * self._token_bytes + _GAPS
+        self.arena.reset(math.ceil(max(0, self._last) * going) if ratio else 0)
 
     def begin(self, ratio: float, tokens: int) -> None:
         """Start a micro-batch of `tokens`, of whose layers' bytes `ratio` go to the host, but for the last two layers'.
@@ -105,7 +112,7 @@ class Offload:
         self._out.computing_waits()
         self._back.computing_waits()
         self._layers, self._ratio = [], ratio
-        self.arena.reset(math.ceil(ratio * tokens * self._token_bytes))
+        self.make_room(ratio, tokens)
 
     @contextmanager
     def layer(self, module: nn.Module, shared: Iterable[Tensor] = ()) -> Iterator[None]:

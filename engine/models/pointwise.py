@@ -63,7 +63,8 @@ def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tu
     """With n = x scale, of rows of C: dweight = sum over T of dout n; dx = scale (g - n mean(g n)), g = dout weight."""
     normed, gradient = x * scale, dout * weight.to(scale.dtype)
     dweight = (dout * normed).sum(0)
-    dx = scale * (gradient - normed * (gradient * normed).mean(-1, keepdim=True))
+    mean = (gradient * normed).mean(-1, keepdim=True)
+    dx = gradient.sub_(normed.mul_(mean)).mul_(scale)  # in place: else rows in the wider dtype would set the peak
     return dx.to(x.dtype), dweight.to(weight.dtype), None
 
 
@@ -72,7 +73,7 @@ def _swiglu(gate: Tensor, up: Tensor) -> tuple[Tensor]:
 
 
 def _swiglu_backward(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten.silu_backward(dout * up, gate), dout * F.silu(gate)
+    return torch.ops.aten.silu_backward(dout * up, gate), F.silu(gate).mul_(dout)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor]:

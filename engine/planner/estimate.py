@@ -32,7 +32,7 @@ class Estimate:
 
     load: Load
     items: dict[str, int]
-    working_set: int  # of the activations: those of the layer or the loss that is computed
+    working_set: int  # of the activations: those of the layer whose backward pass is computed
     context: int
     fragmentation: int
     device_total: int
@@ -61,13 +61,13 @@ def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -
     load = load or fullest(config, settings)
     allowance, held, costs = Allowance.of(config), memory.held(config, settings.ranks), settings.costs
     saved = costs.token_bytes * int(costs.resident(np.int64(load.tokens), load.offload))
-    working = costs.working_bytes * load.tokens + held.tile
+    working, layer = max(moment.of(load.tokens) for moment in costs.moments), costs.moments[0].of(load.tokens)
     items = {
         "parameters": held.parameters,
-        "gradients": held.gradients + max(0, costs.passing_bytes - saved),
+        "gradients": held.gradients + max(0, costs.passing_bytes + layer - saved - working),
         "optimizer": held.optimizer,
-        "activations": saved + working,
-        "logits": held.logits,
+        "activations": saved + layer,
+        "logits": working - layer,
         "ring_buffers": costs.ring_bytes * load.buffers,
         "gather_buffers": held.gather_buffers,
     }
@@ -75,7 +75,7 @@ def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -
     return Estimate(
         load=load,
         items=items | {"other": allowance.context + fragmentation},
-        working_set=working,
+        working_set=layer,
         context=allowance.context,
         fragmentation=fragmentation,
         device_total=_device(config),

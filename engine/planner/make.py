@@ -100,8 +100,9 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     if tokens <= most or _fits_with_offload(tokens, settings):
         return
     # In Python's numbers: those of a huge model pass 64 bits.
-    saved = max(costs.token_bytes * tokens, costs.passing_bytes)
-    peak = costs.fixed_bytes + saved + (costs.working_bytes + costs.ring_bytes) * tokens
+    working, layer = max(moment.of(tokens) for moment in costs.moments), costs.moments[0].of(tokens)
+    saved = max(costs.token_bytes * tokens + working, costs.passing_bytes + layer)
+    peak = costs.fixed_bytes + saved + costs.ring_bytes * tokens
     message = (
         f"{format_count(tokens)} tokens in a micro-batch need {format_bytes(peak)} a rank, "
         f"and the device leaves {format_bytes(settings.device_memory)}"

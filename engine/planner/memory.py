@@ -106,7 +106,7 @@ def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -
     costs, layers = settings.costs, settings.costs.layers
     tokens = -(-lengths // degrees)
     ratio = np.zeros(len(lengths), dtype=np.int64)
-    free = holds[1] - costs.fixed_bytes - (costs.working_bytes + costs.ring_bytes) * tokens
+    free = holds[1] - costs.fixed_bytes - costs.working(tokens) - costs.ring_bytes * tokens
     large = np.flatnonzero((tokens > holds[0]) | (costs.token_bytes * tokens > free))
     if len(large) == 0 or layers <= 2:
         return ratio

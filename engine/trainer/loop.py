@@ -26,7 +26,7 @@ from engine.data.reader import Reader
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import Cursor, SequenceTable, validation_table
 from engine.dtypes import DTYPES
-from engine.errors import ExitCode
+from engine.errors import ExitCode, MemoryFitError
 from engine.files import write_durably
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
@@ -38,7 +38,7 @@ from engine.trainer.finite import check_finite
 from engine.trainer.folder import RunFolder, write_json
 from engine.trainer.groups import Groups, join_groups
 from engine.trainer.lineage import lineage
-from engine.trainer.model import make_model, make_offload
+from engine.trainer.model import make_model, make_offload, room_for
 from engine.trainer.optimizer import build_optimizer, learning_rate
 from engine.trainer.planning import Feed, PlanAhead, compare_digests
 from engine.trainer.step import RankContext, StepTimes, evaluate, run_step
@@ -114,6 +114,7 @@ class Trainer:
         planned = time.perf_counter()
         if self.step + 1 < self.config.run.steps:
             self.ahead.request(after)
+        self._make_room(plan)
         loss_tokens = int(table.loss_tokens.sum())
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self._slicer(table), self.context)
@@ -161,6 +162,19 @@ class Trainer:
         """End the planning process and leave the groups."""
         self.ahead.close()
         dist.destroy_process_group()
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """Let all ranks have the room on their hosts that the step takes; save what is trained so far if one has not.
+
+        Raises MemoryFitError on all ranks.
+        """
+        if self.model.offload is None:
+            return
+        failed = next(filter(None, self._exchange(room_for(plan, self.groups.rank, self.model.offload))), None)
+        if failed is not None:
+            if self.step:
+                self.save()
+            raise MemoryFitError.of([failed])
 
     def _plan_validation(self) -> tuple[SequenceTable, StepPlan] | None:
         table = validation_table(self.index, self.config.context, self.config.data.validation_tokens)

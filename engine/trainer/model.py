@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from engine.config.schema import Config
-from engine.cost.memory import saved_bytes
+from engine.cost.memory import layers_bytes
+from engine.cost.model import PPM
 from engine.dtypes import DTYPES
+from engine.errors import MemoryFitError, Problem
 from engine.memory.arena import Arena
 from engine.memory.offload import Offload
 from engine.models.build import build_model
 from engine.models.fuse import fuse
 from engine.models.llama.model import Llama
+from engine.planner.loads import micro_tokens
+from engine.planner.plan import StepPlan
 from engine.weights.load import load_weights
 from engine.zero.shards import sharded, whole
 
@@ -32,7 +37,23 @@ def make_model(config: Config, device: torch.device, weights: str | None = None)
     return model
 
 
+def room_for(plan: StepPlan, rank: int, offload: Offload) -> Problem | None:
+    """Let the host have the room that a rank's part of a step takes there; return why not, if it does not give it."""
+    mine = slice(plan.micro_start[rank], plan.micro_start[rank + 1])
+    try:
+        for tokens, ratio in zip(micro_tokens(plan)[mine].tolist(), plan.offload[mine].tolist(), strict=True):
+            offload.make_room(ratio / PPM, tokens)
+    except MemoryFitError as error:
+        problem = error.problems[0]
+        return replace(problem, message=f"rank {rank}: {problem.message}")
+    return None
+
+
 def make_offload(config: Config, device: torch.device) -> Offload:
-    """Return where a config's activations wait that plans send to the host: in `cluster.host_memory` bytes at most."""
-    arena = Arena(device, config.cluster.host_memory)
-    return Offload(config.model.layers, device, arena, saved_bytes(config.model, config.dtype, config.recompute))
+    """Return where a config's activations wait that plans send to the host: in `cluster.host_memory` bytes at most.
+
+    The launcher has looked that the host has them (engine/launch/room.py).
+    """
+    layers = config.model.layers
+    kept = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers
+    return Offload(layers, device, Arena(device, config.cluster.host_memory), kept)

@@ -18,6 +18,7 @@ from engine.memory import recompute
 from engine.models.build import build_model
 from engine.models.llama.model import Llama
 from engine.models.loss import choose as loss_of
+from tests.allocations import allocated
 
 
 def shape(**changes: object) -> Model:
@@ -113,17 +114,57 @@ def test_a_ring_holds_keys_and_gradients_twice() -> None:
     assert memory.ring_bytes(SMALL, "bf16") == 2 * (2 * 2 * 16) * (2 + 4)
 
 
+def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[int, int]:
+    """Return the most that a micro-batch holds beside its weights and their gradients, measured and by the formula."""
+    config = load([]).model_copy(update={"model": model, "dtype": dtype, "recompute": mode})
+    llama = build_model(config).to(DTYPES[dtype])
+    llama.initialise(0)
+    loss_of(torch.device("cpu"), DTYPES[dtype])  # or its self-test would be counted
+    meeting = Meeting(whole(tokens), None, choose(torch.device("cpu"), DTYPES[dtype], model.head_dim))
+    numbers = torch.arange(tokens)
+
+    def micro_batch() -> None:
+        llama(numbers % model.vocab, numbers, meeting, numbers % model.vocab).backward()
+
+    micro_batch()  # gradients are there
+    beside = max(moment.of(tokens) for moment in memory.moments(config.model_copy(update={"zero": zero(2)})))
+    return allocated(micro_batch).peak, memory.layers_bytes(model, dtype, mode) * tokens + beside
+
+
+@pytest.mark.parametrize("vocab", [2, 5000])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_a_micro_batch_is_fullest_where_the_formula_says(dtype: str, mode: str, vocab: int) -> None:
+    """To a few bytes: in the loss with the large vocabulary, in SwiGLU's backward pass of the last layer without it.
+
+    In bf16 plain PyTorch computes norms in fp32 rows that a compiled one (a GPU's) never has.
+    """
+    model = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=320, vocab=vocab)
+    found, formula = peak_and_formula(model, dtype, mode, 1500)
+    assert found == pytest.approx(formula, rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_micro_batch_of_experts_too(mode: str) -> None:
+    """What routers keep is freed bit by bit; it is little in models of any size."""
+    model = shape(layers=3, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=2, experts=8, top_k=2)
+    found, formula = peak_and_formula(model, "fp32", mode, 1500)
+    assert found == pytest.approx(formula, rel=0.02)
+
+
 @pytest.mark.parametrize("vocab", [258, 32_000, 128_256, 10**6])
 @pytest.mark.parametrize("name", ["tiny", "llama7b", "llama70b"])
-def test_the_loss_needs_less_than_a_layer_whatever_the_vocabulary(name: str, vocab: int) -> None:
-    """A token's share of the logits: those of one chunk, twice, in the wider dtype."""
+def test_the_loss_of_any_number_of_tokens(name: str, vocab: int) -> None:
+    """The logits of one chunk, twice, and the gradient of the head, in the wider dtype, and the hidden states."""
     model = load([f"model={name}", f"model.vocab={vocab}"]).model
-    tokens = 100_000
-    chunk = memory.loss_chunk(tokens, model.hidden, vocab)
     for dtype in DTYPES:
-        working, least = memory.working_bytes(model, dtype), memory.loss_bytes(model, dtype)
-        assert 2 * chunk * vocab * memory.element_bytes(dtype)[1] <= working * tokens + least
-        assert working == memory.working_bytes(model.model_copy(update={"vocab": 1}), dtype)
+        b, w = memory.element_bytes(dtype)
+        for tokens in (1024, 10_000, 1_000_000):
+            chunk = memory.loss_chunk(tokens, model.hidden, vocab)
+            exact = tokens * model.hidden * b + (2 * chunk + model.hidden) * vocab * w
+            formula = max(moment.of(tokens) for moment in memory.loss_moments(model, dtype))
+            sum_is_over = 2 * 1024 * w < model.hidden * b < model.hidden * w
+            assert exact <= formula and (sum_is_over or formula <= exact + 2 * vocab * w)
 
 
 CHUNKS = {
@@ -143,11 +184,21 @@ def test_chunks_of_the_loss(sizes: tuple[int, int, int], chunk: int) -> None:
     assert memory.loss_chunk(*sizes) == chunk
 
 
-def test_the_heads_gradient_is_there_in_both_dtypes_when_it_is_summed() -> None:
+def test_the_heads_gradient_is_there_in_both_dtypes_when_its_sum_is_over() -> None:
+    """Then there are no logits: those of 1,024 tokens are more, unless the model is wide."""
     gradient, logits = 300 * 64, 2 * 1024 * 300
-    assert memory.loss_bytes(SMALL, "bf16") == gradient * (4 + 2) + logits * 4
-    assert memory.loss_bytes(SMALL, "fp32") == gradient * 4 + logits * 4
-    assert memory.loss_bytes(SMALL, "fp64") == gradient * 8 + logits * 8
+    assert memory.loss_moments(SMALL, "bf16")[0] == (gradient * 4 + logits * 4, 64 * 2)
+    assert memory.loss_moments(SMALL, "fp64")[0] == (gradient * 8 + logits * 8, 64 * 8)
+    wide = shape(**vars(SMALL) | {"hidden": 8192})
+    assert memory.loss_moments(wide, "bf16")[0].fixed == 300 * 8192 * (4 + 2)
+
+
+def test_gradients_that_await_the_end_of_the_pass_begin_with_the_heads() -> None:
+    config = load([]).model_copy(update={"model": SMALL, "dtype": "bf16"})
+    first = {stage: memory.moments(config.model_copy(update={"zero": zero(stage)}))[0] for stage in STAGES}
+    assert first[1].fixed - first[2].fixed == 2 * 64 * 300
+    token = memory.working_bytes(SMALL, "bf16") + memory.staying_bytes(SMALL, "bf16")
+    assert first[2] == first[3] == (0, token)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -176,14 +227,13 @@ def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tile_of_swiglu_is_there_for_so_many_tokens_only(mode: str, model: Model) -> None:
     """Its input stays, with what the losses of a router read; the rest is computed anew, a tile at a time."""
-    model = shape(**vars(model) | {"vocab": 1})  # or the loss needs more
     kept = [memory.saved_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
     needed = [memory.working_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
     gradients = 3 * model.top_k * 160 * 2
     swiglu = memory.tile_bytes(model, "bf16", 1) - gradients
     said = (3 * 8 + 1) * 4 if model.experts > 1 else 0
     assert kept[0] - kept[1] == (3 * (swiglu - said) if mode == "none" else 0), "of each of three layers"
-    assert needed[0] - needed[1] == gradients + (0 if mode == "none" else swiglu - said)
+    assert needed[0] - needed[1] > (0 if mode == "none" else swiglu - said)
     assert memory.tile_bytes(model, "bf16", 64) == 64 * (swiglu + gradients) and swiglu > said
     assert memory.tile_bytes(model, "bf16", 0) == 0
 
@@ -196,19 +246,6 @@ def test_recomputing_keeps_the_entry_of_each_layer_and_attention_if_asked_to(dty
     attention = (64 + 32 + 32 + 64) * b + 4 * w  # q, k, v, the output; a log-sum-exp a head
     assert memory.saved_bytes(SMALL, dtype, "layer") == 3 * entry + norm
     assert memory.saved_bytes(SMALL, dtype, "layer_keep_attention") == 3 * (entry + attention) + norm
-
-
-@pytest.mark.parametrize("dtype", sorted(DTYPES))
-def test_what_is_kept_less_is_computed_anew_in_one_layer_at_a_time(dtype: str) -> None:
-    model = shape(layers=30, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=2)
-    modes = ("layer", "layer_keep_attention", "none")
-    saved = [memory.saved_bytes(model, dtype, mode) for mode in modes]
-    assert saved == sorted(saved) and len(set(saved)) == 3
-    working = [memory.working_bytes(model, dtype, mode) for mode in modes]
-    one_layer = (
-        memory.saved_bytes(model, dtype) - memory.saved_bytes(shape(**vars(model) | {"layers": 1}), dtype)
-    ) / 29
-    assert working[0] == working[1] == working[2] + one_layer
 
 
 def test_experts_a_token_goes_through_the_top_k_and_all_of_them_lie_in_memory() -> None:

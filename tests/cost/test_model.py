@@ -16,7 +16,6 @@ from engine.config.schema import Config
 from engine.cost import flops
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.memory import loss_bytes
 from engine.cost.model import PPM, Costs
 from tests.planner.samples import COSTS, ints
 
@@ -214,8 +213,10 @@ def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
     lengths = np.array([1000, 10**6], dtype=np.int64)
     fixed = one.rates.sequence
     assert many.sequence(lengths) - fixed == pytest.approx((one.sequence(lengths) - fixed) / tp, rel=1e-6)
-    for name in ("token_bytes", "working_bytes", "ring_bytes"):
+    for name in ("token_bytes", "ring_bytes"):
         assert getattr(many, name) == -(-getattr(one, name) // tp)
+    for whole, part in zip(one.moments, many.moments, strict=True):
+        assert part == tuple(-(-size // tp) for size in whole)
     assert (many.forward_hop_bytes, many.backward_hop_bytes) == (one.forward_hop_bytes, one.backward_hop_bytes)
 
 
@@ -234,8 +235,8 @@ def test_a_stage_of_a_pipeline_holds_its_part_of_the_model() -> None:
     The loss is all the last one's.
     """
     one, four = of("cluster.nodes=128"), of("cluster.nodes=512", "parallel.pp=4")
-    loss = loss_bytes(load(["recipe=llama7b-256k"]).model, "bf16")
-    assert four.devices == 4 and four.fixed_bytes - loss == pytest.approx((one.fixed_bytes - loss) / 4, abs=4)
+    assert four.devices == 4 and four.fixed_bytes == pytest.approx(one.fixed_bytes / 4, abs=4)
+    assert four.moments == one.moments
     assert four.token_bytes == one.token_bytes
     assert four.rates == one.rates, "a stage's share of the time is the simulator's"
 
@@ -315,7 +316,7 @@ def test_offload_frees_what_it_moves_until_gradients_take_its_place(tokens: int,
     host = int(COSTS.host_bytes(ints(tokens), offload)[0])
     assert moved <= kept
     assert kept - moved <= host
-    least = COSTS.fixed_bytes + COSTS.working_bytes * tokens + COSTS.passing_bytes
+    least = COSTS.fixed_bytes + COSTS.moments[0].of(tokens) + COSTS.passing_bytes
     assert moved == max(kept - host, least) or tokens * COSTS.token_bytes < COSTS.passing_bytes
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
+from engine.cost.memory import Moment
 from engine.cost.model import Costs
 from engine.cost.times import Rates
 from engine.planner.gangs import components
@@ -44,7 +45,7 @@ COSTS = Costs(
     slot=0,
     step=0,
     token_bytes=100,
-    working_bytes=10,
+    moments=(Moment(0, 10), Moment(40, 6)),
     ring_bytes=5,
     fixed_bytes=1000,
     passing_bytes=500,

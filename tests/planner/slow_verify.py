@@ -102,8 +102,10 @@ def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micr
         buffers = sum(ceil(Fraction(int(plan.lengths[s]), len(rings[s]))) for s, _ in micro.shards if len(rings[s]) > 1)
         ratio = Fraction(micro.offload, 1_000_000)
         stays = ceil(tokens * (2 + (1 - ratio) * (costs.layers - 2)) / costs.layers)
-        saved = max(costs.token_bytes * stays, costs.passing_bytes)
-        peak = costs.fixed_bytes + saved + costs.working_bytes * tokens + costs.ring_bytes * buffers
+        layer, loss = (moment.fixed + moment.token * tokens for moment in costs.moments)
+        saved = costs.token_bytes * stays
+        fullest = max(saved + layer, saved + loss, costs.passing_bytes + layer)
+        peak = costs.fixed_bytes + fullest + costs.ring_bytes * buffers
         host = costs.token_bytes * (tokens - stays)
         memory = int(settings.cluster.memory[micro.rank])
         if stays > settings.capacities[micro.rank] or peak > memory or host > settings.host_memory:

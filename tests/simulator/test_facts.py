@@ -108,8 +108,10 @@ def peak(micro: MicroBatch, settings: PlanSettings) -> int:
     largest = [max(schedule.shard_tokens(s.length, s.degree, p) for p in range(s.degree)) for s in micro.shards]
     rings = sum(size for size, s in zip(largest, micro.shards, strict=True) if s.degree > 1)
     of_four = 2 + 2 * (1 - Fraction(round(1e6 * micro.offload), 10**6))  # layers that stay
-    saved = max(costs.token_bytes * math.ceil(sum(shards) * of_four / 4), costs.passing_bytes)
-    return costs.fixed_bytes + saved + costs.working_bytes * sum(shards) + costs.ring_bytes * rings
+    saved = costs.token_bytes * math.ceil(sum(shards) * of_four / 4)
+    working = [moment.fixed + moment.token * sum(shards) for moment in costs.moments]
+    fullest = max(saved + max(working), costs.passing_bytes + working[0])
+    return costs.fixed_bytes + fullest + costs.ring_bytes * rings
 
 
 def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:

@@ -1,0 +1,37 @@
+"""Whether this machine has the memory that its ranks will ask of it as a host: looked at before any of them starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.free import free_bytes
+from engine.config.units import counted, format_bytes
+from engine.cost.model import Costs
+from engine.errors import MemoryFitError
+from engine.launch.commands import is_local
+from engine.planner.loads import micro_tokens
+from engine.planner.plan import StepPlan
+
+
+def check_room(plans: Iterable[StepPlan], costs: Costs, cluster: Cluster) -> None:
+    """Raise MemoryFitError where less is free here than these plans and the model states would put on this host.
+
+    Other hosts cannot be asked from here: a rank there that gets too little stops before its step.
+    """
+    ranks, free = sum(node.slots for node in cluster.nodes if is_local(node.host)), free_bytes()
+    a_rank = costs.host_fixed_bytes + max((_waiting(plan, costs) for plan in plans), default=0)
+    if free is None or a_rank * ranks <= free:
+        return
+    message = (
+        f"{format_bytes(a_rank)} a rank would wait on the host, {format_bytes(a_rank * ranks)} for "
+        f"{counted(ranks, 'rank')}, and {format_bytes(free)} of this machine's memory are free"
+    )
+    key, hint = "offload.ratio", "a smaller offload.ratio, or a smaller capacity or context"
+    if costs.host_fixed_bytes * ranks > free:
+        key, hint = "optimizer.on_host", "more ranks, or optimizer.on_host=false"
+    raise MemoryFitError(message, key=key, hint=hint)
+
+
+def _waiting(plan: StepPlan, costs: Costs) -> int:
+    return int(costs.host_bytes(micro_tokens(plan), plan.offload).max())

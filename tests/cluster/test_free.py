@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.cluster.free import free_bytes
+
+
+def machine(
+    root: Path, available: int, group: str | None = None, most: str = "max", used: int = 0
+) -> tuple[Path, Path]:
+    """Return a made-up /proc and /sys/fs/cgroup."""
+    proc, cgroups = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal: 99 kB\nMemFree: 1 kB\nMemAvailable: {available} kB\n")
+    if group is not None:
+        (proc / "self" / "cgroup").write_text(f"0::/{group}\n")
+        (cgroups / group).mkdir(parents=True)
+        (cgroups / group / "memory.max").write_text(most)
+        (cgroups / group / "memory.current").write_text(str(used))
+        (cgroups / group / "memory.stat").write_text("anon 7\ninactive_file 100\n")
+    return proc, cgroups
+
+
+def test_a_machine_says_what_is_available(tmp_path: Path) -> None:
+    assert free_bytes(*machine(tmp_path, available=50)) == 50 * 1024
+
+
+def test_a_container_may_use_less_and_gives_up_its_caches(tmp_path: Path) -> None:
+    assert free_bytes(*machine(tmp_path, 50, "job/step", most="5000", used=2000)) == 3100
+
+
+def test_a_limit_further_up_counts(tmp_path: Path) -> None:
+    proc, cgroups = machine(tmp_path, 50, "job/step")
+    for name, text in {"max": "1000", "current": "2000", "stat": ""}.items():
+        (cgroups / "job" / f"memory.{name}").write_text(text)
+    assert free_bytes(proc, cgroups) == 0
+
+
+def test_no_limit_is_none(tmp_path: Path) -> None:
+    assert free_bytes(*machine(tmp_path, 50, "job/step", most="max\n")) == 50 * 1024
+
+
+def test_a_system_that_does_not_say(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path, tmp_path) is None
+
+
+def test_this_one() -> None:
+    assert (free_bytes() or 1) > 0

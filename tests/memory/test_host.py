@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine.memory.host import allocate, processors, release
+
+
+def test_on_a_cpu_it_is_plain_memory() -> None:
+    block = allocate(1000, torch.device("cpu"))
+    assert block.dtype == torch.uint8 and len(block) == 1000
+    release(block, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("text", "expected"), [("0-2,8\n", {0, 1, 2, 8}), ("5\n", {5}), ("\n", set())])
+def test_the_processors_near_a_device(tmp_path: Path, text: str, expected: set[int]) -> None:
+    place, node = tmp_path / "bus/pci/devices/0000:1b:00.0", tmp_path / "devices/system/node/node1"
+    place.mkdir(parents=True)
+    node.mkdir(parents=True)
+    (place / "numa_node").write_text("1\n")
+    (node / "cpulist").write_text(text)
+    device = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+    assert processors(device, tmp_path) == expected
+
+
+def test_a_system_that_does_not_say_where_a_device_is(tmp_path: Path) -> None:
+    """No NUMA node is -1; an older PyTorch does not name the device's place."""
+    place = tmp_path / "bus/pci/devices/0000:1b:00.0"
+    place.mkdir(parents=True)
+    (place / "numa_node").write_text("-1\n")
+    assert processors(SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0), tmp_path) == set()
+    assert processors(SimpleNamespace(), tmp_path) == set()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_pinned_and_given_back() -> None:
+    device = torch.device("cuda")
+    for size in (1, 1000, 1 << 26):
+        block = allocate(size, device)
+        assert block.is_pinned()
+        assert torch.equal(block.fill_(3).to(device, non_blocking=True).cpu(), block)
+        release(block, device)
+        assert not block.is_pinned()
