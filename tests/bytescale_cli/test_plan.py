@@ -136,12 +136,12 @@ def test_what_offload_changed_stands_beside_the_plan(capsys: pytest.CaptureFixtu
     plain = planned(capsys, *LONG, "offload.ratio=0")["plan"]
     assert plain["without_offload"] is None and plain["host_bytes"] == plain["offloaded_share"] == 0
     assert plan["without_offload"].items() <= plain.items()
-    assert plan["least_ranks"] < plain["least_ranks"] == 32
+    assert plan["least_ranks"] < plain["least_ranks"] == 8
     assert 0 < plan["host_bytes"] <= 192 * 2**30 and 0 < plan["offloaded_share"] < 1
     assert run(["plan", *LONG]) == 0
     text = capsys.readouterr().out
     assert "offload in step 1: " in text and " a node of 1.5 TiB" in text
-    assert f"least ranks of the longest sequence 32 -> {plan['least_ranks']}; ring members " in text
+    assert f"least ranks of the longest sequence 8 -> {plan['least_ranks']}; ring members " in text
 
 
 def test_offload_that_is_allowed_and_not_used_is_told(capsys: pytest.CaptureFixture[str]) -> None:
