@@ -1,7 +1,7 @@
 """The paper's table (ByteScale, 1.7): speed-up over the static mesh, simulated, beside what the paper says.
 
 `python benchmarks/paper.py case` prints the case study that paper.yaml is fitted on, `table` the table, `ablation` the
-steps from static to adaptive.
+steps from static to adaptive, `offload` what offload gains each planner on Byted at 2M.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from engine.cost.model import Costs
 from engine.data.mixes import draw
 from engine.planner.make import plan_step
 from engine.planner.plan import Ints
+from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
+from engine.simulator.facts import host_bytes
 from engine.simulator.timeline import simulate
 
 ASSUMED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "paper.yaml").read_text(encoding="utf-8"))
@@ -134,5 +136,24 @@ def ablation() -> None:
         print(f"{name}: {baseline / seconds(steps, one):.2f}", flush=True)
 
 
+def offload() -> None:
+    """Print what offload gains each planner on Byted at 2M, what it gains the lower bound, and its host memory."""
+    for model in ASSUMED["devices"]:
+        settings, steps = settings_of(model, "2M"), steps_of(model, "byted", "2M")
+        none = settings.without_offload()
+        for planner in PLANNERS[1:]:
+            before, after = (seconds(steps, one.by(planner)) for one in (none, settings))
+            host = max(host_bytes(plan_step(lengths, settings.by(planner)), settings) for lengths in steps)
+            print(
+                f"{model} {planner}: {before:.1f} -> {after:.1f} s, {before / after:.3f}; host {host / 2**30:.1f} GiB"
+            )
+        bounds = [sum(lower_bound(lengths, one) for lengths in steps) for one in (none, settings)]
+        useful = (
+            sum(int(settings.costs.sequence(lengths).sum()) for lengths in steps) / settings.ranks / settings.stages
+        )
+        over = ", ".join(f"{bound / useful:.3f}" for bound in bounds)
+        print(f"{model}: lower bounds over the work, without and with: {over}", flush=True)
+
+
 if __name__ == "__main__":
-    {"case": case, "table": table, "ablation": ablation}[sys.argv[1]]()
+    {"case": case, "table": table, "ablation": ablation, "offload": offload}[sys.argv[1]]()

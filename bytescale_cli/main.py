@@ -42,15 +42,19 @@ app.add_typer(config.app, name="config")
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (by default the process's own) and return its exit code; nothing but this catches errors."""
     output.open_closed()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
     try:
-        code = int(command.main(words or ["--help"], prog_name="bytescale", standalone_mode=False) or 0)
+        code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
         if code == ExitCode.INTERRUPTED:  # Typer makes a code of Ctrl-C and says nothing
             raise KeyboardInterrupt
         return code
     except BaseException as error:
         # The process's edge: whatever comes out here is told to the user, and nothing is swallowed.
         if isinstance(error, SystemExit):
-            raise
+            if not isinstance(error.__context__, BrokenPipeError):
+                raise
+            if "--help" in words:  # Typer ends so when nobody reads its help, as in `--help | true`: that is no failure
+                return ExitCode.OK
+            error = error.__context__
         return report(error, as_json="--json" in words, debug="--debug" in words)

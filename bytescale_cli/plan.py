@@ -28,6 +28,7 @@ _SHOWN = (
     "lower_bound_s",
     "planning_s",
 )
+_CHANGED = {"least_ranks": "least ranks of the longest sequence", "ring_ranks": "ring members"}
 _SHORT = {"offloaded_micro_batches": "offloaded"}  # a column no wider than need be
 _LEGEND = "balance: useful work of a rank over the makespan, 1 at best; lower_bound_s: no plan takes less"
 
@@ -52,17 +53,20 @@ def plan(
     config = load(overrides or [])
     output.say_when_compiling()
     settings = PlanSettings.of(config)
-    plans, found = [], []
+    plans: list[StepPlan] = []
+    found: list[dict[str, Any]] = []
     for lengths in step_lengths(config, steps):
         started = time.perf_counter()
         plans.append(plan_step(lengths, settings))
         seconds = time.perf_counter() - started
-        found.append(facts(plans[-1], settings) | {"planning_s": seconds, "verified": True})  # plan_step verifies
+        told = {"planning_s": seconds, "verified": True}  # plan_step verifies
+        found.append({**facts(plans[-1], settings), **told, "without_offload": _without_offload(plans[-1], settings)})
     if path is not None:
         from engine.report.plan_page import Planned, plan_page
 
         output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())
-    text = "\n".join([_head(config, plans[0], settings), _steps(found), _LEGEND, "", _rings(plans)])
+    offload = _offload(config, found[0]) if settings.offload else []
+    text = "\n".join([_head(config, plans[0], settings), _steps(found), _LEGEND, *offload, "", _rings(plans)])
     output.emit({"plan": found[0], "steps": found}, text, as_json=json)
 
 
@@ -80,6 +84,52 @@ def _steps(found: list[dict[str, Any]]) -> str:
     """Return a line a step."""
     rows = [[str(number), *(_cell(fact[name]) for name in _SHOWN)] for number, fact in enumerate(found, start=1)]
     return output.table(["step", *(_SHORT.get(name, name) for name in _SHOWN)], rows, right=True)
+
+
+def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] | None:
+    """Return the facts of the same step planned without offload; None where nothing is offloaded, or it must be."""
+    from engine.errors import MemoryFitError
+    from engine.planner.make import plan_step
+    from engine.simulator.facts import facts
+
+    if not plan.offload.any():
+        return None
+    plain = settings.without_offload()
+    try:
+        return dict(facts(plan_step(plan.lengths, plain), plain))
+    except MemoryFitError:
+        return None
+
+
+def _offload(config: Config, fact: dict[str, Any]) -> list[str]:
+    """Return what the first step offloads, on which host memory, and what would be without it: a line each."""
+    from engine.cluster.cluster import Cluster
+    from engine.config.units import format_bytes
+
+    if not fact["offloaded_micro_batches"]:
+        return ["offload: allowed, and not used: it would not shorten the step"]
+    devices = max(node.slots for node in Cluster.of(config.cluster).nodes)
+    needs, has = fact["host_bytes"], config.cluster.host_memory
+    memory = (
+        f"{format_bytes(needs)} a device of {format_bytes(has)}, "
+        f"{format_bytes(needs * devices)} a node of {format_bytes(has * devices)}"
+    )
+    share = fact["offloaded_micro_batches"] / fact["micro_batches"]
+    saved = f"{fact['offloaded_share']:.1%} of all that is saved"
+    lines = [f"offload in step 1: {share:.1%} of the micro-batches, {saved}; host at most {memory}"]
+    without = fact["without_offload"]
+    if without is None:
+        return [*lines, "without it the step does not fit"]
+    return [*lines, f"without -> with it: {'; '.join(_changes(without, fact))}"]
+
+
+def _changes(without: dict[str, Any], fact: dict[str, Any]) -> list[str]:
+    from engine.config.units import format_bytes
+
+    ranks = [f"{name} {without[key]:,} -> {fact[key]:,}" for key, name in _CHANGED.items()]
+    sent = f"ring bytes {format_bytes(without['ring_bytes'])} -> {format_bytes(fact['ring_bytes'])}"
+    before, after = without["makespan_s"], fact["makespan_s"]
+    return [*ranks, sent, f"makespan_s {before:.3f} -> {after:.3f} ({before / after:.3f} times as fast)"]
 
 
 def _rings(plans: list[StepPlan]) -> str:

@@ -16,10 +16,16 @@ if TYPE_CHECKING:
     from engine.config.schema import Config
 
 _PLANNERS = "static,naive,balanced,adaptive"
+_OFFLOAD = "offload.ratio="
 _SHOWN = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
 _LEGEND = (
     "speedup: over static; exposed_comm_s: mean wait of a rank for transfers alone; bubble: share of the step in which "
     "a rank\nneither computes nor waits for transfers; mfu: model FLOPs over the peak of all devices"
+)
+_HOST = ("host_bytes", "host_node_bytes")
+_MORE = (
+    "; offload_gain: over the first offload.ratio of the sweep;\n"
+    "host_bytes: most on the host of a device at once, host_node_bytes: of all devices of the largest node"
 )
 
 
@@ -52,13 +58,14 @@ def simulate(
     configs = [(load([*(overrides or []), *extra]), extra) for extra in _combinations(swept)]  # all mistakes come first
     output.say_when_compiling()
     runs = [run for config, extra in configs for run in _runs(config, names, steps, extra)]
+    _compare_offload(runs)
     if path is not None:
         _write_page(path, configs[0][0], runs)
     if any(config.offload.ratio != 0.0 for config, _ in configs) and {"naive", "balanced"} & set(names):
         output.say(
             "naive and balanced offload as published, by equation 3; offload.ratio=0 compares without (docs/paper.md)"
         )
-    output.emit({"runs": runs}, f"{_table(runs)}\n{_LEGEND}", as_json=json)
+    output.emit({"runs": runs}, f"{_table(runs)}\n{_LEGEND}{_MORE if _columns(runs) else ''}", as_json=json)
 
 
 def _names(names: list[str]) -> list[str]:
@@ -87,6 +94,7 @@ def _combinations(swept: dict[str, list[str]]) -> Iterator[list[str]]:
 
 def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> list[dict[str, Any]]:
     """Return what the steps of one config come to under each planner: means over the same steps."""
+    from engine.cluster.cluster import Cluster
     from engine.data.lengths import step_lengths
     from engine.planner.settings import PlanSettings
     from engine.simulator.compare import compare
@@ -99,7 +107,18 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
         raise
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
-    return [swept | shared | run for run in found]
+    devices = max(node.slots for node in Cluster.of(config.cluster).nodes)
+    return [swept | shared | run | {"host_node_bytes": int(run["host_bytes"]) * devices} for run in found]
+
+
+def _compare_offload(runs: list[dict[str, Any]]) -> None:
+    """Where offload is swept, add how many times faster each run is than the same one at the first ratio."""
+    first: dict[tuple[str, str], float] = {}
+    for run in runs:
+        swept = run.get("sweep", "").split()
+        if any(value.startswith(_OFFLOAD) for value in swept):
+            point = " ".join(value for value in swept if not value.startswith(_OFFLOAD))
+            run["offload_gain"] = first.setdefault((run["planner"], point), run["step_s"]) / run["step_s"]
 
 
 def _write_page(path: Path, config: Config, runs: list[dict[str, Any]]) -> None:
@@ -111,12 +130,20 @@ def _write_page(path: Path, config: Config, runs: list[dict[str, Any]]) -> None:
 
 def _table(runs: list[dict[str, Any]]) -> str:
     swept = ["sweep"] if "sweep" in runs[0] else []
-    columns = ["planner", *swept, "ranks", "context", "lengths", *_SHOWN]
-    rows = [[_cell(run[name]) for name in columns] for run in runs]
+    columns = ["planner", *swept, "ranks", "context", "lengths", *_SHOWN, *_columns(runs)]
+    rows = [[_cell(name, run[name]) for name in columns] for run in runs]
     return output.table(columns, rows, right=True)
 
 
-def _cell(value: Any) -> str:
+def _columns(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the columns of offload: where it is swept, and where something waits on the host."""
+    gain = ["offload_gain"] if "offload_gain" in runs[0] else []
+    return [*gain, *(_HOST if any(run["host_bytes"] for run in runs) else ())]
+
+
+def _cell(name: str, value: Any) -> str:
+    if name in _HOST:
+        return f"{value / 2**30:,.1f} GiB"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -58,12 +58,13 @@ class Cluster:
             raise ConfigError(message, key=key, hint="choose degrees that divide them")
         devices = np.arange(self.ranks).reshape(pp, -1, tp)
         self._check_borders(devices.reshape(-1, tp))
-        homes = self.node_of[devices[0, :, 0]]
-        nodes = []
-        for home in np.unique(homes).tolist():
-            mine = devices[:, homes == home]
-            speed, memory = int(self.speed[mine].min()), int(self.memory[mine].min())
-            nodes.append(Node(self.nodes[home].host, mine.shape[1], speed, memory))
+        homes, begin = np.unique(self.node_of[devices[0, :, 0]], return_index=True)
+        speeds, memories = (
+            np.minimum.reduceat(each[devices].min(axis=(0, 2)), begin).tolist() for each in (self.speed, self.memory)
+        )
+        slots = np.diff(begin, append=devices.shape[1]).tolist()
+        hosts = [self.nodes[home].host for home in homes.tolist()]
+        nodes = map(Node, hosts, slots, speeds, memories)
         return Cluster(tuple(nodes), self.device_memory)
 
     def _check_borders(self, groups: Ints) -> None:

@@ -161,7 +161,7 @@ class Zero(Section):
 class Offload(Section):
     """Activation offload."""
 
-    ratio: Literal["auto"] | float = Field(description="most of a micro-batch that may go to the host; planned only")
+    ratio: Literal["auto"] | float = Field(description="most of a micro-batch that may go to the host, 0 to 1")
 
 
 class Lengths(Section):

@@ -98,6 +98,8 @@ def _problem(key: str, detail: Any) -> Problem:
     """Return one of pydantic's details as a problem."""
     value, context = detail["input"], detail.get("ctx", {})
     expected = str(context.get("expected", "")).replace("'", "")
+    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != key:  # a member of a union
+        expected += " or a number"
     facts = {name: _short(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
     message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)

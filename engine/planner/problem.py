@@ -23,6 +23,7 @@ class Problem:
 
     order: Ints
     lengths: Ints  # [S] descending
+    floors: Ints  # [S] least degrees, on the ranks that hold the most
     times: Floats  # [S] of uncut sequences, with their share of a micro-batch's fixed cost, if they pay one
     gain: Floats  # [S] how many times its capacity a rank holds of a sequence, with offload
     rates: Rates
@@ -69,7 +70,7 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
         if few > low:  # each rank pays for one micro-batch, or for its rings'
             low, times, share, first = few, wholes(rates, lengths), np.inf, rates.micro
     ranks = Ranks(holds, most, 100.0 / cluster.speed, node, share)
-    return Problem(order, lengths, times, gain, rates, ranks, first, low)
+    return Problem(order, lengths, floors, times, gain, rates, ranks, first, low)
 
 
 def lower_bound(lengths: Ints, settings: PlanSettings) -> float:

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem, ranks_problem
 from engine.config.schema import Config
-from engine.config.units import counted
+from engine.config.units import counted, format_bytes, format_count
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
-from engine.errors import ConfigError
+from engine.errors import ConfigError, MemoryFitError
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +39,10 @@ class PlanSettings:
 
     @classmethod
     def of(cls, config: Config) -> PlanSettings:
-        """Return the settings of a config. Raises ConfigError where ranks are too many or hold too little."""
+        """Return the settings of a config.
+
+        Raises ConfigError where ranks are too many or hold too little, MemoryFitError where their host does.
+        """
         cluster = Cluster.of(config.cluster, config.parallel).leaving(Allowance.of(config).usable)
         problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks)]
         if found := [problem for problem in problems if problem is not None]:
@@ -47,6 +50,7 @@ class PlanSettings:
         planner = config.planner
         _check_peers(planner.name, planner.max_peers, cluster.ranks)
         ratio, costs = config.offload.ratio, Costs.of(config)
+        _check_host(config, costs)
         return cls(
             planner=planner.name,
             mode=_mode(config),
@@ -108,6 +112,22 @@ def _mode(config: Config) -> str:
     if config.parallel.pp > 1:
         return "pipeline"
     return "free" if config.zero.stage == 1 else "lockstep"
+
+
+def _check_host(config: Config, costs: Costs) -> None:
+    """Refuse a ratio that is asked for where the host has no room for it; `auto` takes what there is."""
+    ratio, has = config.offload.ratio, config.cluster.host_memory
+    if ratio == "auto" or not ratio:
+        return
+    away = int(costs.host_bytes(np.int64(config.capacity), round(PPM * ratio)))
+    if costs.host_fixed_bytes + away <= has:
+        return
+    states = f" beside {format_bytes(costs.host_fixed_bytes)} of model states" if costs.host_fixed_bytes else ""
+    message = (
+        f"{ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts {format_bytes(away)} on the host"
+        f"{states}, and cluster.host_memory is {format_bytes(has)} a rank"
+    )
+    raise MemoryFitError(message, key="offload.ratio", hint="offload.ratio=auto takes what fits, or name more memory")
 
 
 def _check_peers(planner: str, max_peers: int, ranks: int) -> None:

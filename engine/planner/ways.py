@@ -14,7 +14,7 @@ from typing import Any
 from engine.config.checks import check
 from engine.config.schema import Config
 from engine.cost.model import NS, PPM
-from engine.errors import ConfigError
+from engine.errors import ConfigError, MemoryFitError
 from engine.planner.estimate import Estimate, estimate
 from engine.planner.fit import largest_capacity, least_nodes
 from engine.planner.memory import Load
@@ -65,12 +65,13 @@ def table(config: Config) -> list[dict[str, Any]]:
 
 def _with_ratio(config: Config, changes: dict[str, Any]) -> Estimate | None:
     """Return the estimate of the capacity at just the changes' offload ratio; None if they do not go together."""
-    changed = _changed(config, changes)
+    ratio = round(PPM * changes["offload.ratio"])  # whatever the host has for it: `fits` tells
+    changed = _changed(config, changes | {"offload.ratio": "auto"})
     if changed is None:
         return None
     whole, settings = changed
     tokens = settings.least_capacity
-    return estimate(whole, settings, Load(tokens, tokens, settings.offload))
+    return estimate(whole, settings, Load(tokens, tokens, ratio))
 
 
 def _tried(config: Config) -> Iterator[Way]:
@@ -110,7 +111,7 @@ def _changed(config: Config, changes: dict[str, Any]) -> tuple[Config, PlanSetti
         return None
     try:
         return config, PlanSettings.of(config)
-    except ConfigError:
+    except (ConfigError, MemoryFitError):
         return None
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from engine.planner import loads
 from engine.planner.durations import crossing
 from engine.planner.plan import StepPlan
-from engine.planner.problem import lower_bound
+from engine.planner.problem import problem_of
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import Timeline, simulate, useful
 
@@ -16,8 +16,12 @@ Facts = dict[str, str | int | float]
 
 
 def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
-    """Return the facts of a verified plan. The lower bound is that of docs/design.md; bytes are of all ranks."""
+    """Return the facts of a verified plan. The lower bound is that of docs/design.md; ring bytes are of all ranks.
+
+    `least_ranks` hold the longest sequence, `ring_ranks` are the members of all rings.
+    """
     makespan = simulate(plan, settings).makespan
+    problem = problem_of(plan.lengths, settings)
     return {
         "planner": plan.planner,
         "ranks": plan.ranks,
@@ -25,12 +29,16 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
         "tokens": int(plan.lengths.sum()),
         "micro_batches": plan.micro_batches,
         "max_degree": int(plan.degrees.max()),
+        "least_ranks": int(problem.floors[0]),
+        "ring_ranks": int(plan.degrees[plan.degrees > 1].sum()),
         "max_peers": max_peers(plan),
         "makespan_s": settings.costs.seconds(makespan),
-        "lower_bound_s": settings.costs.seconds(lower_bound(plan.lengths, settings)),
+        "lower_bound_s": settings.costs.seconds(problem.bound / plan.stages),
         "balance": useful(plan.lengths, settings) / makespan,
         "ring_bytes": sum(ring_bytes(plan, settings)),
         "offloaded_micro_batches": int((plan.offload > 0).sum()),
+        "offloaded_share": offloaded_share(plan, settings),
+        "host_bytes": host_bytes(plan, settings),
     }
 
 
@@ -57,12 +65,25 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
         "ring_bytes_in_nodes": inside,
         "ring_bytes_between_nodes": between,
         "peak_bytes": int(costs.peak_bytes(*loads.micro_loads(plan), plan.offload).max()),
+        "host_bytes": host_bytes(plan, settings),
     }
 
 
 def max_peers(plan: StepPlan) -> int:
     """Return the largest number of ranks that one rank sends to or receives from: its neighbours in all its rings."""
     return int(loads.peers(plan).max())
+
+
+def host_bytes(plan: StepPlan, settings: PlanSettings) -> int:
+    """Return the most bytes that a device has on the host at once: model states, and what a micro-batch offloads."""
+    costs = settings.costs
+    return costs.host_fixed_bytes + int(costs.host_bytes(loads.micro_tokens(plan), plan.offload).max())
+
+
+def offloaded_share(plan: StepPlan, settings: PlanSettings) -> float:
+    """Return which share of all saved activations goes to the host."""
+    tokens = loads.micro_tokens(plan)
+    return 1.0 - int(settings.costs.resident(tokens, plan.offload).sum()) / int(tokens.sum())
 
 
 def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -147,3 +148,26 @@ def test_help_is_fast() -> None:
         if times[-1] <= 0.5:
             break
     assert min(times) <= 0.5
+
+
+@pytest.mark.parametrize("line", ["", "--help", "plan --help"])
+def test_help_that_nobody_reads_is_no_failure(line: str) -> None:
+    """As in `bytescale --help | true`: the pipe's other end is closed before anything is written."""
+    code = "import os, sys; r, w = os.pipe(); os.close(r); os.dup2(w, 1); from bytescale_cli.main import run; "
+    command = [sys.executable, "-c", f"{code}sys.exit(run({line.split()!r}))"]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_commands_own_broken_pipe_is_not_taken_for_help_that_nobody_reads(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(overrides: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "a rank has gone")
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("engine.config.load.load", broken)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # Typer wraps both
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    assert run(["train"]) == 70
+    assert "a rank has gone" in capsys.readouterr().err

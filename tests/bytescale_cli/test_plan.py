@@ -126,3 +126,26 @@ def test_pictures_need_no_torch_and_a_plan_without_them_no_matplotlib(tmp_path: 
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
         assert ("matplotlib" in done.stdout.split()) == bool(plot)
+
+
+LONG = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "context=256K", "lengths.max=256K", "batch_tokens=2M"]
+
+
+def test_what_offload_changed_stands_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = planned(capsys, *LONG)["plan"]
+    plain = planned(capsys, *LONG, "offload.ratio=0")["plan"]
+    assert plain["without_offload"] is None and plain["host_bytes"] == plain["offloaded_share"] == 0
+    assert plan["without_offload"].items() <= plain.items()
+    assert plan["least_ranks"] < plain["least_ranks"] == 8
+    assert 0 < plan["host_bytes"] <= 192 * 2**30 and 0 < plan["offloaded_share"] < 1
+    assert run(["plan", *LONG]) == 0
+    text = capsys.readouterr().out
+    assert "offload in step 1: " in text and " a node of 1.5 TiB" in text
+    assert f"least ranks of the longest sequence 8 -> {plan['least_ranks']}; ring members " in text
+
+
+def test_offload_that_is_allowed_and_not_used_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", *LONG, "planner=static"]) == 0
+    assert "offload: allowed, and not used" in capsys.readouterr().out
+    assert run(["plan", *LONG, "offload.ratio=0"]) == 0
+    assert "offload: " not in capsys.readouterr().out

@@ -119,6 +119,22 @@ def test_a_sweep_has_a_column_that_tells_its_rows_apart(capsys: Capture) -> None
     assert [line.split()[1] for line in lines[:3]] == ["sweep", "capacity=2K", "capacity=4K"]
 
 
+def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> None:
+    """Each planner and each other point of the sweep against its own run at the first ratio."""
+    long = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=8", "lengths.max=256K", "batch_tokens=2M"]
+    swept = ["--sweep", "context=128K,256K", "--sweep", "offload.ratio=0,auto", "--planners", "adaptive"]
+    assert run(["simulate", *long, *swept, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    for context in (131072, 262144):
+        static, before, _, after = (one for one in runs if one["context"] == context)
+        assert static["offload_gain"] == before["offload_gain"] == 1
+        assert after["offload_gain"] == pytest.approx(before["step_s"] / after["step_s"]) and after["offload_gain"] >= 1
+        assert (before["host_bytes"], after["host_node_bytes"]) == (0, 8 * after["host_bytes"])
+    assert run(["simulate", *long, "context=256K", *swept[2:]]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split()[-3:] == ["offload_gain", "host_bytes", "host_node_bytes"]
+    assert all("offload_gain" not in one for one in simulated(capsys))
+
+
 def test_an_error_in_a_sweep_names_its_run(capsys: Capture) -> None:
     assert run(["simulate", *SMALL, "--sweep", "cluster.device_memory=100GiB,1MiB", "--planners", "static"]) == 10
     lines = capsys.readouterr().err.splitlines()

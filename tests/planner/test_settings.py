@@ -4,11 +4,12 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine.config.load import load
 from engine.cost.model import PPM
-from engine.errors import ConfigError
+from engine.errors import ConfigError, MemoryFitError
 from engine.planner.settings import PlanSettings
 
 
@@ -95,3 +96,23 @@ def test_too_few_peers_for_the_planner_are_refused(planner: str, least: int) -> 
 
 def test_a_small_world_needs_few_peers() -> None:
     PlanSettings.of(load(["cluster.ranks_per_node=2", "planner=balanced", "planner.max_peers=1"]))
+
+
+def test_a_ratio_that_the_host_has_no_room_for_is_refused_with_the_number() -> None:
+    keys = ["recipe=llama7b-2m", "offload.ratio=0.5"]
+    costs = PlanSettings.of(load(keys)).costs
+    needs = int(costs.host_bytes(np.int64(8192), PPM // 2))
+    assert PlanSettings.of(load([*keys, f"cluster.host_memory={needs}"])).offload == PPM // 2
+    with pytest.raises(
+        MemoryFitError, match=r"0\.5 of a micro-batch of 8K tokens puts 13\.7 GiB on the host"
+    ) as caught:
+        PlanSettings.of(load([*keys, f"cluster.host_memory={needs - 1}"]))
+    (problem,) = caught.value.problems
+    assert problem.key == "offload.ratio" and "offload.ratio=auto" in str(problem.hint)
+    assert PlanSettings.of(load(["recipe=llama7b-2m", "cluster.host_memory=1GiB"])).offload == PPM, "auto takes less"
+
+
+def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
+    keys = ["recipe=llama7b-2m", "zero.stage=3", "optimizer.on_host=true", "offload.ratio=1", "cluster.nodes=4"]
+    with pytest.raises(MemoryFitError, match=r"puts 27\.5 GiB on the host beside 2\.8 GiB of model states"):
+        PlanSettings.of(load([*keys, "context=64K", "cluster.host_memory=28GiB"]))

@@ -51,3 +51,10 @@ def test_the_table_has_a_row_for_all_that_goes_together() -> None:
     assert peak[3, 1.0, "none"] < peak[3, 0.0, "none"]
     assert {row["tokens"] for row in rows} == {8192}
     assert len(table(load(["recipe=llama70b-2m"]))) == 2 * 3, "stages of a pipeline know ZeRO-1 only"
+
+
+def test_the_table_shows_a_ratio_that_the_host_has_no_room_for() -> None:
+    rows = table(load(["recipe=llama7b-2m", "cluster.host_memory=1GiB"]))
+    assert len(rows) == 3 * 2 * 3
+    assert {row["fits"] for row in rows if row["offload.ratio"] == 1} == {False}
+    assert {row["fits"] for row in rows if row["offload.ratio"] == 0} == {True}

@@ -130,3 +130,23 @@ def test_facts(plan: StepPlan) -> None:
     work = COSTS.seconds(int(COSTS.sequence(LENGTHS).sum())) / 5
     assert found["balance"] == pytest.approx(work / float(found["makespan_s"]))
     assert float(found["lower_bound_s"]) >= work
+
+
+def test_what_offload_takes_is_counted_micro_batch_by_micro_batch() -> None:
+    """An 8-layer model, so that six of eight layers may go; the longest of 64K tokens needs fewer ranks with it."""
+    config = load(["recipe=llama7b-2m", "model.layers=8", "cluster.nodes=4", "context=64K", "planner=naive"])
+    settings = PlanSettings.of(config)
+    lengths = np.array([65536, 4096, 300], dtype=np.int64)
+    plan = plan_step(lengths, settings)
+    found, costs = facts(plan, settings), settings.costs
+    away = []
+    for micro in (micro for rank in range(plan.ranks) for micro in plan.of_rank(rank)):
+        tokens = sum(schedule.shard_tokens(s.length, s.degree, s.part) for s in micro.shards)
+        away.append(tokens - math.ceil(tokens * (2 + 6 * (1 - Fraction(round(1e6 * micro.offload), 10**6))) / 8))
+    assert found["host_bytes"] == costs.token_bytes * max(away) > 0
+    assert found["offloaded_share"] == pytest.approx(sum(away) / int(lengths.sum()))
+    assert found["least_ranks"] <= found["ring_ranks"] == found["max_degree"] < 8
+    plain = settings.without_offload()
+    without = facts(plan_step(lengths, plain), plain)
+    assert (without["least_ranks"], without["ring_ranks"], without["host_bytes"]) == (8, 8, 0)
+    assert outcome(plan, settings, simulate(plan, settings))["host_bytes"] == found["host_bytes"]
