@@ -35,4 +35,5 @@ def make_model(config: Config, device: torch.device, weights: str | None = None)
 def make_offload(config: Config, device: torch.device) -> Offload:
     """Return where a config's activations wait that plans send to the host: in `cluster.host_memory` bytes at most."""
     arena = Arena(device, config.cluster.host_memory)
-    return Offload(config.model.layers, device, arena, saved_bytes(config.model, config.dtype, config.recompute))
+    saved = saved_bytes(config.model, config.dtype, config.recompute, config.mlp_tile)
+    return Offload(config.model.layers, device, arena, saved)
