@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from engine.close import error
-from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
-from engine.launch.host_adam import check_host_adam
 from engine.planner.make import PlanSettings, plan_step
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
@@ -39,12 +37,7 @@ PLACES = {  # the stage, and what is on the host: optimizer states, weights
 }
 IN_BF16 = ("stage 1", "stage 2", "stage 3, both")
 
-pytestmark = pytest.mark.world
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled() -> None:
-    check_host_adam(load(["optimizer.on_host=true"]).optimizer, print)
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("host_adam")]
 
 
 def settings_of(place: str, dtype: str) -> Config:
@@ -122,7 +115,7 @@ def assert_written(checkpoint: Path, saved: dict[str, Tensor]) -> None:
 
 def test_float32_steps_are_those_of_one_process(tmp_path: Path) -> None:
     before, change, norms = alone("fp32")
-    for rank in run_world(WORLD, on_rank, "fp32", tmp_path):
+    for rank in run_world(WORLD, on_rank, "fp32", tmp_path, timeout_s=500):
         for place, found in rank.items():
             assert found["norms"] == pytest.approx(norms, rel=1e-5), place
             for name, expected in change.items():
@@ -144,7 +137,7 @@ def test_bf16_steps_are_as_near_to_float64_as_without_the_host(tmp_path: Path) -
 
     (here, *_) = run_world(WORLD, without_the_host)
     assert here["kind"] == "BF16_Optimizer"
-    for rank in run_world(WORLD, on_rank, "bf16", tmp_path):
+    for rank in run_world(WORLD, on_rank, "bf16", tmp_path, timeout_s=500):
         for place, found in rank.items():
             assert found["kind"] != "BF16_Optimizer" and found["same"], place
             assert_written(tmp_path / place, found["saved"])

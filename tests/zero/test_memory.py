@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import product
 
 import pytest
 import torch
@@ -74,11 +75,17 @@ def test_states_between_micro_batches(dtype: str, stage: int) -> None:
             assert found == pytest.approx(estimated, rel=0.02)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_states_of_which_some_wait_on_the_host(dtype: str, stage: int) -> None:
+def all_on_the_host() -> list[tuple[int, int]]:
+    return [
+        pair
+        for dtype, stage in product(("bf16", "fp32"), (1, 2, 3))
+        for pair in held_and_estimated(dtype, stage, "optimizer.on_host=true", f"zero.weights_on_host={stage == 3}")
+    ]
+
+
+@pytest.mark.usefixtures("host_adam")
+def test_states_of_which_some_wait_on_the_host() -> None:
     """Here host and device are one memory: it is their sum that is counted."""
-    more = ["optimizer.on_host=true", f"zero.weights_on_host={stage == 3}".lower()]
-    for rank in run_world(WORLD, held_and_estimated, dtype, stage, *more):
+    for rank in run_world(WORLD, all_on_the_host, timeout_s=500):
         for found, estimated in rank:
             assert found == pytest.approx(estimated, rel=0.02)
