@@ -23,19 +23,16 @@ def lineage(config: Config) -> dict[str, Any]:
     # Biases are saved as steps of this rate; a model that is balanced in another way has none.
     bias_rate = config.balance.bias_rate if config.balance.by == "bias" and config.model.experts > 1 else None
     host = {"optimizer.on_host": True} if config.optimizer.on_host else {}  # another class, whose states differ
-    return (
-        {f"model.{key}": value for key, value in shape.items()}
-        | host
-        | {
-            _BIAS: bias_rate,
-            "dtype": config.dtype,
-            "optimizer.name": config.optimizer.name,
-            "zero.stage": config.zero.stage,
-            "run.seed": config.run.seed,
-            "data.tokenizer": config.data.tokenizer,
-            "data.validation_share": config.data.validation_share,
-        }
-    )
+    return {f"model.{key}": value for key, value in shape.items()} | {
+        _BIAS: bias_rate,
+        "dtype": config.dtype,
+        "optimizer.name": config.optimizer.name,
+        "zero.stage": config.zero.stage,
+        "run.seed": config.run.seed,
+        "data.tokenizer": config.data.tokenizer,
+        "data.validation_share": config.data.validation_share,
+        **host,
+    }
 
 
 def check_lineage(checkpoint: Path, state: TrainState, config: Config, ranks: int) -> None:
