@@ -1,4 +1,5 @@
-"""Plan invariance whatever a run does for its memory: ZeRO stages, offload ratios, recompute modes, all planners.
+"""Plan invariance whatever a run does for its memory: ZeRO stages, offload ratios, recompute modes, tiles of SwiGLU and
+experts, states on the host, all planners.
 
 Float32 through DeepSpeed, beside one process in float64 that sees each sequence alone: norms and how the parameters
 change over steps of SGD with momentum. Steps are uneven: rings of one to all ranks, then a step with one sequence, in
@@ -37,6 +38,7 @@ FACTORS = {
     "recompute": ("none", "layer", "layer_keep_attention"),
     "experts": (1, 5),
 }
+ALSO = {"tile": (0, 3), "host": (False, True)}  # not among every choice
 WORLDS = (2, 3, 4)
 CAPACITY, LR, SCALE = 16, 2.0, 5.0
 
@@ -47,7 +49,9 @@ def settings_of(world: int, case: Case) -> Config:
     balance = ["balance.loss_weight=0.5", "balance.z_weight=0.1"] if case["experts"] > 1 else []
     memory = [f"zero.stage={case['stage']}", f"recompute={case['recompute']}", f"model.experts={case['experts']}"]
     size = ["model.layers=4", f"model.top_k={min(2, case['experts'])}", "optimizer.clip_norm=0.7", "offload.ratio=0"]
-    return config(world, CAPACITY, case["planner"], *memory, *size, *balance)
+    host = [f"optimizer.on_host={case.get('host', False)}", f"mlp_tile={case.get('tile', 0)}"]
+    away = [f"zero.weights_on_host={case.get('host', False) and case['stage'] == 3}"]
+    return config(world, CAPACITY, case["planner"], *memory, *size, *balance, *host, *away)
 
 
 def steps(world: int) -> list[tuple[SequenceTable, FakeReader]]:
@@ -121,7 +125,7 @@ def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:
 @pytest.mark.parametrize("world", WORLDS)
 def test_any_two_choices_together(world: int) -> None:
     """A covering set of pairs, shared out over the worlds."""
-    cases = pairwise(FACTORS | {"world": WORLDS})
+    cases = pairwise(FACTORS | ALSO | {"world": WORLDS})
     compare(world, [case for case in cases if case["world"] == world])
 
 

@@ -148,14 +148,14 @@ class Optimizer(Section):
     eps: float = Field(gt=0, le=1, description="what AdamW adds to its divisor")
     weight_decay: float = Field(ge=0, le=1000, description="on matrices only")
     clip_norm: float = Field(ge=0, le=1e12, description="largest gradient norm over all ranks; 0 turns clipping off")
-    on_host: bool = Field(description="DeepSpeedCPUAdam: moments and fp32 masters wait on the host; planned only")
+    on_host: bool = Field(description="moments and fp32 masters wait on the host; AdamW is DeepSpeedCPUAdam then")
 
 
 class Zero(Section):
     """How model states are sharded over all ranks."""
 
-    stage: Literal[1, 2, 3] = Field(description="2 and 3 can be planned, not trained yet")
-    weights_on_host: bool = Field(description="stage 3: a rank's share of the weights waits on the host; planned only")
+    stage: Literal[1, 2, 3] = Field(description="1 shards optimizer states, 2 gradients too, 3 also weights")
+    weights_on_host: bool = Field(description="stage 3: a rank's share of the weights waits on the host")
 
 
 class Offload(Section):
@@ -196,7 +196,7 @@ class Config(Section):
         description="compute anew in the backward pass: each layer, or all of it but attention"
     )
     mlp_tile: Tokens = Field(
-        ge=0, description="tokens that SwiGLU computes at a time, and anew in the backward pass; 0 is all; planned only"
+        ge=0, description="tokens that SwiGLU computes at a time, and anew in the backward pass; 0 is all"
     )
     compile: Literal["auto", "always", "never"] = Field(
         description="pointwise parts of layers by torch.compile; `auto` does so on GPUs"

@@ -6,7 +6,7 @@ Letters: b bytes of an element in the model's dtype, w bytes in the wider of tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from engine.config import schema
@@ -121,8 +121,11 @@ def working_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile
 
 
 def tile_bytes(model: schema.Model, dtype: str, tile: int) -> int:
-    """Return what SwiGLU or experts compute anew of one tile in the backward pass, and the gradients of that."""
-    return tile * (_ffn(model, dtype) + 3 * model.top_k * model.ffn * element_bytes(dtype)[0])
+    """Return what SwiGLU or experts compute anew of one tile in the backward pass, and the gradients of that: of the
+    weights a tile's own, and their sum in the wider dtype."""
+    b, w = element_bytes(dtype)
+    weights = 3 * model.experts * model.hidden * model.ffn if tile else 0
+    return tile * (_ffn(model, dtype) + 3 * model.top_k * model.ffn * b) + weights * (b + w)
 
 
 def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
@@ -208,7 +211,7 @@ def states(model: schema.Model, dtype: str, ranks: int, zero: schema.Zero, on_ho
     Stage 1, bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients,
     three tensors (master weights and two moments) in the wider dtype over all ranks, and a bucket. Stage 2 shards
     gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time. `on_host`
-    (DeepSpeedCPUAdam, never BF16_Optimizer): the three tensors wait there, and the gradients that are sharded.
+    (DeepSpeedCPUAdam, never BF16_Optimizer): the three tensors wait there, and gradients as `_on_host` says.
     """
     b, w = element_bytes(dtype)
     count, stage = parameters(model), zero.stage
@@ -217,19 +220,30 @@ def states(model: schema.Model, dtype: str, ranks: int, zero: schema.Zero, on_ho
     optimizer = -(-3 * w * count // ranks)
     bucket = 0 if dtype == "bf16" and stage == 1 and not on_host else w * bucket_elements(model)
     whole = max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) * b
-    away = Held(
-        parameters=weights if zero.weights_on_host else 0,
-        gradients=gradients if on_host and stage > 1 else 0,
-        optimizer=optimizer if on_host else 0,
-        gather_buffers=0,
-        host=0,
-    )
-    return Held(
-        parameters=weights - away.parameters,
-        gradients=gradients - away.gradients,
-        optimizer=optimizer - away.optimizer,
-        gather_buffers=bucket + (whole if stage == 3 else 0),
-        host=away.device,
+    here = Held(weights, gradients, optimizer, bucket + (whole if stage == 3 else 0), host=0)
+    if on_host:
+        here = _on_host(here, model, dtype, stage)
+    return replace(here, parameters=0, host=here.host + weights) if zero.weights_on_host else here
+
+
+def _on_host(here: Held, model: schema.Model, dtype: str, stage: int) -> Held:
+    """Return the states with an optimizer on the host, which has a copy of a rank's share of the gradients for it.
+
+    Gradients are added up there in stage 3, and in stage 2 unless they are narrower than their sum: that stays on the
+    device. In stages 1 and 2 updated weights come back through a copy, and the largest parameter has a buffer on either
+    side.
+    """
+    b, w = element_bytes(dtype)
+    share = here.optimizer // 3
+    there = here.gradients if stage == 3 or (stage == 2 and b == w) else 0
+    largest = b * max(model.vocab, model.experts * model.ffn) * model.hidden if stage < 3 else 0
+    coming = share * b // w + largest if stage < 3 else 0
+    return replace(
+        here,
+        gradients=here.gradients - there,
+        optimizer=0,
+        gather_buffers=here.gather_buffers + largest,
+        host=here.optimizer + share + there + coming,
     )
 
 

@@ -32,10 +32,11 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
         | {"encoding": "bytes", "validation_share": 0.0, "validation_tokens": 0},
         "cluster": {"nodes": 1, "ranks_per_node": ranks, "hostfile": None, "calibration": None},
         "planner": {"name": "static", "mode": "auto"},
-        "zero": {"stage": 1},
+        "optimizer": {"on_host": False},
+        "zero": {"stage": 1, "weights_on_host": False},
         "parallel": {"tp": 1, "pp": 1},
     }
-    whole = {"recompute": "none", "context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
+    whole = {"recompute": "none", "mlp_tile": 0, "context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
     parts = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     ours = config.model_copy(update=parts | whole)
     check_trainable(ours, Cluster.of(ours.cluster), launcher=None)

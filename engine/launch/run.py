@@ -16,6 +16,7 @@ from engine.errors import BytescaleError, ConfigError, Problem
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
+from engine.launch.host_adam import check_host_adam
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.room import check_room
@@ -54,6 +55,7 @@ def train(
         if dry_run:
             return {"dry_run": dry_run_of(config, cluster, folder, start, lacking(config, cluster))}
         check_room(start.plans, Costs.of(config), cluster)
+        check_host_adam(config.optimizer, say)
         if resume != "never" or not folder.resolved.exists():
             return _train(config, cluster, folder, start, say, on_step)
         say(f"the old run is kept as {prepare.set_aside(folder)}")

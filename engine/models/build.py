@@ -10,5 +10,5 @@ from engine.models.mixtral.model import Mixtral
 def build_model(config: Config) -> Llama:
     """Return the model of a config; its weights are not drawn yet."""
     if config.model.experts > 1:
-        return Mixtral(config.model, config.balance, mode=config.recompute)
-    return Llama(config.model, mode=config.recompute)
+        return Mixtral(config.model, config.balance, mode=config.recompute, tile=config.mlp_tile)
+    return Llama(config.model, mode=config.recompute, tile=config.mlp_tile)

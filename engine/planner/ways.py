@@ -26,7 +26,9 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "recompute": ("layer_keep_attention", "layer"),
     "zero.stage": (2, 3),
     "offload.ratio": ("auto",),
-}  # what can be trained: optimizer.on_host and mlp_tile join them when they can
+    "optimizer.on_host": (True,),
+    "mlp_tile": (4096,),
+}
 TABLE = {"zero.stage": (1, 2, 3), "offload.ratio": (0.0, 1.0), "recompute": ("none", "layer_keep_attention", "layer")}
 
 

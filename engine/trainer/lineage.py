@@ -22,6 +22,7 @@ def lineage(config: Config) -> dict[str, Any]:
     shape = config.model.model_dump(mode="json", exclude={"name"})
     # Biases are saved as steps of this rate; a model that is balanced in another way has none.
     bias_rate = config.balance.bias_rate if config.balance.by == "bias" and config.model.experts > 1 else None
+    host = {"optimizer.on_host": True} if config.optimizer.on_host else {}  # another class, whose states differ
     return {f"model.{key}": value for key, value in shape.items()} | {
         _BIAS: bias_rate,
         "dtype": config.dtype,
@@ -30,6 +31,7 @@ def lineage(config: Config) -> dict[str, Any]:
         "run.seed": config.run.seed,
         "data.tokenizer": config.data.tokenizer,
         "data.validation_share": config.data.validation_share,
+        **host,
     }
 
 

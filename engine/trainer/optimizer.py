@@ -9,6 +9,7 @@ from torch import nn
 
 from engine.config.schema import Optimizer
 from engine.models.llama.layers import norms_of
+from engine.zero.host_adam import host_adamw
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
@@ -19,9 +20,10 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
         {"params": [p for p in parameters if p in norms], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if settings.name == "sgd":
+    if settings.name == "sgd":  # the same wherever its states are
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0])
-    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    adamw = host_adamw if settings.on_host else torch.optim.AdamW
+    return adamw(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
 
 
 def learning_rate(step: int, steps: int, settings: Optimizer) -> float:

@@ -32,7 +32,8 @@ class ZeroEngine:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
         join()
         self._world = torch.distributed.get_world_size()
-        self._passes = config.dtype == "bf16" and config.zero.stage == 1  # BF16_Optimizer
+        on_host = config.optimizer.on_host
+        self._passes = config.dtype == "bf16" and config.zero.stage == 1 and not on_host  # BF16_Optimizer
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]

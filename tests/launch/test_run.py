@@ -65,10 +65,10 @@ def test_a_small_vocabulary_is_the_weights_own(tmp_path: Path) -> None:
 
 
 def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Path) -> None:
-    lacking = config(tmp_path, "cluster.nodes=2", "optimizer.on_host=true", "mlp_tile=64")
+    lacking = config(tmp_path, "cluster.nodes=2", "parallel.tp=2")
     shown = train(lacking, dry_run=True)["dry_run"]
-    assert [problem["key"] for problem in shown["refused"]] == ["optimizer.on_host", "mlp_tile", "cluster.nodes=2"]
-    assert shown["refused"][2]["message"] == "several nodes need a hostfile" and len(shown["commands"]) == 4
+    assert [problem["key"] for problem in shown["refused"]] == ["parallel.tp", "cluster.nodes=2"]
+    assert shown["refused"][1]["message"] == "several nodes need a hostfile" and len(shown["commands"]) == 4
     with pytest.raises(ConfigError) as caught:
         train(lacking)
     assert [problem.key for problem in caught.value.problems] == [problem["key"] for problem in shown["refused"]]

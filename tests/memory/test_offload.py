@@ -33,8 +33,8 @@ def shape(**changes: object) -> Model:
 SHAPES = {"dense": shape(), "experts": shape(experts=4, top_k=2)}
 
 
-def model(name: str, mode: str, dtype: torch.dtype = torch.float32, room: int = ROOM) -> Llama:
-    made = build_model(load([]).model_copy(update={"model": SHAPES[name], "recompute": mode}))
+def model(name: str, mode: str, dtype: torch.dtype = torch.float32, room: int = ROOM, tile: int = 0) -> Llama:
+    made = build_model(load([]).model_copy(update={"model": SHAPES[name], "recompute": mode, "mlp_tile": tile}))
     made.initialise(3)
     made.offload = Offload(LAYERS, CPU, Arena(CPU, room), token_bytes=20_000)
     return made.to(dtype)
@@ -95,6 +95,18 @@ def test_what_moves_is_the_ratio_of_all_layers_but_two_and_no_longer_here(name: 
         found, saved, moved = growth(model(name, mode), ratio)
         assert moved == pytest.approx(ratio * (LAYERS - 2) / LAYERS * saved, rel=0.02)
         assert whole_ - found == pytest.approx(moved, rel=0.02)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_tiles_keep_moves_too(name: str, mode: str) -> None:
+    expected = gradients(model(name, mode, tile=30), 0.0)
+    for ratio in (0.5, 1.0):
+        of = model(name, mode, tile=30)
+        assert equal(gradients(of, ratio), expected), ratio
+        assert of.offload is not None
+        saved = of.offload.saved_bytes
+        assert of.offload.moved_bytes == pytest.approx(ratio * (LAYERS - 2) / LAYERS * saved, rel=0.02)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -36,6 +36,7 @@ def test_rates_batches_and_plans_may_change(change: str) -> None:
         ("model.rope_theta=7", "model.rope_theta: "),
         ("dtype=bf16", "dtype: fp32 -> bf16"),
         ("optimizer.name=sgd", "optimizer.name: adamw -> sgd"),
+        ("optimizer.on_host=true", "optimizer.on_host: null -> True"),
         ("data.validation_share=0.5", "data.validation_share: "),
     ],
 )

@@ -16,6 +16,7 @@ from engine.errors import DataError
 from engine.launch.run import train
 from tests.weights.folders import SHAPE, llama, saved
 
+AWAY = "zero.stage=3 zero.weights_on_host=true optimizer.on_host=true mlp_tile=64"
 TEXT = b"To be, or not to be, that is the question: whether it is nobler in the mind to suffer. " * 3
 
 
@@ -29,19 +30,19 @@ def run_of(tmp_path: Path, *overrides: str) -> Config:
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("stage", [1, 3])
-def test_the_first_loss_is_theirs(tmp_path: Path, stage: int) -> None:
+@pytest.mark.parametrize("memory", ["zero.stage=1", "zero.stage=3", AWAY], ids=["zero1", "zero3", "host"])
+def test_the_first_loss_is_theirs(tmp_path: Path, memory: str) -> None:
     """Two ranks each read the weights, or the first one does for both, and the document goes around a ring of both."""
     theirs = llama()
     saved(theirs, tmp_path / "theirs", "30KB")
-    train(run_of(tmp_path, f"zero.stage={stage}"), say=lambda line: None)
+    train(run_of(tmp_path, *memory.split()), say=lambda line: None)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     tokens = torch.from_numpy(encode(TEXT))[None]
     assert line["max_degree"] == 2
     assert line["loss"] == pytest.approx(theirs(tokens, labels=tokens).loss.item(), rel=1e-5)
     shutil.rmtree(tmp_path / "theirs")
     train(
-        run_of(tmp_path, f"zero.stage={stage}"), say=lambda line: None
+        run_of(tmp_path, *memory.split()), say=lambda line: None
     )  # it goes on from its checkpoint, and needs them no more
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import product
 
 import pytest
 import torch
@@ -46,9 +47,11 @@ def passing(config: Config) -> int:
     return {1: 0, 2: bucket_elements(config.model) * w, 3: gathered}[config.zero.stage]
 
 
-def held_and_estimated(dtype: str, stage: int) -> list[tuple[int, int]]:
-    """Return what is held after each micro-batch of the second step, and what was estimated."""
-    config = load(["recipe=quickstart", f"dtype={dtype}", f"zero.stage={stage}", *(f"model.{key}" for key in SHAPE)])
+def held_and_estimated(dtype: str, stage: int, *more: str) -> list[tuple[int, int]]:
+    """Return what is held after each micro-batch of the second step, and what was estimated, host and device."""
+    model_keys = [f"model.{key}" for key in SHAPE]
+    config = load(["recipe=quickstart", f"dtype={dtype}", f"zero.stage={stage}", *model_keys, *more])
+    estimated = states(config.model, dtype, WORLD, config.zero, config.optimizer.on_host)
     before = held()
     with sharded(config):
         model = build_model(config)
@@ -59,7 +62,7 @@ def held_and_estimated(dtype: str, stage: int) -> list[tuple[int, int]]:
     for _ in range(2):
         for _ in range(3):
             engine.backward(engine.forward(numbers, numbers, meeting, numbers), 3 * WORLD * TOKENS)
-            found.append((held() - before, states(config.model, dtype, WORLD, config.zero).device - passing(config)))
+            found.append((held() - before, estimated.device + estimated.host - passing(config)))
         engine.step(1e-3)
     return found[3:]
 
@@ -68,5 +71,21 @@ def held_and_estimated(dtype: str, stage: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_states_between_micro_batches(dtype: str, stage: int) -> None:
     for rank in run_world(WORLD, held_and_estimated, dtype, stage):
+        for found, estimated in rank:
+            assert found == pytest.approx(estimated, rel=0.02)
+
+
+def all_on_the_host() -> list[tuple[int, int]]:
+    return [
+        pair
+        for dtype, stage in product(("bf16", "fp32"), (1, 2, 3))
+        for pair in held_and_estimated(dtype, stage, "optimizer.on_host=true", f"zero.weights_on_host={stage == 3}")
+    ]
+
+
+@pytest.mark.usefixtures("host_adam")
+def test_states_of_which_some_wait_on_the_host() -> None:
+    """Here host and device are one memory: it is their sum that is counted."""
+    for rank in run_world(WORLD, all_on_the_host, timeout_s=500):
         for found, estimated in rank:
             assert found == pytest.approx(estimated, rel=0.02)

@@ -98,6 +98,40 @@ def test_a_rank_of_four_holds_its_share_and_a_layer() -> None:
         assert peak <= 0.35 * alone_[0] + layer
 
 
+def gathers(tile: int, mode: str) -> int:
+    """Return how often modules ask for their parameters in a step of a tiled model."""
+    settings = config().model_copy(update={"mlp_tile": tile, "recompute": mode})
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update={"layers": 2})})
+    with sharded(settings):
+        model = build_model(settings)
+    model.initialise(0, whole)
+    engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
+    coordinator = engine._engine.optimizer.parameter_offload.get_param_coordinator()
+    plain, times = coordinator.fetch_sub_module, 0
+
+    def counted(*arguments: Any, **names: Any) -> None:
+        nonlocal times
+        times += 1
+        plain(*arguments, **names)
+
+    coordinator.fetch_sub_module = counted
+    meeting = Meeting(alone(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
+    numbers = torch.arange(TOKENS)
+    engine.backward(engine.forward(numbers, numbers, meeting, numbers), 4 * TOKENS)
+    engine.step(1e-3)
+    return times
+
+
+def all_gathers() -> dict[str, set[int]]:
+    return {mode: {gathers(tile, mode) for tile in (3, TOKENS)} for mode in ("none", "layer")}
+
+
+def test_a_layer_is_gathered_once_for_all_its_tiles() -> None:
+    """Ranks have different numbers of tiles: one that gathered for each would wait for the others for ever."""
+    (found,) = run_world(1, all_gathers)
+    assert all(len(times) == 1 for times in found.values()), found
+
+
 def folder_of(path: Path) -> Path:
     """Write random weights of the model's shape."""
     sizes, model = expected_shapes(config()), config().model

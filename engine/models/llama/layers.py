@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from engine.config.schema import Model
 from engine.models.pointwise import NORM, ROTATE, SWIGLU, Op
 from engine.models.rope import Rotation
+from engine.models.tiles import in_tiles
 from engine.models.undrawn import Linear
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [T,H,D], k [T,G,D], v [T,G,D] -> [T,H,D]
@@ -70,19 +71,23 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU: down(silu(gate x) * up x) (Shazeer 2020)."""
+    """SwiGLU: down(silu(gate x) * up x) (Shazeer 2020); with a `tile` so many tokens at a time."""
 
     op: Op = SWIGLU
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, tile: int = 0) -> None:
         super().__init__()
+        self.tile = tile
         self.gate = Linear(shape.hidden, shape.ffn)
         self.up = Linear(shape.hidden, shape.ffn)
         self.down = Linear(shape.ffn, shape.hidden)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """Return the layer's output [T,C]; it routes nothing."""
-        return self.down(self.op(self.gate(x), self.up(x))), None
+        return (in_tiles(self._swiglu, x, self.tile, self.parameters()) if self.tile else self._swiglu(x))[0], None
+
+    def _swiglu(self, x: Tensor) -> tuple[Tensor]:
+        return (self.down(self.op(self.gate(x), self.up(x))),)
 
 
 class Layer(nn.Module):

@@ -33,14 +33,16 @@ class Llama(nn.Module):
     """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2).
 
     Its weights are not drawn yet: `initialise` does that. `mode` is the recompute mode; `ffn` makes the feed-forward
-    layer of each layer, a `FeedForward` unless another is given.
+    layer of each layer, a `FeedForward` of this `tile` unless another is given.
     """
 
-    def __init__(self, shape: Model, *, mode: str = "none", ffn: Callable[[], nn.Module] | None = None) -> None:
+    def __init__(
+        self, shape: Model, *, mode: str = "none", tile: int = 0, ffn: Callable[[], nn.Module] | None = None
+    ) -> None:
         super().__init__()
         self.shape, self.run_layer = shape, recompute.MODES[mode]
         self.offload: Offload | None = None
-        ffn = ffn or (lambda: FeedForward(shape))
+        ffn = ffn or (lambda: FeedForward(shape, tile))
         self.embedding = Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)

@@ -19,6 +19,7 @@ from engine.dtypes import wider
 from engine.models.llama.layers import Routed
 from engine.models.mixtral.grouped import grouped
 from engine.models.pointwise import SWIGLU, Op
+from engine.models.tiles import in_tiles
 from engine.models.undrawn import Linear
 
 
@@ -39,15 +40,15 @@ class Experts(nn.Module):
 
     Balanced by bias, an expert's score for the choice is its probability plus a bias; its weight stays the probability
     (Wang et al. 2024, auxiliary-loss-free load balancing). The bias is kept as a whole number of steps of the rate, so
-    that no dtype rounds it and it is the same on every rank.
+    that no dtype rounds it and it is the same on every rank. With a `tile` so many tokens are computed at a time.
     """
 
     op: Op = SWIGLU
     bias: Tensor | None
 
-    def __init__(self, shape: Model, balance: Balance | None = None) -> None:
+    def __init__(self, shape: Model, balance: Balance | None = None, tile: int = 0) -> None:
         super().__init__()
-        self.top_k = shape.top_k
+        self.top_k, self.tile = shape.top_k, tile
         self.router = Router(shape.hidden, shape.experts)
         self.gate = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
         self.up = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
@@ -58,6 +59,10 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routed]:
         """Return the layer's output [T,C], and what the router said and chose."""
+        out, *routed = in_tiles(self._experts, x, self.tile, self.parameters()) if self.tile else self._experts(x)
+        return out, Routed(*routed)
+
+    def _experts(self, x: Tensor) -> tuple[Tensor, ...]:
         routed, weights = self._route(x)
         slots = routed.chosen.flatten()  # [T k]: the expert of each row, token by token
         order = slots.argsort(stable=True)
@@ -66,7 +71,7 @@ class Experts(nn.Module):
         counts = slot_counts(slots, len(self.gate))
         hidden = self.op(grouped(rows, self.gate, counts), grouped(rows, self.up, counts))
         out = _Permuted.apply(grouped(hidden, self.down, counts), back, order).unflatten(0, (-1, self.top_k))
-        return (out * weights[..., None]).sum(1).to(x.dtype), routed
+        return (out * weights[..., None]).sum(1).to(x.dtype), *routed
 
     def _route(self, x: Tensor) -> tuple[Routed, Tensor]:
         """Return logits and choice, and the weights [T,k] of the chosen experts, which sum to one for each token."""

@@ -29,8 +29,8 @@ class Tally:
 class Mixtral(Llama):
     """The model of a shape with experts (Jiang et al. 2024). Without `balance` its loss is the cross-entropy alone."""
 
-    def __init__(self, shape: Model, balance: Balance | None = None, *, mode: str = "none") -> None:
-        super().__init__(shape, mode=mode, ffn=lambda: Experts(shape, balance))
+    def __init__(self, shape: Model, balance: Balance | None = None, *, mode: str = "none", tile: int = 0) -> None:
+        super().__init__(shape, mode=mode, ffn=lambda: Experts(shape, balance, tile))
         self.balance, self._tally = balance, Tally()
 
     def forward(self, tokens: Tensor, positions: Tensor, meeting: Meeting, labels: Tensor | None = None) -> Tensor:

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.config.load import load
+from engine.launch.host_adam import check_host_adam
+
+
+@pytest.fixture(scope="session")
+def host_adam() -> None:
+    """Compile DeepSpeedCPUAdam, once a machine: ranks that do it themselves would not answer in time."""
+    check_host_adam(load(["optimizer.on_host=true"]).optimizer, print)

@@ -1,0 +1,153 @@
+"""Optimizer states and weights that wait on the host: DeepSpeedCPUAdam learns what AdamW in one process learns.
+
+With a large eps AdamW is nearly SGD with momentum and shows a wrong scale of the gradients; tests/
+test_plan_invariance_memory.py has SGD itself. The reference sees each sequence alone, in float64. Compiles DeepSpeed's
+operator where that was not done yet.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.close import error
+from engine.config.schema import Config
+from engine.data.slices import micro_batch_slices
+from engine.planner.make import PlanSettings, plan_step
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import run_step
+from engine.zero.engine import ZeroEngine
+from engine.zero.states import master_weights
+from tests.test_plan_invariance import batch, config, rank_context, steps_alone, table_of
+from tests.test_plan_invariance_memory import drawn
+from tests.world import run_world
+
+WORLD, CAPACITY, LR = 3, 16, 2.0
+PLACES = {  # the stage, and what is on the host: optimizer states, weights
+    "stage 1": (1, True, False),
+    "stage 2": (2, True, False),
+    "stage 3": (3, True, False),
+    "stage 3, weights": (3, False, True),
+    "stage 3, both": (3, True, True),
+}
+IN_BF16 = ("stage 1", "stage 2", "stage 3, both")
+
+pytestmark = [pytest.mark.world, pytest.mark.usefixtures("host_adam")]
+
+
+def settings_of(place: str, dtype: str) -> Config:
+    stage, optimizer, weights = PLACES[place]
+    zero = [f"zero.stage={stage}", f"optimizer.on_host={optimizer}", f"zero.weights_on_host={weights}"]
+    adamw = ["optimizer.name=adamw", "optimizer.eps=1", "optimizer.betas=[0.9,0.95]", "optimizer.weight_decay=0.1"]
+    return config(WORLD, CAPACITY, "naive", f"dtype={dtype}", *zero, *adamw, "optimizer.clip_norm=0.7")
+
+
+def steps() -> list[Any]:
+    """The second one has a single sequence, so that two ranks of three have none."""
+    return [batch(WORLD, CAPACITY), table_of([7], seed=5), batch(WORLD, CAPACITY, 1)]
+
+
+def train(engine: ZeroEngine, settings: Config, batches: list[Any]) -> tuple[list[float], set[int]]:
+    """Return the norms of some steps and the numbers of micro-batches that the ranks had in the first one."""
+    context, norms, counts = rank_context(torch.bfloat16 if settings.dtype == "bf16" else torch.float32), [], set()
+    for table, reader in batches:
+        plan = plan_step(table.length, PlanSettings.of(settings))
+        backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
+        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        norms.append(engine.step(LR))
+        counts |= {sum(1 for _ in plan.of_rank(rank)) for rank in range(WORLD)} if len(norms) == 1 else set()
+    return norms, counts
+
+
+def masters(engine: ZeroEngine) -> dict[str, Tensor]:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    return {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
+
+
+def engine_of(settings: Config) -> ZeroEngine:
+    model = drawn(settings)
+    return ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
+
+
+def on_rank(dtype: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """Train three steps, and once more with a checkpoint after two of them and another engine for the third."""
+    found = {}
+    for place in IN_BF16 if dtype == "bf16" else PLACES:
+        settings = settings_of(place, dtype)
+        engine = engine_of(settings)
+        norms, counts = train(engine, settings, steps()[:2])
+        engine.save(folder / place)
+        saved = masters(engine)
+        norms += train(engine, settings, steps()[2:])[0]
+        again = engine_of(settings)
+        again.load(folder / place)
+        train(again, settings, steps()[2:])
+        one, other = masters(engine), masters(again)
+        same = all(torch.equal(one[name], other[name]) for name in one)
+        kind = type(engine._engine.optimizer).__name__
+        found[place] = {"weights": one, "saved": saved, "norms": norms, "counts": counts, "same": same, "kind": kind}
+    return found
+
+
+@cache
+def alone(dtype: str) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
+    """Return the weights before, how they change, and the norms, in one process."""
+    settings = settings_of("stage 1", dtype)
+    settings = settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"on_host": False})})
+    model = drawn(settings)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model = model.bfloat16().double() if dtype == "bf16" else model.double()
+    return before, *steps_alone(model, settings, steps(), LR)
+
+
+def assert_written(checkpoint: Path, saved: dict[str, Tensor]) -> None:
+    """Check that what an export would read are the masters that were saved."""
+    written = master_weights(checkpoint)
+    assert written.keys() == saved.keys()
+    assert all(torch.equal(written[name](), saved[name]) for name in saved)
+
+
+def test_float32_steps_are_those_of_one_process(tmp_path: Path) -> None:
+    before, change, norms = alone("fp32")
+    for rank in run_world(WORLD, on_rank, "fp32", tmp_path, timeout_s=500):
+        for place, found in rank.items():
+            assert found["norms"] == pytest.approx(norms, rel=1e-5), place
+            for name, expected in change.items():
+                assert error(found["weights"][name] - before[name], expected) < 1e-5, (place, name)
+            assert found["same"], f"{place}: after a restart the last bit is another"
+            assert_written(tmp_path / place, found["saved"])
+            assert (len(found["counts"]) > 1) == place.startswith("stage 1"), "the counts are uneven in free mode"
+    assert min(norms) > 0.7 * 1.2, "clipping did nothing: the test shows too little"
+
+
+def test_bf16_steps_are_as_near_to_float64_as_without_the_host(tmp_path: Path) -> None:
+    """RMS difference at most twice that of BF16_Optimizer, which is what stage 1 has without the host."""
+    _, change, norms = alone("bf16")
+    before = {name: tensor.bfloat16().float() for name, tensor in alone("bf16")[0].items()}
+
+    def rms(weights: dict[str, Tensor]) -> float:
+        off = [(weights[name] - before[name]).double() - expected for name, expected in change.items()]
+        return float(torch.cat([one.flatten() for one in off]).pow(2).mean().sqrt())
+
+    (here, *_) = run_world(WORLD, without_the_host)
+    assert here["kind"] == "BF16_Optimizer"
+    for rank in run_world(WORLD, on_rank, "bf16", tmp_path, timeout_s=500):
+        for place, found in rank.items():
+            assert found["kind"] != "BF16_Optimizer" and found["same"], place
+            assert_written(tmp_path / place, found["saved"])
+            assert rms(found["weights"]) <= 2 * rms(here["weights"]), place
+            assert found["norms"] == pytest.approx(norms, rel=2e-2), place
+
+
+def without_the_host() -> dict[str, Any]:
+    settings = settings_of("stage 1", "bf16")
+    settings = settings.model_copy(update={"optimizer": settings.optimizer.model_copy(update={"on_host": False})})
+    engine = engine_of(settings)
+    train(engine, settings, steps())
+    return {"weights": masters(engine), "kind": type(engine._engine.optimizer).__name__}
