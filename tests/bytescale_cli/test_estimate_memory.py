@@ -54,7 +54,7 @@ def test_people_get_the_items_and_then_two_lines(capsys: pytest.CaptureFixture[s
     )
     assert "gradients" in captured.out and "peak" in captured.out
     said = captured.err.splitlines()
-    assert said[0] == "error: cluster.device_memory: a rank needs 90.4 GiB of its device, which has 80.0 GiB for it"
+    assert said[0] == "error: cluster.device_memory: a rank needs 88.4 GiB of its device, which has 80.0 GiB for it"
     assert said[1].startswith("hint: ") and len(said) == 2
 
 
