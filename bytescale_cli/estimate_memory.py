@@ -42,7 +42,7 @@ def estimate_memory(
     from engine.planner.settings import PlanSettings
 
     config = load(overrides or [])
-    settings = PlanSettings.of(config)
+    settings = PlanSettings.of(config, refuses=False)
     found = estimate(config, settings, _planned(config, settings, plan) if plan else None)
     told: dict[str, Any] = {"memory": found.as_json()}
     text = [_head(config, settings, found.load), _items(found)]

@@ -80,7 +80,7 @@ def on_rank(world: int, case: Case) -> dict[str, Any]:
     start = drawn(settings.model_copy(update={"zero": settings.zero.model_copy(update={"stage": 1})}))
     before = {name: parameter.detach().clone() for name, parameter in start.named_parameters()}
     model, shared = drawn(settings), rank_context(torch.float32)
-    model.offload = make_offload(settings, torch.device("cpu"))
+    model.offload = make_offload(settings, torch.device("cpu"), 1 << 32)
     context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
     engine, norms, degrees = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], set()
     for table, reader in steps(world):

@@ -10,7 +10,10 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def free_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Return the bytes that a process may still take, caches given up; None where the system does not say."""
+    """Return the bytes that a process may still take, caches given up; None where the system does not say.
+
+    Limits of cgroup v1 are not seen.
+    """
     return min([*_available(proc), *_allowed(proc, cgroups)], default=None)
 
 
@@ -32,7 +35,6 @@ def _allowed(proc: Path, cgroups: Path) -> Iterator[int]:
 def _left(group: Path) -> Iterator[int]:
     with suppress(OSError, ValueError):  # the topmost has no limit, and "max" is none
         most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
-        cached = [
-            line for line in (group / "memory.stat").read_text().splitlines() if line.startswith("inactive_file ")
-        ]
+        lines = (group / "memory.stat").read_text().splitlines()
+        cached = [line for line in lines if line.startswith(("active_file ", "inactive_file "))]
         yield max(0, most - used + sum(int(line.split()[1]) for line in cached))

@@ -1,4 +1,4 @@
-"""What a device's memory holds beside what is counted: stated, not computed. A process on a CPU has none of it."""
+"""What a device's memory holds beside what is counted: stated, not computed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from engine.cost.datasheets import sheet_peak
 _CONTEXT = 1 << 30  # of a GPU: CUDA's context, libraries' handles and workspaces
 _NCCL = 1 << 30  # of a GPU among others: the communicators' buffers
 _FRAGMENTATION = 5  # percent of the tensors: gaps that PyTorch's allocator leaves with expandable segments
+_PROCESS = 480 << 20  # of a rank on a CPU: Python, PyTorch and DeepSpeed, resident
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Allowance:
     @classmethod
     def of(cls, config: Config, devices: int | None = None) -> Allowance:
         """Return what one of so many devices, by default those of the cluster, takes: a GPU if its data sheet is
-        known, else nothing."""
+        known, else a process on a CPU."""
         if sheet_peak(config.cluster.name) is None:
-            return cls(0, 0)
+            return cls(_PROCESS, 0)
         devices = devices or Cluster.of(config.cluster).ranks
         return cls(_CONTEXT + (_NCCL if devices > 1 else 0), _FRAGMENTATION)
 

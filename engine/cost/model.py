@@ -110,9 +110,18 @@ class Costs:
 
         `ring_tokens` are those of the largest shard of each ring of two or more in it, summed: the buffers' size.
         """
-        saved = self.token_bytes * self.resident(tokens, offload)
-        fullest = np.maximum(saved + self.working(tokens), self.passing_bytes + self.moments[0].of(tokens))
-        return self.fixed_bytes + fullest + self.ring_bytes * ring_tokens
+        return self.fixed_bytes + self.fullest(tokens, offload) + self.ring_bytes * ring_tokens
+
+    def fullest(self, tokens: Ints, offload: Ints | int) -> Ints:
+        """Return the most that a micro-batch holds of what layers save, of gradients that pass and of the rest.
+
+        All activations and no gradient when the backward pass begins, all gradients when it ends, and just before that
+        two layers, also those that were offloaded, and the gradients of the others.
+        """
+        layer, others = self.moments[0].of(tokens), max(0, self.layers - 2) * self.passing_bytes // self.layers
+        begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens)
+        two_left = self.token_bytes * self.resident(tokens, PPM) + others + layer
+        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
 
     def working(self, tokens: Any) -> Any:
         """Return what a micro-batch of `tokens`, a number or an array of them, holds beside what its layers save."""
@@ -121,7 +130,7 @@ class Costs:
     def resident(self, tokens: Ints, offload: Ints | int) -> Ints:
         """Return how many tokens' saved activations stay: those of two layers, and 1 - r of the others (equation 3)."""
         if self.layers <= 2:
-            return np.asarray(tokens, dtype=np.int64)
+            return np.asarray(tokens)
         stays = 2 * PPM + (PPM - np.asarray(offload, dtype=np.int64)) * (self.layers - 2)
         return -(-tokens * stays // (self.layers * PPM))
 

@@ -29,7 +29,7 @@ def check_room(plans: Iterable[StepPlan], costs: Costs, cluster: Cluster) -> Non
     )
     key, hint = "offload.ratio", "a smaller offload.ratio, or a smaller capacity or context"
     if costs.host_fixed_bytes * ranks > free:
-        key, hint = "optimizer.on_host", "more ranks, or optimizer.on_host=false"
+        key, hint = "cluster.ranks_per_node", "more machines, or take zero.weights_on_host or optimizer.on_host back"
     raise MemoryFitError(message, key=key, hint=hint)
 
 

@@ -6,6 +6,7 @@ Bytes and not shapes: micro-batches of HDP all have other lengths, and a pool of
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -39,22 +40,21 @@ class Arena:
         self._used = 0
         if need <= self.size or self.size == self._limit:
             return
-        old, self._block = self._block, torch.empty(0, dtype=torch.uint8)
-        host.release(old, self._device)
-        del old  # the old one goes before the new one comes
-        self._block = self._allocate(min(self._limit, max(need, self._most * 5 // 4)), last=False)
+        self._block = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
+        enough = min(self._limit, need)
+        self._block = self._allocate(min(self._limit, max(need, self._most * 5 // 4)), enough, enough // 2)
         self._most = self.size
+        if self.size < enough:
+            _LOG.warning("the host gave no %s bytes to offload to, so half as many are taken", f"{enough:,}")
+            self._limit = self.size
 
-    def _allocate(self, size: int, last: bool) -> Tensor:
-        try:
-            return host.allocate(size, self._device)
-        except RuntimeError as error:
-            if last:
-                hint = "set a smaller offload.ratio, or cluster.host_memory to what the host has for a rank"
-                raise MemoryFitError(f"the host gave no {size:,} bytes to offload to", hint=hint) from error
-            _LOG.warning("the host gave no %s bytes to offload to, so half as many are taken", f"{size:,}")
-            self._limit = size // 2
-            return self._allocate(size // 2, last=True)
+    def _allocate(self, *sizes: int) -> Tensor:
+        """Return the first of these sizes that the host gives."""
+        for size in sizes:
+            with suppress(RuntimeError):
+                return host.allocate(size, self._device)
+        hint = "set a smaller offload.ratio, or cluster.host_memory to what the host has for a rank"
+        raise MemoryFitError(f"the host gave no {sizes[-1]:,} bytes to offload to", hint=hint)
 
     def take(self, size: int) -> Tensor | None:
         """Return `size` bytes, uint8 [size], that are the caller's until `reset`; None where there is no room."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -17,31 +18,36 @@ def allocate(size: int, device: torch.device) -> Tensor:
     """Return uint8 [size] for copies with a device. Raises RuntimeError where the host does not give so much.
 
     PyTorch's own pinned memory comes in powers of two, nearly twice what is asked for. Pages are taken when they are
-    pinned, so that is done near the device.
+    pinned, so that is done near the device. They stay pinned as long as what is returned lives, parts of it aside.
     """
     block = torch.empty(size, dtype=torch.uint8)
     if device.type == "cuda" and size:
         with _near(device):
-            torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 0)))
+            failed = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 0))
+        if failed:
+            with suppress(RuntimeError):  # CUDA keeps the error, and would give it to whatever is computed next
+                torch.zeros(1, device=device)
+        torch.cuda.check_error(failed)
+        weakref.finalize(block, _unpin, block.data_ptr(), device).atexit = False
     return block
 
 
-def release(block: Tensor, device: torch.device) -> None:
-    """Let the system have the pages back as soon as nobody holds them; no copy may be started any more."""
-    if device.type == "cuda" and len(block):
-        torch.cuda.synchronize(device)  # one may be under way
-        torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(block.data_ptr())))
+def _unpin(address: int, device: torch.device) -> None:
+    torch.cuda.synchronize(device)  # a copy may be under way
+    torch.cuda.check_error(int(torch.cuda.cudart().cudaHostUnregister(address)))
 
 
 @contextmanager
 def _near(device: torch.device) -> Iterator[None]:
     """Run this thread where memory that it touches first is the device's own: on the processors of its NUMA node."""
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, allowed & processors(torch.cuda.get_device_properties(device)) or allowed)
+    with suppress(OSError):  # it is only for speed
+        os.sched_setaffinity(0, allowed & processors(torch.cuda.get_device_properties(device)) or allowed)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, allowed)
+        with suppress(OSError):
+            os.sched_setaffinity(0, allowed)
 
 
 def processors(properties: object, sys: Path = _SYS) -> set[int]:

@@ -62,7 +62,8 @@ class _Tiled(torch.autograd.Function):
             dtokens.copy_(found[0])
             for total, one in zip(dweights, found[1:], strict=True):
                 total += one
-        return None, None, None, dx, *(total.to(one.dtype) for total, one in zip(dweights, ctx.weights, strict=True))
+            del found, one  # or they would stand beside what is made of the sums
+        return None, None, None, dx, *(dweights.pop(0).to(one.dtype) for one in ctx.weights)
 
 
 def _gradients(part: Part, x: Tensor, weights: tuple[nn.Parameter, ...], douts: list[Tensor]) -> tuple[Tensor, ...]:

@@ -61,10 +61,11 @@ def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -
     load = load or fullest(config, settings)
     allowance, held, costs = Allowance.of(config), memory.held(config, settings.ranks), settings.costs
     saved = costs.token_bytes * int(costs.resident(np.int64(load.tokens), load.offload))
-    working, layer = max(moment.of(load.tokens) for moment in costs.moments), costs.moments[0].of(load.tokens)
+    working, layer = int(costs.working(load.tokens)), costs.moments[0].of(load.tokens)
+    most = int(costs.fullest(np.int64(load.tokens), load.offload))
     items = {
         "parameters": held.parameters,
-        "gradients": held.gradients + max(0, costs.passing_bytes + layer - saved - working),
+        "gradients": held.gradients + most - saved - working,
         "optimizer": held.optimizer,
         "activations": saved + layer,
         "logits": working - layer,

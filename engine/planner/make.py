@@ -93,16 +93,14 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     """Refuse a capacity whose full micro-batch, all in rings, does not fit, with no more offloaded than this takes."""
     if settings.host_memory < 0:
         needs = format_bytes(settings.costs.host_fixed_bytes)
-        hint = "more ranks, or optimizer.on_host=false"
+        hint = "more ranks, or take zero.weights_on_host or optimizer.on_host back"
         raise MemoryFitError(f"the model states on the host need {needs} a rank", key="cluster.host_memory", hint=hint)
     tokens, costs = min(settings.capacity, step_tokens), settings.costs
     most = costs.most_tokens(settings.device_memory)
     if tokens <= most or _fits_with_offload(tokens, settings):
         return
-    # In Python's numbers: those of a huge model pass 64 bits.
-    working, layer = max(moment.of(tokens) for moment in costs.moments), costs.moments[0].of(tokens)
-    saved = max(costs.token_bytes * tokens + working, costs.passing_bytes + layer)
-    peak = costs.fixed_bytes + saved + costs.ring_bytes * tokens
+    number = np.array(tokens, dtype=object)  # Python's: those of a huge model pass 64 bits
+    peak = int(costs.peak_bytes(number, number))
     message = (
         f"{format_count(tokens)} tokens in a micro-batch need {format_bytes(peak)} a rank, "
         f"and the device leaves {format_bytes(settings.device_memory)}"

@@ -38,10 +38,11 @@ class PlanSettings:
     costs: Costs
 
     @classmethod
-    def of(cls, config: Config) -> PlanSettings:
+    def of(cls, config: Config, refuses: bool = True) -> PlanSettings:
         """Return the settings of a config.
 
-        Raises ConfigError where ranks are too many or hold too little, MemoryFitError where their host does.
+        Raises ConfigError where ranks are too many or hold too little, MemoryFitError where their host does: not for
+        whoever only wants to know how little (`refuses`).
         """
         cluster = Cluster.of(config.cluster, config.parallel).leaving(Allowance.of(config).usable)
         problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks)]
@@ -50,7 +51,8 @@ class PlanSettings:
         planner = config.planner
         _check_peers(planner.name, planner.max_peers, cluster.ranks)
         ratio, costs = config.offload.ratio, Costs.of(config)
-        _check_host(config, costs)
+        if refuses:
+            _check_host(config, costs)
         return cls(
             planner=planner.name,
             mode=_mode(config),

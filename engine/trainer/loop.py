@@ -28,6 +28,7 @@ from engine.data.steps import Cursor, SequenceTable, validation_table
 from engine.dtypes import DTYPES
 from engine.errors import ExitCode, MemoryFitError
 from engine.files import write_durably
+from engine.memory.peak import peak_bytes
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.simulator.timeline import balance
@@ -65,6 +66,7 @@ class StepResult:
     rank: int
     loss_sum: float
     times: StepTimes
+    peak_memory: int | None  # bytes
     stop: bool
 
 
@@ -81,7 +83,8 @@ class Trainer:
         self.settings = PlanSettings.of(config)
         kernel = choose(groups.device, DTYPES[config.dtype], config.model.head_dim)
         self.model = make_model(config, groups.device, weights)
-        self.model.offload = make_offload(config, groups.device) if self.settings.offload else None
+        room = self.settings.host_memory
+        self.model.offload = make_offload(config, groups.device, room) if self.settings.offload else None
         self.context = RankContext(groups.rank, groups.device, RingComm(groups.rings), kernel, self.model.offload)
         self.engine = ZeroEngine(self.model, build_optimizer(self.model, config.optimizer), config)
         self.ahead = PlanAhead(Feed.of(config, folder.index), self.settings, groups.rank, groups.control)
@@ -122,7 +125,8 @@ class Trainer:
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
         told = self.model.end_step(self._total, loss_tokens)
-        results = self._exchange(StepResult(self.groups.rank, loss_sum, times, stop()))
+        peak = peak_bytes(self.groups.device)
+        results = self._exchange(StepResult(self.groups.rank, loss_sum, times, peak, stop()))
         ended = time.perf_counter()
         loss = sum(result.loss_sum for result in results) / loss_tokens
         # DeepSpeed leaves out an update whose gradients are not finite, says nothing, and gives inf as their norm.
@@ -139,6 +143,7 @@ class Trainer:
             "balance": balance(plan, self.settings),
             "grad_norm": grad_norm,
             "lr": rate,
+            "peak_memory": max(result.peak_memory or 0 for result in results) or None,
         }
         self._log(line | told | self._validate(), plan, results)
         return any(result.stop for result in results)

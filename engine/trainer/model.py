@@ -40,20 +40,21 @@ def make_model(config: Config, device: torch.device, weights: str | None = None)
 def room_for(plan: StepPlan, rank: int, offload: Offload) -> Problem | None:
     """Let the host have the room that a rank's part of a step takes there; return why not, if it does not give it."""
     mine = slice(plan.micro_start[rank], plan.micro_start[rank + 1])
+    loads = zip(plan.offload[mine].tolist(), micro_tokens(plan)[mine].tolist(), strict=True)
+    ratio, tokens = max(loads, key=lambda load: load[0] * load[1])
     try:
-        for tokens, ratio in zip(micro_tokens(plan)[mine].tolist(), plan.offload[mine].tolist(), strict=True):
-            offload.make_room(ratio / PPM, tokens)
+        offload.make_room(ratio / PPM, tokens)
     except MemoryFitError as error:
         problem = error.problems[0]
         return replace(problem, message=f"rank {rank}: {problem.message}")
     return None
 
 
-def make_offload(config: Config, device: torch.device) -> Offload:
-    """Return where a config's activations wait that plans send to the host: in `cluster.host_memory` bytes at most.
+def make_offload(config: Config, device: torch.device, room: int) -> Offload:
+    """Return where a config's activations wait that plans send to the host: in `room` bytes of it at most.
 
     The launcher has looked that the host has them (engine/launch/room.py).
     """
     layers = config.model.layers
     kept = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers
-    return Offload(layers, device, Arena(device, config.cluster.host_memory), kept)
+    return Offload(layers, device, Arena(device, room), kept)

@@ -17,7 +17,7 @@ def machine(
         (cgroups / group).mkdir(parents=True)
         (cgroups / group / "memory.max").write_text(most)
         (cgroups / group / "memory.current").write_text(str(used))
-        (cgroups / group / "memory.stat").write_text("anon 7\ninactive_file 100\n")
+        (cgroups / group / "memory.stat").write_text("anon 7\ninactive_file 60\nactive_file 40\n")
     return proc, cgroups
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.cost.allowance import Allowance
 from engine.data.lengths import step_lengths
 from engine.data.profile import Suggestion, a_step, describe, documents, suggest
 from engine.data.scan import Documents
@@ -35,7 +36,8 @@ def suggested(lengths: Ints, *overrides: str) -> tuple[Suggestion, Config]:
 def memory_of(tokens: int) -> str:
     """Return the override with which a device holds just so many tokens, all of them in rings."""
     costs = PlanSettings.of(load(RANKS)).costs
-    return f"cluster.device_memory={costs.peak_bytes(ints(tokens), ints(tokens))[0]}"
+    beside = Allowance.of(load([])).context
+    return f"cluster.device_memory={beside + costs.peak_bytes(ints(tokens), ints(tokens))[0]}"
 
 
 def test_percentiles_are_lengths_that_stand_there() -> None:

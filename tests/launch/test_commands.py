@@ -5,6 +5,8 @@ import socket
 import sys
 from pathlib import Path
 
+import pytest
+
 from engine.cluster.cluster import Cluster, Node
 from engine.launch.commands import free_port, is_local, rank_commands
 from engine.trainer.folder import RunFolder
@@ -16,6 +18,16 @@ def test_local_ranks_share_one_rendezvous(tmp_path: Path) -> None:
     assert [c.environment["RANK"] for c in commands] == ["0", "1", "2"]
     assert {(c.environment["MASTER_ADDR"], c.environment["MASTER_PORT"]) for c in commands} == {("127.0.0.1", "1234")}
     assert all(c.arguments[:3] == (sys.executable, "-m", "engine.trainer") for c in commands)
+
+
+def test_allocators_are_those_of_the_estimate_unless_somebody_chose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    (command,) = rank_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path), None, 1234)
+    assert command.environment["MALLOC_MMAP_THRESHOLD_"] == "131072"
+    assert command.environment["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
 
 
 def test_ranks_of_other_hosts_start_over_ssh_and_find_the_first_host(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_model_states_that_wait_there_count_too(monkeypatch: pytest.MonkeyPatch)
     free(monkeypatch, 9_999)
     with pytest.raises(MemoryFitError) as caught:
         room.check_room([], costs, HERE)
-    assert caught.value.problems[0].key == "optimizer.on_host"
+    assert caught.value.problems[0].key == "cluster.ranks_per_node"
 
 
 def test_other_machines_and_silent_systems_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,3 +72,12 @@ def test_a_host_that_gives_nothing_is_told_with_the_way_out(monkeypatch: pytest.
     with pytest.raises(MemoryFitError, match="gave no 500 bytes") as caught:
         arena(1000)
     assert "offload.ratio" in str(caught.value.problems[0].hint)
+
+
+def test_a_host_without_the_room_to_grow_gives_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = arena(1000)
+    refusing(monkeypatch, above=1200)
+    made.reset(1100)
+    assert made.size == 1100, "a quarter more than 1000 is not to be had"
+    made.reset(1200)
+    assert made.size == 1200

@@ -6,13 +6,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.memory.host import allocate, processors, release
+from engine.memory.host import allocate, processors
 
 
 def test_on_a_cpu_it_is_plain_memory() -> None:
     block = allocate(1000, torch.device("cpu"))
     assert block.dtype == torch.uint8 and len(block) == 1000
-    release(block, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0-2,8\n", {0, 1, 2, 8}), ("5\n", {5}), ("\n", set())])
@@ -36,11 +35,21 @@ def test_a_system_that_does_not_say_where_a_device_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_it_is_pinned_and_given_back() -> None:
+def test_on_a_gpu_it_is_pinned_while_it_lives() -> None:
     device = torch.device("cuda")
     for size in (1, 1000, 1 << 26):
         block = allocate(size, device)
         assert block.is_pinned()
         assert torch.equal(block.fill_(3).to(device, non_blocking=True).cpu(), block)
-        release(block, device)
-        assert not block.is_pinned()
+        part = block[:1]
+        del block
+        assert not part.is_pinned()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_cannot_be_pinned_harms_nothing_that_is_computed_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, block = torch.device("cuda"), allocate(1 << 20, torch.device("cuda"))
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: block)
+    with pytest.raises(RuntimeError):
+        allocate(1 << 20, device)  # a second time: it is pinned already
+    assert float(torch.ones(1000, device=device).sum()) == 1000

@@ -56,6 +56,10 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "offload half": (WHOLE, ["offload.ratio=0.5"]),
     "offload layer": (RINGS, ["offload.ratio=1", "recompute=layer"]),
     "offload experts": (RINGS, ["offload.ratio=0.3", *EXPERTS]),
+    "offload bf16": (WHOLE, ["offload.ratio=1", "dtype=bf16", "model.hidden=256", "model.ffn=768"]),
+    "tied": (RINGS, ["model.tied=true"]),
+    "tiles": (WHOLE, ["mlp_tile=256", "model.ffn=320"]),
+    "host": (RINGS, ["optimizer.on_host=true", "optimizer.name=sgd", "zero.stage=2"]),
 }
 
 
@@ -88,7 +92,7 @@ def one(lengths: list[int], config: Config) -> Found:
     gc.collect()
     before, plan = held(), planned(lengths, config)
     model = make_model(config, torch.device("cpu"))
-    model.offload = make_offload(config, torch.device("cpu")) if plan.offload.any() else None
+    model.offload = make_offload(config, torch.device("cpu"), 1 << 32) if plan.offload.any() else None
     shared = rank_context(DTYPES[config.dtype])
     context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)

@@ -35,7 +35,7 @@ def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
     memory = ["zero.stage=3", "recompute=layer_keep_attention", "model.layers=4"]
     settings = {planner: config(WORLD, CAPACITY, planner, *memory) for planner in PLANNERS}
     model, shared = make_model(settings["naive"], torch.device("cpu")), rank_context(torch.float32)
-    model.offload = make_offload(settings["naive"], torch.device("cpu"))
+    model.offload = make_offload(settings["naive"], torch.device("cpu"), 1 << 32)
     context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
     engine = ZeroEngine(model, build_optimizer(model, settings["naive"].optimizer), settings["naive"])
     random, norms, bytes_, degrees = np.random.default_rng(seed), [], [], set()
