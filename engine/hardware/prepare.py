@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config, Model
+from engine.cost.allowance import Allowance
 from engine.cost.model import Costs
 from engine.data.index import build_index
 from engine.errors import MemoryFitError
@@ -55,8 +56,13 @@ def other_layers(model: Model) -> int | None:
 
 def longest(config: Config, device: str) -> int:
     """Return the longest sequence to measure, a power of two."""
-    fits = Costs.of(config).most_tokens(config.cluster.device_memory)
+    fits = Costs.of(config).most_tokens(usable(config))
     return min(LONGEST[device], 1 << (fits.bit_length() - 1))
+
+
+def usable(config: Config) -> int:
+    """Return the bytes of a device that are there for what is measured."""
+    return Allowance.of(config).usable(config.cluster.device_memory)
 
 
 def write_folder(config: Config, folder: RunFolder) -> None:
@@ -71,7 +77,7 @@ def write_folder(config: Config, folder: RunFolder) -> None:
 
 
 def _cut(config: Config) -> Config:
-    memory = config.cluster.device_memory
+    memory = usable(config)
     for layers in range(min(config.model.layers, _LAYERS), 0, -1):
         cut = with_layers(config, layers)
         if Costs.of(cut).most_tokens(memory) >= _LEAST:

@@ -99,8 +99,8 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     most = costs.most_tokens(settings.device_memory)
     if tokens <= most or _fits_with_offload(tokens, settings):
         return
-    number = np.array(tokens, dtype=object)  # Python's: those of a huge model pass 64 bits
-    peak = int(costs.peak_bytes(number, number))
+    number = np.array([tokens], dtype=object)  # Python's: those of a huge model pass 64 bits
+    peak = int(costs.peak_bytes(number, number)[0])
     message = (
         f"{format_count(tokens)} tokens in a micro-batch need {format_bytes(peak)} a rank, "
         f"and the device leaves {format_bytes(settings.device_memory)}"

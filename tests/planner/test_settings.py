@@ -12,12 +12,14 @@ from engine.cost.model import PPM
 from engine.errors import ConfigError, MemoryFitError
 from engine.planner.settings import PlanSettings
 
+PROCESS = 480 << 20  # of a device of cluster=local
+
 
 def test_they_come_from_the_config_and_travel() -> None:
     config = load(["cluster.ranks_per_node=3", "planner=naive", "capacity=2K", "context=6K", "planner.mode=lockstep"])
     found = PlanSettings.of(config)
     assert (found.planner, found.mode, found.ranks) == ("naive", "lockstep", 3)
-    assert (found.capacity, found.context, found.device_memory) == (2048, 6144, config.cluster.device_memory)
+    assert (found.capacity, found.context, found.device_memory) == (2048, 6144, config.cluster.device_memory - PROCESS)
     assert pickle.loads(pickle.dumps(found)) == found
 
 
@@ -81,7 +83,7 @@ def test_capacity_follows_the_memory_beside_the_model_states(tmp_path: Path) -> 
     common = [f"cluster.hostfile={tmp_path / 'hosts'}", "cluster.device_memory=10G", "capacity=1000", "context=1000"]
     found = PlanSettings.of(load(common))
     states, gib = found.costs.fixed_bytes, 2**30
-    free = [(size * gib - states) / (10 * gib - states) for size in (10, 10, 6, 20)]
+    free = [(size * gib - PROCESS - states) / (10 * gib - PROCESS - states) for size in (10, 10, 6, 20)]
     assert found.capacities.tolist() == [*(int(1000 * share) for share in free), 0]
 
 
@@ -114,5 +116,5 @@ def test_a_ratio_that_the_host_has_no_room_for_is_refused_with_the_number() -> N
 
 def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
     keys = ["recipe=llama7b-2m", "zero.stage=3", "optimizer.on_host=true", "offload.ratio=1", "cluster.nodes=4"]
-    with pytest.raises(MemoryFitError, match=r"puts 27\.5 GiB on the host beside 2\.8 GiB of model states"):
+    with pytest.raises(MemoryFitError, match=r"puts 27\.3 GiB on the host beside 3\.5 GiB of model states"):
         PlanSettings.of(load([*keys, "context=64K", "cluster.host_memory=28GiB"]))
