@@ -15,6 +15,7 @@ import torch
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.memory import element_bytes, staying_bytes
+from engine.cost.model import Costs
 from engine.data.slices import micro_batch_slices
 from engine.dtypes import DTYPES
 from engine.planner.estimate import Estimate, estimate
@@ -79,8 +80,9 @@ def settings_of(keys: list[str]) -> Config:
 
 def planned(lengths: list[int], config: Config) -> StepPlan:
     """Return the plan of these lengths with the config's ratio for each micro-batch, needed or not."""
-    plan = plan_step(table_of(lengths, seed=3)[0].length, PlanSettings.of(config))
-    plan.offload[:] = PlanSettings.of(config).offload
+    settings = PlanSettings.of(config)
+    plan = plan_step(table_of(lengths, seed=3)[0].length, settings.without_offload())
+    plan.offload[:] = settings.offload
     return plan
 
 
@@ -120,7 +122,8 @@ def one(lengths: list[int], config: Config) -> Found:
     saved = 0 if config.zero.stage == 3 else allocated(forward).left - head  # stage 3 gathers weights meanwhile
     stays = staying_bytes(config.model, config.dtype) * counted.load.tokens
     expected = counted.items["activations"] - counted.working_set + stays
-    return Found(saved, expected if saved else 0, peak, counted.peak - counted.items["other"])
+    states_away = Costs.of(config).host_fixed_bytes  # a CPU's tensors are all in one memory
+    return Found(saved, expected if saved else 0, peak, counted.peak - counted.items["other"] + states_away)
 
 
 def estimated(config: Config, plan: StepPlan, rank: int) -> Estimate:
