@@ -41,8 +41,8 @@ class PlanSettings:
     def of(cls, config: Config, refuses: bool = True) -> PlanSettings:
         """Return the settings of a config.
 
-        Raises ConfigError where ranks are too many, and where they hold too little, MemoryFitError where their host
-        does: not for whoever only wants to know how little (`refuses`).
+        Raises ConfigError where ranks are too many or hold too little, MemoryFitError where their host does: not for
+        whoever only wants to know how little (`refuses`).
         """
         cluster = Cluster.of(config.cluster, config.parallel).leaving(Allowance.of(config).usable)
         problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks) if refuses else None]
