@@ -102,7 +102,7 @@ def test_no_cluster_has_more_ranks_than_can_be_planned() -> None:
 
 def test_of_a_mixed_cluster_the_context_is_what_its_smallest_ranks_hold(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=4G\n")
-    own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}"]))
+    own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}"]), refuses=False)
     full = replace(own, capacity=largest_capacity(own))
     assert longest_context(own) == 4 * full.least_capacity < 4 * full.capacity
 
