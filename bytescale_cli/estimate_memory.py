@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.planner.ways import Way
 
 _GIB = 2**30
+_MOST_STEPS = 10_000  # of --plan: hours
 _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
 
 
@@ -34,24 +35,25 @@ def estimate_memory(
     debug: Debug = False,
 ) -> None:
     """Estimate a rank's memory by item, without any GPU. Says what fits."""
-    if plan is not None and plan < 1:
-        raise ConfigError(f"must be at least 1, not {plan}", key="--plan", hint="for example --plan 3")
+    _check_steps(plan)
     path = plot_path(plot)
     from engine.config.load import load
+    from engine.config.units import counted
     from engine.planner.estimate import estimate
     from engine.planner.settings import PlanSettings
 
-    config = load(overrides or [])
+    config = load(overrides or [], refuses=not fit)
     settings = PlanSettings.of(config, refuses=False)
+    refused = _refused(config, settings, fit)
     found = estimate(config, settings, _planned(config, settings, plan) if plan else None)
     told: dict[str, Any] = {"memory": found.as_json()}
     text = [_head(config, settings, found.load), _items(found)]
     if fit:
-        told["fit"] = _fit(config, settings)
+        told["fit"] = _fit(config, settings, refused)
         text += ["", *_fit_lines(config, told["fit"])]
     if table:
         told["table"], drawn = _table(config)
-        text += ["", drawn]
+        text += ["", f"each of a micro-batch of {counted(settings.least_capacity, 'token')}, the capacity", drawn]
     if path is not None:
         from engine.report.memory_page import memory_page
 
@@ -60,6 +62,22 @@ def estimate_memory(
         output.emit(told, "\n".join(text), as_json=json)
     else:
         _refuse(config, settings, found, told, "" if json else "\n".join(text))
+
+
+def _check_steps(plan: int | None) -> None:
+    if plan is not None and not 1 <= plan <= _MOST_STEPS:
+        bound = "at least 1" if plan < 1 else f"at most {_MOST_STEPS:,}"
+        raise ConfigError(f"must be {bound}, not {plan}", key="--plan", hint="for example --plan 3")
+
+
+def _refused(config: Config, settings: PlanSettings, fit: bool) -> str | None:
+    """Return why the context cannot be planned, None if it can; raise it unless `fit` asks what can."""
+    from engine.config.checks import context_problem
+
+    problem = context_problem(config, settings.ranks)
+    if problem is not None and not fit:
+        raise ConfigError.of([problem])
+    return None if problem is None else problem.message
 
 
 def _planned(config: Config, settings: PlanSettings, steps: int) -> Load:
@@ -82,11 +100,13 @@ def _refuse(config: Config, settings: PlanSettings, found: Estimate, told: dict[
 
 
 def _refusal(found: Estimate, ways: list[Way], told: dict[str, Any]) -> MemoryFitError:
-    need, has = (found.peak, found.device_total) if found.peak > found.device_total else (found.host, found.host_total)
-    place = "device" if found.peak > found.device_total else "host"
+    from engine.config.units import format_apart
+
+    places = {"device": (found.peak, found.device_total), "host": (found.host, found.host_total)}
+    short = {place: format_apart(need, has) for place, (need, has) in places.items() if need > has}
+    needs = " and ".join(f"{need} of its {place}, which has {has} for it" for place, (need, has) in short.items())
     hint = "; or ".join(map(str, ways)) or "a smaller model, or more and larger devices"
-    message = f"a rank needs {need / _GIB:.1f} GiB of its {place}, which has {has / _GIB:.1f} GiB for it"
-    error = MemoryFitError(message, key=f"cluster.{place}_memory", hint=hint)
+    error = MemoryFitError(f"a rank needs {needs}", key=f"cluster.{next(iter(short))}_memory", hint=hint)
     error.found = told
     return error
 
@@ -105,25 +125,35 @@ def _items(found: Estimate) -> str:
     return output.table(["a device holds", "GiB", "share"], memory_rows(found), right=True)
 
 
-def _fit(config: Config, settings: PlanSettings) -> dict[str, int | None]:
-    from engine.planner.fit import largest_capacity, least_ranks
+def _fit(config: Config, settings: PlanSettings, refused: str | None) -> dict[str, Any]:
+    """Return what fits, and as `set` keys that can be given to any command; None for what does not fit at all."""
+    from engine.planner.fit import largest_capacity, least_ranks, longest_context, named, of_ranks
 
-    capacity = largest_capacity(settings)
+    ratio = named(config)
+    capacity, context = largest_capacity(settings, ratio) or None, longest_context(settings, ratio) or None
+    ranks = None if config.cluster.hostfile else least_ranks(config, settings)
     return {
         "capacity": capacity,
-        "context": capacity * settings.ranks,
-        "ranks": least_ranks(config, settings) if config.cluster.hostfile is None else None,
+        "context": context,
+        "ranks": ranks,
+        "context_set": f"capacity={capacity} context={context}" if context else None,
+        "ranks_set": " ".join(f"{key}={n}" for key, n in of_ranks(config, settings, ranks).items()) if ranks else None,
+        "refused": refused,
     }
 
 
-def _fit_lines(config: Config, fit: dict[str, int | None]) -> list[str]:
+def _fit_lines(config: Config, fit: dict[str, Any]) -> list[str]:
     from engine.config.units import counted
 
-    ranks = "no number of them" if fit["ranks"] is None else counted(fit["ranks"], "rank")
+    capacity, context = fit["capacity"], fit["context"] or 0
+    few = "" if config.context <= context else f" with context={context} or less"
+    none = "not searched with a hostfile" if config.cluster.hostfile else "no number of them"
+    ranks = f"{fit['ranks_set']} ({counted(fit['ranks'], 'rank')})" if fit["ranks"] else none
     return [
-        f"largest capacity that fits          capacity={fit['capacity']}",
-        f"longest context for these ranks     context={fit['context']}",
+        f"largest capacity that fits          {f'capacity={capacity}{few}' if capacity else 'none'}",
+        f"longest context for these ranks     {fit['context_set'] or 'none'}",
         f"least ranks for context={config.context:<12}{ranks}",
+        *([f"as it is, context {fit['refused']}"] if fit["refused"] else []),
     ]
 
 

@@ -13,9 +13,9 @@ MOST_RANKS = 2**16  # HDP ranks of a plan: it takes seconds, and no cluster has 
 _MOST_WEIGHTS = 2**48  # of a model: beyond, bytes and FLOPs pass what 64 bits hold
 
 
-def check(config: Config) -> list[Problem]:
-    """Return every rule that the config breaks."""
-    found = [rule(config) for rule in _RULES]
+def check(config: Config, refuses: bool = True) -> list[Problem]:
+    """Return every rule that the config breaks; not that its ranks hold too little for whoever asks what they hold."""
+    found = [rule(config) for rule in _RULES if refuses or rule is not _context]
     return [problem for problem in found if problem is not None]
 
 

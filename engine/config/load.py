@@ -14,11 +14,12 @@ from engine.errors import ConfigError
 __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"]
 
 
-def load(overrides: Sequence[str]) -> Config:
+def load(overrides: Sequence[str], refuses: bool = True) -> Config:
     """Return the recipe that the overrides choose and change; `load([])` is the quickstart.
 
     Raises ConfigError with every bad key, type and bound, and every rule that right values break. Behind a mistyped
-    key or name no rule is judged: it would speak of values that the user did not mean.
+    key or name no rule is judged: it would speak of values that the user did not mean. A context that the ranks do not
+    hold is let through for whoever only wants to know what they do (`refuses`).
     """
     # Ranks import this file too, and they read a resolved text: they never pay for Hydra.
     from engine.config.compose import compose
@@ -28,7 +29,7 @@ def load(overrides: Sequence[str]) -> Config:
     values = compose(good)
     config, invalid = validate(values)
     if not problems:
-        problems = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid))
+        problems = checks.check(config, refuses) if config else invalid + checks.check_part(right_part(values, invalid))
     else:
         problems += invalid
     if config is None or problems:

@@ -39,12 +39,18 @@ def format_count(count: int) -> str:
     return str(count)
 
 
-def format_bytes(count: int) -> str:
-    """Return bytes as people write them, to a tenth of the unit that shows them: 5.2 GiB, 1.0 KiB, 12 bytes."""
+def format_bytes(count: int, digits: int = 1) -> str:
+    """Return bytes as people write them, by default to a tenth of a unit: 5.2 GiB, 1.0 KiB, 12 bytes."""
     for power in (4, 3, 2, 1):
         if count >= 1024**power:
-            return f"{count / 1024**power:,.1f} {'KMGT'[power - 1]}iB"
+            return f"{count / 1024**power:,.{digits}f} {'KMGT'[power - 1]}iB"
     return counted(count, "byte")
+
+
+def format_apart(one: int, other: int) -> tuple[str, str]:
+    """Return two sizes as people write them, with as many digits as show which is larger: 80.02 GiB and 80.00 GiB."""
+    texts = [(format_bytes(one, digits), format_bytes(other, digits)) for digits in range(1, 14)]
+    return next((pair for pair in texts if pair[0] != pair[1]), texts[0])
 
 
 def counted(number: int, noun: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from engine.config import schema
 from engine.cost.flops import layer_weights
 
@@ -120,12 +122,12 @@ def working_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile
     return max(swiglu, attention) + again
 
 
-def tile_bytes(model: schema.Model, dtype: str, tile: int) -> int:
-    """Return what SwiGLU or experts compute anew of one tile in the backward pass, and the gradients of that: of the
-    weights a tile's own, and their sum in the wider dtype."""
+def tile_bytes(model: schema.Model, dtype: str) -> tuple[int, int]:
+    """Return what SwiGLU or experts compute anew of a tile's token in the backward pass with the gradients of that, and
+    the gradients of the weights: a tile's own, and their sum in the wider dtype."""
     b, w = element_bytes(dtype)
-    weights = 3 * model.experts * model.hidden * model.ffn if tile else 0
-    return tile * (_ffn(model, dtype) + 3 * model.top_k * model.ffn * b) + weights * (b + w)
+    weights = 3 * model.experts * model.hidden * model.ffn
+    return _ffn(model, dtype) + 3 * model.top_k * model.ffn * b, weights * (b + w)
 
 
 def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
@@ -167,14 +169,24 @@ def bucket_elements(model: schema.Model) -> int:
 
 
 class Moment(NamedTuple):
-    """What is held beside layers' activations at a moment of a micro-batch, in bytes: fixed, and of a token."""
+    """What is held beside layers' activations at a moment of a micro-batch, in bytes: fixed, and of a token.
+
+    Where it runs in tiles there is what each token of one tile has on top.
+    """
 
     fixed: int
     token: int
+    tile: int = 0  # tokens
+    tiled: int = 0  # bytes of each token of a tile
 
     def of(self, tokens: Any) -> Any:
         """Return the bytes with so many tokens, a number or an array of them."""
-        return self.fixed + self.token * tokens
+        return self.fixed + self.token * tokens + self.tiled * np.minimum(tokens, self.tile)
+
+    def most(self, free: int, beside: int) -> int:
+        """Return the most tokens with which it fits so many bytes, `beside` bytes of each token too."""
+        free, token = free - self.fixed, self.token + beside
+        return max(free // (token + self.tiled), (free - self.tiled * self.tile) // token)  # less than a tile, or more
 
 
 def moments(config: schema.Config) -> tuple[Moment, ...]:
@@ -184,9 +196,12 @@ def moments(config: schema.Config) -> tuple[Moment, ...]:
     """
     model, dtype, tile, tp = config.model, config.dtype, config.mlp_tile, config.parallel.tp
     head = element_bytes(dtype)[0] * model.hidden * model.vocab if passing_bytes(model, dtype, config.zero.stage) else 0
-    layer = Moment(tile_bytes(model, dtype, tile) + head, working_bytes(model, dtype, config.recompute, tile))
+    tiled, weights = tile_bytes(model, dtype) if tile else (0, 0)
+    layer = Moment(head + weights, working_bytes(model, dtype, config.recompute, tile), tile, -(-tiled // tp))
     stays, found = staying_bytes(model, dtype), (layer, *loss_moments(model, dtype))
-    return tuple(Moment(-(-moment.fixed // tp), -(-(stays + moment.token) // tp)) for moment in found)
+    return tuple(
+        moment._replace(fixed=-(-moment.fixed // tp), token=-(-(stays + moment.token) // tp)) for moment in found
+    )
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,10 @@ class Costs:
 
     def most_tokens(self, device_memory: int) -> int:
         """Return the most tokens of a micro-batch, all of them in rings, that fit the device; 0 if none do."""
-        free, layer = device_memory - self.fixed_bytes, self.moments[0]
-        beside = [(moment.fixed, moment.token + self.token_bytes) for moment in self.moments]
-        beside.append((self.passing_bytes + layer.fixed, layer.token))
-        return max(0, min((free - fixed) // (token + self.ring_bytes) for fixed, token in beside))
+        free, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
+        most = [moment.most(free, saved) for moment in self.moments]
+        most.append(self.moments[0].most(free - self.passing_bytes, self.ring_bytes))
+        return max(0, min(most))
 
     def seconds(self, ns: float) -> float:
         """Return nanoseconds as seconds."""

@@ -61,7 +61,7 @@ def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -
     load = load or fullest(config, settings)
     allowance, held, costs = Allowance.of(config), memory.held(config, settings.ranks), settings.costs
     saved = costs.token_bytes * int(costs.resident(np.int64(load.tokens), load.offload))
-    working, layer = int(costs.working(load.tokens)), costs.moments[0].of(load.tokens)
+    working, layer = int(costs.working(load.tokens)), int(costs.moments[0].of(load.tokens))
     most = int(costs.fullest(np.int64(load.tokens), load.offload))
     items = {
         "parameters": held.parameters,

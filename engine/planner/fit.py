@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
+from engine.config.checks import MOST_RANKS
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
+from engine.cost.model import PPM
 from engine.planner.memory import least_offload
 from engine.planner.settings import PlanSettings
 
-_MOST_TOKENS = 2**35  # of a step (verify.py)
-_MOST_NODES = 65536  # as the schema has it
+_MOST_TOKENS = 2**32  # of a capacity and a context, as the schema has it
+_MOST_NODES = 65536  # too
 
 
-def largest_capacity(settings: PlanSettings) -> int:
-    """Return the most tokens that the rank with the least memory holds, offloading as much as allowed; 0 if none."""
+def named(config: Config) -> int:
+    """Return the offload ratio, ppm, that the config names, 0 for `auto`."""
+    return 0 if config.offload.ratio == "auto" else round(PPM * config.offload.ratio)
+
+
+def largest_capacity(settings: PlanSettings, ratio: int = 0) -> int:
+    """Return the most tokens that the rank with the least memory holds, offloading as much as allowed; 0 if none.
+
+    Where a `ratio` is named the host has to hold that much of them, needed or not (settings.py).
+    """
     device = int(settings.cluster.memory.min())
-    return _largest(lambda tokens: _holds(tokens, device, settings), _MOST_TOKENS)
+    return _largest(lambda tokens: _holds(tokens, device, settings, ratio), _MOST_TOKENS)
 
 
-def longest_context(settings: PlanSettings) -> int:
-    """Return the tokens that a ring of all ranks holds at the largest capacity."""
-    return settings.ranks * largest_capacity(settings)
+def longest_context(settings: PlanSettings, ratio: int = 0) -> int:
+    """Return the tokens that a ring of all ranks holds at the largest capacity: as many on each as on the smallest."""
+    full = replace(settings, capacity=largest_capacity(settings, ratio))
+    return min(_MOST_TOKENS, full.ranks * full.least_capacity)
 
 
 def least_ranks(config: Config, settings: PlanSettings) -> int | None:
@@ -36,10 +48,19 @@ def least_ranks(config: Config, settings: PlanSettings) -> int | None:
     counts = _rank_counts(config)
 
     def enough(index: int) -> bool:
-        return longest_context(among(config, settings, counts(index))) >= config.context
+        return longest_context(among(config, settings, counts(index)), named(config)) >= config.context
 
-    short = _largest(lambda index: not enough(index), _MOST_NODES)
-    return counts(short + 1) if enough(short + 1) else None
+    planned = min(MOST_RANKS, _MOST_NODES * config.cluster.ranks_per_node // (config.parallel.tp * config.parallel.pp))
+    most = bisect_right(range(planned + 1), planned, key=counts) - 1
+    short = _largest(lambda index: not enough(index), most)
+    return counts(short + 1) if short < most else None
+
+
+def of_ranks(config: Config, settings: PlanSettings, ranks: int) -> dict[str, int]:
+    """Return the keys that make a cluster of just so many ranks (of `least_ranks`), with their largest capacity."""
+    node, devices = config.cluster.ranks_per_node, ranks * config.parallel.tp * config.parallel.pp
+    whole = {"cluster.nodes": -(-devices // node)} | ({"cluster.ranks_per_node": devices} if devices < node else {})
+    return whole | {"capacity": largest_capacity(among(config, settings, ranks), named(config))}
 
 
 def least_nodes(config: Config, settings: PlanSettings) -> int | None:
@@ -68,11 +89,11 @@ def among(config: Config, settings: PlanSettings, ranks: int) -> PlanSettings:
     return replace(settings, cluster=cluster, costs=costs, host_memory=host)
 
 
-def _holds(tokens: int, device: int, settings: PlanSettings) -> bool:
+def _holds(tokens: int, device: int, settings: PlanSettings, ratio: int = 0) -> bool:
     costs, load = settings.costs, least_offload(tokens, tokens, device, settings)
     number = np.int64(tokens)
     peak = int(costs.peak_bytes(number, number, load.offload))
-    return peak <= device and int(costs.host_bytes(number, load.offload)) <= settings.host_memory
+    return peak <= device and int(costs.host_bytes(number, max(ratio, load.offload))) <= settings.host_memory
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
@@ -90,5 +111,5 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
 def _rank_counts(config: Config) -> Callable[[int], int]:
     """Return the numbers of HDP ranks that a cluster of these nodes may have, from the first (1) on, ascending."""
     node, group = config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp
-    inside, unit = max(1, node // group), math.lcm(node, group) // group
+    inside, unit = node // group, math.lcm(node, group) // group  # none inside a node where a rank is of several
     return lambda index: index if index <= inside else unit * (inside // unit + index - inside)

@@ -16,7 +16,7 @@ from engine.config.schema import Config
 from engine.cost.model import NS, PPM
 from engine.errors import ConfigError, MemoryFitError
 from engine.planner.estimate import Estimate, estimate
-from engine.planner.fit import largest_capacity, least_nodes
+from engine.planner.fit import largest_capacity, least_nodes, named
 from engine.planner.memory import Load
 from engine.planner.settings import PlanSettings
 
@@ -85,7 +85,7 @@ def _tried(config: Config) -> Iterator[Way]:
             continue
         found = estimate(*changed)
         if not found.fits:
-            capacity = largest_capacity(changed[1])
+            capacity = largest_capacity(changed[1], named(changed[0]))
             capacity -= capacity % _ROUND if capacity > _ROUND else 0
             changes |= {"capacity": capacity}
             changed = _changed(config, changes) if 0 < capacity < config.capacity else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 from bytescale_cli.main import run
+from engine.config.load import load
+from engine.planner.estimate import estimate
+from engine.planner.settings import PlanSettings
 
 ITEMS = {
     "parameters", "gradients", "optimizer", "activations", "logits", "ring_buffers", "gather_buffers", "other",
@@ -64,6 +68,19 @@ def test_a_host_that_is_too_small_is_named(capsys: pytest.CaptureFixture[str]) -
     assert answer["memory"]["peak"] <= answer["memory"]["device_total"]
 
 
+def test_device_and_host_are_both_named_and_numbers_that_are_nearly_the_same_differ(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys = ["recipe=llama7b-256k", "optimizer.on_host=true", "cluster.host_memory=1M", "offload.ratio=0"]
+    memory = estimated(capsys, *keys, code=10)["memory"]
+    error = estimated(capsys, *keys, f"cluster.device_memory={memory['peak'] - 2**20}", code=10)["error"]
+    need, host = error["message"].split(" and ")
+    assert error["key"] == "cluster.device_memory" and "its device" in need and "its host" in host
+    for text in (need, host):
+        one, other = re.findall(r"[0-9.,]+ [KMGT]iB", text)
+        assert one != other
+
+
 def test_fit_says_what_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["recipe=llama7b-2m", "offload.ratio=0"]
     fit = estimated(capsys, *keys, "--fit")["fit"]
@@ -76,11 +93,71 @@ def test_fit_says_what_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> N
     assert f"capacity={fit['capacity']}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "recipe=llama7b-2m",
+        "recipe=llama7b-2m cluster.nodes=5",
+        "recipe=llama70b-2m offload.ratio=0.5 cluster.host_memory=20GiB",
+        "recipe=llama7b-2m mlp_tile=2G",
+        "recipe=h200-1b-256k",
+        "hostfile",
+    ],
+)
+def test_what_fit_says_works_when_it_is_followed(keys: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=4G\n")
+    given = keys.replace("hostfile", f"cluster.hostfile={tmp_path / 'hosts'}").split()
+    fit = estimated(capsys, *given, "--fit")["fit"]
+    assert run(["estimate-memory", *given, "--fit"]) == 0
+    text = capsys.readouterr().out
+    for name in ("context_set", "ranks_set"):
+        if fit[name] is None:
+            assert keys == "hostfile" and name == "ranks_set" and "not searched with a hostfile" in text
+            continue
+        assert fit[name] in text
+        asked = fit[name].split()
+        others = [key for key in given if key.split("=")[0] not in {word.split("=")[0] for word in asked}]
+        config = load([*others, *asked])
+        assert estimate(config, PlanSettings.of(config)).fits
+        assert estimated(capsys, *others, *asked)["memory"]["fits"]
+
+
+def test_fit_tells_of_a_context_that_does_not_fit_and_still_what_does(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["estimate-memory", "recipe=llama7b-2m", "cluster.nodes=5"]
+    said = "2M does not fit: 40 ranks x capacity 8K hold 320K tokens"
+    assert run([*keys, "--fit"]) == 0
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1] == f"as it is, context {said}" and "capacity=" in text
+    assert estimated(capsys, *keys[1:], "--fit")["fit"]["refused"] == said
+    assert run(keys) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\n")
+    keys = ["estimate-memory", f"cluster.hostfile={tmp_path / 'hosts'}", "context=5K", "capacity=2K"]
+    assert (run(keys), run([*keys, "--fit"])) == (2, 0)
+    assert "context: 5K does not fit" in capsys.readouterr().err
+
+
+def test_nothing_fits_a_device_that_is_full_without_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["recipe=llama7b-2m", "cluster.device_memory=16GiB", "--fit"]
+    fit = estimated(capsys, *keys, code=10)["fit"]
+    assert set(fit.values()) == {None}
+    assert run(["estimate-memory", *keys]) == 10
+    text = capsys.readouterr().out
+    assert text.count(" none\n") == 2 and "capacity=" not in text
+
+
 def test_table_compares_what_goes_together(capsys: pytest.CaptureFixture[str]) -> None:
     rows = estimated(capsys, "recipe=llama7b-2m", "--table")["table"]
     assert len(rows) == 18 and set(rows[0]) >= {"zero.stage", "offload.ratio", "recompute", "peak", "host", "fits"}
     assert run(["estimate-memory", "recipe=llama7b-2m", "--table"]) == 0
-    assert capsys.readouterr().out.count("layer_keep_attention") == 6
+    text = capsys.readouterr().out
+    assert text.count("layer_keep_attention") == 6
+    assert "each of a micro-batch of 8,192 tokens, the capacity\n" in text
 
 
 def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +168,8 @@ def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str
     assert short["peak"] < full["peak"]
     assert run(["estimate-memory", "--plan", "0"]) == 2
     assert "--plan: must be at least 1, not 0" in capsys.readouterr().err
+    assert run(["estimate-memory", "--plan", "10001"]) == 2
+    assert "--plan: must be at most 10,000, not 10001" in capsys.readouterr().err
 
 
 def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -163,6 +163,11 @@ def test_edges_pass(overrides: list[str]) -> None:
     assert check(config(*overrides)) == []
 
 
+def test_who_asks_what_ranks_hold_hears_of_all_but_a_context_that_they_do_not() -> None:
+    (problem,) = check(config("context=8K", "model.kv_heads=3"), refuses=False)
+    assert problem.key == "model.kv_heads"
+
+
 def test_several_rules_are_reported_together() -> None:
     assert len(check(config("context=8K", "model.kv_heads=3", "offload.ratio=2"))) == 3
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.units import counted, format_bytes, format_count, parse_count
+from engine.config.units import counted, format_apart, format_bytes, format_count, parse_count
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,16 @@ def test_counted(number: int, text: str) -> None:
 )
 def test_bytes_are_written_in_the_unit_that_shows_them(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "texts"),
+    [
+        (88 << 30, 80 << 30, ("88.0 GiB", "80.0 GiB")),
+        ((192 << 30) + (20 << 20), 192 << 30, ("192.02 GiB", "192.00 GiB")),
+        ((1 << 50) + 1, 1 << 50, ("1,024.000000000001 TiB", "1,024.000000000000 TiB")),
+        (1 << 50, 1 << 50, ("1,024.0 TiB", "1,024.0 TiB")),
+    ],
+)
+def test_two_sizes_have_the_digits_that_tell_them_apart(one: int, other: int, texts: tuple[str, str]) -> None:
+    assert format_apart(one, other) == texts

@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention.kernels.choice import choose
@@ -13,6 +15,7 @@ from engine.attention.meeting import Meeting
 from engine.config.load import load
 from engine.config.schema import Model, Zero
 from engine.cost import memory
+from engine.cost.memory import Moment
 from engine.dtypes import DTYPES
 from engine.memory import recompute
 from engine.models.build import build_model
@@ -189,8 +192,8 @@ def test_chunks_of_the_loss(sizes: tuple[int, int, int], chunk: int) -> None:
 def test_the_heads_gradient_is_there_in_both_dtypes_when_its_sum_is_over() -> None:
     """Then there are no logits: those of 1,024 tokens are more, unless the model is wide."""
     gradient, logits = 300 * 64, 2 * 1024 * 300
-    assert memory.loss_moments(SMALL, "bf16")[0] == (gradient * 4 + logits * 4, 64 * 2)
-    assert memory.loss_moments(SMALL, "fp64")[0] == (gradient * 8 + logits * 8, 64 * 8)
+    assert memory.loss_moments(SMALL, "bf16")[0] == Moment(gradient * 4 + logits * 4, 64 * 2)
+    assert memory.loss_moments(SMALL, "fp64")[0] == Moment(gradient * 8 + logits * 8, 64 * 8)
     wide = shape(**vars(SMALL) | {"hidden": 8192})
     assert memory.loss_moments(wide, "bf16")[0].fixed == 300 * 8192 * (4 + 2)
 
@@ -200,7 +203,7 @@ def test_gradients_that_await_the_end_of_the_pass_begin_with_the_heads() -> None
     first = {stage: memory.moments(config.model_copy(update={"zero": zero(stage)}))[0] for stage in STAGES}
     assert first[1].fixed - first[2].fixed == 2 * 64 * 300
     token = memory.working_bytes(SMALL, "bf16") + memory.staying_bytes(SMALL, "bf16")
-    assert first[2] == first[3] == (0, token)
+    assert first[2] == first[3] == Moment(0, token)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
@@ -235,12 +238,28 @@ def test_a_tile_of_swiglu_is_there_for_so_many_tokens_only(mode: str, model: Mod
     kept = [memory.saved_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
     needed = [memory.working_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
     gradients, weights = 3 * model.top_k * 160 * 2, 3 * model.experts * 64 * 160 * (2 + 4)
-    swiglu = memory.tile_bytes(model, "bf16", 1) - gradients - weights
+    tiled, summed = memory.tile_bytes(model, "bf16")
+    swiglu = tiled - gradients
     said = (3 * 8 + 1) * 4 if model.experts > 1 else 0
     assert kept[0] - kept[1] == (3 * (swiglu - said) if mode == "none" else 0), "of each of three layers"
     assert needed[0] - needed[1] > (0 if mode == "none" else swiglu - said)
-    assert memory.tile_bytes(model, "bf16", 64) == 64 * (swiglu + gradients) + weights and swiglu > said
-    assert memory.tile_bytes(model, "bf16", 0) == 0
+    assert summed == weights and swiglu > said
+    config = load(["mlp_tile=64"]).model_copy(update={"model": model, "dtype": "bf16", "recompute": mode})
+    (tile, *_), (none, *_) = memory.moments(config), memory.moments(config.model_copy(update={"mlp_tile": 0}))
+    assert (tile.tile, tile.tiled, tile.fixed - none.fixed) == (64, tiled, weights)
+    assert (none.tile, none.tiled) == (0, 0)
+
+
+@given(st.integers(0, 999), st.integers(1, 50), st.integers(0, 300), st.integers(0, 50), st.integers(0, 40_000))
+def test_no_more_of_a_tile_is_counted_than_there_are_tokens(
+    fixed: int, token: int, tile: int, tiled: int, free: int
+) -> None:
+    moment = Moment(fixed, token, tile, tiled)
+    assert moment.of(tile // 2) == fixed + (token + tiled) * (tile // 2)
+    assert moment.of(tile + 7) == fixed + token * (tile + 7) + tiled * tile
+    most = moment.most(free, 3)
+    assert most < 0 or moment.of(most) + 3 * most <= free
+    assert moment.of(max(0, most + 1)) + 3 * max(0, most + 1) > free
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

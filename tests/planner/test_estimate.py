@@ -94,6 +94,18 @@ def test_no_more_is_offloaded_than_a_capacity_needs_and_no_sequence_is_longer_th
     assert not estimate(config, settings, less).fits
 
 
+def test_a_tile_larger_than_the_micro_batch_is_as_large_as_that() -> None:
+    found = []
+    for tile in ("8K", "2G", "2K"):
+        config = load(["recipe=llama7b-2m", "offload.ratio=0", f"mlp_tile={tile}"])
+        settings = PlanSettings.of(config)
+        found.append(estimate(config, settings).peak)
+        most = settings.costs.most_tokens(settings.device_memory)
+        assert settings.costs.peak_bytes(np.int64(most), np.int64(most)) <= settings.device_memory
+        assert settings.costs.peak_bytes(np.int64(most + 1), np.int64(most + 1)) > settings.device_memory
+    assert found[0] == found[1] > found[2]
+
+
 def test_the_worst_of_planned_steps() -> None:
     sizes = ["context=8K", "capacity=2K", "batch_tokens=32K", "lengths.max=8K", "cluster.ranks_per_node=4"]
     config = load(["lengths=github", *sizes])

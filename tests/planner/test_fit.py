@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import MemoryFitError
 from engine.planner.estimate import estimate
-from engine.planner.fit import among, largest_capacity, least_nodes, least_ranks, longest_context
+from engine.planner.fit import among, largest_capacity, least_nodes, least_ranks, longest_context, named, of_ranks
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.settings import PlanSettings
 from tests.planner.samples import ints, settings
@@ -76,6 +77,46 @@ def test_ranks_beyond_a_node_are_those_of_whole_nodes() -> None:
     few = load([*keys, "context=20K"])
     ranks = least_ranks(few, PlanSettings.of(few))
     assert ranks is not None and ranks < 8
+
+
+@pytest.mark.parametrize("keys", ["parallel.tp=2 parallel.pp=3", "parallel.pp=12", "parallel.tp=16", "parallel.pp=8"])
+@pytest.mark.parametrize("context", ["8K", "2M"])
+def test_the_least_ranks_are_a_cluster_that_can_be_asked_for(keys: str, context: str) -> None:
+    """Ranks of several devices, of parts of nodes and of several nodes: the keys are valid, and hold the context."""
+    given_ = ["recipe=llama7b-2m", "cluster.nodes=768", f"context={context}", *keys.split()]
+    config = load(given_)
+    ranks = least_ranks(config, PlanSettings.of(config))
+    assert ranks is not None
+    asked = of_ranks(config, PlanSettings.of(config), ranks)
+    there = load([*given_[2:], "recipe=llama7b-2m", *(f"{key}={value}" for key, value in asked.items())])
+    assert PlanSettings.of(there).ranks == ranks
+    assert estimate(there, PlanSettings.of(there)).fits
+
+
+def test_no_cluster_has_more_ranks_than_can_be_planned() -> None:
+    config = load(["recipe=llama7b-2m", "cluster.host_memory=0", "cluster.device_memory=50GiB"])
+    assert largest_capacity(among(config, PlanSettings.of(config), 2**16)) < 2**16
+    longer = config.model_copy(update={"context": 2**32})
+    assert least_ranks(longer, PlanSettings.of(config)) is None
+
+
+def test_of_a_mixed_cluster_the_context_is_what_its_smallest_ranks_hold(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=4G\n")
+    own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}"]), refuses=False)
+    full = replace(own, capacity=largest_capacity(own))
+    assert longest_context(own) == 4 * full.least_capacity < 4 * full.capacity
+
+
+def test_a_ratio_that_is_named_is_what_the_host_has_to_hold() -> None:
+    """Less would do for the device, but the settings refuse what its host cannot hold at that ratio."""
+    keys = ["recipe=llama7b-2m", "offload.ratio=0.9", "cluster.host_memory=20GiB"]
+    config = load(keys)
+    own = PlanSettings.of(config, refuses=False)
+    most = largest_capacity(own, named(config))
+    assert most < largest_capacity(own)
+    assert PlanSettings.of(load([*keys, f"capacity={most}"])).capacity == most
+    with pytest.raises(MemoryFitError):
+        PlanSettings.of(load([*keys, f"capacity={most + 1}"]))
 
 
 def test_no_number_of_ranks_helps_a_device_that_is_full_without_tokens() -> None:

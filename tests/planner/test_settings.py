@@ -34,6 +34,8 @@ def test_a_context_that_the_ranks_of_a_hostfile_cannot_hold_is_refused(tmp_path:
     with pytest.raises(ConfigError, match="2 ranks x capacity 2K hold 4K tokens") as caught:
         PlanSettings.of(load([f"cluster.hostfile={hosts}", "context=5K", "capacity=2K"]))
     assert caught.value.problems[0].key == "context"
+    told = PlanSettings.of(load([f"cluster.hostfile={hosts}", "context=5K", "capacity=2K"]), refuses=False)
+    assert told.context > told.ranks * told.capacity, "but not for whoever asks what they hold"
 
 
 def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path) -> None:
