@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.units import format_bytes
+from engine.cost import room
 from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import make
@@ -52,6 +54,30 @@ def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capaci
     assert (plan.planner, plan.mode, plan.stages) == (planner, mode, asked.stages)
     assert np.array_equal(plan.lengths, step)
     assert offload or not plan.offload.any()
+
+
+@hypothesis.settings(max_examples=300)
+@given(
+    planner=st.sampled_from(sorted(PLANNERS)),
+    mode=st.sampled_from(MODES),
+    ranks=st.integers(1, 12),
+    capacity=st.integers(2, 300),
+    data=st.data(),
+)
+def test_every_plan_that_needs_offload_holds_every_rule(
+    planner: str, mode: str, ranks: int, capacity: int, data: st.DataObject
+) -> None:
+    """At the least device, or the least host, that a full micro-batch needs: rings of uneven shards fill it too."""
+    asked = asked_for(planner, ranks, capacity, mode, data)
+    asked = replace(asked, context=data.draw(st.integers(1, ranks * capacity)))
+    full = ints(capacity)
+    away = data.draw(st.integers(1, PPM))
+    device = int(asked.costs.peak_bytes(full, full, away)[0])
+    host = int(asked.costs.host_bytes(full, room.least(asked.costs, capacity, capacity, device)))
+    asked = replace(asked, cluster=replace(asked.cluster, device_memory=device), offload=PPM)
+    asked = replace(asked, host_memory=data.draw(st.sampled_from([host, host + 500, 2**40])))
+    step = ints(*data.draw(lengths(asked.context)))
+    verify(plan_step(step, asked), asked)
 
 
 @given(planner=st.sampled_from(sorted(PLANNERS)), mode=st.sampled_from(MODES), data=st.data())
