@@ -120,7 +120,8 @@ class Costs:
         """
         layer, others = self.moments[0].of(tokens), max(0, self.layers - 2) * self.passing_bytes // self.layers
         begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens)
-        two_left = self.token_bytes * self.resident(tokens, PPM) + others + layer
+        two = -(-self.token_bytes * min(2, self.layers) * tokens // self.layers)  # exact: `most_tokens` relies on it
+        two_left = two + others + layer
         return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
 
     def working(self, tokens: Any) -> Any:
@@ -139,7 +140,10 @@ class Costs:
         return self.token_bytes * (tokens - self.resident(tokens, offload))
 
     def most_tokens(self, device_memory: int) -> int:
-        """Return the most tokens of a micro-batch, all of them in rings, that fit the device; 0 if none do."""
+        """Return the most tokens of a micro-batch, all of them in rings, that fit the device; 0 if none do.
+
+        When two layers are left (`fullest`) there is never more than at the beginning or at the end: it is between.
+        """
         free, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
         most = [moment.most(free, saved) for moment in self.moments]
         most.append(self.moments[0].most(free - self.passing_bytes, self.ring_bytes))

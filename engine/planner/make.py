@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.config.units import counted, format_bytes, format_count
+from engine.config.units import format_bytes, format_count
+from engine.cost import room
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import memory
 from engine.planner.adaptive import adaptive
@@ -35,9 +36,9 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
     A pure function: the same input gives the same bytes on every rank. Raises DataError for lengths that are none,
     ConfigError for a sequence that the ranks cannot hold together, MemoryFitError where a full micro-batch does not fit
-    the device, and PlanError for a planner's mistake.
+    the device or its host, or a node's memory is what is short, and PlanError for a planner's mistake.
     """
-    _check_nodes(settings)
+    settings.check_nodes()
     given = np.asarray(lengths)
     _check_lengths(given, settings)
     lengths = given.astype(np.int64)  # a copy: a plan shares no memory with its caller
@@ -68,25 +69,11 @@ def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
     if lengths.min() < 1:
         at = int(np.argmax(lengths < 1))
         raise DataError(f"sequence {at} has {lengths[at]} tokens; every sequence of a step has at least one")
-    longest, holds = int(lengths.max()), settings.ranks * settings.least_capacity
+    longest = int(lengths.max())
     if longest > settings.context:
         message = f"a sequence of {format_count(longest)} tokens is longer than {format_count(settings.context)}"
         raise ConfigError(message, key="context", hint="cut documents to the context")
-    if longest > holds:
-        message = (
-            f"a sequence of {format_count(longest)} tokens does not fit: {counted(settings.ranks, 'rank')} x capacity "
-            f"{format_count(settings.least_capacity)} hold {format_count(holds)}"
-        )
-        raise ConfigError(message, key="context", hint=f"context={holds}, or a larger capacity, or more ranks")
-
-
-def _check_nodes(settings: PlanSettings) -> None:
-    """Refuse a node whose ranks hold nothing."""
-    least = int(np.argmin(settings.capacities))
-    if settings.capacities[least] < 1:
-        host = settings.cluster.nodes[int(settings.cluster.node_of[least])].host
-        message = f"a rank of node {host} holds not one token beside the model states"
-        raise MemoryFitError(message, key="cluster.hostfile", hint="leave the node out, or take more ranks")
+    settings.check_longest(longest)
 
 
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
@@ -95,26 +82,23 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
         needs = format_bytes(settings.costs.host_fixed_bytes)
         hint = "more ranks, or take zero.weights_on_host or optimizer.on_host back"
         raise MemoryFitError(f"the model states on the host need {needs} a rank", key="cluster.host_memory", hint=hint)
-    tokens, costs = min(settings.capacity, step_tokens), settings.costs
-    most = costs.most_tokens(settings.device_memory)
-    if tokens <= most or _fits_with_offload(tokens, settings):
+    tokens, costs, device = min(settings.capacity, step_tokens), settings.costs, settings.device_memory
+    allowed = device, settings.offload, settings.host_memory
+    if tokens <= costs.most_tokens(device) or room.fits(costs, tokens, *allowed):
         return
-    number = np.array([tokens], dtype=object)  # Python's: those of a huge model pass 64 bits
-    peak = int(costs.peak_bytes(number, number)[0])
-    message = (
-        f"{format_count(tokens)} tokens in a micro-batch need {format_bytes(peak)} a rank, "
-        f"and the device leaves {format_bytes(settings.device_memory)}"
-    )
-    if settings.offload:
-        message += "; what may be offloaded is not enough"
+    most = room.most_tokens(costs, *allowed)
     hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
-    raise MemoryFitError(message, key="capacity", hint=hint)
+    raise MemoryFitError(_too_much(tokens, settings), key="capacity", hint=hint)
 
 
-def _fits_with_offload(tokens: int, settings: PlanSettings) -> bool:
-    costs, number = settings.costs, np.int64(tokens)
-    if not settings.offload or costs.token_bytes * tokens >= 2**62:
-        return False
-    ratio = memory.least_offload(tokens, settings.capacity, settings.device_memory, settings).offload
-    peak, host = costs.peak_bytes(number, number, ratio), costs.host_bytes(number, ratio)
-    return int(peak) <= settings.device_memory and int(host) <= settings.host_memory
+def _too_much(tokens: int, settings: PlanSettings) -> str:
+    """Say whose room a full micro-batch lacks: the device's, or the host's for what would let it fit the device."""
+    costs, device = settings.costs, settings.device_memory
+    number = np.array([tokens], dtype=object)  # Python's: those of a huge model pass 64 bits
+    of = f"{format_count(tokens)} tokens in a micro-batch"
+    if settings.offload and int(costs.peak_bytes(number, number, settings.offload)[0]) <= device:
+        away = int(costs.host_bytes(number, min(settings.offload, room.least(costs, tokens, tokens, device)))[0])
+        return f"{of} put {format_bytes(away)} a rank on the host, which leaves {format_bytes(settings.host_memory)}"
+    peak = format_bytes(int(costs.peak_bytes(number, number)[0]))
+    end = "; what may be offloaded is not enough" if settings.offload else ""
+    return f"{of} need {peak} a rank, and the device leaves {format_bytes(device)}{end}"

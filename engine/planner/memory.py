@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from engine.cost.model import PPM
+from engine.cost.room import least, least_ratio
 from engine.planner.bound import Floats
 from engine.planner.loads import micro_loads
 from engine.planner.plan import Ints, StepPlan
@@ -85,7 +86,7 @@ def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
     taken = (most >= least) & (fewer < plain)
     degree = np.where(taken, fewer, plain)
     anywhere = np.array([[capacity], [int(settings.cluster.memory.min())]])
-    return degree, offload(lengths, degree, np.broadcast_to(anywhere, (2, len(lengths))), settings)
+    return degree, _of_shards(lengths, degree, anywhere, settings)
 
 
 def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSettings) -> Ints:
@@ -94,40 +95,29 @@ def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSe
         return np.zeros(len(lengths), dtype=np.int64)
     holds = np.stack([settings.capacities, settings.cluster.memory])
     alike = bool((holds == holds[:, :1]).all())  # then no ring need be looked at: it is most of the time this takes
-    least = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)
-    return offload(lengths, np.diff(ring_start), np.broadcast_to(least, (2, len(lengths))), settings)
+    held = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)
+    return _of_shards(lengths, np.diff(ring_start), held, settings)
 
 
-def offload(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -> Ints:
-    """Return the least ratio, ppm, at which each sequence's largest shard fits, [S]; 0 if it fits whole.
+def _of_shards(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -> Ints:
+    """Return the least ratio, ppm, at which each sequence's largest shard fits alone, [S]; 0 if it fits whole.
 
-    `holds` [2, S] are the least capacity, in tokens, and the least memory, in bytes, of the ranks of its ring.
+    `holds` [2, S or 1] are the least capacity, in tokens, and the least memory, in bytes, of the ranks of its ring.
     """
-    costs, layers = settings.costs, settings.costs.layers
     tokens = -(-lengths // degrees)
-    ratio = np.zeros(len(lengths), dtype=np.int64)
-    free = holds[1] - costs.fixed_bytes - costs.working(tokens) - costs.ring_bytes * tokens
-    large = np.flatnonzero((tokens > holds[0]) | (costs.token_bytes * tokens > free))
-    if len(large) == 0 or layers <= 2:
-        return ratio
-    shard, capacity = tokens[large], holds[0, large]
-    stays = np.minimum(capacity, free[large] // costs.token_bytes)
-    ratio[large] = np.minimum(PPM, PPM - (stays * layers * PPM // shard - 2 * PPM) // (layers - 2))
-    return ratio
+    return least_ratio(settings.costs, tokens, tokens, *np.broadcast_to(holds, (2, len(lengths))))
 
 
 def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> Load:
     """Return the micro-batch of so many tokens with no more on the host than lets it fit, or as much as is allowed."""
-    one, holds = np.ones(1, dtype=np.int64), np.array([[capacity], [memory]])
-    ratio = int(offload(tokens * one, one, holds, settings)[0])
-    return Load(tokens, tokens, min(ratio, settings.offload))
+    return Load(tokens, tokens, min(least(settings.costs, tokens, capacity, memory), settings.offload))
 
 
 def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
     """Return the plan with more of a micro-batch on the host where its tokens fit only so, whole sequences too."""
-    full, least = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
-    if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= least:
+    full, memory = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
+    if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= memory:
         return plan
-    tokens, holds = micro_loads(plan)[0], np.stack([settings.capacities, settings.cluster.memory])
-    ratio = offload(tokens, np.ones_like(tokens), holds[:, plan.micro_rank], settings)
+    holds = np.stack([settings.capacities, settings.cluster.memory])[:, plan.micro_rank]
+    ratio = least_ratio(settings.costs, *micro_loads(plan), *holds)
     return replace(plan, offload=np.maximum(plan.offload, np.minimum(ratio, settings.offload)))

@@ -12,6 +12,7 @@ from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem, ranks_problem
 from engine.config.schema import Config
 from engine.config.units import counted, format_bytes, format_count
+from engine.cost import room
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
 from engine.errors import ConfigError, MemoryFitError
@@ -41,8 +42,8 @@ class PlanSettings:
     def of(cls, config: Config, refuses: bool = True) -> PlanSettings:
         """Return the settings of a config.
 
-        Raises ConfigError where ranks are too many or hold too little, MemoryFitError where their host does: not for
-        whoever only wants to know how little (`refuses`).
+        Raises ConfigError where ranks are too many or hold too little, MemoryFitError where a node's own memory is the
+        cause of that, or their host holds too little: not for whoever only wants to know how little (`refuses`).
         """
         cluster = Cluster.of(config.cluster, config.parallel).leaving(Allowance.of(config).usable)
         problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks) if refuses else None]
@@ -53,7 +54,7 @@ class PlanSettings:
         ratio, costs = config.offload.ratio, Costs.of(config)
         if refuses:
             _check_host(config, costs)
-        return cls(
+        settings = cls(
             planner=planner.name,
             mode=_mode(config),
             stages=config.parallel.pp,
@@ -65,6 +66,10 @@ class PlanSettings:
             host_memory=config.cluster.host_memory - costs.host_fixed_bytes,
             costs=costs,
         )
+        if refuses:
+            settings.check_nodes()
+            settings.check_longest(config.context)
+        return settings
 
     def by(self, planner: str) -> PlanSettings:
         """Return the same settings for another planner. Raises ConfigError where it needs more peers."""
@@ -104,7 +109,42 @@ class PlanSettings:
             return self.capacity
         usual = max(1, self.cluster.device_memory - self.costs.fixed_bytes)
         scaled = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
-        return min(scaled, self.costs.most_tokens(memory))
+        return min(scaled, room.most_tokens(self.costs, memory, self.offload, self.host_memory))
+
+    def check_nodes(self) -> None:
+        """Raise MemoryFitError for a node whose ranks hold nothing."""
+        if self.least_capacity < 1:
+            host = self._host(int(np.argmin(self.cluster.memory)))
+            message = f"a rank of node {host} holds not one token beside the model states"
+            hint = "leave the node out, take more ranks, or a higher zero.stage"
+            raise MemoryFitError(message, key="cluster.hostfile", hint=hint)
+
+    def check_longest(self, tokens: int) -> None:
+        """Raise ConfigError for a sequence that a ring of all ranks cannot hold; MemoryFitError where a node is why."""
+        holds = self.ranks * self.least_capacity
+        if tokens <= holds:
+            return
+        ranks, sequence = counted(self.ranks, "rank"), f"a sequence of {format_count(tokens)} tokens does not fit"
+        each = f"{ranks} x capacity {format_count(self.least_capacity)} hold {format_count(holds)}"
+        if self.least_capacity >= self.capacity:
+            hint = f"context={holds}, or a larger capacity, or more ranks"
+            raise ConfigError(f"{sequence}: {each}", key="context", hint=hint)
+        host = self._host(int(np.argmin(self.capacities)))
+        message = f"{sequence}: {each}, which the memory of node {host} leaves of capacity={self.capacity}"
+        hint = f"context={holds}, or {self._larger(tokens)}more ranks"
+        raise MemoryFitError(message, key="context", hint=hint)
+
+    def _host(self, rank: int) -> str:
+        return self.cluster.nodes[int(self.cluster.node_of[rank])].host
+
+    def _larger(self, tokens: int) -> str:
+        """Return, for a hint, the capacity of which even the least node's share holds such a sequence, or nothing."""
+        each = -(-tokens // self.ranks)
+        usual, memory = (size - self.costs.fixed_bytes for size in (self.device_memory, int(self.cluster.memory.min())))
+        capacity = -(-each * usual // memory)
+        larger = replace(self, capacity=capacity)
+        fits = room.fits(self.costs, capacity, self.device_memory, self.offload, self.host_memory)
+        return f"capacity={capacity}, or " if fits and larger.least_capacity >= each else ""
 
 
 def _mode(config: Config) -> str:

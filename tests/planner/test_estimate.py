@@ -128,7 +128,7 @@ def test_a_gpu_has_a_runtime_and_gaps_and_a_process_on_a_cpu_is_one(cluster: str
 
 def test_of_a_mixed_cluster_it_is_the_smallest_rank(tmp_path: Any) -> None:
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1 memory=1G\n")
-    config = load([f"cluster.hostfile={tmp_path / 'hosts'}"])
+    config = load([f"cluster.hostfile={tmp_path / 'hosts'}", "context=100"])
     found = estimate(config, PlanSettings.of(config))
     assert found.device_total == 2**30
     assert found.load.tokens < config.capacity

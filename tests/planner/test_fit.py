@@ -153,7 +153,7 @@ def test_a_capacity_that_fits_only_with_offload_is_planned_with_it(planner: str,
     assert plan.offload.any() and (plan.offload < 10**6).all()
     with pytest.raises(MemoryFitError):
         plan_step(ints(16, 16), replace(asked, offload=0))
-    with pytest.raises(MemoryFitError, match="what may be offloaded is not enough"):
+    with pytest.raises(MemoryFitError, match="300 bytes a rank on the host, which leaves 10 bytes"):
         plan_step(ints(16, 16), replace(asked, host_memory=10))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.units import format_bytes
+from engine.cost import room
 from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import make
@@ -52,6 +55,30 @@ def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capaci
     assert (plan.planner, plan.mode, plan.stages) == (planner, mode, asked.stages)
     assert np.array_equal(plan.lengths, step)
     assert offload or not plan.offload.any()
+
+
+@hypothesis.settings(max_examples=300)
+@given(
+    planner=st.sampled_from(sorted(PLANNERS)),
+    mode=st.sampled_from(MODES),
+    ranks=st.integers(1, 12),
+    capacity=st.integers(2, 300),
+    data=st.data(),
+)
+def test_every_plan_that_needs_offload_holds_every_rule(
+    planner: str, mode: str, ranks: int, capacity: int, data: st.DataObject
+) -> None:
+    """At the least device, or the least host, that a full micro-batch needs: rings of uneven shards fill it too."""
+    asked = asked_for(planner, ranks, capacity, mode, data)
+    asked = replace(asked, context=data.draw(st.integers(1, ranks * capacity)))
+    full = ints(capacity)
+    away = data.draw(st.integers(1, PPM))
+    device = int(asked.costs.peak_bytes(full, full, away)[0])
+    host = int(asked.costs.host_bytes(full, room.least(asked.costs, capacity, capacity, device))[0])
+    asked = replace(asked, cluster=replace(asked.cluster, device_memory=device), offload=PPM)
+    asked = replace(asked, host_memory=data.draw(st.sampled_from([host, host + 500, 2**40])))
+    step = ints(*data.draw(lengths(asked.context)))
+    verify(plan_step(step, asked), asked)
 
 
 @given(planner=st.sampled_from(sorted(PLANNERS)), mode=st.sampled_from(MODES), data=st.data())
@@ -163,6 +190,36 @@ def test_a_node_that_holds_nothing_is_refused_by_name() -> None:
     cluster = Cluster((Node("large", 2), Node("tiny", 2, memory=COSTS.fixed_bytes)), 2**40)
     with pytest.raises(MemoryFitError, match="a rank of node tiny holds not one token"):
         plan_step(ints(3, 4), replace(settings(), cluster=cluster))
+
+
+def test_a_sequence_that_a_small_node_cannot_hold_is_refused_with_the_capacity_that_lets_it() -> None:
+    cluster = Cluster((Node("large", 2), Node("small", 2, memory=2**18)), 2**20)
+    asked = replace(settings(), cluster=cluster)
+    with pytest.raises(MemoryFitError, match="4 ranks x capacity 3 hold 12, which the memory of node small") as caught:
+        plan_step(ints(40), asked)
+    hint = str(caught.value.problems[0].hint)
+    found = re.fullmatch(r"context=12, or capacity=(\d+), or more ranks", hint)
+    assert found is not None
+    plan_step(ints(40), replace(asked, capacity=int(found[1])))
+    with pytest.raises(MemoryFitError, match="capacity 9 hold 36"):
+        plan_step(ints(40), replace(asked, capacity=int(found[1]) - 1))
+
+
+def test_a_capacity_is_refused_with_the_largest_that_offload_lets_fit() -> None:
+    full = int(COSTS.peak_bytes(ints(40), ints(40), PPM)[0])
+    asked = replace(settings(capacity=41, device_memory=full), offload=PPM, host_memory=2**40)
+    with pytest.raises(MemoryFitError, match="what may be offloaded is not enough") as caught:
+        plan_step(ints(41), asked)
+    assert caught.value.problems[0].hint == "capacity=40 fits"
+    verify(plan_step(ints(40, 70), replace(asked, capacity=40)), replace(asked, capacity=40))
+
+
+def test_a_small_node_holds_what_offload_lets_it_hold() -> None:
+    """Without a host its memory is what bounds it; with one its share of the capacity is."""
+    nodes = Cluster((Node("large", 2), Node("small", 2, memory=3500)), 6000)
+    asked = replace(settings(capacity=60), cluster=nodes)
+    alone, helped = asked.capacities.tolist(), replace(asked, offload=PPM, host_memory=2**40).capacities.tolist()
+    assert alone[3] < helped[3] == 60 * (3500 - 1000) // (6000 - 1000)
 
 
 def test_a_planner_that_needs_more_peers_is_refused() -> None:

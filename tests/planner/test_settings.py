@@ -78,15 +78,13 @@ def test_another_planner_changes_nothing_else() -> None:
 
 
 def test_capacity_follows_the_memory_beside_the_model_states(tmp_path: Path) -> None:
-    """Half of what is free holds half of the tokens; a rank that cannot hold the states holds none."""
-    (tmp_path / "hosts").write_text(
-        "usual slots=2\nsmall slots=1 memory=6G\nlarge slots=1 memory=20G\nnone slots=1 memory=1K"
-    )
+    """Half of what is free holds half of the tokens."""
+    (tmp_path / "hosts").write_text("usual slots=2\nsmall slots=1 memory=6G\nlarge slots=1 memory=20G")
     common = [f"cluster.hostfile={tmp_path / 'hosts'}", "cluster.device_memory=10G", "capacity=1000", "context=1000"]
     found = PlanSettings.of(load(common))
     states, gib = found.costs.fixed_bytes, 2**30
     free = [(size * gib - PROCESS - states) / (10 * gib - PROCESS - states) for size in (10, 10, 6, 20)]
-    assert found.capacities.tolist() == [*(int(1000 * share) for share in free), 0]
+    assert found.capacities.tolist() == [int(1000 * share) for share in free]
 
 
 @pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4), ("adaptive", 4)])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -52,3 +54,14 @@ def test_packed_bins_are_dealt_out_by_cost() -> None:
     stop = simulate(plan, settings()).stop
     assert [sorted(s.length for m in plan.of_rank(r) for s in m.shards) for r in range(2)] == [[200, 400], [299, 300]]
     assert stop.max() < 1.2 * min(stop[plan.micro_rank == rank].max() for rank in range(2))
+
+
+def test_buffers_of_uneven_rings_are_counted_where_a_micro_batch_needs_offload() -> None:
+    """Three rings put 12 tokens on the second rank, whose buffers are as large as the first one's: of 15."""
+    asked = settings("static", ranks=2, capacity=15, context=30)
+    costs = replace(asked.costs, layers=32, ring_bytes=300, passing_bytes=0)
+    device = int(costs.peak_bytes(ints(12), ints(15), 300_000)[0])
+    full = int(costs.peak_bytes(ints(15), ints(15), 1_000_000)[0])
+    asked = replace(settings("static", 2, 15, context=30, device_memory=max(device, full)), costs=costs)
+    plan = plan_step(ints(9, 9, 9), replace(asked, offload=1_000_000, host_memory=10**6))
+    assert plan.offload.min() > 0
