@@ -9,7 +9,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil
+from math import ceil, floor
 
 import numpy as np
 
@@ -104,7 +104,9 @@ def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micr
         stays = ceil(tokens * (2 + (1 - ratio) * (costs.layers - 2)) / costs.layers)
         layer, loss = (moment.fixed + moment.token * tokens for moment in costs.moments)
         saved = costs.token_bytes * stays
-        fullest = max(saved + layer, saved + loss, costs.passing_bytes + layer)
+        left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
+        two_left = floor(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
+        fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
         peak = costs.fixed_bytes + fullest + costs.ring_bytes * buffers
         host = costs.token_bytes * (tokens - stays)
         memory = int(settings.cluster.memory[micro.rank])

@@ -110,7 +110,8 @@ def peak(micro: MicroBatch, settings: PlanSettings) -> int:
     of_four = 2 + 2 * (1 - Fraction(round(1e6 * micro.offload), 10**6))  # layers that stay
     saved = costs.token_bytes * math.ceil(sum(shards) * of_four / 4)
     working = [moment.fixed + moment.token * sum(shards) for moment in costs.moments]
-    fullest = max(saved + max(working), costs.passing_bytes + working[0])
+    two_left = (costs.token_bytes * sum(shards) + costs.passing_bytes) // 2 + working[0]  # of four layers
+    fullest = max(saved + max(working), two_left, costs.passing_bytes + working[0])
     return costs.fixed_bytes + fullest + costs.ring_bytes * rings
 
 
