@@ -105,7 +105,7 @@ def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micr
         layer, loss = (moment.fixed + moment.token * tokens for moment in costs.moments)
         saved = costs.token_bytes * stays
         left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
-        two_left = floor(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
+        two_left = ceil(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
         fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
         peak = costs.fixed_bytes + fullest + costs.ring_bytes * buffers
         host = costs.token_bytes * (tokens - stays)
