@@ -6,12 +6,15 @@ from collections.abc import Iterable
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.free import free_bytes
+from engine.config.schema import Config
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.errors import MemoryFitError
 from engine.launch.commands import is_local
+from engine.planner.estimate import estimate
 from engine.planner.loads import micro_tokens
 from engine.planner.plan import StepPlan
+from engine.planner.settings import PlanSettings
 
 
 def check_room(plans: Iterable[StepPlan], costs: Costs, cluster: Cluster) -> None:
@@ -19,7 +22,7 @@ def check_room(plans: Iterable[StepPlan], costs: Costs, cluster: Cluster) -> Non
 
     Other hosts cannot be asked from here: a rank there that gets too little stops before its step.
     """
-    ranks, free = sum(node.slots for node in cluster.nodes if is_local(node.host)), free_bytes()
+    ranks, free = _ranks_here(cluster), free_bytes()
     a_rank = costs.host_fixed_bytes + max((_waiting(plan, costs) for plan in plans), default=0)
     if free is None or a_rank * ranks <= free:
         return
@@ -31,6 +34,21 @@ def check_room(plans: Iterable[StepPlan], costs: Costs, cluster: Cluster) -> Non
     if costs.host_fixed_bytes * ranks > free:
         key, hint = "cluster.ranks_per_node", "more machines, or take zero.weights_on_host or optimizer.on_host back"
     raise MemoryFitError(message, key=key, hint=hint)
+
+
+def tight(config: Config, cluster: Cluster) -> str | None:
+    """Return what there is to say where a later step may put more on this host than is free now; None where not."""
+    found, ranks, free = estimate(config, PlanSettings.of(config)), _ranks_here(cluster), free_bytes()
+    if free is None or not ranks or found.host * ranks <= free:
+        return None
+    return (
+        f"a step may put {format_bytes(found.host)} a rank on the host, and {format_bytes(free)} of this machine's "
+        f"memory are free for {counted(ranks, 'rank')}: plans keep to cluster.host_memory"
+    )
+
+
+def _ranks_here(cluster: Cluster) -> int:
+    return sum(node.slots for node in cluster.nodes if is_local(node.host))
 
 
 def _waiting(plan: StepPlan, costs: Costs) -> int:

@@ -19,7 +19,7 @@ from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.host_adam import check_host_adam
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
-from engine.launch.room import check_room
+from engine.launch.room import check_room, tight
 from engine.launch.unbuilt import unbuilt
 from engine.report.run import write_report
 from engine.trainer import metrics
@@ -106,8 +106,9 @@ def _train(
 ) -> dict[str, Any]:
     parameters = Costs.of(config).parameters
     prepare.write_facts(folder, config, start.index, parameters)
-    for line in _facts(config, cluster, start.index, parameters):
-        say(line)
+    for line in (*_facts(config, cluster, start.index, parameters), tight(config, cluster)):
+        if line:
+            say(line)
     prepare.go_back(folder, start.step, say)
     say(f"{folder.root}: {start.outlook(config)}")
     if start.plans:

@@ -7,6 +7,7 @@ import pytest
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
+from engine.config.load import load
 from engine.errors import MemoryFitError
 from engine.launch import room
 from engine.planner.plan import StepPlan
@@ -51,3 +52,12 @@ def test_other_machines_and_silent_systems_are_not_judged(monkeypatch: pytest.Mo
     room.check_room([plan(1.0)], COSTS, Cluster((Node("elsewhere.example", 2),), 2**40))
     free(monkeypatch, None)
     room.check_room([plan(1.0)], COSTS, HERE)
+
+
+def test_a_later_step_that_may_want_more_than_is_free_is_told_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(["recipe=quickstart", "model.layers=8", "context=2K", "capacity=1K", "offload.ratio=auto"])
+    free(monkeypatch, 2**20)
+    told = room.tight(config, HERE)
+    assert told is not None and "1.0 MiB of this machine" in told and told.endswith("keep to cluster.host_memory")
+    free(monkeypatch, 2**40)
+    assert room.tight(config, HERE) is None
