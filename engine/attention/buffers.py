@@ -6,7 +6,7 @@
  buffer 1   .. <-    .. ->    .. <-
 ```
 They are those of one layout. Another layout's take their place, so what is held is what the memory model counts for
-the micro-batch that runs (`cost.memory.ring_bytes`). Letters: G key and value heads, D head size.
+the micro-batch that runs (`cost.activations.ring_bytes`). Letters: G key and value heads, D head size.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.cost import calibration, flops, memory
+from engine.cost import activations, calibration, flops
+from engine.cost.activations import Moment
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.memory import Moment
+from engine.cost.states import element_bytes, parameters, passing_bytes, states
 from engine.cost.times import Rates, wholes
 
 Ints = NDArray[np.int64]
@@ -64,12 +65,12 @@ class Costs:
         cluster = Cluster.of(config.cluster, config.parallel)
         rates = rates or machine(config)
         model, dtype, tp = config.model, config.dtype, config.parallel.tp
-        b, w = memory.element_bytes(dtype)
+        b, w = element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
         return cls(
             source=f"{rates.device} ({rates.source})",
-            parameters=memory.parameters(model),
+            parameters=parameters(model),
             layers=model.layers,
             linear_flops=flops.linear_flops(model),
             attention_flops=flops.attention_flops(model),
@@ -82,7 +83,7 @@ class Costs:
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             forward_rings=3 if config.recompute == "layer" else 2,
-            counts_bytes=memory.counts_bytes(model) if config.balance.by == "loss" else 0,
+            counts_bytes=activations.counts_bytes(model) if config.balance.by == "loss" else 0,
             **_bytes(config, cluster.ranks),
         )
 
@@ -157,12 +158,12 @@ class Costs:
 def _bytes(config: Config, ranks: int) -> dict[str, Any]:
     """Return the fields of `Costs` that say what a device of one of `ranks` HDP ranks holds."""
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
-    tp, held = config.parallel.tp, memory.held(config, ranks)
-    passing = memory.passing_bytes(model, dtype, config.zero.stage)
+    tp, held = config.parallel.tp, states(config, ranks)
+    passing = passing_bytes(model, dtype, config.zero.stage)
     return {
-        "token_bytes": -(-memory.layers_bytes(model, dtype, mode, tile) // tp),
-        "moments": memory.moments(config),
-        "ring_bytes": -(-memory.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
+        "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) // tp),
+        "moments": activations.moments(config),
+        "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
         "passing_bytes": -(-passing // (tp * config.parallel.pp)),
         "host_fixed_bytes": held.host,
@@ -182,7 +183,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     d_tp devices in each pass; stages of a pipeline each hold a part of the layers (simulator).
     """
     model, tp = config.model, config.parallel.tp
-    b, w = memory.element_bytes(config.dtype)
+    b, w = element_bytes(config.dtype)
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
     pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
     inside = tp <= min(node.slots for node in Cluster.of(config.cluster).nodes)
@@ -193,7 +194,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
     # Two layers stay (equation 3). Of two layers or fewer nothing goes; a rate is only there to be divided by.
     goes = max(1, model.layers - 2) / model.layers
-    saved = memory.layers_bytes(model, config.dtype, config.recompute, config.mlp_tile)
+    saved = activations.layers_bytes(model, config.dtype, config.recompute, config.mlp_tile)
     copied = goes * saved / tp / rates.copy_bytes_per_s
     forward, backward = linear + sums, rates.linear_backward * linear + sums
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
@@ -224,15 +225,15 @@ def _slot_seconds(config: Config, rates: Calibration, devices: int, cluster: Clu
     """
     if config.zero.stage < 3:
         return 0.0
-    b, _ = memory.element_bytes(config.dtype)
-    weights = memory.parameters(config.model) * b / devices
+    b, _ = element_bytes(config.dtype)
+    weights = parameters(config.model) * b / devices
     return 2 * weights / config.model.layers / _reduce_rate(rates, cluster)
 
 
 def _step_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
     """Return the reduction of gradients (a reduce-scatter and a gather of weights) and the update of a rank's share."""
-    b, w = memory.element_bytes(config.dtype)
-    ranks, count = cluster.ranks, memory.parameters(config.model) / devices
+    b, w = element_bytes(config.dtype)
+    ranks, count = cluster.ranks, parameters(config.model) / devices
     travel = (ranks - 1) / ranks * count * (w + b) / _reduce_rate(rates, cluster)
     # Master weight and two moments are read and written; a host's memory is taken to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s

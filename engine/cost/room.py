@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,23 +37,43 @@ def least(costs: Costs, tokens: int, capacity: int, memory: int) -> int:
     return int(least_ratio(costs, *row)[0])
 
 
-def fits(costs: Costs, tokens: int, memory: int, offload: int, host: int) -> bool:
-    """Return whether so many tokens fit with as much on the host, `offload` ppm of them at most, as that takes."""
+class Room(NamedTuple):
+    """What a rank has for a micro-batch."""
+
+    memory: int  # bytes of its device
+    host: int  # bytes of its host, beside the model states there; negative where those do not fit
+    offload: int  # most of what the middle layers save that may wait there, ppm
+    named: int = 0  # of that, what the host has to have room for, needed or not
+
+
+def fits(costs: Costs, tokens: int, room: Room, capacity: int | None = None) -> bool:
+    """Return whether so many tokens fit with no more on the host than that takes; if it does, fewer fit too.
+
+    With a `capacity` what stays of them must be no more than that, in tokens.
+    """
     if costs.token_bytes * tokens >= _MOST_BYTES:
         return False
-    number, ratio = np.int64(tokens), min(offload, least(costs, tokens, tokens, memory))
-    return int(costs.peak_bytes(number, number, ratio)) <= memory and int(costs.host_bytes(number, ratio)) <= host
+    stays, number = tokens if capacity is None else capacity, np.int64(tokens)
+    ratio = min(room.offload, least(costs, tokens, stays, room.memory))
+    return (
+        int(costs.resident(number, ratio)) <= stays
+        and int(costs.peak_bytes(number, number, ratio)) <= room.memory
+        and int(costs.host_bytes(number, max(room.named, ratio))) <= room.host
+    )
 
 
-def most_tokens(costs: Costs, memory: int, offload: int, host: int) -> int:
-    """Return the most tokens that fit so; at least those that fit with nothing on the host."""
-    low = costs.most_tokens(memory)
-    if not offload or costs.layers <= 2:
-        return low
-    high = max(1, low)
-    while high <= _MOST_TOKENS and fits(costs, high, memory, offload, host):
+def most_tokens(costs: Costs, room: Room, capacity: int | None = None) -> int:
+    """Return the most tokens that fit so; 0 if none do."""
+    return largest(lambda tokens: fits(costs, tokens, room, capacity), _MOST_TOKENS)
+
+
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """Return the largest number up to `most` for which all is well, if it is for all smaller ones; 0 if for none."""
+    low, high = 0, 1
+    while high <= most and holds(high):
         low, high = high, 2 * high
+    high = min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(costs, middle, memory, offload, host) else (low, middle)
+        low, high = (middle, high) if holds(middle) else (low, middle)
     return low

@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.attention.comm import Exchange, Pending
 from engine.config.schema import Model, Optimizer
-from engine.cost.memory import element_bytes
+from engine.cost.states import element_bytes
 from engine.hardware.timing import Run, Stopwatch, interleaved
 from engine.trainer.groups import Groups
 from engine.trainer.optimizer import build_optimizer

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engine.config.schema import Config
-from engine.cost import flops, memory
+from engine.cost import flops
+from engine.cost.activations import saved_bytes
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal, sheet_peak
+from engine.cost.states import element_bytes
 from engine.errors import PreflightError
 from engine.hardware.least_squares import Floats, fit
 from engine.hardware.measured import Case, Measured
@@ -90,7 +92,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         layer_s=layer,
         sequence_s=sequence,
         copy_bytes_per_s=measured.copy_bytes_per_s,
-        saved_ratio=saved_line(measured)[0] / memory.saved_bytes(config.model, config.dtype),
+        saved_ratio=saved_line(measured)[0] / saved_bytes(config.model, config.dtype),
         memory_bytes_per_s=measured.memory_bytes_per_s,
     )
 
@@ -120,7 +122,7 @@ def _ratio(both: float, forward: float) -> float:
 def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
     """Return the rate of the reduction, from steps of two sizes, and what is left of a real step."""
     (small, small_s), (large, large_s) = measured.updates
-    b, w = memory.element_bytes(config.dtype)
+    b, w = element_bytes(config.dtype)
     a_parameter = (large_s - small_s) / (large - small)
     update = (6 * w + b) / measured.ranks / measured.memory_bytes_per_s
     known = nominal(config.cluster.name).reduce_bytes_per_s

@@ -10,7 +10,7 @@ import torch
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.cost.memory import parameters
+from engine.cost.states import parameters
 from engine.errors import ExitCode
 from engine.hardware import activations, device, micro_batches
 from engine.hardware.cases import cases

@@ -3,7 +3,7 @@
 `none` keeps everything. `layer` keeps the layer's input; the ring's forward runs again, which all members of a ring do
 for the same layers in the same order. `layer_keep_attention` keeps also what attention needs (q, k, v, its output and
 log-sum-exp) and computes the parts before and after it anew: no ring traffic again. What stays is what
-`engine.cost.memory.saved_bytes` counts.
+`engine.cost.activations.saved_bytes` counts.
 
 Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size.
 """

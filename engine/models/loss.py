@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from engine.close import in_a_line, too_far
-from engine.cost.memory import loss_chunk
+from engine.cost.activations import loss_chunk
 from engine.data.slices import IGNORE
 from engine.dtypes import wider
 from engine.models.undrawn import Linear

@@ -3,7 +3,7 @@
 Autograd keeps every link of a chain of small operations: of a norm in bf16 it kept 8 bytes an element, of SwiGLU one
 tensor more than is needed. Here a part is two plain functions, forward and backward. A compiler may make one kernel of
 each (`engine/models/fuse.py`): it sees no graph between them, so it does not decide what is kept, which is what
-`engine.cost.memory.saved_bytes` counts, and nothing that waits for other ranks is inside.
+`engine.cost.activations.saved_bytes` counts, and nothing that waits for other ranks is inside.
 
 Letters: T tokens, C hidden size, F width of the feed-forward layer, H heads, D head size.
 """

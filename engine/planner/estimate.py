@@ -14,9 +14,9 @@ import numpy as np
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.cost import memory
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
+from engine.cost.states import states
 from engine.planner import memory as room
 from engine.planner.loads import micro_loads
 from engine.planner.memory import Load
@@ -59,7 +59,7 @@ class Estimate:
 def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -> Estimate:
     """Return what a micro-batch, by default the fullest, makes a device of the rank with the least memory hold."""
     load = load or fullest(config, settings)
-    allowance, held, costs = Allowance.of(config), memory.held(config, settings.ranks), settings.costs
+    allowance, held, costs = Allowance.of(config), states(config, settings.ranks), settings.costs
     saved = costs.token_bytes * int(costs.resident(np.int64(load.tokens), load.offload))
     working, layer = int(costs.working(load.tokens)), int(costs.moments[0].of(load.tokens))
     most = int(costs.fullest(np.int64(load.tokens), load.offload))

@@ -1,4 +1,4 @@
-"""What would fit: the largest capacity, the longest context, the least ranks and nodes. Searches over one function."""
+"""What would fit: the largest capacity, the longest context, the least ranks and nodes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from engine.config.checks import MOST_RANKS
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM
-from engine.planner.memory import least_offload
+from engine.cost.room import fits, largest, most_tokens
 from engine.planner.settings import PlanSettings
 
 _MOST_TOKENS = 2**32  # of a capacity and a context, as the schema has it
@@ -30,8 +28,7 @@ def largest_capacity(settings: PlanSettings, ratio: int = 0) -> int:
 
     Where a `ratio` is named the host has to hold that much of them, needed or not (settings.py).
     """
-    device = int(settings.cluster.memory.min())
-    return _largest(lambda tokens: _holds(tokens, device, settings, ratio), _MOST_TOKENS)
+    return min(_MOST_TOKENS, most_tokens(settings.costs, settings.least_room._replace(named=ratio)))
 
 
 def longest_context(settings: PlanSettings, ratio: int = 0) -> int:
@@ -52,7 +49,7 @@ def least_ranks(config: Config, settings: PlanSettings) -> int | None:
 
     planned = min(MOST_RANKS, _MOST_NODES * config.cluster.ranks_per_node // (config.parallel.tp * config.parallel.pp))
     most = bisect_right(range(planned + 1), planned, key=counts) - 1
-    short = _largest(lambda index: not enough(index), most)
+    short = largest(lambda index: not enough(index), most)
     return counts(short + 1) if short < most else None
 
 
@@ -71,10 +68,10 @@ def least_nodes(config: Config, settings: PlanSettings) -> int | None:
 
     def enough(index: int) -> bool:
         more = among(config, settings, index * ranks)
-        return _holds(config.capacity, int(more.cluster.memory.min()), more)
+        return fits(more.costs, config.capacity, more.least_room)
 
     most = _MOST_NODES // unit
-    short = _largest(lambda index: not enough(index), most)
+    short = largest(lambda index: not enough(index), most)
     return unit * (short + 1) if short < most else None
 
 
@@ -87,25 +84,6 @@ def among(config: Config, settings: PlanSettings, ranks: int) -> PlanSettings:
     cluster = replace(settings.cluster, nodes=nodes, device_memory=usable)
     host = config.cluster.host_memory - costs.host_fixed_bytes
     return replace(settings, cluster=cluster, costs=costs, host_memory=host)
-
-
-def _holds(tokens: int, device: int, settings: PlanSettings, ratio: int = 0) -> bool:
-    costs, load = settings.costs, least_offload(tokens, tokens, device, settings)
-    number = np.int64(tokens)
-    peak = int(costs.peak_bytes(number, number, load.offload))
-    return peak <= device and int(costs.host_bytes(number, max(ratio, load.offload))) <= settings.host_memory
-
-
-def _largest(holds: Callable[[int], bool], most: int) -> int:
-    """Return the largest number up to `most` for which all is well, if it is for all smaller ones; 0 if for none."""
-    low, high = 0, 1
-    while high <= most and holds(high):
-        low, high = high, 2 * high
-    high = min(high, most + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
 
 
 def _rank_counts(config: Config) -> Callable[[int], int]:

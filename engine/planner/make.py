@@ -82,11 +82,10 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
         needs = format_bytes(settings.costs.host_fixed_bytes)
         hint = "more ranks, or take zero.weights_on_host or optimizer.on_host back"
         raise MemoryFitError(f"the model states on the host need {needs} a rank", key="cluster.host_memory", hint=hint)
-    tokens, costs, device = min(settings.capacity, step_tokens), settings.costs, settings.device_memory
-    allowed = device, settings.offload, settings.host_memory
-    if tokens <= costs.most_tokens(device) or room.fits(costs, tokens, *allowed):
+    tokens, costs, has = min(settings.capacity, step_tokens), settings.costs, settings.room(settings.device_memory)
+    if room.fits(costs, tokens, has):
         return
-    most = room.most_tokens(costs, *allowed)
+    most = room.most_tokens(costs, has)
     hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
     raise MemoryFitError(_too_much(tokens, settings), key="capacity", hint=hint)
 

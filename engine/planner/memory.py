@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from engine.cost import room
 from engine.cost.model import PPM
 from engine.cost.room import least, least_ratio
 from engine.planner.bound import Floats
@@ -49,21 +50,7 @@ def gain(lengths: Ints, settings: PlanSettings) -> Floats:
 
 def most(capacity: int, memory: int, settings: PlanSettings) -> int:
     """Return `most_tokens` of a rank of this capacity and memory."""
-    low, high = capacity, capacity * settings.costs.layers
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _fits(middle, capacity, memory, settings) else (low, middle)
-    return low
-
-
-def _fits(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> bool:
-    costs, ratio = settings.costs, settings.offload
-    number = np.int64(tokens)
-    return (
-        int(costs.resident(number, ratio)) <= capacity
-        and int(costs.peak_bytes(number, number, ratio)) <= memory
-        and int(costs.host_bytes(number, ratio)) <= settings.host_memory
-    )
+    return max(capacity, room.most_tokens(settings.costs, settings.room(memory), capacity))
 
 
 def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:

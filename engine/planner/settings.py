@@ -15,6 +15,7 @@ from engine.config.units import counted, format_bytes, format_count
 from engine.cost import room
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
+from engine.cost.room import Room
 from engine.errors import ConfigError, MemoryFitError
 
 Ints = NDArray[np.int64]
@@ -90,6 +91,15 @@ class PlanSettings:
         """Return the bytes of a rank whose node has no memory of its own."""
         return self.cluster.device_memory
 
+    def room(self, memory: int) -> Room:
+        """Return what a rank of so much memory has for a micro-batch."""
+        return Room(memory, self.host_memory, self.offload)
+
+    @property
+    def least_room(self) -> Room:
+        """Return what the rank with the least memory has."""
+        return self.room(int(self.cluster.memory.min()))
+
     @cached_property
     def capacities(self) -> Ints:
         """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states.
@@ -109,7 +119,7 @@ class PlanSettings:
             return self.capacity
         usual = max(1, self.cluster.device_memory - self.costs.fixed_bytes)
         scaled = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
-        return min(scaled, room.most_tokens(self.costs, memory, self.offload, self.host_memory))
+        return min(scaled, room.most_tokens(self.costs, self.room(memory)))
 
     def check_nodes(self) -> None:
         """Raise MemoryFitError for a node whose ranks hold nothing."""
@@ -143,7 +153,7 @@ class PlanSettings:
         usual, memory = (size - self.costs.fixed_bytes for size in (self.device_memory, int(self.cluster.memory.min())))
         capacity = -(-each * usual // memory)
         larger = replace(self, capacity=capacity)
-        fits = room.fits(self.costs, capacity, self.device_memory, self.offload, self.host_memory)
+        fits = room.fits(self.costs, capacity, self.room(self.device_memory))
         return f"capacity={capacity}, or " if fits and larger.least_capacity >= each else ""
 
 

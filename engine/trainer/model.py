@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.config.schema import Config
-from engine.cost.memory import layers_bytes
+from engine.cost.activations import layers_bytes
 from engine.cost.model import PPM
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from engine.attention.meeting import Meeting
 from engine.config.schema import Config
+from engine.cost.states import is_bf16_optimizer
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import join
 
@@ -32,8 +33,7 @@ class ZeroEngine:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
         join()
         self._world = torch.distributed.get_world_size()
-        on_host = config.optimizer.on_host
-        self._passes = config.dtype == "bf16" and config.zero.stage == 1 and not on_host  # BF16_Optimizer
+        self._passes = is_bf16_optimizer(config)
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.cost.flops import layer_weights
-from engine.cost.memory import bucket_elements
+from engine.cost.states import bucket_elements
 
 _BF16: dict[str, Any] = {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
 _HOST = {"device": "cpu", "pin_memory": True}  # pinned where the device is a GPU

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from engine.cost import room
 from engine.cost.model import PPM
+from engine.cost.room import Room
 from tests.planner.samples import COSTS, ints
 
 tokens_of = st.integers(1, 2**20)
@@ -27,12 +28,37 @@ def test_the_least_ratio_fits_and_less_does_not(tokens: int, uneven: int, capaci
     assert ratio == 0 or not fits(ratio - 1)
 
 
-@given(memory=st.integers(0, 10**7), offload=st.integers(0, PPM), host=st.integers(0, 10**7))
-def test_the_most_tokens_fit_and_one_more_does_not(memory: int, offload: int, host: int) -> None:
-    most = room.most_tokens(COSTS, memory, offload, host)
-    assert most >= COSTS.most_tokens(memory)
-    assert most == 0 or room.fits(COSTS, most, memory, offload, host)
-    assert not room.fits(COSTS, most + 1, memory, offload, host)
+tenths = st.integers(0, 10).map(lambda tenth: tenth * PPM // 10)
+room_of = st.builds(Room, st.integers(0, 10**7), st.integers(0, 10**7), tenths, tenths)
+
+
+@given(has=room_of, capacity=st.none() | st.integers(0, 2**14))
+def test_the_most_tokens_fit_and_one_more_does_not(has: Room, capacity: int | None) -> None:
+    most = room.most_tokens(COSTS, has, capacity)
+    assert most == 0 or room.fits(COSTS, most, has, capacity)
+    assert not room.fits(COSTS, most + 1, has, capacity)
+
+
+@given(has=room_of, tokens=st.integers(1, 2**14), capacity=st.none() | st.integers(0, 2**14))
+def test_tokens_fit_where_any_ratio_lets_them(has: Room, tokens: int, capacity: int | None) -> None:
+    """Against every ratio in steps of a ten thousandth, so the searched one may fit where none of those does."""
+    number, stays = ints(tokens), tokens if capacity is None else capacity
+    tried = [
+        ppm
+        for ppm in range(0, has.offload + 1, PPM // 10_000)
+        if COSTS.peak_bytes(number, number, ppm)[0] <= has.memory
+        and COSTS.resident(number, ppm)[0] <= stays
+        and COSTS.host_bytes(number, max(has.named, ppm))[0] <= has.host
+    ]
+    found = room.fits(COSTS, tokens, has, capacity)
+    assert found or not tried
+    if found and not tried:
+        assert min(has.offload, room.least(COSTS, tokens, stays, has.memory)) % (PPM // 10_000)
+
+
+@given(memory=st.integers(0, 10**7))
+def test_without_offload_it_is_what_the_costs_say(memory: int) -> None:
+    assert room.most_tokens(COSTS, Room(memory, 0, 0)) == COSTS.most_tokens(memory)
 
 
 def test_a_micro_batch_without_tokens_needs_nothing_on_the_host() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.cost.activations import saved_bytes
 from engine.cost.datasheets import nominal
-from engine.cost.memory import saved_bytes
 from engine.hardware.cases import cases
 from engine.hardware.measured import Case, Measured, Timing
 from engine.hardware.predict import seconds

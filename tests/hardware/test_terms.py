@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from engine.cost.memory import saved_bytes
+from engine.cost.activations import saved_bytes
 from engine.hardware.terms import NOT_MEASURED, rows, shown
 from tests.hardware.machines import TRUE, config, measured
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.loss import differences, measure
 from engine.close import error
-from engine.cost.memory import loss_chunk
+from engine.cost.activations import loss_chunk
 from engine.data.slices import IGNORE
 from engine.models import loss
 from engine.models.loss import Head, choose, head_loss, token_loss

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
-from engine.cost.memory import Moment
+from engine.cost.activations import Moment
 from engine.cost.model import Costs
 from engine.cost.times import Rates
 from engine.planner.gangs import components

@@ -14,8 +14,9 @@ import torch
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.cost.memory import element_bytes, staying_bytes
+from engine.cost.activations import staying_bytes
 from engine.cost.model import Costs
+from engine.cost.states import element_bytes
 from engine.data.slices import micro_batch_slices
 from engine.dtypes import DTYPES
 from engine.planner.estimate import Estimate, estimate

@@ -11,7 +11,7 @@ from engine.config import tree
 from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
 from engine.config.schema import Config
-from engine.cost.memory import parameters
+from engine.cost.states import parameters
 from engine.data.lengths import step_lengths
 from engine.launch.run import train
 from engine.planner.make import PlanSettings, plan_step

@@ -14,7 +14,7 @@ from engine.attention.meeting import Meeting
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.flops import layer_weights
-from engine.cost.memory import bucket_elements, element_bytes, states
+from engine.cost.states import bucket_elements, element_bytes, states
 from engine.dtypes import DTYPES
 from engine.models.build import build_model
 from engine.trainer.optimizer import build_optimizer
@@ -51,7 +51,7 @@ def held_and_estimated(dtype: str, stage: int, *more: str) -> list[tuple[int, in
     """Return what is held after each micro-batch of the second step, and what was estimated, host and device."""
     model_keys = [f"model.{key}" for key in SHAPE]
     config = load(["recipe=quickstart", f"dtype={dtype}", f"zero.stage={stage}", *model_keys, *more])
-    estimated = states(config.model, dtype, WORLD, config.zero, config.optimizer.on_host)
+    estimated = states(config, WORLD)
     before = held()
     with sharded(config):
         model = build_model(config)

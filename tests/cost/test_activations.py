@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import pytest
@@ -14,38 +13,26 @@ from engine.attention.layout import whole
 from engine.attention.meeting import Meeting
 from engine.config.load import load
 from engine.config.schema import Model, Zero
-from engine.cost import memory
-from engine.cost.memory import Moment
+from engine.cost import activations
+from engine.cost.activations import Moment
+from engine.cost.states import element_bytes, parameters
 from engine.dtypes import DTYPES
 from engine.memory import recompute
 from engine.models.build import build_model
 from engine.models.llama.model import Llama
 from engine.models.loss import choose as loss_of
 from tests.allocations import allocated
+from tests.cost.shapes import SMALL, SPARSE, shape
 
-
-def shape(**changes: object) -> Model:
-    return load([]).model.model_copy(update=changes)
-
-
-SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
-SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})
 
 
-def zero(stage: Literal[1, 2, 3], weights_on_host: bool = False) -> Zero:
-    return Zero(stage=stage, weights_on_host=weights_on_host)
+def zero(stage: Literal[1, 2, 3]) -> Zero:
+    return Zero(stage=stage, weights_on_host=False)
 
 
 def model_of(shape: Model, mode: str = "none", tile: int = 0) -> Llama:
     return build_model(load([]).model_copy(update={"model": shape, "recompute": mode, "mlp_tile": tile}))
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("small", [SMALL, SPARSE], ids=["dense", "experts"])
-def test_parameters_are_those_of_the_model(small: Model, tied: bool) -> None:
-    model = shape(**vars(small) | {"tied": tied})
-    assert memory.parameters(model) == sum(p.numel() for p in model_of(model).parameters())
 
 
 def kept_bytes(model: Model, dtype: str, mode: str, tokens: int, tile: int = 0) -> int:
@@ -86,7 +73,7 @@ MODES = ("none", "layer", "layer_keep_attention")
 def test_saved_bytes_are_what_the_model_saves(dtype: str, mode: str, heads: tuple[int, int]) -> None:
     model = shape(layers=3, hidden=64, heads=heads[0], kv_heads=heads[1], ffn=160, vocab=300)
     for tile in (0, 5):
-        assert kept_bytes(model, dtype, mode, 64, tile) == 64 * memory.saved_bytes(model, dtype, mode, tile)
+        assert kept_bytes(model, dtype, mode, 64, tile) == 64 * activations.saved_bytes(model, dtype, mode, tile)
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (64, 3)])
@@ -97,26 +84,12 @@ def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, ex
     model = shape(**vars(SMALL) | {"experts": experts, "top_k": top_k})
     for tile in (0, 100):
         found = kept_bytes(model, dtype, mode, 256, tile) / 256
-        assert found == pytest.approx(memory.saved_bytes(model, dtype, mode, tile), rel=0.02)
-
-
-def test_states_under_zero_1_by_optimizer_class() -> None:
-    """tests/zero/test_memory.py counts DeepSpeed's."""
-    count = memory.parameters(SMALL)
-    assert memory.states(SMALL, "bf16", 1, zero(1)).device == (2 + 4 + 12) * count
-    assert memory.states(SMALL, "bf16", 8, zero(1)).device == (2 + 4) * count + -(-12 * count // 8)
-    assert memory.states(SMALL, "fp32", 2, zero(1)).device == (4 + 4 + 4) * count + 12 * count // 2
-    assert (memory.passing_bytes(SMALL, "bf16"), memory.passing_bytes(SMALL, "fp32")) == (2 * count, 0)
-
-
-def test_a_bucket_is_no_larger_than_the_model_and_than_256_mib() -> None:
-    assert memory.bucket_elements(SMALL) == memory.parameters(SMALL)
-    assert 4 * memory.bucket_elements(load(["model=llama7b", "context=1K", "capacity=1K"]).model) == 256 << 20
+        assert found == pytest.approx(activations.saved_bytes(model, dtype, mode, tile), rel=0.02)
 
 
 def test_a_ring_holds_keys_and_gradients_twice() -> None:
     """bf16: K and V of 2 heads of 16, in 2 bytes, and their gradients in 4, each held and on its way."""
-    assert memory.ring_bytes(SMALL, "bf16") == 2 * (2 * 2 * 16) * (2 + 4)
+    assert activations.ring_bytes(SMALL, "bf16") == 2 * (2 * 2 * 16) * (2 + 4)
 
 
 def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[int, int]:
@@ -132,8 +105,8 @@ def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[
         llama(numbers % model.vocab, numbers, meeting, numbers % model.vocab).backward()
 
     micro_batch()  # gradients are there
-    beside = max(moment.of(tokens) for moment in memory.moments(config.model_copy(update={"zero": zero(2)})))
-    return allocated(micro_batch).peak, memory.layers_bytes(model, dtype, mode) * tokens + beside
+    beside = max(moment.of(tokens) for moment in activations.moments(config.model_copy(update={"zero": zero(2)})))
+    return allocated(micro_batch).peak, activations.layers_bytes(model, dtype, mode) * tokens + beside
 
 
 @pytest.mark.parametrize("vocab", [2, 5000])
@@ -163,11 +136,11 @@ def test_the_loss_of_any_number_of_tokens(name: str, vocab: int) -> None:
     """The logits of one chunk, twice, and the gradient of the head, in the wider dtype, and the hidden states."""
     model = load([f"model={name}", f"model.vocab={vocab}"]).model
     for dtype in DTYPES:
-        b, w = memory.element_bytes(dtype)
+        b, w = element_bytes(dtype)
         for tokens in (1024, 10_000, 1_000_000):
-            chunk = memory.loss_chunk(tokens, model.hidden, vocab)
+            chunk = activations.loss_chunk(tokens, model.hidden, vocab)
             exact = tokens * model.hidden * b + (2 * chunk + model.hidden) * vocab * w
-            formula = max(moment.of(tokens) for moment in memory.loss_moments(model, dtype))
+            formula = max(moment.of(tokens) for moment in activations.loss_moments(model, dtype))
             sum_is_over = 2 * 1024 * w < model.hidden * b < model.hidden * w
             assert exact <= formula and (sum_is_over or formula <= exact + 2 * vocab * w)
 
@@ -186,66 +159,41 @@ CHUNKS = {
 @pytest.mark.parametrize(("sizes", "chunk"), CHUNKS.items())
 def test_chunks_of_the_loss(sizes: tuple[int, int, int], chunk: int) -> None:
     """Of (tokens, hidden, vocabulary): logits as large as two hidden states a token, but no fewer than 1,024 tokens."""
-    assert memory.loss_chunk(*sizes) == chunk
+    assert activations.loss_chunk(*sizes) == chunk
 
 
 def test_the_heads_gradient_is_there_in_both_dtypes_when_its_sum_is_over() -> None:
     """Then there are no logits: those of 1,024 tokens are more, unless the model is wide."""
     gradient, logits = 300 * 64, 2 * 1024 * 300
-    assert memory.loss_moments(SMALL, "bf16")[0] == Moment(gradient * 4 + logits * 4, 64 * 2)
-    assert memory.loss_moments(SMALL, "fp64")[0] == Moment(gradient * 8 + logits * 8, 64 * 8)
+    assert activations.loss_moments(SMALL, "bf16")[0] == Moment(gradient * 4 + logits * 4, 64 * 2)
+    assert activations.loss_moments(SMALL, "fp64")[0] == Moment(gradient * 8 + logits * 8, 64 * 8)
     wide = shape(**vars(SMALL) | {"hidden": 8192})
-    assert memory.loss_moments(wide, "bf16")[0].fixed == 300 * 8192 * (4 + 2)
+    assert activations.loss_moments(wide, "bf16")[0].fixed == 300 * 8192 * (4 + 2)
 
 
 def test_gradients_that_await_the_end_of_the_pass_begin_with_the_heads() -> None:
     config = load([]).model_copy(update={"model": SMALL, "dtype": "bf16"})
-    first = {stage: memory.moments(config.model_copy(update={"zero": zero(stage)}))[0] for stage in STAGES}
+    first = {stage: activations.moments(config.model_copy(update={"zero": zero(stage)}))[0] for stage in STAGES}
     assert first[1].fixed - first[2].fixed == 2 * 64 * 300
-    token = memory.working_bytes(SMALL, "bf16") + memory.staying_bytes(SMALL, "bf16")
+    token = activations.working_bytes(SMALL, "bf16") + activations.staying_bytes(SMALL, "bf16")
     assert first[2] == first[3] == Moment(0, token)
-
-
-@pytest.mark.parametrize("ranks", [1, 8])
-def test_what_waits_on_the_host_is_not_on_the_device(ranks: int) -> None:
-    """Of a parameter 12 bytes and a copy of the gradients' 4, with the sum of the gradients in stage 3, and before it
-    with the 2 of updated weights; never BF16_Optimizer, so gradients go through a bucket in stage 1 too. The head, the
-    largest parameter, has a buffer on either side in stages 1 and 2. tests/zero/test_memory.py counts DeepSpeed's."""
-    count, head = memory.parameters(SMALL), 2 * 64 * 300
-    share = {size: math.ceil(size * count / ranks) for size in (2, 4, 12)}
-    for stage in STAGES:
-        here, away = (memory.states(SMALL, "bf16", ranks, zero(stage), on_host) for on_host in (False, True))
-        assert (here.optimizer, away.optimizer, here.host) == (share[12], 0, 0)
-        assert away.host == pytest.approx(share[12] + share[4] + (share[4] if stage == 3 else share[2] + head), abs=3)
-        buffers = {1: 4 * count + head, 2: head, 3: -share[4]}[stage]
-        assert away.device == here.device - share[12] + buffers
-    all_away = memory.states(SMALL, "bf16", ranks, zero(3, weights_on_host=True), on_host=True)
-    assert (all_away.parameters, all_away.gradients) == (0, 0)
-    assert all_away.host == pytest.approx(share[12] + 2 * share[4] + share[2], abs=3)
-    assert all_away.device == all_away.gather_buffers
-
-
-def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
-    model = shape(**vars(SMALL) | {"vocab": 10_000})
-    found = memory.states(model, "bf16", 8, zero(3)).gather_buffers
-    assert found == 2 * 64 * 10_000 + 4 * memory.bucket_elements(model)
 
 
 @pytest.mark.parametrize("model", [SMALL, SPARSE], ids=["dense", "experts"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tile_of_swiglu_is_there_for_so_many_tokens_only(mode: str, model: Model) -> None:
     """Its input stays, with what the losses of a router read; the rest is computed anew, a tile at a time."""
-    kept = [memory.saved_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
-    needed = [memory.working_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
+    kept = [activations.saved_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
+    needed = [activations.working_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
     gradients, weights = 3 * model.top_k * 160 * 2, 3 * model.experts * 64 * 160 * (2 + 4)
-    tiled, summed = memory.tile_bytes(model, "bf16")
+    tiled, summed = activations.tile_bytes(model, "bf16")
     swiglu = tiled - gradients
     said = (3 * 8 + 1) * 4 if model.experts > 1 else 0
     assert kept[0] - kept[1] == (3 * (swiglu - said) if mode == "none" else 0), "of each of three layers"
     assert needed[0] - needed[1] > (0 if mode == "none" else swiglu - said)
     assert summed == weights and swiglu > said
     config = load(["mlp_tile=64"]).model_copy(update={"model": model, "dtype": "bf16", "recompute": mode})
-    (tile, *_), (none, *_) = memory.moments(config), memory.moments(config.model_copy(update={"mlp_tile": 0}))
+    (tile, *_), (none, *_) = activations.moments(config), activations.moments(config.model_copy(update={"mlp_tile": 0}))
     assert (tile.tile, tile.tiled, tile.fixed - none.fixed) == (64, tiled, weights)
     assert (none.tile, none.tiled) == (0, 0)
 
@@ -265,11 +213,11 @@ def test_no_more_of_a_tile_is_counted_than_there_are_tokens(
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_recomputing_keeps_the_entry_of_each_layer_and_attention_if_asked_to(dtype: str) -> None:
     """Three layers of 64; the last norm keeps two rows and a number; angles."""
-    b, w = memory.element_bytes(dtype)
+    b, w = element_bytes(dtype)
     norm, entry = 2 * 64 * b + w + 2 * 16 * w, 64 * b
     attention = (64 + 32 + 32 + 64) * b + 4 * w  # q, k, v, the output; a log-sum-exp a head
-    assert memory.saved_bytes(SMALL, dtype, "layer") == 3 * entry + norm
-    assert memory.saved_bytes(SMALL, dtype, "layer_keep_attention") == 3 * (entry + attention) + norm
+    assert activations.saved_bytes(SMALL, dtype, "layer") == 3 * entry + norm
+    assert activations.saved_bytes(SMALL, dtype, "layer_keep_attention") == 3 * (entry + attention) + norm
 
 
 def test_experts_a_token_goes_through_the_top_k_and_all_of_them_lie_in_memory() -> None:
@@ -278,25 +226,8 @@ def test_experts_a_token_goes_through_the_top_k_and_all_of_them_lie_in_memory() 
     for each that is chosen."""
     router = 64 * (4 - 2) + (4 * 8 + 1) * 4 + 2 * (3 * 8 + 3 * 4)
     more = 3 * (3 * 160 * 2 + 2 * 2 * 64 * 2 + router)
-    assert memory.saved_bytes(SPARSE, "bf16") - memory.saved_bytes(SMALL, "bf16") == more
-    assert memory.parameters(SPARSE) - memory.parameters(SMALL) == 3 * (7 * 3 * 64 * 160 + 8 * 64)
-    recomputed = memory.saved_bytes(SPARSE, "bf16", "layer") - memory.saved_bytes(SMALL, "bf16", "layer")
+    assert activations.saved_bytes(SPARSE, "bf16") - activations.saved_bytes(SMALL, "bf16") == more
+    assert parameters(SPARSE) - parameters(SMALL) == 3 * (7 * 3 * 64 * 160 + 8 * 64)
+    recomputed = activations.saved_bytes(SPARSE, "bf16", "layer") - activations.saved_bytes(SMALL, "bf16", "layer")
     assert recomputed == 3 * (3 * 8 + 1) * 4, "what the losses of the router read"
-    assert (memory.counts_bytes(SPARSE), memory.counts_bytes(SMALL)) == (8 * (3 * 8 + 1), 0)
-
-
-@pytest.mark.parametrize("ranks", [1, 8, 1000])
-def test_each_stage_of_zero_shards_more(ranks: int) -> None:
-    """bf16: 12 bytes of optimizer a parameter, 4 of gradients, 2 of weights; in stage 3 two layers are whole. From
-    stage 2 on gradients go through a bucket of fp32."""
-    count, two_layers = memory.parameters(SMALL), 2 * 2 * (memory.parameters(SMALL) - 2 * 64 * 300 - 7 * 64) // 3
-
-    def share(size: int) -> int:
-        return math.ceil(size * count / ranks)
-
-    assert memory.states(SMALL, "bf16", ranks, zero(1)).device == (2 + 4) * count + share(12)
-    assert memory.states(SMALL, "bf16", ranks, zero(2)).device == (2 + 4) * count + share(4) + share(12)
-    assert (
-        memory.states(SMALL, "bf16", ranks, zero(3)).device == share(2) + share(4) + share(12) + two_layers + 4 * count
-    )
-    assert [memory.passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 0, 0]
+    assert (activations.counts_bytes(SPARSE), activations.counts_bytes(SMALL)) == (8 * (3 * 8 + 1), 0)

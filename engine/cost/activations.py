@@ -1,34 +1,20 @@
-"""What a rank's memory holds, in bytes: the estimate that rule 2 of `verify` and the launch are checked against.
+"""What a micro-batch makes a rank's memory hold beside the model states, in bytes.
 
-Not counted here: the runtime itself and the allocator's gaps (allowance.py).
+With those (states.py) it is what rule 2 of `verify` and the launch are checked against. Not counted here: the runtime
+itself and the allocator's gaps (allowance.py).
 Letters: b bytes of an element in the model's dtype, w bytes in the wider of that and fp32 (norms, log-sum-exp, loss).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine.config import schema
-from engine.cost.flops import layer_weights
+from engine.cost.states import element_bytes, passing_bytes
 
-ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
-_BUCKET = 1 << 26  # elements that are reduced over the ranks at once; a larger parameter goes alone
 _LEAST_CHUNK = 1024  # tokens of the loss: smaller products would wait for the sum of the weight's gradient
-
-
-def element_bytes(dtype: str) -> tuple[int, int]:
-    """Return b and w."""
-    return ELEMENT[dtype], max(ELEMENT[dtype], 4)
-
-
-def parameters(model: schema.Model) -> int:
-    """Return the number of parameters: matrices, norms, and the embedding where the head does not share it."""
-    norms = (2 * model.layers + 1) * model.hidden
-    matrices = model.layers * layer_weights(model, experts=model.experts)
-    return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
 
 
 def saved_bytes(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> int:
@@ -163,11 +149,6 @@ def counts_bytes(model: schema.Model) -> int:
     return 8 * (model.layers * model.experts + 1) if model.experts > 1 else 0
 
 
-def bucket_elements(model: schema.Model) -> int:
-    """Return the elements of DeepSpeed's buffer for gradients on their way."""
-    return min(parameters(model), _BUCKET)
-
-
 class Moment(NamedTuple):
     """What is held beside layers' activations at a moment of a micro-batch, in bytes: fixed, and of a token.
 
@@ -202,76 +183,3 @@ def moments(config: schema.Config) -> tuple[Moment, ...]:
     return tuple(
         moment._replace(fixed=-(-moment.fixed // tp), token=-(-(stays + moment.token) // tp)) for moment in found
     )
-
-
-@dataclass(frozen=True)
-class Held:
-    """What a device holds whatever its micro-batch, in bytes by item; `host` are those that wait on the host."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    gather_buffers: int  # of ZeRO: layers that are gathered, and gradients on their way
-    host: int
-
-    @property
-    def device(self) -> int:
-        """Return the bytes on the device."""
-        return sum(getattr(self, field.name) for field in fields(self)) - self.host
-
-
-def states(model: schema.Model, dtype: str, ranks: int, zero: schema.Zero, on_host: bool = False) -> Held:
-    """Return a rank's model states under ZeRO of P parameters, by DeepSpeed's optimizer class.
-
-    Stage 1, bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 12P / ranks. Other dtypes: weights and gradients,
-    three tensors (master weights and two moments) in the wider dtype over all ranks, and a bucket. Stage 2 shards
-    gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time. `on_host`
-    (DeepSpeedCPUAdam, never BF16_Optimizer): the three tensors wait there, and gradients as `_on_host` says.
-    """
-    b, w = element_bytes(dtype)
-    count, stage = parameters(model), zero.stage
-    weights = b * count if stage < 3 else -(-b * count // ranks)
-    gradients = w * count if stage == 1 else -(-w * count // ranks)
-    optimizer = -(-3 * w * count // ranks)
-    bucket = 0 if dtype == "bf16" and stage == 1 and not on_host else w * bucket_elements(model)
-    whole = max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) * b
-    here = Held(weights, gradients, optimizer, bucket + (whole if stage == 3 else 0), host=0)
-    if on_host:
-        here = _on_host(here, model, dtype, stage)
-    return replace(here, parameters=0, host=here.host + weights) if zero.weights_on_host else here
-
-
-def _on_host(here: Held, model: schema.Model, dtype: str, stage: int) -> Held:
-    """Return the states with an optimizer on the host, which has a copy of a rank's share of the gradients for it.
-
-    Gradients are added up there in stage 3, and in stage 2 unless they are narrower than their sum: that stays on the
-    device. In stages 1 and 2 updated weights come back through a copy, and the largest parameter has a buffer on either
-    side.
-    """
-    b, w = element_bytes(dtype)
-    share = here.optimizer // 3
-    there = here.gradients if stage == 3 or (stage == 2 and b == w) else 0
-    largest = b * max(model.vocab, model.experts * model.ffn) * model.hidden if stage < 3 else 0
-    coming = share * b // w + largest if stage < 3 else 0
-    return replace(
-        here,
-        gradients=here.gradients - there,
-        optimizer=0,
-        gather_buffers=here.gather_buffers + largest,
-        host=here.optimizer + share + there + coming,
-    )
-
-
-def held(config: schema.Config, ranks: int) -> Held:
-    """Return what each device of one of `ranks` HDP ranks holds whatever its micro-batch."""
-    devices = config.parallel.tp * config.parallel.pp
-    whole = states(config.model, config.dtype, ranks, config.zero, config.optimizer.on_host)
-    return Held(**{name: -(-size // devices) for name, size in vars(whole).items()})
-
-
-def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:
-    """Return the bf16 gradients that exist beside the fp32 ones until they are added; none in other dtypes.
-
-    They grow through the backward pass as saved activations go, so a rank needs the larger of the two, not their sum.
-    """
-    return 2 * parameters(model) if dtype == "bf16" and stage == 1 else 0

@@ -1,0 +1,111 @@
+"""A rank's model states in bytes: weights, gradients and optimizer under ZeRO, on the device and on its host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from engine.config import schema
+from engine.cost.flops import layer_weights
+
+ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
+_BUCKET = 1 << 26  # elements that are reduced over the ranks at once; a larger parameter goes alone
+
+
+def element_bytes(dtype: str) -> tuple[int, int]:
+    """Return b and w."""
+    return ELEMENT[dtype], max(ELEMENT[dtype], 4)
+
+
+def parameters(model: schema.Model) -> int:
+    """Return the number of parameters: matrices, norms, and the embedding where the head does not share it."""
+    norms = (2 * model.layers + 1) * model.hidden
+    matrices = model.layers * layer_weights(model, experts=model.experts)
+    return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
+
+
+def bucket_elements(model: schema.Model, devices: int = 1) -> int:
+    """Return the elements of DeepSpeed's buffer for gradients on their way, on each of a rank's devices."""
+    return min(-(-parameters(model) // devices), _BUCKET)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a device holds whatever its micro-batch, in bytes by item; `host` are those that wait on the host."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gather_buffers: int  # of ZeRO: layers that are gathered, and gradients on their way
+    host: int
+
+    @property
+    def device(self) -> int:
+        """Return the bytes on the device."""
+        return sum(getattr(self, field.name) for field in fields(self)) - self.host
+
+
+def states(config: schema.Config, ranks: int) -> Held:
+    """Return what each device of one of `ranks` HDP ranks holds whatever its micro-batch, by DeepSpeed's optimizer.
+
+    Of P parameters: stage 1 in bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 4P n / ranks of optimizer
+    (`_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a bucket.
+    Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time. With an
+    optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
+    """
+    model, stage, devices = config.model, config.zero.stage, config.parallel.tp * config.parallel.pp
+    b, w = element_bytes(config.dtype)
+    count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
+    bucket = 0 if is_bf16_optimizer(config) else w * bucket_elements(model, devices)
+    gathered = -(-max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) // devices) * b
+    here = Held(
+        parameters=b * (count if stage < 3 else share),
+        gradients=w * (count if stage == 1 else share),
+        optimizer=w * share * _tensors(config.optimizer),
+        gather_buffers=bucket + (gathered if stage == 3 else 0),
+        host=0,
+    )
+    if config.optimizer.on_host:
+        here = _on_host(here, config, share)
+    if config.zero.weights_on_host:
+        here = replace(here, parameters=0, host=here.host + here.parameters)
+    return here
+
+
+def is_bf16_optimizer(config: schema.Config) -> bool:
+    """Return whether DeepSpeed runs its BF16_Optimizer."""
+    return config.dtype == "bf16" and config.zero.stage == 1 and not config.optimizer.on_host
+
+
+def _tensors(optimizer: schema.Optimizer) -> int:
+    """Return how many an optimizer has: master weights, and AdamW's two moments or SGD's momentum."""
+    return 3 if optimizer.name == "adamw" else 2 if optimizer.betas[0] else 1
+
+
+def _on_host(here: Held, config: schema.Config, share: int) -> Held:
+    """Return the states with an optimizer on the host, which has a copy of a rank's share of the gradients for it.
+
+    Gradients are added up there in stage 3, and in stage 2 unless they are narrower than their sum: that stays on the
+    device. In stages 1 and 2 updated weights come back through a copy, and the largest parameter has a buffer on either
+    side.
+    """
+    model, stage = config.model, config.zero.stage
+    b, w = element_bytes(config.dtype)
+    there = here.gradients if stage == 3 or (stage == 2 and b == w) else 0
+    elements = max(model.vocab, model.experts * model.ffn) * model.hidden
+    largest = -(-elements // (config.parallel.tp * config.parallel.pp)) * b if stage < 3 else 0
+    coming = share * b + largest if stage < 3 else 0
+    return replace(
+        here,
+        gradients=here.gradients - there,
+        optimizer=0,
+        gather_buffers=here.gather_buffers + largest,
+        host=here.optimizer + share * w + there + coming,
+    )
+
+
+def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:
+    """Return the bf16 gradients that exist beside the fp32 ones until they are added; none in other dtypes.
+
+    They grow through the backward pass as saved activations go, so a rank needs the larger of the two, not their sum.
+    """
+    return 2 * parameters(model) if dtype == "bf16" and stage == 1 else 0

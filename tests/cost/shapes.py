@@ -1,0 +1,15 @@
+"""Small models whose bytes can be counted by hand."""
+
+from __future__ import annotations
+
+from engine.config.load import load
+from engine.config.schema import Model
+
+
+def shape(**changes: object) -> Model:
+    """Return the default model with other sizes."""
+    return load([]).model.model_copy(update=changes)
+
+
+SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
+SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})

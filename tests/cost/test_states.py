@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+
+from engine.config.load import load
+from engine.config.schema import Config, Model
+from engine.cost.states import Held, bucket_elements, parameters, passing_bytes, states
+from engine.models.build import build_model
+from tests.cost.shapes import SMALL, SPARSE, shape
+
+STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
+
+
+def config_of(model: Model, dtype: str, stage: int, *keys: str) -> Config:
+    return load([f"dtype={dtype}", f"zero.stage={stage}", *keys]).model_copy(update={"model": model})
+
+
+def held(model: Model, dtype: str, ranks: int, stage: int, *keys: str) -> Held:
+    return states(config_of(model, dtype, stage, *keys), ranks)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("small", [SMALL, SPARSE], ids=["dense", "experts"])
+def test_parameters_are_those_of_the_model(small: Model, tied: bool) -> None:
+    model = shape(**vars(small) | {"tied": tied})
+    assert parameters(model) == sum(p.numel() for p in build_model(config_of(model, "fp32", 1)).parameters())
+
+
+def test_states_under_zero_1_by_optimizer_class() -> None:
+    """tests/zero/test_memory.py counts DeepSpeed's."""
+    count = parameters(SMALL)
+    assert held(SMALL, "bf16", 1, 1).device == (2 + 4 + 12) * count
+    assert held(SMALL, "bf16", 8, 1).device == (2 + 4) * count + 12 * math.ceil(count / 8)
+    assert held(SMALL, "fp32", 2, 1).device == (4 + 4 + 4) * count + 12 * math.ceil(count / 2)
+    assert (passing_bytes(SMALL, "bf16"), passing_bytes(SMALL, "fp32")) == (2 * count, 0)
+
+
+def test_a_bucket_is_no_larger_than_the_model_and_than_256_mib() -> None:
+    assert bucket_elements(SMALL) == parameters(SMALL)
+    assert 4 * bucket_elements(load(["model=llama7b", "context=1K", "capacity=1K"]).model) == 256 << 20
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_what_waits_on_the_host_is_not_on_the_device(ranks: int) -> None:
+    """Of a parameter 12 bytes and a copy of the gradients' 4, with the sum of the gradients in stage 3, and before it
+    with the 2 of updated weights; never BF16_Optimizer, so gradients go through a bucket in stage 1 too. The head, the
+    largest parameter, has a buffer on either side in stages 1 and 2. tests/zero/test_memory.py counts DeepSpeed's."""
+    count, head = parameters(SMALL), 2 * 64 * 300
+    share = {size: size * math.ceil(count / ranks) for size in (2, 4, 12)}
+    for stage in STAGES:
+        here, away = (held(SMALL, "bf16", ranks, stage, f"optimizer.on_host={away}") for away in ("false", "true"))
+        assert (here.optimizer, away.optimizer, here.host) == (share[12], 0, 0)
+        assert away.host == share[12] + share[4] + (share[4] if stage == 3 else share[2] + head)
+        buffers = {1: 4 * count + head, 2: head, 3: -share[4]}[stage]
+        assert away.device == here.device - share[12] + buffers
+    all_away = held(SMALL, "bf16", ranks, 3, "optimizer.on_host=true", "zero.weights_on_host=true")
+    assert (all_away.parameters, all_away.gradients) == (0, 0)
+    assert all_away.host == share[12] + 2 * share[4] + share[2]
+    assert all_away.device == all_away.gather_buffers
+
+
+def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
+    model = shape(**vars(SMALL) | {"vocab": 10_000})
+    found = held(model, "bf16", 8, 3).gather_buffers
+    assert found == 2 * 64 * 10_000 + 4 * bucket_elements(model)
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 1000])
+def test_each_stage_of_zero_shards_more(ranks: int) -> None:
+    """bf16: 12 bytes of optimizer a parameter, 4 of gradients, 2 of weights; in stage 3 two layers are whole. From
+    stage 2 on gradients go through a bucket of fp32."""
+    count, two_layers = parameters(SMALL), 2 * 2 * (parameters(SMALL) - 2 * 64 * 300 - 7 * 64) // 3
+
+    def share(size: int) -> int:
+        return size * math.ceil(count / ranks)
+
+    assert held(SMALL, "bf16", ranks, 1).device == (2 + 4) * count + share(12)
+    assert held(SMALL, "bf16", ranks, 2).device == (2 + 4) * count + share(4) + share(12)
+    assert held(SMALL, "bf16", ranks, 3).device == share(2) + share(4) + share(12) + two_layers + 4 * count
+    assert [passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 0, 0]
+
+
+def test_sgd_has_no_second_moment_and_without_momentum_none() -> None:
+    count = parameters(SMALL)
+    for keys, tensors in (([], 3), (["optimizer.name=sgd"], 2), (["optimizer.name=sgd", "optimizer.betas=[0,0]"], 1)):
+        assert held(SMALL, "bf16", 2, 1, *keys).optimizer == 4 * tensors * math.ceil(count / 2)
+        assert held(SMALL, "bf16", 2, 3, "optimizer.on_host=true", *keys).host == 4 * (tensors + 2) * math.ceil(
+            count / 2
+        )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_of_a_model_over_several_devices_each_holds_a_part_but_as_large_a_bucket(stage: int) -> None:
+    """The bucket is DeepSpeed's: 64M elements, or all that a device has where that is less."""
+    large = load(["model=llama7b", "context=1K", "capacity=1K"]).model
+    for model in (SMALL, large):
+        whole, half = (held(model, "fp32", 4, stage, "cluster.ranks_per_node=8", f"parallel.tp={tp}") for tp in (1, 2))
+        bucket = 4 * min(1 << 26, math.ceil(parameters(model) / 2))
+        assert half.parameters == pytest.approx(whole.parameters / 2, abs=4)
+        assert half.optimizer == pytest.approx(whole.optimizer / 2, abs=12)
+        gathered = whole.gather_buffers - 4 * bucket_elements(model)
+        assert half.gather_buffers == bucket + gathered // 2
