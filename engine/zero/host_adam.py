@@ -24,9 +24,13 @@ def host_adamw(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Opt
 
 
 def compiled() -> None:
-    """Compile DeepSpeedCPUAdam if that was not done yet. Raises RuntimeError where it cannot be."""
-    if shutil.which("ninja") is None:  # installed beside this Python, whose programs are not on the path
-        os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    """Compile DeepSpeedCPUAdam if that was not done yet. Raises RuntimeError where it cannot be.
+
+    Always with the ninja beside this Python, on the path or not: another version would compile all anew, and so on.
+    """
+    programs = Path(sys.executable).parent
+    if shutil.which("ninja", path=programs):
+        os.environ["PATH"] = os.pathsep.join((str(programs), os.environ.get("PATH", "")))
     CPUAdamBuilder().load()
 
 

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.zero import host_adam
+
+
+def program(folder: Path) -> Path:
+    """Return a folder with a ninja in it."""
+    folder.mkdir()
+    (folder / "ninja").write_text("#!/bin/sh\n")
+    (folder / "ninja").chmod(0o755)
+    return folder
+
+
+def ninja_of(path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Return the ninja that compiles with this PATH and the Python of this folder."""
+    found: list[str | None] = []
+    monkeypatch.setenv("PATH", str(path))
+    monkeypatch.setattr(sys, "executable", str(python / "python"))
+    monkeypatch.setattr(host_adam.CPUAdamBuilder, "load", lambda self: found.append(shutil.which("ninja")))
+    host_adam.compiled()
+    assert os.environ["PATH"].endswith(str(path))
+    return found[0]
+
+
+def test_the_same_ninja_compiles_whatever_is_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two versions tell in other ways what is compiled already, so each would do it all again after the other."""
+    beside, other, none = program(tmp_path / "beside"), program(tmp_path / "other"), tmp_path / "none"
+    assert ninja_of(other, beside, monkeypatch) == str(beside / "ninja")
+    assert ninja_of(none, beside, monkeypatch) == str(beside / "ninja")
+    assert ninja_of(other, none, monkeypatch) == str(other / "ninja")
