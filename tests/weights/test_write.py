@@ -113,8 +113,8 @@ with write.new_folder(Path({str(tmp_path / "a")!r})) as draft:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_who_is_asked_to_stop_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """A scheduler's SIGTERM, a closed terminal, Ctrl-C; afterwards they do what they did before."""
-    if number == signal.SIGINT:  # a shell's background job ignores it, and so do its children
-        signal.signal(number, signal.default_int_handler)
+    # A shell's background job ignores the one, what nohup started the other, and so do their children.
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "a") as draft:
         (draft / SINGLE).write_bytes(b"half")
