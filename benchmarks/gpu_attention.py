@@ -41,7 +41,7 @@ Row = dict[str, str | float]
 
 def main() -> None:
     """Print the tables."""
-    path = on_gpu.asked(__doc__)
+    path = on_gpu.asked(__doc__).json
     device = torch.device("cuda", 0)
     chosen = choose(device, DTYPE, HEAD_DIM)
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, chosen: {chosen.name} ({chosen.reason})")

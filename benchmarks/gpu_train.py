@@ -8,9 +8,7 @@ CUDA device the program leaves with 3.
 
 from __future__ import annotations
 
-import os
 import sys
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -21,22 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 
 from benchmarks import on_gpu
-from engine.attention.comm import RingComm
-from engine.attention.kernels.choice import choose
+from benchmarks.one_rank import OneRank, joined
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import sheet_peak
 from engine.cost.model import Costs
-from engine.dtypes import DTYPES
-from engine.hardware.measured import Case
-from engine.hardware.micro_batches import runs
-from engine.launch.commands import free_port
-from engine.models.build import build_model
-from engine.models.fuse import fuse
-from engine.trainer.groups import Groups, join_groups
-from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import RankContext
-from engine.zero.engine import ZeroEngine
+from engine.hardware.timing import Stopwatch
+from engine.trainer.groups import Groups
 
 CASES = (
     ("1b", 8192, "none", ()),
@@ -54,33 +43,23 @@ Row = dict[str, str | float]
 
 def main() -> None:
     """Print the table; each case has a process of its own, so that no other's memory is in its peak."""
-    path = on_gpu.asked(__doc__)
+    path = on_gpu.asked(__doc__).json
     print("| model | tokens | recompute | tokens/s | MFU | peak memory, GiB |\n|---|---|---|---|---|---|")
-    rows = []
-    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
-        for row in pool.imap(measured, CASES):
+    rows: list[Row] = []
+    for case in CASES:
+        row = on_gpu.alone(measured, case)
+        if row is not None:
             rows.append(row)
             print(SHOWN.format(**row), flush=True)
-    on_gpu.write(path, torch.device("cuda"), rows=rows)
+            on_gpu.write(path, torch.device("cuda"), rows=rows)
 
 
 def measured(case: tuple[str, int, str, tuple[str, ...]]) -> Row:
     """Return a case's row, in a process that has done nothing else."""
     model, tokens, recompute, _ = case
-    return {"model": model, "tokens": tokens, "recompute": recompute} | measure(config_of(*case), join_alone())
-
-
-def join_alone() -> Groups:
-    """Join a world of this process alone."""
-    here = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(free_port()),
-    }
-    os.environ.update(here)
-    return join_groups()
+    row: Row = {"model": model, "tokens": tokens, "recompute": recompute}
+    with joined() as groups:
+        return row | measure(config_of(*case), groups)
 
 
 def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) -> Config:
@@ -92,22 +71,21 @@ def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) ->
 
 def measure(config: Config, groups: Groups) -> Row:
     """Return the rates of micro-batches of one sequence of `context` tokens, forward and backward."""
-    model, dtype = build_model(config), DTYPES[config.dtype]
-    model.initialise(config.run.seed)
-    model.to(groups.device)
-    fuse(model, groups.device, dtype, config.compile)
-    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
-    kernel = choose(groups.device, dtype, config.model.head_dim)
-    context = RankContext(0, groups.device, RingComm(groups.rings), kernel)
-    case = Case(config.model.layers, (config.context,))
-    (run,) = runs([case], {config.model.layers: engine}, context, 1, config.model.vocab)
+    rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
+
+    def run() -> float:
+        began = watch.now()
+        rank.micro_batch(config.context)
+        return watch.now() - began
+
     run()
-    engine.step(1e-6)  # now the optimizer has its moments
-    seconds = median([sum(run()) for _ in range(WARM_UPS + REPEATS)][WARM_UPS:])
+    rank.engine.step(1e-6)  # now the optimizer has its moments
+    seconds = median([run() for _ in range(WARM_UPS + REPEATS)][WARM_UPS:])
     flops = Costs.of(config).flops(np.array([config.context]))
     peak = torch.cuda.max_memory_allocated() / 2**30 if groups.device.type == "cuda" else 0.0
     mfu = flops / seconds / (sheet_peak(CLUSTER) or 1.0)
-    return {"tokens_per_s": config.context / seconds, "mfu": mfu, "peak_gib": peak, "kernel": kernel.name}
+    kernel = rank.context.kernel.name
+    return {"tokens_per_s": config.context / seconds, "mfu": mfu, "peak_gib": peak, "kernel": kernel}
 
 
 if __name__ == "__main__":

@@ -1,25 +1,73 @@
-"""What benchmarks of a GPU share: their one option, and that they leave with 3 where there is none."""
+"""What benchmarks of a GPU share: options, leaving with 3 where there is none, a process for each case."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from engine.close import in_a_line
+from engine.launch.commands import ALLOCATORS
+from engine.memory.peak import peak_bytes
 
-def asked(description: str | None) -> Path | None:
-    """Return the file that `--json` names. Leaves with 3, and one sentence, without a CUDA device."""
-    parser = argparse.ArgumentParser(description=description)
+Result = TypeVar("Result")
+
+
+class Asked(NamedTuple):
+    """What the command line says."""
+
+    json: Path | None
+    only: str | None = None
+
+
+def asked(description: str | None, sections: Sequence[str] = ()) -> Asked:
+    """Return the file that `--json` names, and which section `--only` does. Leaves with 3, and one sentence, without a
+    CUDA device."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    path: Path | None = parser.parse_args().json
+    if sections:
+        parser.add_argument("--only", choices=sections, help="one part of it")
+    found = Asked(**vars(parser.parse_args()))
     if not torch.cuda.is_available():
         print("There is no CUDA device here: nothing was measured.", file=sys.stderr)
         sys.exit(3)
-    return path
+    return found
+
+
+def alone(work: Callable[..., Result], *arguments: Any) -> Result | None:
+    """Return what `work` gives in a process that has done nothing else, with the allocators' settings of training.
+
+    A case that fails, whatever of, is told and gives None: the others are measured all the same.
+    """
+    for name, value in ALLOCATORS.items():
+        os.environ.setdefault(name, value)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(work, *arguments).result()
+        except Exception as error:
+            print(f"- {', '.join(map(str, arguments))}: failed: {in_a_line(error)}", flush=True)
+            return None
+
+
+def allocated(device: torch.device) -> int:
+    """Return the bytes of tensors that are on a GPU now; 0 elsewhere."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def new_peak(device: torch.device) -> int:
+    """Return the most that was held since this was called last (`peak_bytes`); a process on a CPU: ever."""
+    most = peak_bytes(device) or 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return most
 
 
 def write(path: Path | None, device: torch.device, **figures: Any) -> None:

@@ -16,7 +16,7 @@ from engine.trainer.folder import RunFolder
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # So that a rank holds what `estimate-memory` says: on a GPU gaps of a few percent, on a CPU no freed memory kept for
 # later, which with the C library's own moving threshold was half of the tensors (for 5 % of the processor's time).
-_ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
+ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _command(cluster: Cluster, rank: int, program: tuple[str, ...], port: int) -
         "MASTER_ADDR": "127.0.0.1" if alone else cluster.nodes[0].host,
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(cluster.nodes[node].slots),
-    } | {name: os.environ.get(name) or value for name, value in _ALLOCATORS.items()}
+    } | {name: os.environ.get(name) or value for name, value in ALLOCATORS.items()}
     if is_local(host):
         return RankCommand(rank, host, program, environment)
     settings = [f"{name}={value}" for name, value in environment.items()]

@@ -18,7 +18,7 @@ def allocate(size: int, device: torch.device) -> Tensor:
     """Return uint8 [size] for copies with a device. Raises RuntimeError where the host does not give so much.
 
     PyTorch's own pinned memory comes in powers of two, nearly twice what is asked for. Pages are taken when they are
-    pinned, so that is done near the device. They stay pinned as long as what is returned lives, parts of it aside.
+    pinned, so that is done near the device. They stay pinned as long as what is returned lives, or a part of it.
     """
     block = torch.empty(size, dtype=torch.uint8)
     if device.type == "cuda" and size:

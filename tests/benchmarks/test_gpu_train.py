@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from benchmarks import gpu_train
 from engine.config.load import load
+from tests.benchmarks.one_rank import alone
 from tests.world import run_world
 
 
@@ -17,11 +17,7 @@ def test_every_case_is_a_config(case: tuple[str, int, str, tuple[str, ...]]) -> 
 
 
 def tiny() -> dict[str, str | float]:
-    from engine.trainer.groups import Groups
-
-    world = torch.distributed.group.WORLD
-    groups = Groups(0, 1, torch.device("cpu"), world, world)
-    return gpu_train.measure(load(["recipe=quickstart", "context=64", "capacity=64", "batch_tokens=64"]), groups)
+    return gpu_train.measure(load(["recipe=quickstart", "context=64", "capacity=64", "batch_tokens=64"]), alone())
 
 
 @pytest.mark.world

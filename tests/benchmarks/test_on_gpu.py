@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from benchmarks import gpu_attention, gpu_train
+from benchmarks import gpu_attention, gpu_memory, gpu_train, on_gpu
+from benchmarks.on_gpu import Asked, allocated, alone, asked, new_peak
+from engine.errors import MemoryFitError
 
 
-@pytest.mark.parametrize("benchmark", [gpu_attention, gpu_train])
+@pytest.mark.parametrize("benchmark", [gpu_attention, gpu_memory, gpu_train])
 def test_without_a_gpu_a_benchmark_of_one_leaves_with_3(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -18,3 +22,40 @@ def test_without_a_gpu_a_benchmark_of_one_leaves_with_3(
         benchmark.main()
     assert left.value.code == 3
     assert "no CUDA device" in capsys.readouterr().err
+
+
+def test_one_part_may_be_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("sys.argv", ["benchmark", "--json", "a", "--only", "two"])
+    assert asked("", ("one", "two")) == Asked(Path("a"), "two")
+    monkeypatch.setattr("sys.argv", ["benchmark", "--only", "two"])
+    with pytest.raises(SystemExit):
+        asked("")
+    assert "--only" in capsys.readouterr().err
+
+
+def here(what: str) -> tuple[int, str]:
+    """Return the process and its allocator's settings, unless it is to fail or die."""
+    if what == "fail":
+        raise MemoryFitError("no room\nat all", hint="less")
+    if what == "die":
+        os._exit(9)
+    return os.getpid(), os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+
+
+def test_each_case_has_its_process_and_its_fate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the settings under which the estimate holds; a case that fails or dies is told, and others go on."""
+    monkeypatch.setattr(on_gpu, "ALLOCATORS", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    found = [alone(here, what) for what in ("run", "fail", "die", "run")]
+    processes = {one[0] for one in found if one is not None}
+    assert found[1:3] == [None, None] and len(processes | {os.getpid()}) == 3
+    assert {one[1] for one in found if one is not None} == {"expandable_segments:True"}
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "- fail: failed: MemoryFitError: no room" and told[1].startswith("- die: failed: BrokenProcess")
+
+
+def test_a_cpu_holds_no_tensors_of_a_gpu() -> None:
+    assert allocated(torch.device("cpu")) == 0 and new_peak(torch.device("cpu")) >= 0

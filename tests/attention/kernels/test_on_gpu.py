@@ -116,6 +116,7 @@ def test_the_chosen_kernel_is_no_reference_and_none_is_broken() -> None:
     assert not [line for line in found.passed_over if "broken" in line]
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # it says of itself that it may miss some
 def test_bounds_reach_the_device_without_waiting_for_it() -> None:
     """Raises where a copy synchronises; it is made once for all layers."""
     from engine.attention.kernels.call import packed

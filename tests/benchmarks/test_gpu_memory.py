@@ -1,0 +1,117 @@
+"""What a GPU will be asked for fits it, ends in time, and runs here, tiny: only what CUDA counts is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_memory, longest, on_gpu
+from benchmarks.gpu_memory import PEAKS, RACES, SECTIONS, TRACES, Race, Step
+from engine.cost.model import PPM
+from engine.planner.estimate import estimate
+from engine.planner.memory import Load
+from engine.planner.settings import PlanSettings
+from tests.benchmarks.one_rank import alone
+from tests.world import run_world
+
+STEPS = [*PEAKS, *(race.step for race in RACES), *TRACES]
+TINY = ("model.layers=6",)
+
+
+@pytest.mark.parametrize("step", STEPS, ids=str)
+def test_every_case_fits(step: Step) -> None:
+    """With what it offloads, and without, which a race runs too."""
+    config = step.config
+    settings = PlanSettings.of(config)
+    for ratio in {step.ratio, 0.0} if step not in PEAKS else {step.ratio}:
+        assert estimate(config, settings, Load(step.tokens, step.tokens, round(PPM * ratio))).fits
+
+
+def test_the_cases_are_those_that_were_promised() -> None:
+    configs = [step.config for step in PEAKS]
+    assert len(PEAKS) >= 8 and len(set(PEAKS)) == len(PEAKS)
+    assert {config.recompute for config in configs} == {"none", "layer", "layer_keep_attention"}
+    assert {step.ratio for step in PEAKS} == {0.0, 0.5, 1.0} and {config.zero.stage for config in configs} == {1, 3}
+    assert any(config.mlp_tile for config in configs) and any(config.optimizer.on_host for config in configs)
+    assert any(config.model.experts > 1 for config in configs) and {config.model.name for config in configs} == {
+        "1b",
+        "llama3-8b",
+        "mixtral8x7b",
+    }
+    assert [(race.step.tokens, race.step.ratio, race.most) for race in RACES] == [
+        (64 * 1024, 0.5, 0.01),
+        (256 * 1024, 1.0, 0.02),
+    ]
+
+
+def test_no_part_of_it_takes_more_than_five_minutes() -> None:
+    """By the data sheet and a third more, and 18 s for each process to start and draw its weights."""
+
+    def seconds(step: Step, times: int) -> float:
+        return times * longest.step_seconds(PlanSettings.of(step.config).costs, step.tokens)
+
+    steps = {
+        "peak": sum(seconds(step, 2) for step in PEAKS),
+        "time": sum(seconds(race.step, 1 + 2 * race.rounds) for race in RACES),
+        "trace": sum(seconds(step, 2) for step in TRACES),
+        "longest": sum(longest.length_of(case).runs_s for case in longest.CASES),
+    }
+    took = {name: 1.33 * steps[name] + 18 * len(cases) for name, (_, cases) in SECTIONS.items()}
+    assert max(took.values()) < 300 and sum(took.values()) < 660, took
+
+
+def test_offload_frees_half_of_the_race_that_promises_it() -> None:
+    step = RACES[-1].step
+    layers = step.config.model.layers
+    assert (layers - 2) / layers > 1.2 * gpu_memory.SAVED, "what is no layer's stays"
+
+
+def of(section: str, case: Any) -> dict[str, Any]:
+    return gpu_memory.row(section, case, alone())
+
+
+@pytest.mark.world
+def test_a_tiny_step_is_measured() -> None:
+    """In a process of its own that joins and leaves a world of its own."""
+    found = on_gpu.alone(gpu_memory.measured, "peak", Step("tiny", 64, "none", 0.5, TINY))
+    assert found is not None
+    assert found["peak"] == max(found["moments"].values()) > 0 < found["estimate"]
+    assert list(found["moments"]) == ["forward pass", "backward pass", "update"]
+    assert not found["holds"], "a process is larger than its tensors"
+    assert gpu_memory.line(found).startswith("peak: tiny model.layers=6 tokens=64 recompute=none offload=0.5: ")
+    assert gpu_memory.line(found).endswith("target: within 5 %: MISSED")
+
+
+@pytest.mark.world
+def test_a_tiny_race_is_run_in_turns() -> None:
+    (found,) = run_world(1, of, "time", Race(Step("tiny", 96, "layer_keep_attention", 1.0, TINY), rounds=3, most=1e3))
+    assert [len(taken) for taken in found["seconds"].values()] == [3, 3]
+    assert found["moved"] == pytest.approx(4 / 6, rel=0.02)
+    assert found["holds"] and "50 % freed" in found["target"]
+
+
+@pytest.mark.world
+def test_a_tiny_trace_is_read() -> None:
+    (found,) = run_world(1, of, "trace", Step("tiny", 96, "none", 1.0, TINY))
+    assert (found["share"], found["copies_s"], found["holds"]) == (0.0, 0.0, False), "a CPU's copies have no stream"
+
+
+def test_lines_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"section": "peak", "case": "a", "said": "x", "target": "y", "holds": True}
+    answers: list[Any] = [row, None, row]
+    written: list[int] = []
+
+    def run(work: Callable[..., Any], section: str, case: str) -> Any:
+        assert (work, section) == (gpu_memory.measured, "peak")
+        return answers.pop(0)
+
+    monkeypatch.setattr("sys.argv", ["gpu_memory", "--only", "peak"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(on_gpu, "alone", run)
+    monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: written.append(len(rows)))
+    monkeypatch.setitem(gpu_memory.SECTIONS, "peak", (gpu_memory.peak, ("a", "b", "c")))
+    gpu_memory.main()
+    assert capsys.readouterr().out == "peak: a: x | target: y: holds\n" * 2 and written == [1, 2]

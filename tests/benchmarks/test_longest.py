@@ -1,0 +1,59 @@
+"""The longest context that a GPU will be asked for is one that the planner would plan, and that ends in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import longest
+from benchmarks.longest import CASES, MODES, MOST_S, Longest, length_of, outlook, step_seconds
+from engine.planner.estimate import estimate
+from engine.planner.settings import PlanSettings
+from tests.benchmarks.one_rank import alone
+from tests.world import run_world
+
+ALL = [Longest(mode, ratio) for mode in MODES for ratio in ("0", "auto")]
+
+
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_what_runs_is_the_longest_that_fits_in_memory_and_time(case: Longest) -> None:
+    found = length_of(case)
+    config = case.config(found.fits)
+    settings = PlanSettings.of(config)
+    assert estimate(config, settings).fits
+    longer = case.config(found.fits + 64)
+    assert not estimate(longer, PlanSettings.of(longer)).fits
+    assert found.runs == found.fits or MOST_S * 0.99 < found.runs_s <= MOST_S < found.fits_s
+
+
+def test_offload_makes_the_context_longer_and_none_of_the_cases_is_cut_below_what_fits_without() -> None:
+    for mode in MODES:
+        without, with_ = (length_of(Longest(mode, ratio)) for ratio in ("0", "auto"))
+        assert with_.fits > 1.4 * without.fits
+        assert Longest(mode, "auto") not in CASES or with_.runs > without.fits
+
+
+def test_the_outlook_names_every_mode_and_what_is_not_run() -> None:
+    said = outlook()
+    assert [str(case) in text for case, text in zip(ALL, said, strict=True)] == [True] * len(ALL)
+    assert [text.endswith("not run") for text in said] == [case not in CASES for case in ALL]
+
+
+def tiny(cut: bool) -> dict[str, Any]:
+    keys = ("model=tiny", "model.layers=6", "cluster.device_memory=1031MiB")  # of which the runtime has 1 GiB
+    case = Longest("none", "auto", keys)
+    if cut:
+        costs = PlanSettings.of(case.config()).costs
+        longest.MOST_S = (step_seconds(costs, 1) + length_of(case).fits_s) / 2
+    return longest.longest(case, alone())
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_tiny_one_runs_whole_or_cut(cut: bool) -> None:
+    (found,) = run_world(1, tiny, cut)
+    length = found["length"]
+    assert found["holds"] and found["seconds"] > 0 and found["peak"] > 0
+    assert (length["runs"] < length["fits"]) == cut == ("cut" in found["said"])
+    assert found["ratio"] > 0.5 or cut
