@@ -108,7 +108,7 @@ def _offload(config: Config, fact: dict[str, Any]) -> list[str]:
 
     if not fact["offloaded_micro_batches"]:
         return ["offload: allowed, and not used: it would not shorten the step"]
-    devices = max(node.slots for node in Cluster.of(config.cluster).nodes)
+    devices = Cluster.of(config.cluster).largest_node
     needs, has = fact["host_bytes"], config.cluster.host_memory
     memory = (
         f"{format_bytes(needs)} a device of {format_bytes(has)}, "

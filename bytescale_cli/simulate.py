@@ -107,7 +107,7 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
         raise
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
-    devices = max(node.slots for node in Cluster.of(config.cluster).nodes)
+    devices = Cluster.of(config.cluster).largest_node
     return [swept | shared | run | {"host_node_bytes": int(run["host_bytes"]) * devices} for run in found]
 
 

@@ -90,6 +90,11 @@ class Cluster:
         """Return the number of ranks."""
         return self._first[-1]
 
+    @property
+    def largest_node(self) -> int:
+        """Return the ranks of the node that has the most."""
+        return max(self._slots)
+
     def place(self, rank: int) -> tuple[int, int]:
         """Return the node's index and the rank's place in that node. Raises IndexError out of 0..ranks-1."""
         if not 0 <= rank < self.ranks:
