@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
+from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
 from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from engine.planner.ways import Way
 
 _GIB = 2**30
-_MOST_STEPS = 10_000  # of --plan: hours
 _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
 
 
@@ -35,7 +34,8 @@ def estimate_memory(
     debug: Debug = False,
 ) -> None:
     """Estimate a rank's memory by item, without any GPU. Says what fits."""
-    _check_steps(plan)
+    if plan is not None:
+        check_steps(plan, "--plan")
     path = plot_path(plot)
     from engine.config.load import load
     from engine.config.units import counted
@@ -62,12 +62,6 @@ def estimate_memory(
         output.emit(told, "\n".join(text), as_json=json)
     else:
         _refuse(config, settings, found, told, "" if json else "\n".join(text))
-
-
-def _check_steps(plan: int | None) -> None:
-    if plan is not None and not 1 <= plan <= _MOST_STEPS:
-        bound = "at least 1" if plan < 1 else f"at most {_MOST_STEPS:,}"
-        raise ConfigError(f"must be {bound}, not {plan}", key="--plan", hint="for example --plan 3")
 
 
 def _refused(config: Config, settings: PlanSettings, fit: bool) -> str | None:
