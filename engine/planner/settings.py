@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem, ranks_problem
 from engine.config.schema import Config
-from engine.config.units import counted, format_bytes, format_count
+from engine.config.units import counted, format_apart, format_bytes, format_count
 from engine.cost import room
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
@@ -162,12 +162,14 @@ def _check_host(config: Config, costs: Costs) -> None:
     if ratio == "auto" or not ratio:
         return
     away = int(costs.host_bytes(np.int64(config.capacity), round(PPM * ratio)))
-    if costs.host_fixed_bytes + away <= has:
+    states = costs.host_fixed_bytes
+    if states + away <= has:
         return
-    states = f" beside {format_bytes(costs.host_fixed_bytes)} of model states" if costs.host_fixed_bytes else ""
+    needs, holds = format_apart(states + away, has)
+    both = f"{format_bytes(away)} on the host beside {format_bytes(states)} of model states, {needs} in all"
     message = (
-        f"{ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts {format_bytes(away)} on the host"
-        f"{states}, and cluster.host_memory is {format_bytes(has)} a rank"
+        f"{ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts "
+        f"{both if states else f'{needs} on the host'}, and cluster.host_memory is {holds} a rank"
     )
     raise MemoryFitError(message, key="offload.ratio", hint="offload.ratio=auto takes what fits, or name more memory")
 
