@@ -12,14 +12,14 @@ from engine.config.units import counted
 from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.data.tokenizer import VOCAB
-from engine.errors import BytescaleError, ConfigError, Problem
+from engine.errors import BytescaleError, ConfigError, MemoryFitError, Problem
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.host_adam import check_host_adam
+from engine.launch.host_memory import host_problem, tight
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
-from engine.launch.room import check_room, tight
 from engine.launch.unbuilt import unbuilt
 from engine.report.run import write_report
 from engine.trainer import metrics
@@ -52,9 +52,12 @@ def train(
     check_place(folder, config)
     with prepare.locked(folder):
         start = prepare.look(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
+        short = host_problem(start.plans[:1], config, cluster)
         if dry_run:
-            return {"dry_run": dry_run_of(config, cluster, folder, start, lacking(config, cluster))}
-        check_room(start.plans, Costs.of(config), cluster)
+            refused = [*lacking(config, cluster), *([short] if short else [])]
+            return {"dry_run": dry_run_of(config, cluster, folder, start, refused)}
+        if short:
+            raise MemoryFitError.of([short])
         check_host_adam(config.optimizer, say)
         if resume != "never" or not folder.resolved.exists():
             return _train(config, cluster, folder, start, say, on_step)
