@@ -114,7 +114,7 @@ class PlanSettings:
     def check_nodes(self) -> None:
         """Raise MemoryFitError for a node whose ranks hold nothing."""
         if self.least_capacity < 1:
-            host = self._host(int(np.argmin(self.cluster.memory)))
+            host = self.host(int(np.argmin(self.cluster.memory)))
             message = f"a rank of node {host} holds not one token beside the model states"
             hint = "leave the node out, take more ranks, or a higher zero.stage"
             raise MemoryFitError(message, key="cluster.hostfile", hint=hint)
@@ -129,12 +129,13 @@ class PlanSettings:
         if self.least_capacity >= self.capacity:
             hint = f"context={holds}, or a larger capacity, or more ranks"
             raise ConfigError(f"{sequence}: {each}", key="context", hint=hint)
-        host = self._host(int(np.argmin(self.capacities)))
+        host = self.host(int(np.argmin(self.capacities)))
         message = f"{sequence}: {each}, which the memory of node {host} leaves of capacity={self.capacity}"
         hint = f"context={holds}, or {self._larger(tokens)}more ranks"
         raise MemoryFitError(message, key="context", hint=hint)
 
-    def _host(self, rank: int) -> str:
+    def host(self, rank: int) -> str:
+        """Return the name of a rank's node."""
         return self.cluster.nodes[int(self.cluster.node_of[rank])].host
 
     def _larger(self, tokens: int) -> str:
