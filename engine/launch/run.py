@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.config.units import counted
+from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.data.tokenizer import VOCAB
@@ -115,7 +115,7 @@ def _train(
     prepare.go_back(folder, start.step, say)
     say(f"{folder.root}: {start.outlook(config)}")
     if start.plans:
-        tail = MetricsTail(folder.metrics, on_step)
+        tail = MetricsTail(folder.metrics, _noticing(on_step, folder, say))
         try:
             run_ranks(rank_commands(cluster, folder, start.checkpoint, free_port()), folder, tail, say)
         except (RankError, PreemptedError):
@@ -139,6 +139,22 @@ def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> I
         yield f"longer than batch_tokens={config.batch_tokens}, so each a step of its own: {long:,}"
     if config.data.validation_tokens and not index.validation.any():
         yield "no document is kept for validation"
+
+
+def _noticing(on_step: OnStep, folder: RunFolder, say: Say) -> OnStep:
+    """Return `on_step` that says, once, that a host gave less than the plans send there."""
+    told = False
+
+    def notice(line: Mapping[str, Any]) -> None:
+        nonlocal told
+        short = line.get("host_short")
+        if short and not told:
+            told = True
+            gave = f"a rank's host gave {format_bytes(short)} less than is offloaded to it, which stays on the device"
+            say(f"warning: {gave}; with a smaller cluster.host_memory less is planned there ({folder.logs})")
+        on_step(line)
+
+    return notice
 
 
 def _report(folder: RunFolder, say: Say) -> str | None:

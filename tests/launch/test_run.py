@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,20 @@ def test_a_damaged_file_beside_a_finished_run_is_named(tmp_path: Path, monkeypat
         (tmp_path / "run" / name).write_bytes(b"\0" * 40)
     assert train(settings, say=said.append)["train"]["steps"] == 1
     assert [line for line in said if f"report could not be written: {tmp_path}/run/plan.bin: is damaged: " in line]
+
+
+def test_a_host_that_gave_less_than_is_offloaded_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, said, shown = finished(tmp_path, monkeypatch, 0), list[str](), list[Any]()
+
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+        for step, short in enumerate([None, 3 * 2**30, 3 * 2**30], start=1):
+            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short})
+            tick()
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    train(settings, say=said.append, on_step=shown.append)
+    (told,) = [line for line in said if "offloaded" in line]
+    assert told.startswith("warning: a rank's host gave 3.0 GiB less than is offloaded to it") and len(shown) == 3
 
 
 def test_talk_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
