@@ -22,9 +22,12 @@ def host_problem(plans: Iterable[StepPlan], config: Config, cluster: Cluster) ->
 
     Other hosts cannot be asked from here: a rank there that gets too little stops before its step.
     """
-    costs, ranks, free = Costs.of(config), _ranks_here(cluster), free_bytes()
+    ranks, free = _ranks_here(cluster), free_bytes()
+    if free is None or not ranks:
+        return None
+    costs = Costs.of(config)
     a_rank = costs.host_fixed_bytes + max((_waiting(plan, costs) for plan in plans), default=0)
-    if free is None or a_rank * ranks <= free:
+    if a_rank * ranks <= free:
         return None
     needs, has = format_apart(a_rank * ranks, free)
     message = (
