@@ -80,8 +80,8 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     """Refuse a capacity whose full micro-batch, all in rings, does not fit, with no more offloaded than this takes."""
     if settings.host_memory < 0:
         states = settings.costs.host_fixed_bytes
-        needs, has = format_apart(states, states + settings.host_memory)
-        message = f"the model states on the host need {needs} a rank, and cluster.host_memory is {has}"
+        needs, given = format_apart(states, states + settings.host_memory)
+        message = f"the model states on the host need {needs} a rank, and cluster.host_memory is {given}"
         hint = "more ranks, or take zero.weights_on_host or optimizer.on_host back"
         raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
     tokens, costs, device = min(settings.capacity, step_tokens), settings.costs, settings.device_memory
