@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
+from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
 from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.planner.estimate import Estimate
-    from engine.planner.memory import Load
     from engine.planner.settings import PlanSettings
     from engine.planner.ways import Way
 
 _GIB = 2**30
-_MOST_STEPS = 10_000  # of --plan: hours
 _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
 
 
@@ -35,7 +33,8 @@ def estimate_memory(
     debug: Debug = False,
 ) -> None:
     """Estimate a rank's memory by item, without any GPU. Says what fits."""
-    _check_steps(plan)
+    if plan is not None:
+        check_steps(plan, "--plan")
     path = plot_path(plot)
     from engine.config.load import load
     from engine.config.units import counted
@@ -45,9 +44,9 @@ def estimate_memory(
     config = load(overrides or [], refuses=not fit)
     settings = PlanSettings.of(config, refuses=False)
     refused = _refused(config, settings, fit)
-    found = estimate(config, settings, _planned(config, settings, plan) if plan else None)
+    found = _planned(config, settings, plan) if plan else estimate(config, settings)
     told: dict[str, Any] = {"memory": found.as_json()}
-    text = [_head(config, settings, found.load), _items(found)]
+    text = [_head(config, settings, found), _items(found)]
     if fit:
         told["fit"] = _fit(config, settings, refused)
         text += ["", *_fit_lines(config, told["fit"])]
@@ -64,29 +63,28 @@ def estimate_memory(
         _refuse(config, settings, found, told, "" if json else "\n".join(text))
 
 
-def _check_steps(plan: int | None) -> None:
-    if plan is not None and not 1 <= plan <= _MOST_STEPS:
-        bound = "at least 1" if plan < 1 else f"at most {_MOST_STEPS:,}"
-        raise ConfigError(f"must be {bound}, not {plan}", key="--plan", hint="for example --plan 3")
-
-
 def _refused(config: Config, settings: PlanSettings, fit: bool) -> str | None:
-    """Return why the context cannot be planned, None if it can; raise it unless `fit` asks what can."""
-    from engine.config.checks import context_problem
+    """Return why the context cannot be planned, None if it can; raise it unless `fit` asks what can.
 
-    problem = context_problem(config, settings.ranks)
-    if problem is not None and not fit:
-        raise ConfigError.of([problem])
-    return None if problem is None else problem.message
+    Ranks that hold nothing beside the model states are what the estimate shows.
+    """
+    try:
+        if settings.least_capacity:
+            settings.check_longest(config.context)
+    except (ConfigError, MemoryFitError) as error:
+        if not fit:
+            raise
+        return error.problems[0].message
+    return None
 
 
-def _planned(config: Config, settings: PlanSettings, steps: int) -> Load:
+def _planned(config: Config, settings: PlanSettings, steps: int) -> Estimate:
     from engine.data.lengths import step_lengths
     from engine.planner.estimate import of_plans
     from engine.planner.make import plan_step
 
     output.say_when_compiling()
-    return of_plans((plan_step(lengths, settings) for lengths in step_lengths(config, steps)), settings.costs)
+    return of_plans(config, settings, (plan_step(lengths, settings) for lengths in step_lengths(config, steps)))
 
 
 def _refuse(config: Config, settings: PlanSettings, found: Estimate, told: dict[str, Any], text: str) -> None:
@@ -106,17 +104,19 @@ def _refusal(found: Estimate, ways: list[Way], told: dict[str, Any]) -> MemoryFi
     short = {place: format_apart(need, has) for place, (need, has) in places.items() if need > has}
     needs = " and ".join(f"{need} of its {place}, which has {has} for it" for place, (need, has) in short.items())
     hint = "; or ".join(map(str, ways)) or "a smaller model, or more and larger devices"
-    error = MemoryFitError(f"a rank needs {needs}", key=f"cluster.{next(iter(short))}_memory", hint=hint)
+    rank = f"a rank of node {found.node}" if found.node else "a rank"
+    error = MemoryFitError(f"{rank} needs {needs}", key=f"cluster.{next(iter(short))}_memory", hint=hint)
     error.found = told
     return error
 
 
-def _head(config: Config, settings: PlanSettings, load: Load) -> str:
+def _head(config: Config, settings: PlanSettings, found: Estimate) -> str:
     from engine.config.units import counted
 
+    load, node = found.load, f" of node {found.node}" if found.node else ""
     away = f", {load.offload / 1e6:.0%} of what the middle layers save on the host" if load.offload else ""
     sharded = f"{config.model.name}, {counted(settings.ranks, 'rank')}, ZeRO-{config.zero.stage}, {config.dtype}"
-    return f"{sharded}, recompute={config.recompute}; a micro-batch of {counted(load.tokens, 'token')}{away}"
+    return f"{sharded}, recompute={config.recompute}; a micro-batch of {counted(load.tokens, 'token')}{node}{away}"
 
 
 def _items(found: Estimate) -> str:
@@ -153,7 +153,7 @@ def _fit_lines(config: Config, fit: dict[str, Any]) -> list[str]:
         f"largest capacity that fits          {f'capacity={capacity}{few}' if capacity else 'none'}",
         f"longest context for these ranks     {fit['context_set'] or 'none'}",
         f"least ranks for context={config.context:<12}{ranks}",
-        *([f"as it is, context {fit['refused']}"] if fit["refused"] else []),
+        *([f"as it is, {fit['refused']}"] if fit["refused"] else []),
     ]
 
 

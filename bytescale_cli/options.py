@@ -13,6 +13,8 @@ import typer
 from engine.config.spelling import nearest
 from engine.errors import ConfigError, Problem
 
+_MOST_STEPS = 10_000  # to plan: hours
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="What to change, for example recipe=quickstart optimizer.lr=1e-4."),
@@ -63,6 +65,13 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"{text} is not a whole number") from None
+
+
+def check_steps(steps: int, flag: str) -> None:
+    """Raise ConfigError for a number of steps that is none, or would take days to plan."""
+    if not 1 <= steps <= _MOST_STEPS:
+        bound = "at least 1" if steps < 1 else f"at most {_MOST_STEPS:,}"
+        raise ConfigError(f"must be {bound}, not {steps}", key=flag, hint=f"for example {flag} 3")
 
 
 def choice(*options: str) -> Callable[[str], str]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
-from engine.errors import ConfigError
+from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -41,8 +40,7 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Plan steps without any GPU. Shows rings, micro-batches and balance."""
-    if steps < 1:
-        raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
+    check_steps(steps, "--steps")
     path = plot_path(plot)
     from engine.config.load import load
     from engine.data.lengths import step_lengths
@@ -108,7 +106,7 @@ def _offload(config: Config, fact: dict[str, Any]) -> list[str]:
 
     if not fact["offloaded_micro_batches"]:
         return ["offload: allowed, and not used: it would not shorten the step"]
-    devices = max(node.slots for node in Cluster.of(config.cluster).nodes)
+    devices = Cluster.of(config.cluster).largest_node
     needs, has = fact["host_bytes"], config.cluster.host_memory
     memory = (
         f"{format_bytes(needs)} a device of {format_bytes(has)}, "

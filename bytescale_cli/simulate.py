@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
+from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
 from engine.errors import BytescaleError, ConfigError
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def simulate(
     debug: Debug = False,
 ) -> None:
     """Compare planners on a modelled cluster. Shows step time, tokens a second, bubbles, speed-up."""
-    if steps < 1:
-        raise ConfigError(f"must be at least 1, not {steps}", key="--steps", hint="for example --steps 3")
+    check_steps(steps, "--steps")
     swept = dict(map(_values, sweep or []))
     if len(swept) < len(sweep or []):
         raise ConfigError("a key is swept twice", key="--sweep", hint="give all its values at once: KEY=A,B,C")
@@ -107,7 +106,7 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
         raise
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
-    devices = max(node.slots for node in Cluster.of(config.cluster).nodes)
+    devices = Cluster.of(config.cluster).largest_node
     return [swept | shared | run | {"host_node_bytes": int(run["host_bytes"]) * devices} for run in found]
 
 

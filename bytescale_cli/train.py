@@ -53,7 +53,9 @@ def _text(payload: Mapping[str, Any]) -> str:
     if "dry_run" not in payload:
         return str(payload["train"]["out"])
     dry = payload["dry_run"]
-    return "\n".join([*_head(dry), *_refused(dry["refused"]), *_steps(dry["steps"]), *_commands(dry["commands"])])
+    return "\n".join(
+        [*_head(dry), *_refused(dry["refused"]), *_steps(dry["steps"]), *_commands(dry["commands"], dry["ranks"])]
+    )
 
 
 def _head(dry: Mapping[str, Any]) -> list[str]:
@@ -72,9 +74,11 @@ def _steps(steps: list[dict[str, Any]]) -> list[str]:
     return [output.table(list(steps[0]), rows, right=True)] if steps else []
 
 
-def _commands(commands: list[str]) -> list[str]:
-    more = len(commands) - _MOST_COMMANDS
-    return [*commands[:_MOST_COMMANDS], *([f"and {more:,} more like these (--json has all)"] if more > 0 else [])]
+def _commands(commands: list[str], ranks: int) -> list[str]:
+    if len(commands) <= _MOST_COMMANDS:
+        return commands
+    has = "all" if len(commands) == ranks else f"{len(commands):,}"
+    return [*commands[:_MOST_COMMANDS], f"and {ranks - _MOST_COMMANDS:,} more like these (--json has {has})"]
 
 
 def _refused(problems: list[dict[str, str]]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -37,10 +37,7 @@ class Cluster:
         With `parallel` its ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
         malformed, and for degrees that do not divide its devices or cut a rank's at the border of two nodes.
         """
-        if config.hostfile is not None:
-            nodes = _read(config.hostfile)
-        else:
-            nodes = tuple(Node(_host(index, config.nodes), config.ranks_per_node) for index in range(config.nodes))
+        nodes = _read(config.hostfile) if config.hostfile is not None else _alike(config.nodes, config.ranks_per_node)
         cluster = cls(nodes, config.device_memory)
         return cluster if parallel is None else cluster._hdp(parallel.tp, parallel.pp)
 
@@ -90,6 +87,11 @@ class Cluster:
         """Return the number of ranks."""
         return self._first[-1]
 
+    @property
+    def largest_node(self) -> int:
+        """Return the ranks of the node that has the most."""
+        return max(self._slots)
+
     def place(self, rank: int) -> tuple[int, int]:
         """Return the node's index and the rank's place in that node. Raises IndexError out of 0..ranks-1."""
         if not 0 <= rank < self.ranks:
@@ -121,6 +123,11 @@ class Cluster:
     def _first(self) -> tuple[int, ...]:
         """Return the first rank of each node, and behind them the number of ranks."""
         return tuple(accumulate(self._slots, initial=0))
+
+
+@lru_cache(maxsize=4)  # tens of thousands take a moment, and a command asks several times
+def _alike(nodes: int, slots: int) -> tuple[Node, ...]:
+    return tuple(Node(_host(index, nodes), slots) for index in range(nodes))
 
 
 def _host(index: int, nodes: int) -> str:

@@ -48,7 +48,7 @@ def states(config: schema.Config, ranks: int) -> Held:
     """Return what each device of one of `ranks` HDP ranks holds whatever its micro-batch, by DeepSpeed's optimizer.
 
     Of P parameters: stage 1 in bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 4P n / ranks of optimizer
-    (`_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a bucket.
+    (`optimizer_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a bucket.
     Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time. With an
     optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
     """
@@ -60,7 +60,7 @@ def states(config: schema.Config, ranks: int) -> Held:
     here = Held(
         parameters=b * (count if stage < 3 else share),
         gradients=w * (count if stage == 1 else share),
-        optimizer=w * share * _tensors(config.optimizer),
+        optimizer=w * share * optimizer_tensors(config.optimizer),
         gather_buffers=bucket + (gathered if stage == 3 else 0),
         host=0,
     )
@@ -76,7 +76,7 @@ def is_bf16_optimizer(config: schema.Config) -> bool:
     return config.dtype == "bf16" and config.zero.stage == 1 and not config.optimizer.on_host
 
 
-def _tensors(optimizer: schema.Optimizer) -> int:
+def optimizer_tensors(optimizer: schema.Optimizer) -> int:
     """Return how many an optimizer has: master weights, and AdamW's two moments or SGD's momentum."""
     return 3 if optimizer.name == "adamw" else 2 if optimizer.betas[0] else 1
 

@@ -33,11 +33,16 @@ class RankCommand:
         return shlex.join([*(f"{k}={v}" for k, v in self.environment.items()), *self.arguments])
 
 
-def rank_commands(cluster: Cluster, folder: RunFolder, checkpoint: Path | None, port: int) -> list[RankCommand]:
-    """Return a command for each rank. All hosts must see the run folder and the data under the same path."""
+def rank_commands(
+    cluster: Cluster, folder: RunFolder, checkpoint: Path | None, port: int, most: int | None = None
+) -> list[RankCommand]:
+    """Return a command for each rank, or for the first so many.
+
+    All hosts must see the run folder and the data under the same path.
+    """
     arguments = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = (sys.executable, "-m", "engine.trainer", *arguments)
-    return [_command(cluster, rank, program, port) for rank in range(cluster.ranks)]
+    return [_command(cluster, rank, program, port) for rank in range(cluster.ranks)[:most]]
 
 
 def is_local(host: str) -> bool:

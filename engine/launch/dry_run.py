@@ -16,15 +16,16 @@ from engine.simulator.timeline import balance
 from engine.trainer.folder import RunFolder
 
 PLANNED = 3  # steps
+_COMMANDS = 2**14  # as many ranks as the paper's largest run; of millions nobody needs all
 
 
 def dry_run_of(
     config: Config, cluster: Cluster, folder: RunFolder, start: Start, refused: list[Problem]
 ) -> dict[str, Any]:
-    """Return what the command prints as JSON; no commands if no step is left to run."""
+    """Return what the command prints as JSON; the first commands, none if no step is left to run."""
     settings = PlanSettings.of(config)
     steps = [_step(number, plan, settings) for number, plan in enumerate(start.plans, start=start.step + 1)]
-    commands = rank_commands(cluster, folder, start.checkpoint, free_port()) if steps else []
+    commands = rank_commands(cluster, folder, start.checkpoint, free_port(), _COMMANDS) if steps else []
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,

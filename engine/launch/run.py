@@ -8,18 +8,18 @@ from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.config.units import counted
+from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.data.tokenizer import VOCAB
-from engine.errors import BytescaleError, ConfigError, Problem
+from engine.errors import BytescaleError, ConfigError, MemoryFitError, Problem
 from engine.launch import prepare
 from engine.launch.commands import free_port, is_local, is_loopback, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.host_adam import check_host_adam
+from engine.launch.host_memory import host_problem, tight
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
-from engine.launch.room import check_room, tight
 from engine.launch.unbuilt import unbuilt
 from engine.report.run import write_report
 from engine.trainer import metrics
@@ -52,9 +52,12 @@ def train(
     check_place(folder, config)
     with prepare.locked(folder):
         start = prepare.look(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
+        short = host_problem(start.plans[:1], config, cluster)
         if dry_run:
-            return {"dry_run": dry_run_of(config, cluster, folder, start, lacking(config, cluster))}
-        check_room(start.plans, Costs.of(config), cluster)
+            refused = [*lacking(config, cluster), *([short] if short else [])]
+            return {"dry_run": dry_run_of(config, cluster, folder, start, refused)}
+        if short:
+            raise MemoryFitError.of([short])
         check_host_adam(config.optimizer, say)
         if resume != "never" or not folder.resolved.exists():
             return _train(config, cluster, folder, start, say, on_step)
@@ -112,7 +115,7 @@ def _train(
     prepare.go_back(folder, start.step, say)
     say(f"{folder.root}: {start.outlook(config)}")
     if start.plans:
-        tail = MetricsTail(folder.metrics, on_step)
+        tail = MetricsTail(folder.metrics, _noticing(on_step, folder, say))
         try:
             run_ranks(rank_commands(cluster, folder, start.checkpoint, free_port()), folder, tail, say)
         except (RankError, PreemptedError):
@@ -136,6 +139,22 @@ def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> I
         yield f"longer than batch_tokens={config.batch_tokens}, so each a step of its own: {long:,}"
     if config.data.validation_tokens and not index.validation.any():
         yield "no document is kept for validation"
+
+
+def _noticing(on_step: OnStep, folder: RunFolder, say: Say) -> OnStep:
+    """Return `on_step` that says, once, that a host gave less than the plans send there."""
+    told = False
+
+    def notice(line: Mapping[str, Any]) -> None:
+        nonlocal told
+        short = line.get("host_short")
+        if short and not told:
+            told = True
+            gave = f"a rank's host gave {format_bytes(short)} less than is offloaded to it, which stays on the device"
+            say(f"warning: {gave}; with a smaller cluster.host_memory less is planned there ({folder.logs})")
+        on_step(line)
+
+    return notice
 
 
 def _report(folder: RunFolder, say: Say) -> str | None:

@@ -25,6 +25,7 @@ class Arena:
         self._device, self._limit = device, limit
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = self._most = 0
+        self.short = 0  # bytes that the host did not give of what was needed
 
     @property
     def size(self) -> int:
@@ -46,7 +47,7 @@ class Arena:
         self._most = self.size
         if self.size < enough:
             _LOG.warning("the host gave no %s bytes to offload to, so half as many are taken", f"{enough:,}")
-            self._limit = self.size
+            self._limit, self.short = self.size, enough - self.size
 
     def _allocate(self, *sizes: int) -> Tensor:
         """Return the first of these sizes that the host gives."""

@@ -72,7 +72,7 @@ class _Work:
     def of(cls, lengths: Ints, degrees: Ints, long: Ints, short: Ints, settings: PlanSettings) -> _Work:
         """Return the work of a step whose long and short sequences are given by number, in the order of placing."""
         costs, capacity = settings.costs, settings.least_capacity
-        node = max(node.slots for node in settings.cluster.nodes)
+        node = settings.cluster.largest_node
         times = ring_times(costs.rates, lengths[long], degrees[long], node)
         prices = costs.sequence(lengths[short]) + costs.fixed * lengths[short] // capacity
         pack = int(prices.sum()) * capacity // max(capacity, int(lengths[short].sum()))

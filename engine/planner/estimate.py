@@ -1,12 +1,13 @@
 """What a rank's memory holds at its fullest, by item: the bytes of `Costs`, and the allowances beside them.
 
 The fullest micro-batch is `capacity` tokens, all of them in rings. Where activations may wait on the host it is as much
-of one sequence as equation 3 and the device let a rank hold, at the least ratio that this takes.
+of one sequence as equation 3 and the device let a rank hold, at the least ratio that this takes. Where ranks differ in
+memory each kind is held against its own, and the one that is nearest to it, or furthest over it, is shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,8 @@ from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
 from engine.cost.states import states
-from engine.planner import memory as room
 from engine.planner.loads import micro_loads
-from engine.planner.memory import Load
+from engine.planner.memory import Load, least_offload, most
 from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
 
@@ -38,6 +38,7 @@ class Estimate:
     device_total: int
     host: int
     host_total: int
+    node: str = ""  # of such a rank, where ranks differ in memory
 
     @property
     def peak(self) -> int:
@@ -51,21 +52,44 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as `estimate-memory --json` has it."""
-        told = ("working_set", "context", "fragmentation", "device_total", "host", "host_total", "peak", "fits")
+        told = ("working_set", "context", "fragmentation", "device_total", "host", "host_total", "peak", "fits", "node")
         load = {"tokens": self.load.tokens, "offload": self.load.offload / PPM}
         return self.items | {name: getattr(self, name) for name in told} | load
 
 
 def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -> Estimate:
-    """Return what a micro-batch, by default the fullest, makes a device of the rank with the least memory hold."""
-    load = load or fullest(config, settings)
+    """Return what a micro-batch, by default a rank's fullest, makes a device hold."""
+    return _nearest(_of(config, settings, rank, load or fullest(config, settings, rank)) for rank in _kinds(settings))
+
+
+def of_plans(config: Config, settings: PlanSettings, plans: Iterable[StepPlan]) -> Estimate:
+    """Return what the fullest micro-batch of these plans (one at least) makes a device hold."""
+    worst: dict[int, Load] = {}
+    for plan in plans:
+        for rank, load in _worst(plan, settings):
+            worst[rank] = max(worst.get(rank, load), load, key=lambda one: _peak(one, settings.costs))
+    return _nearest(_of(config, settings, rank, load) for rank, load in worst.items())
+
+
+def _nearest(found: Iterable[Estimate]) -> Estimate:
+    """Return the one that is nearest to its limit, or furthest over it."""
+    return max(found, key=lambda one: (not one.fits, one.peak / one.device_total))
+
+
+def _kinds(settings: PlanSettings) -> list[int]:
+    """Return a rank of each size of memory: its capacity follows from that."""
+    first: list[int] = np.unique(settings.cluster.memory, return_index=True)[1].tolist()
+    return first
+
+
+def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estimate:
     allowance, held, costs = Allowance.of(config), states(config, settings.ranks), settings.costs
     saved = costs.token_bytes * int(costs.resident(np.int64(load.tokens), load.offload))
     working, layer = int(costs.working(load.tokens)), int(costs.moments[0].of(load.tokens))
-    most = int(costs.fullest(np.int64(load.tokens), load.offload))
+    fullest = int(costs.fullest(np.int64(load.tokens), load.offload))
     items = {
         "parameters": held.parameters,
-        "gradients": held.gradients + most - saved - working,
+        "gradients": held.gradients + fullest - saved - working,
         "optimizer": held.optimizer,
         "activations": saved + layer,
         "logits": working - layer,
@@ -79,38 +103,38 @@ def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -
         working_set=layer,
         context=allowance.context,
         fragmentation=fragmentation,
-        device_total=_device(config),
+        device_total=_device(config, rank),
         host=costs.host_fixed_bytes + int(costs.host_bytes(np.int64(load.tokens), load.offload)),
         host_total=config.cluster.host_memory,
+        node=settings.host(rank) if len(_kinds(settings)) > 1 else "",
     )
 
 
-def fullest(config: Config, settings: PlanSettings) -> Load:
-    """Return the fullest micro-batch of the rank with the least memory."""
-    rank = int(np.argmin(settings.cluster.memory))
+def fullest(config: Config, settings: PlanSettings, rank: int = 0) -> Load:
+    """Return the fullest micro-batch of a rank."""
     capacity, device = int(settings.capacities[rank]), int(settings.cluster.memory[rank])
     longest = max(capacity, config.context)  # nothing beyond the capacity but a part of one sequence
-    tokens = min(longest, room.most(capacity, device, settings)) if settings.offload else capacity
-    return room.least_offload(tokens, capacity, device, settings)
+    tokens = min(longest, most(capacity, device, settings)) if settings.offload else capacity
+    return least_offload(tokens, capacity, device, settings)
 
 
-def of_plans(plans: Iterable[StepPlan], costs: Costs) -> Load:
-    """Return the micro-batch of these plans (one at least) that needs the most of a device."""
-    return max((_worst(plan, costs) for plan in plans), key=lambda load: _peak(load, costs))
-
-
-def _worst(plan: StepPlan, costs: Costs) -> Load:
+def _worst(plan: StepPlan, settings: PlanSettings) -> Iterator[tuple[int, Load]]:
+    """Yield a rank of each size of memory, and the micro-batch that needs the most of such a device, if it has any."""
     tokens, buffers = micro_loads(plan)
-    worst = int(np.argmax(costs.peak_bytes(tokens, buffers, plan.offload)))
-    return Load(int(tokens[worst]), int(buffers[worst]), int(plan.offload[worst]))
+    peaks, memory = settings.costs.peak_bytes(tokens, buffers, plan.offload), settings.cluster.memory
+    for rank in _kinds(settings):
+        own = np.flatnonzero(memory[plan.micro_rank] == memory[rank])
+        if len(own):
+            worst = own[np.argmax(peaks[own])]
+            yield rank, Load(int(tokens[worst]), int(buffers[worst]), int(plan.offload[worst]))
 
 
 def _peak(load: Load, costs: Costs) -> int:
     return int(costs.peak_bytes(np.int64(load.tokens), np.int64(load.buffers), load.offload))
 
 
-def _device(config: Config) -> int:
-    """Return the bytes of the device with the least memory, allowances included."""
+def _device(config: Config, rank: int) -> int:
+    """Return the bytes of a rank's device, allowances included."""
     if config.cluster.hostfile is None:
         return config.cluster.device_memory
-    return int(Cluster.of(config.cluster).memory.min())
+    return int(Cluster.of(config.cluster, config.parallel).memory[rank])

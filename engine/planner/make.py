@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.config.units import format_bytes, format_count
+from engine.config.units import format_apart, format_count
 from engine.cost import room
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import memory
@@ -79,9 +79,11 @@ def _check_lengths(lengths: Ints, settings: PlanSettings) -> None:
 def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     """Refuse a capacity whose full micro-batch, all in rings, does not fit, with no more offloaded than this takes."""
     if settings.host_memory < 0:
-        needs = format_bytes(settings.costs.host_fixed_bytes)
+        states = settings.costs.host_fixed_bytes
+        needs, given = format_apart(states, states + settings.host_memory)
+        message = f"the model states on the host need {needs} a rank, and cluster.host_memory is {given}"
         hint = "more ranks, or take zero.weights_on_host or optimizer.on_host back"
-        raise MemoryFitError(f"the model states on the host need {needs} a rank", key="cluster.host_memory", hint=hint)
+        raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
     tokens, costs, has = min(settings.capacity, step_tokens), settings.costs, settings.room(settings.device_memory)
     if room.fits(costs, tokens, has):
         return
@@ -97,7 +99,8 @@ def _too_much(tokens: int, settings: PlanSettings) -> str:
     of = f"{format_count(tokens)} tokens in a micro-batch"
     if settings.offload and int(costs.peak_bytes(number, number, settings.offload)[0]) <= device:
         away = int(costs.host_bytes(number, min(settings.offload, room.least(costs, tokens, tokens, device)))[0])
-        return f"{of} put {format_bytes(away)} a rank on the host, which leaves {format_bytes(settings.host_memory)}"
-    peak = format_bytes(int(costs.peak_bytes(number, number)[0]))
+        puts, leaves = format_apart(away, settings.host_memory)
+        return f"{of} put {puts} a rank on the host, which leaves {leaves}"
+    peak, leaves = format_apart(int(costs.peak_bytes(number, number)[0]), device)
     end = "; what may be offloaded is not enough" if settings.offload else ""
-    return f"{of} need {peak} a rank, and the device leaves {format_bytes(device)}{end}"
+    return f"{of} need {peak} a rank, and the device leaves {leaves}{end}"

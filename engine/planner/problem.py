@@ -59,7 +59,7 @@ def _problem(order: Ints, lengths: Ints, settings: PlanSettings) -> Problem:
     gain, most = np.ones(len(lengths)), holds
     if settings.offload and settings.costs.layers > 2:
         gain, most = memory.gain(lengths, settings), memory.most_tokens(settings)
-    node, kinds = max(node.slots for node in cluster.nodes), kinds_of(100.0 / cluster.speed)
+    node, kinds = cluster.largest_node, kinds_of(100.0 / cluster.speed)
     held = np.maximum(holds.max(), np.minimum(most.max(), (holds.max() * gain).astype(np.int64)))
     floors = -(-lengths // held)
     share = rates.micro / int(holds.max())  # as many tokens fill a micro-batch

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.cluster.cluster import Cluster
 from engine.config.checks import context_problem, ranks_problem
 from engine.config.schema import Config
-from engine.config.units import counted, format_bytes, format_count
+from engine.config.units import counted, format_apart, format_bytes, format_count
 from engine.cost import room
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM, Costs
@@ -124,7 +124,7 @@ class PlanSettings:
     def check_nodes(self) -> None:
         """Raise MemoryFitError for a node whose ranks hold nothing."""
         if self.least_capacity < 1:
-            host = self._host(int(np.argmin(self.cluster.memory)))
+            host = self.host(int(np.argmin(self.cluster.memory)))
             message = f"a rank of node {host} holds not one token beside the model states"
             hint = "leave the node out, take more ranks, or a higher zero.stage"
             raise MemoryFitError(message, key="cluster.hostfile", hint=hint)
@@ -139,12 +139,13 @@ class PlanSettings:
         if self.least_capacity >= self.capacity:
             hint = f"context={holds}, or a larger capacity, or more ranks"
             raise ConfigError(f"{sequence}: {each}", key="context", hint=hint)
-        host = self._host(int(np.argmin(self.capacities)))
+        host = self.host(int(np.argmin(self.capacities)))
         message = f"{sequence}: {each}, which the memory of node {host} leaves of capacity={self.capacity}"
         hint = f"context={holds}, or {self._larger(tokens)}more ranks"
         raise MemoryFitError(message, key="context", hint=hint)
 
-    def _host(self, rank: int) -> str:
+    def host(self, rank: int) -> str:
+        """Return the name of a rank's node."""
         return self.cluster.nodes[int(self.cluster.node_of[rank])].host
 
     def _larger(self, tokens: int) -> str:
@@ -172,12 +173,14 @@ def _check_host(config: Config, costs: Costs) -> None:
     if ratio == "auto" or not ratio:
         return
     away = int(costs.host_bytes(np.int64(config.capacity), round(PPM * ratio)))
-    if costs.host_fixed_bytes + away <= has:
+    states = costs.host_fixed_bytes
+    if states + away <= has:
         return
-    states = f" beside {format_bytes(costs.host_fixed_bytes)} of model states" if costs.host_fixed_bytes else ""
+    needs, holds = format_apart(states + away, has)
+    both = f"{format_bytes(away)} on the host beside {format_bytes(states)} of model states, {needs} in all"
     message = (
-        f"{ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts {format_bytes(away)} on the host"
-        f"{states}, and cluster.host_memory is {format_bytes(has)} a rank"
+        f"{ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts "
+        f"{both if states else f'{needs} on the host'}, and cluster.host_memory is {holds} a rank"
     )
     raise MemoryFitError(message, key="offload.ratio", hint="offload.ratio=auto takes what fits, or name more memory")
 

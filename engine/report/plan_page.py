@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.config.schema import Config
 from engine.data.profile import describe
 from engine.data.scan import Documents
-from engine.planner.estimate import estimate, of_plans
+from engine.planner.estimate import of_plans
 from engine.planner.plan import Ints, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.report.boxes import simulated
@@ -97,8 +97,7 @@ def _costs(planned: Planned) -> Figure:
 
 
 def _memory(planned: Planned) -> Figure:
-    load = of_plans(planned.plans, planned.settings.costs)
-    return memory_figure(estimate(planned.config, planned.settings, load))
+    return memory_figure(of_plans(planned.config, planned.settings, planned.plans))
 
 
 def _table(facts: Sequence[Facts]) -> Table:

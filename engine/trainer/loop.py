@@ -67,6 +67,7 @@ class StepResult:
     loss_sum: float
     times: StepTimes
     peak_memory: int | None  # bytes
+    host_short: int  # bytes that the host did not give of what the plans send there
     stop: bool
 
 
@@ -125,8 +126,9 @@ class Trainer:
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
         told = self.model.end_step(self._total, loss_tokens)
-        peak = peak_bytes(self.groups.device)
-        results = self._exchange(StepResult(self.groups.rank, loss_sum, times, peak, stop()))
+        peak, offload = peak_bytes(self.groups.device), self.model.offload
+        short = offload.arena.short if offload else 0
+        results = self._exchange(StepResult(self.groups.rank, loss_sum, times, peak, short, stop()))
         ended = time.perf_counter()
         loss = sum(result.loss_sum for result in results) / loss_tokens
         # DeepSpeed leaves out an update whose gradients are not finite, says nothing, and gives inf as their norm.
@@ -144,6 +146,7 @@ class Trainer:
             "grad_norm": grad_norm,
             "lr": rate,
             "peak_memory": max(result.peak_memory or 0 for result in results) or None,
+            "host_short": max(result.host_short for result in results) or None,
         }
         self._log(line | told | self._validate(), plan, results)
         return any(result.stop for result in results)

@@ -53,7 +53,7 @@ def room_for(plan: StepPlan, rank: int, offload: Offload) -> Problem | None:
 def make_offload(config: Config, device: torch.device, room: int) -> Offload:
     """Return where a config's activations wait that plans send to the host: in `room` bytes of it at most.
 
-    The launcher has looked that the host has them (engine/launch/room.py).
+    The launcher has looked that the host has them (engine/launch/host_memory.py).
     """
     layers = config.model.layers
     kept = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,8 +23,9 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":  # the same wherever its states are
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0])
-    adamw = host_adamw if settings.on_host else torch.optim.AdamW
-    return adamw(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
+    own: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
+    # The fused one holds nothing beside its states; the others hold up to two more tensors of their size in a step.
+    return host_adamw(groups, **own) if settings.on_host else torch.optim.AdamW(groups, fused=True, **own)
 
 
 def learning_rate(step: int, steps: int, settings: Optimizer) -> float:

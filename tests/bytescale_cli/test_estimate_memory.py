@@ -124,11 +124,11 @@ def test_what_fit_says_works_when_it_is_followed(keys: str, tmp_path: Path, caps
 
 def test_fit_tells_of_a_context_that_does_not_fit_and_still_what_does(capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["estimate-memory", "recipe=llama7b-2m", "cluster.nodes=5"]
-    said = "2M does not fit: 40 ranks x capacity 8K hold 320K tokens"
+    said = "does not fit: 40 ranks x capacity 8K hold 320K"
     assert run([*keys, "--fit"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == f"as it is, context {said}" and "capacity=" in text
-    assert estimated(capsys, *keys[1:], "--fit")["fit"]["refused"] == said
+    assert text.splitlines()[-1] == f"as it is, a sequence of 2M tokens {said}" and "capacity=" in text
+    assert estimated(capsys, *keys[1:], "--fit")["fit"]["refused"] == f"a sequence of 2M tokens {said}"
     assert run(keys) == 2
     assert said in capsys.readouterr().err
 
@@ -139,7 +139,25 @@ def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
     (tmp_path / "hosts").write_text("a slots=2\n")
     keys = ["estimate-memory", f"cluster.hostfile={tmp_path / 'hosts'}", "context=5K", "capacity=2K"]
     assert (run(keys), run([*keys, "--fit"])) == (2, 0)
-    assert "context: 5K does not fit" in capsys.readouterr().err
+    assert "5K tokens does not fit: 2 ranks x capacity 2K hold 4K" in capsys.readouterr().err
+
+
+def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_by_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=600M\n")
+    keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "context=8K", "capacity=8K"]
+    error = estimated(capsys, *keys, code=10)["error"]
+    assert error["key"] == "context" and "the memory of node b leaves" in error["message"]
+    assert run(["plan", *keys]) == 10
+    assert error["message"] in capsys.readouterr().err
+    assert estimated(capsys, *keys, "--fit")["fit"]["refused"] == error["message"]
+
+
+def test_a_node_whose_ranks_hold_nothing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=100M\n")
+    error = estimated(capsys, f"cluster.hostfile={tmp_path / 'hosts'}", code=10)["error"]
+    assert "a rank of node b needs " in error["message"] and "100.0 MiB" in error["message"]
 
 
 def test_nothing_fits_a_device_that_is_full_without_tokens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,6 +49,13 @@ def test_a_plan_is_a_function_of_the_config(capsys: pytest.CaptureFixture[str]) 
     assert planned(capsys, *SMALL, "run.seed=7")["plan"]["sequences"] != first["sequences"]
 
 
+@pytest.mark.parametrize(("steps", "bound"), [("0", "at least 1"), ("10001", "at most 10,000")])
+def test_steps_have_bounds(steps: str, bound: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--steps", steps]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"error: --steps: must be {bound}, not {steps}", "hint: for example --steps 3"]
+
+
 def test_steps_differ(capsys: pytest.CaptureFixture[str]) -> None:
     steps = planned(capsys, *SMALL, "--steps", "3")["steps"]
     assert len({step["sequences"] for step in steps}) > 1

@@ -157,6 +157,7 @@ MISTAKES = [
     (["--sweep", "context=8K,64K"], "context", "64K does not fit: 4 ranks x capacity 2K hold 8K tokens", "context=8K"),
     (["--steps", "0"], "--steps", "must be at least 1, not 0", "--steps 3"),
     (["--steps", "-2"], "--steps", "must be at least 1, not -2", "--steps 3"),
+    (["--steps", "10001"], "--steps", "must be at most 10,000, not 10001", "--steps 3"),
     (["--steps", "many"], "--steps", "many is not a whole number", "simulate --help"),
     (["cluster.hostfile=gone"], "cluster.ranks_per_node", "comes from cluster.hostfile", "change the hostfile"),
     (["cluster.calibration=gone"], "cluster.calibration", "the calibration gone cannot be used", "profile-hardware"),

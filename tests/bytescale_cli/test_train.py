@@ -28,12 +28,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def train(config: Config, *, say: Say, on_step: OnStep, **options: object) -> dict[str, Any]:
         noted.append({"config": config, **options})
         if options["dry_run"]:
-            commands = ["python -m x"] * config.cluster.ranks_per_node
+            ranks = config.cluster.nodes * config.cluster.ranks_per_node
+            commands = ["python -m x"] * min(ranks, 1024)
             lacks = [{"key": "zero.stage", "message": "not yet", "hint": "set 1"}] if config.zero.stage > 1 else []
             left = config.run.steps > 1
             return {
                 "dry_run": {
-                    "ranks": config.cluster.ranks_per_node,
+                    "ranks": ranks,
                     "hdp_ranks": config.cluster.ranks_per_node // config.parallel.tp,
                     "tp": config.parallel.tp,
                     "pp": 1,
@@ -122,6 +123,8 @@ def test_a_dry_run_says_what_training_would_refuse(calls: Calls, capsys: pytest.
     assert said[6:] == ["python -m x", "python -m x", "and 62 more like these (--json has all)"]
     assert run(["train", "--dry-run", "--nproc", "64", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["dry_run"]["commands"]) == 64
+    assert run(["train", "--dry-run", "--nproc", "64", "cluster.nodes=50"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "and 3,198 more like these (--json has 1,024)"
 
 
 def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:

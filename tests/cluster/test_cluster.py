@@ -77,6 +77,7 @@ def test_a_mixed_cluster_says_what_each_rank_is() -> None:
 def test_an_allowance_is_taken_off_each_ranks_memory() -> None:
     mixed = Cluster((Node("new", 2), Node("old", 1, speed=50, memory=10)), device_memory=100)
     less = mixed.leaving(lambda memory: memory - 3)
+    assert mixed.largest_node == 2
     assert (less.memory.tolist(), less.speed.tolist(), less.device_memory) == ([97, 97, 7], [100, 100, 50], 97)
 
 

@@ -20,6 +20,12 @@ def test_local_ranks_share_one_rendezvous(tmp_path: Path) -> None:
     assert all(c.arguments[:3] == (sys.executable, "-m", "engine.trainer") for c in commands)
 
 
+def test_of_millions_of_ranks_only_the_first_commands_are_made(tmp_path: Path) -> None:
+    cluster = Cluster(tuple(Node(f"node-{number}", 64) for number in range(65536)), 2**30)
+    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234, most=65)
+    assert [commands[rank].host for rank in (0, 64)] == ["node-0", "node-1"] and len(commands) == 65
+
+
 def test_allocators_are_those_of_the_estimate_unless_somebody_chose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

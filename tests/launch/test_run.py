@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
 from engine.data.index import build_index
 from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError, RunFolderError
-from engine.launch import prepare
+from engine.launch import host_memory, prepare
 from engine.launch import run as launch
 from engine.launch.prepare import index_documents
 from engine.launch.ranks import PreemptedError
@@ -73,6 +74,28 @@ def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Pa
         train(lacking)
     assert [problem.key for problem in caught.value.problems] == [problem["key"] for problem in shown["refused"]]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_dry_run_says_of_a_host_that_is_full_what_a_start_refuses_it_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = config(tmp_path, "optimizer.on_host=true")
+    assert train(asked, dry_run=True)["dry_run"]["refused"] == []
+    monkeypatch.setattr(host_memory, "free_bytes", lambda: 0)
+    (told,) = train(asked, dry_run=True)["dry_run"]["refused"]
+    with pytest.raises(MemoryFitError) as caught:
+        train(asked)
+    (refused,) = caught.value.problems
+    assert told == {"key": refused.key, "message": refused.message, "hint": refused.hint}
+    (tmp_path / "hosts").write_text("alpha slots=2\n")
+    elsewhere = config(tmp_path, "optimizer.on_host=true", f"cluster.hostfile={tmp_path / 'hosts'}")
+    assert train(elsewhere, dry_run=True)["dry_run"]["refused"] == [], "its memory is not known here"
+
+
+def test_a_dry_run_of_millions_of_devices_makes_the_first_commands_only(tmp_path: Path) -> None:
+    devices = ["cluster.nodes=65536", "cluster.ranks_per_node=64", "parallel.tp=65536"]
+    shown = train(config(tmp_path, *devices), dry_run=True)["dry_run"]
+    assert (shown["ranks"], len(shown["commands"])) == (2**22, 2**14)
 
 
 def test_a_dry_run_says_what_it_planned_and_what_plan_takes(tmp_path: Path) -> None:
@@ -315,6 +338,20 @@ def test_a_damaged_file_beside_a_finished_run_is_named(tmp_path: Path, monkeypat
         (tmp_path / "run" / name).write_bytes(b"\0" * 40)
     assert train(settings, say=said.append)["train"]["steps"] == 1
     assert [line for line in said if f"report could not be written: {tmp_path}/run/plan.bin: is damaged: " in line]
+
+
+def test_a_host_that_gave_less_than_is_offloaded_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, said, shown = finished(tmp_path, monkeypatch, 0), list[str](), list[Any]()
+
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+        for step, short in enumerate([None, 3 * 2**30, 3 * 2**30], start=1):
+            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short})
+            tick()
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    train(settings, say=said.append, on_step=shown.append)
+    (told,) = [line for line in said if "offloaded" in line]
+    assert told.startswith("warning: a rank's host gave 3.0 GiB less than is offloaded to it") and len(shown) == 3
 
 
 def test_talk_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -111,11 +112,10 @@ def test_the_worst_of_planned_steps() -> None:
     config = load(["lengths=github", *sizes])
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 3)]
-    worst = of_plans(plans, settings.costs)
     peaks = [settings.costs.peak_bytes(*micro_loads(plan), plan.offload).max() for plan in plans]
-    found = estimate(config, settings, worst)
+    found = of_plans(config, settings, plans)
     assert found.peak - found.context == max(peaks)
-    assert found.as_json()["tokens"] == worst.tokens <= 2048
+    assert found.as_json()["tokens"] == found.load.tokens <= 2048
 
 
 @pytest.mark.parametrize(("cluster", "context"), [("local", 480 << 20), ("h100x8", 2 << 30)])
@@ -130,5 +130,31 @@ def test_of_a_mixed_cluster_it_is_the_smallest_rank(tmp_path: Any) -> None:
     (tmp_path / "hosts").write_text("a slots=1\nb slots=1 memory=1G\n")
     config = load([f"cluster.hostfile={tmp_path / 'hosts'}", "context=100"])
     found = estimate(config, PlanSettings.of(config))
-    assert found.device_total == 2**30
+    assert (found.device_total, found.node) == (2**30, "b")
     assert found.load.tokens < config.capacity
+
+
+UNEQUAL = "lengths=github lengths.max=64K context=64K capacity=64K batch_tokens=256K cluster.device_memory=1G"
+
+
+def unequal(tmp_path: Path, *more: str) -> Config:
+    (tmp_path / "hosts").write_text("large slots=2\nsmall slots=2 memory=700M\n")
+    return load([*UNEQUAL.split(), f"cluster.hostfile={tmp_path / 'hosts'}", *more])
+
+
+def test_the_fullest_micro_batch_of_large_ranks_is_not_held_against_the_memory_of_small_ones(tmp_path: Path) -> None:
+    config = unequal(tmp_path)
+    settings = PlanSettings.of(config)
+    plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 2)]
+    found = of_plans(config, settings, plans)
+    worst = max(int(settings.costs.peak_bytes(*micro_loads(plan), plan.offload).max()) for plan in plans)
+    assert worst + found.context > 700 * 2**20, "it would have been refused"
+    assert found.fits and (found.node, found.device_total) == ("small", 700 * 2**20)
+
+
+def test_large_ranks_are_shown_where_they_are_nearest_to_their_limit(tmp_path: Path) -> None:
+    """Small ranks never take more than fits them: capacity follows their memory."""
+    config = unequal(tmp_path, "cluster.device_memory=800M")
+    found = estimate(config, PlanSettings.of(config, refuses=False))
+    assert not found.fits
+    assert (found.node, found.device_total, found.load.tokens) == ("large", 800 * 2**20, config.capacity)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
-from engine.config.units import format_bytes
+from engine.config.units import format_apart
 from engine.cost import room
 from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
@@ -235,7 +235,8 @@ def test_a_capacity_that_the_device_cannot_hold_is_refused_with_one_that_it_can(
         plan_step(ints(30, 30), settings(device_memory=full - 1))
     problem = caught.value.problems[0]
     assert (problem.key, problem.hint) == ("capacity", "capacity=15 fits")
-    assert f"need {format_bytes(full)} a rank, and the device leaves {format_bytes(full - 1)}" in problem.message
+    need, leaves = format_apart(full, full - 1)
+    assert need != leaves and f"need {need} a rank, and the device leaves {leaves}" in problem.message
     plan_step(ints(30, 30), settings(device_memory=full - 1, capacity=15))
 
 
@@ -244,6 +245,12 @@ def test_a_model_whose_bytes_pass_64_bits_is_refused_too() -> None:
     huge = replace(COSTS, token_bytes=2**70, fixed_bytes=2**65)
     with pytest.raises(MemoryFitError, match=r"need [0-9,]+\.0 TiB a rank"):
         plan_step(ints(30), replace(settings(), costs=huge))
+
+
+def test_model_states_that_the_host_cannot_hold_are_refused_with_both_sizes() -> None:
+    asked = replace(settings(), costs=replace(COSTS, host_fixed_bytes=2**20 + 1), host_memory=-1)
+    with pytest.raises(MemoryFitError, match=r"need 1\.000001 MiB a rank, and cluster\.host_memory is 1\.000000 MiB"):
+        plan_step(ints(30), asked)
 
 
 def test_a_model_that_the_device_cannot_hold_is_refused() -> None:

@@ -7,6 +7,7 @@ from engine.config.load import load
 from engine.config.schema import Optimizer
 from engine.models.llama.model import Llama
 from engine.trainer.optimizer import build_optimizer, learning_rate
+from tests.allocations import allocated
 
 
 def settings(**changes: object) -> Optimizer:
@@ -26,6 +27,14 @@ def test_adamw_is_the_recipe_of_llama() -> None:
     optimizer = build_optimizer(torch.nn.Linear(2, 2), settings())
     assert isinstance(optimizer, torch.optim.AdamW)
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_an_update_holds_nothing_beside_the_states() -> None:
+    layer = torch.nn.Linear(1000, 1000, bias=False)
+    optimizer = build_optimizer(layer, settings())
+    layer.weight.grad = torch.ones(1000, 1000)
+    optimizer.step()  # the states are there
+    assert allocated(optimizer.step).peak < 1000
 
 
 def test_warm_up_rises_to_the_rate_and_the_cosine_falls_to_its_floor() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from engine.cluster.cluster import Cluster
 from engine.cluster.free import free_bytes
 from engine.config.schema import Config
-from engine.config.units import counted, format_bytes
+from engine.config.units import counted, format_apart, format_bytes
 from engine.cost.model import Costs
-from engine.errors import MemoryFitError
+from engine.errors import Problem
 from engine.launch.commands import is_local
 from engine.planner.estimate import estimate
 from engine.planner.loads import micro_tokens
@@ -17,23 +17,32 @@ from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
 
 
-def check_room(plans: Iterable[StepPlan], costs: Costs, cluster: Cluster) -> None:
-    """Raise MemoryFitError where less is free here than these plans and the model states would put on this host.
+def host_problem(plans: Iterable[StepPlan], config: Config, cluster: Cluster) -> Problem | None:
+    """Return the refusal of plans that, with the model states, put more on this host than is free here.
 
     Other hosts cannot be asked from here: a rank there that gets too little stops before its step.
     """
     ranks, free = _ranks_here(cluster), free_bytes()
+    if free is None or not ranks:
+        return None
+    costs = Costs.of(config)
     a_rank = costs.host_fixed_bytes + max((_waiting(plan, costs) for plan in plans), default=0)
-    if free is None or a_rank * ranks <= free:
-        return
+    if a_rank * ranks <= free:
+        return None
+    needs, has = format_apart(a_rank * ranks, free)
     message = (
-        f"{format_bytes(a_rank)} a rank would wait on the host, {format_bytes(a_rank * ranks)} for "
-        f"{counted(ranks, 'rank')}, and {format_bytes(free)} of this machine's memory are free"
+        f"{format_bytes(a_rank)} a rank would wait on the host, {needs} for {counted(ranks, 'rank')}, "
+        f"and {has} of this machine's memory are free"
     )
-    key, hint = "offload.ratio", "a smaller offload.ratio, or a smaller capacity or context"
-    if costs.host_fixed_bytes * ranks > free:
-        key, hint = "cluster.ranks_per_node", "more machines, or take zero.weights_on_host or optimizer.on_host back"
-    raise MemoryFitError(message, key=key, hint=hint)
+    if costs.host_fixed_bytes * ranks <= free:
+        return Problem(message, "offload.ratio", "a smaller offload.ratio, or a smaller capacity or context")
+    waiting = {"zero.weights_on_host": config.zero.weights_on_host, "optimizer.on_host": config.optimizer.on_host}
+    keys = [key for key, waits in waiting.items() if waits]
+    back = " or ".join(f"{key}=false" for key in keys)
+    if len(cluster.nodes) > 1:
+        return Problem(message, "cluster.ranks_per_node", f"more machines, or {back}")
+    hint = f"{back}, or end what else holds memory here, or share the states with more machines: --hostfile FILE"
+    return Problem(message, keys[0], hint)
 
 
 def tight(config: Config, cluster: Cluster) -> str | None:
