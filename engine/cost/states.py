@@ -48,9 +48,9 @@ def states(config: schema.Config, ranks: int) -> Held:
     """Return what each device of one of `ranks` HDP ranks holds whatever its micro-batch, by DeepSpeed's optimizer.
 
     Of P parameters: stage 1 in bf16 runs BF16_Optimizer: 2P weights, 4P fp32 gradients, 4P n / ranks of optimizer
-    (`optimizer_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a bucket.
-    Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time. With an
-    optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
+    (`optimizer_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a
+    bucket. Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time.
+    With an optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
     """
     model, stage, devices = config.model, config.zero.stage, config.parallel.tp * config.parallel.pp
     b, w = element_bytes(config.dtype)
