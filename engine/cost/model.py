@@ -20,7 +20,7 @@ from engine.cost import activations, calibration, flops
 from engine.cost.activations import Moment
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.states import element_bytes, optimizer_tensors, parameters, passing_bytes, states
+from engine.cost.states import element_bytes, parameters, passing_bytes, states, update_bytes
 from engine.cost.times import Rates, wholes
 
 Ints = NDArray[np.int64]
@@ -235,9 +235,9 @@ def _step_seconds(config: Config, rates: Calibration, devices: int, cluster: Clu
     b, w = element_bytes(config.dtype)
     ranks, count = cluster.ranks, parameters(config.model) / devices
     travel = (ranks - 1) / ranks * count * (w + b) / _reduce_rate(rates, cluster)
-    # Master weights and moments are read and written; a host's memory is taken to be as fast as copies to it.
+    # A host's memory is taken to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
-    update = count / ranks * (2 * optimizer_tensors(config.optimizer) * w + b) / speed
+    update = count / ranks * update_bytes(config.optimizer, config.dtype) / speed
     return rates.step_s + travel + update
 
 

@@ -51,11 +51,15 @@ def states(config: schema.Config, ranks: int) -> Held:
     (`optimizer_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a
     bucket. Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time.
     With an optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
+    Reductions of stages 2 and 3 copy the bucket; stage 2 adds a new share of gradients to the old one, unless they are
+    narrower.
     """
     model, stage, devices = config.model, config.zero.stage, config.parallel.tp * config.parallel.pp
     b, w = element_bytes(config.dtype)
     count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
     bucket = 0 if is_bf16_optimizer(config) else w * bucket_elements(model, devices)
+    if stage > 1 and parameters(model) > _BUCKET:  # a smaller model's copy comes when activations go: `passing_bytes`
+        bucket += bucket + (w * share if stage == 2 and b == w else 0)
     gathered = -(-max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) // devices) * b
     here = Held(
         parameters=b * (count if stage < 3 else share),
@@ -81,6 +85,12 @@ def optimizer_tensors(optimizer: schema.Optimizer) -> int:
     return 3 if optimizer.name == "adamw" else 2 if optimizer.betas[0] else 1
 
 
+def update_bytes(optimizer: schema.Optimizer, dtype: str) -> int:
+    """Return what an update reads and writes of a parameter: its optimizer's tensors, and its weight."""
+    b, w = element_bytes(dtype)
+    return 2 * optimizer_tensors(optimizer) * w + b
+
+
 def _on_host(here: Held, config: schema.Config, share: int) -> Held:
     """Return the states with an optimizer on the host, which has a copy of a rank's share of the gradients for it.
 
@@ -104,8 +114,12 @@ def _on_host(here: Held, config: schema.Config, share: int) -> Held:
 
 
 def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:
-    """Return the bf16 gradients that exist beside the fp32 ones until they are added; none in other dtypes.
+    """Return what comes beside the gradients while saved activations go: a rank needs the larger, not their sum.
 
-    They grow through the backward pass as saved activations go, so a rank needs the larger of the two, not their sum.
+    Stage 1: the bf16 gradients, which exist beside the fp32 ones until they are added; none in other dtypes. Stages 2
+    and 3: the copy of a bucket that holds the whole model, which is reduced when the backward pass ends.
     """
-    return 2 * parameters(model) if dtype == "bf16" and stage == 1 else 0
+    count, (_, w) = parameters(model), element_bytes(dtype)
+    if stage == 1:
+        return 2 * count if dtype == "bf16" else 0
+    return w * count if count <= _BUCKET else 0

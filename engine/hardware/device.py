@@ -10,7 +10,7 @@ from torch import nn
 
 from engine.attention.comm import Exchange, Pending
 from engine.config.schema import Model, Optimizer
-from engine.cost.states import element_bytes
+from engine.cost.states import update_bytes
 from engine.hardware.timing import Run, Stopwatch, interleaved
 from engine.trainer.groups import Groups
 from engine.trainer.optimizer import build_optimizer
@@ -95,8 +95,7 @@ def copy_bytes_per_s(groups: Groups, seconds: float) -> float:
 
 
 def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds: float) -> float:
-    """Return the rate of the optimizer's update: bytes counted as the cost model counts them, a parameter 6 w + b."""
-    b, w = element_bytes(dtype)
+    """Return the rate of the optimizer's update: bytes counted as the cost model counts them."""
     device, watch = groups.device, Stopwatch(groups.device)
     model = nn.Linear(_BUFFER // 4, 1, bias=False, device=device)
     model.weight.grad = torch.zeros_like(model.weight)
@@ -108,7 +107,7 @@ def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds:
         return watch.now() - began, 0.0
 
     (timing,) = interleaved([run], groups, seconds)
-    return model.weight.numel() * (6 * w + b) / timing.total_s
+    return model.weight.numel() * update_bytes(settings, dtype) / timing.total_s
 
 
 class _Exchange:

@@ -21,7 +21,7 @@ from engine.cost import flops
 from engine.cost.activations import saved_bytes
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal, sheet_peak
-from engine.cost.states import element_bytes
+from engine.cost.states import element_bytes, update_bytes
 from engine.errors import PreflightError
 from engine.hardware.least_squares import Floats, fit
 from engine.hardware.measured import Case, Measured
@@ -122,14 +122,13 @@ def _ratio(both: float, forward: float) -> float:
 def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
     """Return the rate of the reduction, from steps of two sizes, and what is left of a real step."""
     (small, small_s), (large, large_s) = measured.updates
-    b, w = element_bytes(config.dtype)
     a_parameter = (large_s - small_s) / (large - small)
-    update = (6 * w + b) / measured.ranks / measured.memory_bytes_per_s
+    update = update_bytes(config.optimizer, config.dtype) / measured.ranks / measured.memory_bytes_per_s
     known = nominal(config.cluster.name).reduce_bytes_per_s
     if measured.ranks == 1:
         return known, max(0.0, measured.fixed_s - small * update)
     # What is not the update; at least a tenth, should disturbed timings say that nothing is left for it.
     travel = max(a_parameter - update, a_parameter / 10, 1e-13)
-    moved = (measured.ranks - 1) / measured.ranks * (w + b)
+    moved = (measured.ranks - 1) / measured.ranks * sum(element_bytes(config.dtype))
     left = measured.fixed_s - small * (travel + update)
     return moved / travel, max(0.0, left)

@@ -5,6 +5,8 @@ from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.cost.allowance import Allowance
+from engine.cost.flops import layer_weights
+from engine.cost.states import parameters
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**32), st.integers(0, 30))
@@ -19,3 +21,13 @@ def test_it_follows_the_kind_of_device_and_how_many_there_are() -> None:
     assert Allowance.of(load([])) == Allowance(480 << 20, 0)
     assert Allowance.of(one) == Allowance(1 << 30, 5)
     assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance(2 << 30, 5)
+
+
+def test_on_a_cpu_what_zero_3_reduces_or_gathers_at_once_is_there_twice() -> None:
+    """A bucket of fp32; of a model whose layers are larger than that, a layer."""
+    for stage in (1, 2):
+        assert Allowance.of(load([f"zero.stage={stage}"])) == Allowance.of(load([]))
+    small, large = load(["zero.stage=3", "dtype=bf16"]), load(["zero.stage=3", "model=llama7b", "dtype=bf16"])
+    assert Allowance.of(small).context == (480 << 20) + 4 * parameters(small.model)
+    assert Allowance.of(large).context == (480 << 20) + 2 * layer_weights(large.model, experts=1)
+    assert Allowance.of(load(["zero.stage=3", "cluster=h200x8"])).context == 2 << 30

@@ -80,7 +80,20 @@ def test_each_stage_of_zero_shards_more(ranks: int) -> None:
     assert held(SMALL, "bf16", ranks, 1).device == (2 + 4) * count + share(12)
     assert held(SMALL, "bf16", ranks, 2).device == (2 + 4) * count + share(4) + share(12)
     assert held(SMALL, "bf16", ranks, 3).device == share(2) + share(4) + share(12) + two_layers + 4 * count
-    assert [passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 0, 0]
+    assert [passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 4 * count, 4 * count]
+
+
+@pytest.mark.parametrize(("dtype", "stage", "shares"), [("bf16", 2, 0), ("fp32", 2, 1), ("bf16", 3, 0), ("fp32", 3, 0)])
+def test_a_reduction_copies_its_bucket(dtype: str, stage: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the backward pass ends, if the model is one bucket; else while activations are there too, and in stage 2 a
+    second share of the gradients, which the first one is not narrower than."""
+    count = parameters(SMALL)
+    assert passing_bytes(SMALL, dtype, stage) == 4 * count
+    one = held(SMALL, dtype, 2, stage).gather_buffers
+    monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
+    assert passing_bytes(SMALL, dtype, stage) == 0
+    many = held(SMALL, dtype, 2, stage).gather_buffers
+    assert many - one == 4 * (2 * 1000 - count) + shares * 4 * math.ceil(count / 2)
 
 
 def test_sgd_has_no_second_moment_and_without_momentum_none() -> None:
@@ -94,12 +107,14 @@ def test_sgd_has_no_second_moment_and_without_momentum_none() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_of_a_model_over_several_devices_each_holds_a_part_but_as_large_a_bucket(stage: int) -> None:
-    """The bucket is DeepSpeed's: 64M elements, or all that a device has where that is less."""
+    """The bucket is DeepSpeed's: 64M elements, or all that a device has where that is less; beside activations there is
+    a copy of it."""
     large = load(["model=llama7b", "context=1K", "capacity=1K"]).model
     for model in (SMALL, large):
         whole, half = (held(model, "fp32", 4, stage, "cluster.ranks_per_node=8", f"parallel.tp={tp}") for tp in (1, 2))
-        bucket = 4 * min(1 << 26, math.ceil(parameters(model) / 2))
+        copies = 2 if stage > 1 and model is large else 1
+        bucket = copies * 4 * min(1 << 26, math.ceil(parameters(model) / 2))
         assert half.parameters == pytest.approx(whole.parameters / 2, abs=4)
         assert half.optimizer == pytest.approx(whole.optimizer / 2, abs=12)
-        gathered = whole.gather_buffers - 4 * bucket_elements(model)
+        gathered = whole.gather_buffers - copies * 4 * bucket_elements(model)
         assert half.gather_buffers == bucket + gathered // 2

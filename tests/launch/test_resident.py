@@ -18,7 +18,7 @@ SIZE = ["layers=6", "hidden=512", "heads=8", "kv_heads=8", "ffn=1376"]
 RUN = [
     "context=1K",
     "capacity=512",
-    "batch_tokens=4K",
+    "batch_tokens=2K",
     "offload.ratio=0",
     "data.format=jsonl",
     "data.validation_tokens=0",
@@ -26,7 +26,16 @@ RUN = [
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("keys", [[], ["zero.stage=2", "recompute=layer"]], ids=["zero-1", "zero-2"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        ["zero.stage=2", "recompute=layer"],
+        ["zero.stage=3", "batch_tokens=1K"],
+        ["zero.stage=3", "batch_tokens=1K", "recompute=layer"],
+    ],
+    ids=["zero-1", "zero-2", "zero-3", "zero-3-recompute"],
+)
 def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str]) -> None:
     file, letters = tmp_path / "documents.jsonl", random.Random(0)
     texts = ["".join(letters.choices("abcdefgh ", k=length)) for length in [500, 1000, 900] * 8]
