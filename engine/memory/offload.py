@@ -31,7 +31,7 @@ from engine.memory.lane import Lane
 
 _STAY = 2  # the last layers, whose backward pass comes first
 _BLOCK = 512  # bytes: a tensor is parted at a multiple of it
-_GAPS = 1 << 14  # bytes of a layer: each of its tensors begins at a multiple of the arena's
+GAPS = 1 << 14  # bytes of a layer: each of its tensors begins at a multiple of the arena's
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class Offload:
     def make_room(self, ratio: float, tokens: int) -> None:
         """Let the arena hold what such a micro-batch sends to it. Between micro-batches only; raises what
         `Arena.reset` raises."""
-        going = ratio * tokens * self._token_bytes + _GAPS
+        going = ratio * tokens * self._token_bytes + GAPS
         self.arena.reset(math.ceil(max(0, self._last) * going) if ratio else 0)
 
     def begin(self, ratio: float, tokens: int) -> None:

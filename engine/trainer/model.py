@@ -13,7 +13,7 @@ from engine.cost.model import PPM
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
 from engine.memory.arena import Arena
-from engine.memory.offload import Offload
+from engine.memory.offload import GAPS, Offload
 from engine.models.build import build_model
 from engine.models.fuse import fuse
 from engine.models.llama.model import Llama
@@ -51,10 +51,11 @@ def room_for(plan: StepPlan, rank: int, offload: Offload) -> Problem | None:
 
 
 def make_offload(config: Config, device: torch.device, room: int) -> Offload:
-    """Return where a config's activations wait that plans send to the host: in `room` bytes of it at most.
+    """Return where a config's activations wait that plans send to the host: in `room` bytes of it, and small gaps.
 
-    The launcher has looked that the host has them (engine/launch/host_memory.py).
+    The launcher has looked that the host has them (engine/launch/host_memory.py). Plans know no gaps, so without them a
+    plan that fills the room would leave its last tensors on the device.
     """
     layers = config.model.layers
     kept = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers
-    return Offload(layers, device, Arena(device, room), kept)
+    return Offload(layers, device, Arena(device, room + layers * GAPS), kept)
