@@ -76,7 +76,7 @@ def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> 
 def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> None:
     hosts = f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
     sharded = ["memory=zero3_recompute", "model.experts=3", "model.top_k=2", "balance.by=bias"]
-    for number, (dtype, more) in enumerate((("fp32", []), ("bf16", [hosts]), ("bf16", sharded))):
+    for number, (dtype, more) in enumerate((("fp32", [hosts]), ("bf16", sharded))):  # BF16_Optimizer: zero/test_host.py
         whole, killed = tmp_path / f"{number}-whole", tmp_path / f"{number}-killed"
         subprocess.run(command(whole, data, 14, f"dtype={dtype}", *more), check=True, capture_output=True)
         arguments = command(killed, data, 14, f"dtype={dtype}", *more)

@@ -30,11 +30,10 @@ RUN = [
     "keys",
     [
         [],
-        ["zero.stage=2", "recompute=layer"],
-        ["zero.stage=3", "batch_tokens=1K"],
+        ["zero.stage=2", "batch_tokens=1K", "recompute=layer"],
         ["zero.stage=3", "batch_tokens=1K", "recompute=layer"],
     ],
-    ids=["zero-1", "zero-2", "zero-3", "zero-3-recompute"],
+    ids=["zero-1", "zero-2", "zero-3"],
 )
 def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str]) -> None:
     file, letters = tmp_path / "documents.jsonl", random.Random(0)

@@ -5,7 +5,6 @@ On a CPU PyTorch's own record of allocations stands in for a GPU's `max_memory_a
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -92,7 +91,6 @@ def measured(cases: list[tuple[list[int], list[str]]]) -> list[Found]:
 
 
 def one(lengths: list[int], config: Config) -> Found:
-    gc.collect()
     before, plan = held(), planned(lengths, config)
     model = make_model(config, torch.device("cpu"))
     model.offload = make_offload(config, torch.device("cpu"), 1 << 32) if plan.offload.any() else None

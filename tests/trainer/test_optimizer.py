@@ -9,10 +9,11 @@ from engine.models.llama.model import Llama
 from engine.trainer.optimizer import build_optimizer, learning_rate
 from tests.allocations import allocated
 
+RECIPE = load(["recipe=quickstart"]).optimizer.model_dump() | {"lr": 1.0, "warmup_steps": 10, "min_lr_ratio": 0.1}
+
 
 def settings(**changes: object) -> Optimizer:
-    values = load(["recipe=quickstart"]).optimizer.model_dump() | {"lr": 1.0, "warmup_steps": 10, "min_lr_ratio": 0.1}
-    return Optimizer(**(values | changes))
+    return Optimizer(**(RECIPE | changes))
 
 
 def test_decay_acts_on_matrices_only() -> None:
