@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.config import schema
-from engine.cost.states import element_bytes
+from engine.cost.states import element_bytes, is_bf16_optimizer
 
 _LEAST_CHUNK = 1024  # tokens of the loss: smaller products would wait for the sum of the weight's gradient
 
@@ -176,7 +176,7 @@ def moments(config: schema.Config) -> tuple[Moment, ...]:
     Where bf16 gradients await the end of the backward pass (`passing_bytes`), the head's is there from its start.
     """
     model, dtype, tile, tp = config.model, config.dtype, config.mlp_tile, config.parallel.tp
-    head = 2 * model.hidden * model.vocab if dtype == "bf16" and config.zero.stage == 1 else 0
+    head = element_bytes(dtype)[0] * model.hidden * model.vocab if is_bf16_optimizer(config) else 0
     tiled, weights = tile_bytes(model, dtype) if tile else (0, 0)
     layer = Moment(head + weights, working_bytes(model, dtype, config.recompute, tile), tile, -(-tiled // tp))
     stays, found = staying_bytes(model, dtype), (layer, *loss_moments(model, dtype))

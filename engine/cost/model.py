@@ -20,7 +20,7 @@ from engine.cost import activations, calibration, flops
 from engine.cost.activations import Moment
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.states import element_bytes, parameters, passing_bytes, states, update_bytes
+from engine.cost.states import closing_bytes, element_bytes, parameters, passing_bytes, states, update_bytes
 from engine.cost.times import Rates, wholes
 
 Ints = NDArray[np.int64]
@@ -53,6 +53,7 @@ class Costs:
     forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward one is run again
     counts_bytes: int  # what a shard's experts got in all layers, sent once for each hop of the counts' rounds
     host_fixed_bytes: int = 0  # model states that wait on the host, a rank
+    closing_bytes: int = 0  # what the end of a step holds when activations are gone, a rank
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
@@ -117,13 +118,14 @@ class Costs:
         """Return the most that a micro-batch holds of what layers save, of gradients that pass and of the rest.
 
         All activations and no gradient when the backward pass begins, all gradients when it ends, and just before that
-        two layers, also those that were offloaded, and the gradients of the others.
+        two layers, also those that were offloaded, and the gradients of the others; then the end of the step.
         """
         layer, others = self.moments[0].of(tokens), max(0, self.layers - 2) * self.passing_bytes // self.layers
         begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens)
         two = -(-self.token_bytes * min(2, self.layers) * tokens // self.layers)  # exact: `most_tokens` relies on it
         two_left = two + others + layer
-        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
+        ends = max(self.passing_bytes, self.closing_bytes) + layer
+        return np.maximum(np.maximum(begins, two_left), ends)
 
     def working(self, tokens: Any) -> Any:
         """Return what a micro-batch of `tokens`, a number or an array of them, holds beside what its layers save."""
@@ -147,7 +149,7 @@ class Costs:
         """
         free, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
         most = [moment.most(free, saved) for moment in self.moments]
-        most.append(self.moments[0].most(free - self.passing_bytes, self.ring_bytes))
+        most.append(self.moments[0].most(free - max(self.passing_bytes, self.closing_bytes), self.ring_bytes))
         return max(0, min(most))
 
     def seconds(self, ns: float) -> float:
@@ -159,13 +161,13 @@ def _bytes(config: Config, ranks: int) -> dict[str, Any]:
     """Return the fields of `Costs` that say what a device of one of `ranks` HDP ranks holds."""
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
     tp, held = config.parallel.tp, states(config, ranks)
-    passing = passing_bytes(model, dtype, config.zero.stage)
     return {
         "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) // tp),
         "moments": activations.moments(config),
         "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
-        "passing_bytes": -(-passing // (tp * config.parallel.pp)),
+        "passing_bytes": passing_bytes(config),
+        "closing_bytes": closing_bytes(config, ranks),
         "host_fixed_bytes": held.host,
     }
 

@@ -37,6 +37,15 @@ def least(costs: Costs, tokens: int, capacity: int, memory: int) -> int:
     return int(least_ratio(costs, *row)[0])
 
 
+def most_ratio(costs: Costs, tokens: Ints, host: int) -> Ints:
+    """Return the largest ratio, ppm, at which what waits of micro-batches fits the bytes of their host, [M]."""
+    if costs.layers <= 2:
+        return np.full(len(tokens), PPM, dtype=np.int64)
+    stays = np.maximum(0, tokens - max(0, host) // costs.token_bytes)  # tokens of which all layers' has to stay
+    share = np.where(stays > 0, (stays - 1) * costs.layers * PPM // np.maximum(1, tokens) + 1, 0)
+    return np.clip(PPM - -(-(share - 2 * PPM) // (costs.layers - 2)), 0, PPM)
+
+
 class Room(NamedTuple):
     """What a rank has for a micro-batch."""
 

@@ -9,6 +9,7 @@ from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 _BUCKET = 1 << 26  # elements that are reduced over the ranks at once; a larger parameter goes alone
+_REDUCED = 500_000_000  # elements that BF16_Optimizer's gradients are reduced in
 
 
 def element_bytes(dtype: str) -> tuple[int, int]:
@@ -58,8 +59,8 @@ def states(config: schema.Config, ranks: int) -> Held:
     b, w = element_bytes(config.dtype)
     count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
     bucket = 0 if is_bf16_optimizer(config) else w * bucket_elements(model, devices)
-    if stage > 1 and parameters(model) > _BUCKET:  # a smaller model's copy comes when activations go: `passing_bytes`
-        bucket += bucket + (w * share if stage == 2 and b == w else 0)
+    if stage > 1 and count > _BUCKET:  # the copy of a smaller model's comes when activations are gone: `closing_bytes`
+        bucket += bucket + (w * share if stage == 2 and b == w and not config.optimizer.on_host else 0)
     gathered = -(-max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) // devices) * b
     here = Held(
         parameters=b * (count if stage < 3 else share),
@@ -113,13 +114,26 @@ def _on_host(here: Held, config: schema.Config, share: int) -> Held:
     )
 
 
-def passing_bytes(model: schema.Model, dtype: str, stage: int = 1) -> int:
-    """Return what comes beside the gradients while saved activations go: a rank needs the larger, not their sum.
+def passing_bytes(config: schema.Config) -> int:
+    """Return the bf16 gradients that exist beside the fp32 ones until they are added, on each of a rank's devices.
 
-    Stage 1: the bf16 gradients, which exist beside the fp32 ones until they are added; none in other dtypes. Stages 2
-    and 3: the copy of a bucket that holds the whole model, which is reduced when the backward pass ends.
+    They grow through the backward pass as saved activations go: a rank needs the larger, not their sum.
     """
-    count, (_, w) = parameters(model), element_bytes(dtype)
-    if stage == 1:
-        return 2 * count if dtype == "bf16" else 0
-    return w * count if count <= _BUCKET else 0
+    devices = config.parallel.tp * config.parallel.pp
+    return -(-2 * parameters(config.model) // devices) if is_bf16_optimizer(config) else 0
+
+
+def closing_bytes(config: schema.Config, ranks: int) -> int:
+    """Return what the end of a step holds beside the states on each of a rank's devices, when its activations are gone.
+
+    BF16_Optimizer copies all gradients to reduce them, half a billion at a time. Others join a rank's gradients for the
+    update; stages 2 and 3 copy before that a bucket that holds the whole model, and stage 3 has the rank's share of it.
+    """
+    model, stage, (_, w) = config.model, config.zero.stage, element_bytes(config.dtype)
+    devices = config.parallel.tp * config.parallel.pp
+    count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
+    if is_bf16_optimizer(config):
+        return w * min(count, _REDUCED)
+    if stage == 1 or count > _BUCKET:
+        return w * share
+    return w * (count + (share if stage == 3 else 0))

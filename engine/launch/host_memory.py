@@ -11,7 +11,7 @@ from engine.config.units import counted, format_apart, format_bytes
 from engine.cost.model import Costs
 from engine.errors import Problem
 from engine.launch.commands import is_local
-from engine.planner.estimate import estimate
+from engine.planner.estimate import most_on_host
 from engine.planner.loads import micro_tokens
 from engine.planner.plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -47,11 +47,11 @@ def host_problem(plans: Iterable[StepPlan], config: Config, cluster: Cluster) ->
 
 def tight(config: Config, cluster: Cluster) -> str | None:
     """Return what there is to say where a later step may put more on this host than is free now; None where not."""
-    found, ranks, free = estimate(config, PlanSettings.of(config)), _ranks_here(cluster), free_bytes()
-    if free is None or not ranks or found.host * ranks <= free:
+    most, ranks, free = most_on_host(config, PlanSettings.of(config)), _ranks_here(cluster), free_bytes()
+    if free is None or not ranks or most * ranks <= free:
         return None
     return (
-        f"a step may put {format_bytes(found.host)} a rank on the host, and {format_bytes(free)} of this machine's "
+        f"a step may put {format_bytes(most)} a rank on the host, and {format_bytes(free)} of this machine's "
         f"memory are free for {counted(ranks, 'rank')}: plans keep to cluster.host_memory"
     )
 

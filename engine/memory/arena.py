@@ -22,10 +22,10 @@ class Arena:
     """At most `limit` bytes of the host, pinned where the device is a GPU. Grows between micro-batches only."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
-        self._device, self._limit = device, limit
+        self._device, self._most_allowed, self._limit = device, limit, limit
         self._block = torch.empty(0, dtype=torch.uint8)
         self._used = self._most = 0
-        self.short = 0  # bytes that the host did not give of what was needed
+        self.short = 0  # bytes that the host did not give of what is needed now
 
     @property
     def size(self) -> int:
@@ -39,15 +39,18 @@ class Arena:
         no place then stays on the device. Raises MemoryFitError where not even that is to be had.
         """
         self._used = 0
-        if need <= self.size or self.size == self._limit:
-            return
+        if need > self.size and self.size < self._limit:
+            self._grow(need)
+        self.short = max(0, min(self._most_allowed, need) - self.size)
+
+    def _grow(self, need: int) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)  # the old one goes before the new one comes
         enough = min(self._limit, need)
         self._block = self._allocate(min(self._limit, max(need, self._most * 5 // 4)), enough, enough // 2)
         self._most = self.size
         if self.size < enough:
             _LOG.warning("the host gave no %s bytes to offload to, so half as many are taken", f"{enough:,}")
-            self._limit, self.short = self.size, enough - self.size
+            self._limit = self.size
 
     def _allocate(self, *sizes: int) -> Tensor:
         """Return the first of these sizes that the host gives."""

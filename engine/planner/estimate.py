@@ -62,6 +62,17 @@ def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -
     return _nearest(_of(config, settings, rank, load or fullest(config, settings, rank)) for rank in _kinds(settings))
 
 
+def at_ratio(config: Config, settings: PlanSettings, ratio: int) -> Estimate:
+    """Return what a rank's capacity makes a device hold with just so much of it on the host, ppm, enough or not."""
+    tokens = settings.capacities.tolist()
+    return _nearest(_of(config, settings, rank, Load(tokens[rank], tokens[rank], ratio)) for rank in _kinds(settings))
+
+
+def most_on_host(config: Config, settings: PlanSettings) -> int:
+    """Return the most bytes of a rank that may wait on its host."""
+    return max(_of(config, settings, rank, fullest(config, settings, rank)).host for rank in _kinds(settings))
+
+
 def of_plans(config: Config, settings: PlanSettings, plans: Iterable[StepPlan]) -> Estimate:
     """Return what the fullest micro-batch of these plans (one at least) makes a device hold."""
     worst: dict[int, Load] = {}

@@ -101,10 +101,15 @@ def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSetting
 
 
 def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
-    """Return the plan with more of a micro-batch on the host where its tokens fit only so, whole sequences too."""
+    """Return the plan with more of a micro-batch on the host where its tokens fit only so, whole sequences too.
+
+    And with less of it where a ring's other ranks, of less memory, need more than this one's host has room for.
+    """
     full, memory = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
     if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= memory:
         return plan
     holds = np.stack([settings.capacities, settings.cluster.memory])[:, plan.micro_rank]
-    ratio = least_ratio(settings.costs, *micro_loads(plan), *holds)
-    return replace(plan, offload=np.maximum(plan.offload, np.minimum(ratio, settings.offload)))
+    tokens, buffers = micro_loads(plan)
+    ratio = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds), settings.offload)
+    allowed = room.most_ratio(settings.costs, tokens, settings.host_memory)
+    return replace(plan, offload=np.maximum(np.minimum(plan.offload, allowed), ratio))

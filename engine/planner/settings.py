@@ -118,8 +118,10 @@ class PlanSettings:
         if memory == self.cluster.device_memory:
             return self.capacity
         usual = max(1, self.cluster.device_memory - self.costs.fixed_bytes)
+        # A host without room for the model states is told by itself (make.py), not as ranks that hold nothing.
+        has = self.room(memory)._replace(host=max(0, self.host_memory))
         scaled = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
-        return min(scaled, room.most_tokens(self.costs, self.room(memory)))
+        return min(scaled, room.most_tokens(self.costs, has))
 
     def check_nodes(self) -> None:
         """Raise MemoryFitError for a node whose ranks hold nothing."""

@@ -15,9 +15,8 @@ from engine.config.checks import check
 from engine.config.schema import Config
 from engine.cost.model import NS, PPM
 from engine.errors import ConfigError, MemoryFitError
-from engine.planner.estimate import Estimate, estimate
+from engine.planner.estimate import Estimate, at_ratio, estimate
 from engine.planner.fit import largest_capacity, least_nodes, named
-from engine.planner.memory import Load
 from engine.planner.settings import PlanSettings
 
 _SHOWN = 3
@@ -69,11 +68,7 @@ def _with_ratio(config: Config, changes: dict[str, Any]) -> Estimate | None:
     """Return the estimate of the capacity at just the changes' offload ratio; None if they do not go together."""
     ratio = round(PPM * changes["offload.ratio"])  # whatever the host has for it: `fits` tells
     changed = _changed(config, changes | {"offload.ratio": "auto"})
-    if changed is None:
-        return None
-    whole, settings = changed
-    tokens = settings.least_capacity
-    return estimate(whole, settings, Load(tokens, tokens, ratio))
+    return None if changed is None else at_ratio(*changed, ratio)
 
 
 def _tried(config: Config) -> Iterator[Way]:

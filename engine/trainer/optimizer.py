@@ -21,10 +21,10 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
         {"params": [p for p in parameters if p in norms], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    # Fused ones hold nothing beside their states; the others hold up to two more tensors of their size in a step.
     if settings.name == "sgd":  # the same wherever its states are
-        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0])
+        return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], fused=True)
     own: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
-    # The fused one holds nothing beside its states; the others hold up to two more tensors of their size in a step.
     return host_adamw(groups, **own) if settings.on_host else torch.optim.AdamW(groups, fused=True, **own)
 
 

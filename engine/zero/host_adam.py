@@ -28,9 +28,9 @@ def compiled() -> None:
 
     Always with the ninja beside this Python, on the path or not: another version would compile all anew, and so on.
     """
-    programs = Path(sys.executable).parent
-    if shutil.which("ninja", path=programs):
-        os.environ["PATH"] = os.pathsep.join((str(programs), os.environ.get("PATH", "")))
+    beside = shutil.which("ninja", path=Path(sys.executable).parent)
+    if beside and shutil.which("ninja") != beside:
+        os.environ["PATH"] = os.pathsep.join((str(Path(beside).parent), os.environ.get("PATH", "")))
     CPUAdamBuilder().load()
 
 

@@ -64,3 +64,11 @@ def test_without_offload_it_is_what_the_costs_say(memory: int) -> None:
 def test_a_micro_batch_without_tokens_needs_nothing_on_the_host() -> None:
     """Nor is it divided by, where not even the model states fit."""
     assert room.least(COSTS, 0, 0, 0) == 0
+
+
+@given(tokens=tokens_of, host=st.integers(0, 10**7))
+def test_the_most_ratio_fits_the_host_and_more_does_not(tokens: int, host: int) -> None:
+    number = ints(tokens)
+    (ratio,) = room.most_ratio(COSTS, number, host).tolist()
+    assert COSTS.host_bytes(number, ratio)[0] <= host
+    assert ratio == PPM or COSTS.host_bytes(number, ratio + 1)[0] > host

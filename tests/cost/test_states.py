@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Literal
 
 import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config, Model
-from engine.cost.states import Held, bucket_elements, parameters, passing_bytes, states
+from engine.cost.states import Held, bucket_elements, closing_bytes, parameters, passing_bytes, states
 from engine.models.build import build_model
 from tests.cost.shapes import SMALL, SPARSE, shape
 
@@ -35,7 +36,7 @@ def test_states_under_zero_1_by_optimizer_class() -> None:
     assert held(SMALL, "bf16", 1, 1).device == (2 + 4 + 12) * count
     assert held(SMALL, "bf16", 8, 1).device == (2 + 4) * count + 12 * math.ceil(count / 8)
     assert held(SMALL, "fp32", 2, 1).device == (4 + 4 + 4) * count + 12 * math.ceil(count / 2)
-    assert (passing_bytes(SMALL, "bf16"), passing_bytes(SMALL, "fp32")) == (2 * count, 0)
+    assert [passing_bytes(config_of(SMALL, dtype, 1)) for dtype in ("bf16", "fp32")] == [2 * count, 0]
 
 
 def test_a_bucket_is_no_larger_than_the_model_and_than_256_mib() -> None:
@@ -80,20 +81,34 @@ def test_each_stage_of_zero_shards_more(ranks: int) -> None:
     assert held(SMALL, "bf16", ranks, 1).device == (2 + 4) * count + share(12)
     assert held(SMALL, "bf16", ranks, 2).device == (2 + 4) * count + share(4) + share(12)
     assert held(SMALL, "bf16", ranks, 3).device == share(2) + share(4) + share(12) + two_layers + 4 * count
-    assert [passing_bytes(SMALL, "bf16", stage) for stage in (1, 2, 3)] == [2 * count, 4 * count, 4 * count]
+    assert [passing_bytes(config_of(SMALL, "bf16", stage)) for stage in STAGES] == [2 * count, 0, 0]
 
 
 @pytest.mark.parametrize(("dtype", "stage", "shares"), [("bf16", 2, 0), ("fp32", 2, 1), ("bf16", 3, 0), ("fp32", 3, 0)])
 def test_a_reduction_copies_its_bucket(dtype: str, stage: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the backward pass ends, if the model is one bucket; else while activations are there too, and in stage 2 a
-    second share of the gradients, which the first one is not narrower than."""
-    count = parameters(SMALL)
-    assert passing_bytes(SMALL, dtype, stage) == 4 * count
-    one = held(SMALL, dtype, 2, stage).gather_buffers
+    second share of the gradients, which the first one is not narrower than, unless they are added up on the host."""
+    count, away = parameters(SMALL), "optimizer.on_host=true"
+    one = [held(SMALL, dtype, 2, stage, *keys).gather_buffers for keys in ([], [away])]
     monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
-    assert passing_bytes(SMALL, dtype, stage) == 0
-    many = held(SMALL, dtype, 2, stage).gather_buffers
-    assert many - one == 4 * (2 * 1000 - count) + shares * 4 * math.ceil(count / 2)
+    many = [held(SMALL, dtype, 2, stage, *keys).gather_buffers for keys in ([], [away])]
+    assert many[0] - one[0] == 4 * (2 * 1000 - count) + shares * 4 * math.ceil(count / 2)
+    assert many[1] - one[1] == 4 * (2 * 1000 - count)
+
+
+@pytest.mark.parametrize(("dtype", "stage"), list(product(("bf16", "fp32"), STAGES)))
+def test_the_end_of_a_step(dtype: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of what is reduced at once, in stage 3 with what comes of it, or a rank's gradients joined.
+
+    tests/planner/test_estimate_measured.py measures it (few tokens)."""
+    count, share = 4 * parameters(SMALL), 4 * math.ceil(parameters(SMALL) / 2)
+    here, away = (config_of(SMALL, dtype, stage, f"optimizer.on_host={away}") for away in ("false", "true"))
+    assert closing_bytes(away, 2) == {1: share, 2: count, 3: count + share}[stage]
+    assert closing_bytes(here, 2) == (count if (dtype, stage) == ("bf16", 1) else closing_bytes(away, 2))
+    assert passing_bytes(away) == 0, "no bf16 gradient waits for the others"
+    monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
+    monkeypatch.setattr("engine.cost.states._REDUCED", 2000)
+    assert closing_bytes(here, 2) == (4 * 2000 if (dtype, stage) == ("bf16", 1) else share)
 
 
 def test_sgd_has_no_second_moment_and_without_momentum_none() -> None:

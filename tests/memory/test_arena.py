@@ -65,6 +65,10 @@ def test_a_host_that_gives_less_is_asked_once_for_half(
     assert made.size == made.short == 500 and "gave no 1,000 bytes" in caplog.text
     made.reset(1000)
     assert made.size == 500, "it is not asked again in every micro-batch"
+    made.reset(400)
+    assert not made.short, "this one has what it needs"
+    made.reset(700)
+    assert made.short == 200
 
 
 def test_a_host_that_gives_nothing_is_told_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from engine.planner.estimate import Load, estimate, fullest, of_plans
 from engine.planner.loads import micro_loads
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.planner.ways import table
 
 MODELS = {name: load([f"model={name}", "cluster=h100x8"]) for name in ("llama7b", "llama3-8b", "mixtral8x7b", "tiny")}
 CONFIGS = st.fixed_dictionaries(
@@ -158,3 +159,14 @@ def test_large_ranks_are_shown_where_they_are_nearest_to_their_limit(tmp_path: P
     found = estimate(config, PlanSettings.of(config, refuses=False))
     assert not found.fits
     assert (found.node, found.device_total, found.load.tokens) == ("large", 800 * 2**20, config.capacity)
+
+
+def test_the_table_holds_each_kind_of_rank_against_its_own_memory_too(tmp_path: Path) -> None:
+    config = unequal(tmp_path, "cluster.device_memory=800M", "offload.ratio=0")
+    found = estimate(config, PlanSettings.of(config, refuses=False))
+    (row,) = (
+        row for row in table(config) if (row["zero.stage"], row["offload.ratio"], row["recompute"]) == (1, 0, "none")
+    )
+    assert (
+        (row["fits"], row["node"], row["peak"]) == (found.fits, found.node, found.peak) == (False, "large", found.peak)
+    )

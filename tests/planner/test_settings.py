@@ -11,7 +11,9 @@ import pytest
 from engine.config.load import load
 from engine.cost.model import PPM
 from engine.errors import ConfigError, MemoryFitError
+from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from tests.planner.samples import ints
 
 PROCESS = 480 << 20  # of a device of cluster=local
 
@@ -123,3 +125,16 @@ def test_model_states_on_the_host_leave_less_for_a_ratio() -> None:
         MemoryFitError, match=r"puts 27\.3 GiB on the host beside 3\.5 GiB of model states, 30\.8 GiB in all"
     ):
         PlanSettings.of(load([*keys, "context=64K", "cluster.host_memory=28GiB"]))
+
+
+@pytest.mark.parametrize("ratio", ["0", "auto"])
+def test_a_host_without_room_for_the_states_is_not_told_as_a_node_that_holds_nothing(
+    tmp_path: Path, ratio: str
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=20G\n")
+    keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "model=1b", "dtype=bf16", "context=4K", "capacity=4K"]
+    memory = ["cluster.device_memory=40G", "cluster.host_memory=2G", "optimizer.on_host=true", f"offload.ratio={ratio}"]
+    own = PlanSettings.of(load([*keys, *memory]))
+    assert own.host_memory < 0 < own.least_capacity
+    with pytest.raises(MemoryFitError, match="the model states on the host need"):
+        plan_step(ints(100), own)

@@ -30,9 +30,10 @@ def test_adamw_is_the_recipe_of_llama() -> None:
     assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
 
 
-def test_an_update_holds_nothing_beside_the_states() -> None:
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_an_update_holds_nothing_beside_the_states(name: str) -> None:
     layer = torch.nn.Linear(1000, 1000, bias=False)
-    optimizer = build_optimizer(layer, settings())
+    optimizer = build_optimizer(layer, settings(name=name))
     layer.weight.grad = torch.ones(1000, 1000)
     optimizer.step()  # the states are there
     assert allocated(optimizer.step).peak < 1000
