@@ -127,7 +127,8 @@ def closing_bytes(config: schema.Config, ranks: int) -> int:
     """Return what the end of a step holds beside the states on each of a rank's devices, when its activations are gone.
 
     BF16_Optimizer copies all gradients to reduce them, half a billion at a time. Others join a rank's gradients for the
-    update; stages 2 and 3 copy before that a bucket that holds the whole model, and stage 3 has the rank's share of it.
+    update, in stages 2 and 3 unless that is on the host; these copy before that a bucket that holds the whole model,
+    and stage 3 has the rank's share of it.
     """
     model, stage, (_, w) = config.model, config.zero.stage, element_bytes(config.dtype)
     devices = config.parallel.tp * config.parallel.pp
@@ -135,5 +136,5 @@ def closing_bytes(config: schema.Config, ranks: int) -> int:
     if is_bf16_optimizer(config):
         return w * min(count, _REDUCED)
     if stage == 1 or count > _BUCKET:
-        return w * share
+        return 0 if stage > 1 and config.optimizer.on_host else w * share
     return w * (count + (share if stage == 3 else 0))
