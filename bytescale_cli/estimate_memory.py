@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.planner.estimate import Estimate
     from engine.planner.settings import PlanSettings
-    from engine.planner.ways import Way
 
 _GIB = 2**30
 _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
@@ -37,7 +36,6 @@ def estimate_memory(
         check_steps(plan, "--plan")
     path = plot_path(plot)
     from engine.config.load import load
-    from engine.config.units import counted
     from engine.planner.estimate import estimate
     from engine.planner.settings import PlanSettings
 
@@ -52,7 +50,7 @@ def estimate_memory(
         text += ["", *_fit_lines(config, told["fit"])]
     if table:
         told["table"], drawn = _table(config)
-        text += ["", f"each of a micro-batch of {counted(settings.least_capacity, 'token')}, the capacity", drawn]
+        text += ["", f"each of a micro-batch of the capacity, {_capacity(settings)}", drawn]
     if path is not None:
         from engine.report.memory_page import memory_page
 
@@ -94,20 +92,23 @@ def _refuse(config: Config, settings: PlanSettings, found: Estimate, told: dict[
     if text:
         output.show(text)
     ways_out = ways(config, settings)
-    raise _refusal(found, ways_out, told | {"ways": [way.as_json() for way in ways_out]})
+    error = _refusal(config, found, "; or ".join(map(str, ways_out)))
+    error.found = told | {"ways": [way.as_json() for way in ways_out]}
+    raise error
 
 
-def _refusal(found: Estimate, ways: list[Way], told: dict[str, Any]) -> MemoryFitError:
+def _refusal(config: Config, found: Estimate, ways: str) -> MemoryFitError:
     from engine.config.units import format_apart
+    from engine.planner.settings import NODE_HOLDS_NOTHING
 
     places = {"device": (found.peak, found.device_total), "host": (found.host, found.host_total)}
     short = {place: format_apart(need, has) for place, (need, has) in places.items() if need > has}
     needs = " and ".join(f"{need} of its {place}, which has {has} for it" for place, (need, has) in short.items())
-    hint = "; or ".join(map(str, ways)) or "a smaller model, or more and larger devices"
-    rank = f"a rank of node {found.node}" if found.node else "a rank"
-    error = MemoryFitError(f"{rank} needs {needs}", key=f"cluster.{next(iter(short))}_memory", hint=hint)
-    error.found = told
-    return error
+    message = f"a rank of node {found.node} needs {needs}" if found.node else f"a rank needs {needs}"
+    if "device" in short and found.device_total != config.cluster.device_memory:  # its node says so
+        return MemoryFitError(message, key="cluster.hostfile", hint=ways or NODE_HOLDS_NOTHING)
+    key, other = f"cluster.{next(iter(short))}_memory", "a smaller model, or more and larger devices"
+    return MemoryFitError(message, key=key, hint=ways or other)
 
 
 def _head(config: Config, settings: PlanSettings, found: Estimate) -> str:
@@ -162,6 +163,13 @@ def _table(config: Config) -> tuple[list[dict[str, Any]], str]:
 
     rows = table(config)
     return rows, output.table(_TABLE, [[_cell(row, name) for name in _TABLE] for row in rows], right=True)
+
+
+def _capacity(settings: PlanSettings) -> str:
+    from engine.config.units import counted
+
+    mixed = settings.least_capacity != settings.capacities.max()
+    return "of each rank's own where memory differs" if mixed else counted(settings.least_capacity, "token")
 
 
 def _cell(row: dict[str, Any], name: str) -> str:

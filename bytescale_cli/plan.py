@@ -46,16 +46,19 @@ def plan(
     from engine.data.lengths import step_lengths
     from engine.planner.make import plan_step
     from engine.planner.settings import PlanSettings
+    from engine.planner.ways import ways_out
     from engine.simulator.facts import facts
 
     config = load(overrides or [])
     output.say_when_compiling()
-    settings = PlanSettings.of(config)
+    with ways_out(config):
+        settings = PlanSettings.of(config)
     plans: list[StepPlan] = []
     found: list[dict[str, Any]] = []
     for lengths in step_lengths(config, steps):
         started = time.perf_counter()
-        plans.append(plan_step(lengths, settings))
+        with ways_out(config):
+            plans.append(plan_step(lengths, settings))
         seconds = time.perf_counter() - started
         told = {"planning_s": seconds, "verified": True}  # plan_step verifies
         found.append({**facts(plans[-1], settings), **told, "without_offload": _without_offload(plans[-1], settings)})

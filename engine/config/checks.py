@@ -37,7 +37,13 @@ def context_problem(config: Config, ranks: int) -> Problem | None:
         f"{format_count(config.context)} does not fit: "
         f"{counted(ranks, 'rank')} x capacity {format_count(config.capacity)} hold {holds} tokens"
     )
-    return Problem(message, "context", f"context={holds}, or a larger capacity, or more ranks")
+    return Problem(message, "context", holding(config.context, ranks, config.capacity))
+
+
+def holding(tokens: int, ranks: int, capacity: int) -> str:
+    """Return the ways out, for a hint, of a sequence of so many tokens that ranks of this capacity cannot hold."""
+    context, each, more = ranks * capacity, -(-tokens // ranks), -(-tokens // capacity)
+    return f"context={format_count(context)}, or capacity={format_count(each)}, or more ranks: {more:,}"
 
 
 def ranks_problem(ranks: int) -> Problem | None:

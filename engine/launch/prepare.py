@@ -19,6 +19,7 @@ from engine.errors import ConfigError, RunFolderError
 from engine.files import write_durably
 from engine.planner.make import PlanSettings, plan_step
 from engine.planner.plan import StepPlan
+from engine.planner.ways import ways_out
 from engine.trainer import checkpoint as checkpoints
 from engine.trainer import metrics, saved
 from engine.trainer.checkpoint import TrainState, newest_first
@@ -77,11 +78,12 @@ def look(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int,
 
 def _plans(index: Index, config: Config, state: TrainState | None, steps: int) -> Iterator[StepPlan]:
     """Yield the plans of the next `steps` steps, if so many are left, as the ranks will make them."""
-    settings = PlanSettings.of(config)
     done, cursor = (state.step, Cursor(state.epoch, state.position)) if state else (0, Cursor())
-    for _ in range(min(steps, config.run.steps - done)):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
-        yield plan_step(table.length, settings)
+    with ways_out(config):
+        settings = PlanSettings.of(config)
+        for _ in range(min(steps, config.run.steps - done)):
+            table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+            yield plan_step(table.length, settings)
 
 
 @contextmanager

@@ -24,11 +24,12 @@ def named(config: Config) -> int:
 
 
 def largest_capacity(settings: PlanSettings, ratio: int = 0) -> int:
-    """Return the most tokens that the rank with the least memory holds, offloading as much as allowed; 0 if none.
+    """Return the most tokens that a rank of the usual memory holds, offloading as much as allowed; 0 if none.
 
-    Where a `ratio` is named the host has to hold that much of them, needed or not (settings.py).
+    Where a `ratio` is named the host has to hold that much of them, needed or not (settings.py). Ranks of less memory
+    hold as many of them as they can.
     """
-    return min(_MOST_TOKENS, most_tokens(settings.costs, settings.least_room._replace(named=ratio)))
+    return min(_MOST_TOKENS, most_tokens(settings.costs, settings.room(settings.device_memory)._replace(named=ratio)))
 
 
 def longest_context(settings: PlanSettings, ratio: int = 0) -> int:
@@ -68,7 +69,7 @@ def least_nodes(config: Config, settings: PlanSettings) -> int | None:
 
     def enough(index: int) -> bool:
         more = among(config, settings, index * ranks)
-        return fits(more.costs, config.capacity, more.least_room)
+        return fits(more.costs, config.capacity, more.room(more.device_memory))
 
     most = _MOST_NODES // unit
     short = largest(lambda index: not enough(index), most)

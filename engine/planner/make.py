@@ -8,6 +8,8 @@ import numpy as np
 
 from engine.config.units import format_apart, format_count
 from engine.cost import room
+from engine.cost.model import PPM, Costs
+from engine.cost.room import Room
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import memory
 from engine.planner.adaptive import adaptive
@@ -87,9 +89,16 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
     tokens, costs, has = min(settings.capacity, step_tokens), settings.costs, settings.room(settings.device_memory)
     if room.fits(costs, tokens, has):
         return
-    most = room.most_tokens(costs, has)
-    hint = f"capacity={most} fits" if most else "the model states alone do not fit: more ranks or a smaller model"
-    raise MemoryFitError(_too_much(tokens, settings), key="capacity", hint=hint)
+    raise MemoryFitError(_too_much(tokens, settings), key="capacity", hint=_less(costs, has))
+
+
+def _less(costs: Costs, has: Room) -> str:
+    """Return what fits instead, for a hint."""
+    most, offloading = (room.most_tokens(costs, one) for one in (has, has._replace(offload=PPM)))
+    if not offloading:
+        return "the model states alone do not fit: more ranks or a smaller model"
+    fits = [f"capacity={most} fits"] if most else []
+    return ", or ".join(fits + ([f"capacity={offloading} with offload.ratio=auto"] if offloading > most else []))
 
 
 def _too_much(tokens: int, settings: PlanSettings) -> str:
@@ -103,4 +112,4 @@ def _too_much(tokens: int, settings: PlanSettings) -> str:
         return f"{of} put {puts} a rank on the host, which leaves {leaves}"
     peak, leaves = format_apart(int(costs.peak_bytes(number, number)[0]), device)
     end = "; what may be offloaded is not enough" if settings.offload else ""
-    return f"{of} need {peak} a rank, and the device leaves {leaves}{end}"
+    return f"{of} need {peak} a rank, and the device leaves {leaves} beside runtime and gaps{end}"

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
-from engine.config.checks import context_problem, ranks_problem
+from engine.config.checks import context_problem, holding, ranks_problem
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart, format_bytes, format_count
 from engine.cost import room
@@ -20,6 +20,7 @@ from engine.errors import ConfigError, MemoryFitError
 
 Ints = NDArray[np.int64]
 
+NODE_HOLDS_NOTHING = "leave the node out, take more ranks, or a higher zero.stage"  # ways out, for a hint
 # Rings lie on neighbouring ranks, folded (rings.py), so four peers a rank always suffice. A static mesh needs two.
 _LEAST_PEERS = {"static": 2, "naive": 4, "balanced": 4, "adaptive": 4}
 
@@ -95,16 +96,12 @@ class PlanSettings:
         """Return what a rank of so much memory has for a micro-batch."""
         return Room(memory, self.host_memory, self.offload)
 
-    @property
-    def least_room(self) -> Room:
-        """Return what the rank with the least memory has."""
-        return self.room(int(self.cluster.memory.min()))
-
     @cached_property
     def capacities(self) -> Ints:
         """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states.
 
-        A rank whose node says nothing of memory holds the capacity; another one never more than fits it.
+        A rank whose node says nothing of memory holds the capacity. One of less memory holds as much of it as fits, one
+        of more in proportion, offload counted: so no rank's memory makes another one hold less.
         """
         classes, index = np.unique(self.cluster.memory, return_inverse=True)
         return np.array([self._capacity(memory) for memory in classes.tolist()], dtype=np.int64)[index]
@@ -118,18 +115,17 @@ class PlanSettings:
         if memory == self.cluster.device_memory:
             return self.capacity
         usual = max(1, self.cluster.device_memory - self.costs.fixed_bytes)
+        in_proportion = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
         # A host without room for the model states is told by itself (make.py), not as ranks that hold nothing.
         has = self.room(memory)._replace(host=max(0, self.host_memory))
-        scaled = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
-        return min(scaled, room.most_tokens(self.costs, has))
+        return min(max(self.capacity, in_proportion), room.most_tokens(self.costs, has))
 
     def check_nodes(self) -> None:
         """Raise MemoryFitError for a node whose ranks hold nothing."""
         if self.least_capacity < 1:
             host = self.host(int(np.argmin(self.cluster.memory)))
             message = f"a rank of node {host} holds not one token beside the model states"
-            hint = "leave the node out, take more ranks, or a higher zero.stage"
-            raise MemoryFitError(message, key="cluster.hostfile", hint=hint)
+            raise MemoryFitError(message, key="cluster.hostfile", hint=NODE_HOLDS_NOTHING)
 
     def check_longest(self, tokens: int) -> None:
         """Raise ConfigError for a sequence that a ring of all ranks cannot hold; MemoryFitError where a node is why."""
@@ -139,25 +135,17 @@ class PlanSettings:
         ranks, sequence = counted(self.ranks, "rank"), f"a sequence of {format_count(tokens)} tokens does not fit"
         each = f"{ranks} x capacity {format_count(self.least_capacity)} hold {format_count(holds)}"
         if self.least_capacity >= self.capacity:
-            hint = f"context={holds}, or a larger capacity, or more ranks"
-            raise ConfigError(f"{sequence}: {each}", key="context", hint=hint)
+            raise ConfigError(f"{sequence}: {each}", key="context", hint=holding(tokens, self.ranks, self.capacity))
         host = self.host(int(np.argmin(self.capacities)))
-        message = f"{sequence}: {each}, which the memory of node {host} leaves of capacity={self.capacity}"
-        hint = f"context={holds}, or {self._larger(tokens)}more ranks"
+        message = f"{sequence}: {each}, which is all that the memory of node {host} leaves of capacity={self.capacity}"
+        others = [int(n) * int((self.capacities >= n).sum()) for n in np.unique(self.capacities)]
+        without = f", or {format_count(max(others))} without the smallest nodes" if max(others) > holds else ""
+        hint = f"context={holds}{without}, or more ranks"
         raise MemoryFitError(message, key="context", hint=hint)
 
     def host(self, rank: int) -> str:
         """Return the name of a rank's node."""
         return self.cluster.nodes[int(self.cluster.node_of[rank])].host
-
-    def _larger(self, tokens: int) -> str:
-        """Return, for a hint, the capacity of which even the least node's share holds such a sequence, or nothing."""
-        each = -(-tokens // self.ranks)
-        usual, memory = (size - self.costs.fixed_bytes for size in (self.device_memory, int(self.cluster.memory.min())))
-        capacity = -(-each * usual // memory)
-        larger = replace(self, capacity=capacity)
-        fits = room.fits(self.costs, capacity, self.room(self.device_memory))
-        return f"capacity={capacity}, or " if fits and larger.least_capacity >= each else ""
 
 
 def _mode(config: Config) -> str:

@@ -7,6 +7,7 @@ sequences of the context, in full micro-batches. More nodes come last whatever t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -25,7 +26,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "recompute": ("layer_keep_attention", "layer"),
     "zero.stage": (2, 3),
     "offload.ratio": ("auto",),
-    "optimizer.on_host": (True,),
+    "optimizer.on_host": (True, False),
+    "zero.weights_on_host": (True, False),
     "mlp_tile": (4096,),
 }
 TABLE = {"zero.stage": (1, 2, 3), "offload.ratio": (0.0, 1.0), "recompute": ("none", "layer_keep_attention", "layer")}
@@ -55,6 +57,20 @@ def ways(config: Config, settings: PlanSettings) -> list[Way]:
     return (sorted(least, key=lambda way: way.step_s) + _nodes(config, settings))[:_SHOWN]
 
 
+@contextmanager
+def ways_out(config: Config) -> Iterator[None]:
+    """Let a refusal of what does not fit name the ways out."""
+    try:
+        yield
+    except MemoryFitError as error:
+        found = ways(config, PlanSettings.of(config, refuses=False))
+        if not found:
+            raise
+        (problem,) = error.problems
+        hint = "; or ".join(map(str, found))
+        raise MemoryFitError(problem.message, key=problem.key, hint=hint) from None
+
+
 def table(config: Config) -> list[dict[str, Any]]:
     """Return the estimates of a full capacity under each stage, offload ratio and recompute mode that go together."""
     return [
@@ -67,7 +83,7 @@ def table(config: Config) -> list[dict[str, Any]]:
 def _with_ratio(config: Config, changes: dict[str, Any]) -> Estimate | None:
     """Return the estimate of the capacity at just the changes' offload ratio; None if they do not go together."""
     ratio = round(PPM * changes["offload.ratio"])  # whatever the host has for it: `fits` tells
-    changed = _changed(config, changes | {"offload.ratio": "auto"})
+    changed = _changed(config, changes | {"offload.ratio": "auto"}, refuses=False)
     return None if changed is None else at_ratio(*changed, ratio)
 
 
@@ -98,8 +114,9 @@ def _nodes(config: Config, settings: PlanSettings) -> list[Way]:
     return [Way(changes, found, _step_seconds(*changed, found))]
 
 
-def _changed(config: Config, changes: dict[str, Any]) -> tuple[Config, PlanSettings] | None:
-    """Return the config with other values, and its settings; None if they do not go together."""
+def _changed(config: Config, changes: dict[str, Any], refuses: bool = True) -> tuple[Config, PlanSettings] | None:
+    """Return the config with other values, and its settings (with `refuses` of PlanSettings.of); None if they do not
+    go together."""
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         part = getattr(config, section).model_copy(update={name: value}) if section else value
@@ -107,7 +124,7 @@ def _changed(config: Config, changes: dict[str, Any]) -> tuple[Config, PlanSetti
     if check(config):
         return None
     try:
-        return config, PlanSettings.of(config)
+        return config, PlanSettings.of(config, refuses)
     except (ConfigError, MemoryFitError):
         return None
 

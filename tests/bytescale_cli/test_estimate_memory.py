@@ -145,8 +145,8 @@ def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
 def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_by_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=600M\n")
-    keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "context=8K", "capacity=8K"]
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=488M\n")
+    keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "context=8K", "capacity=8K", "offload.ratio=0"]
     error = estimated(capsys, *keys, code=10)["error"]
     assert error["key"] == "context" and "the memory of node b leaves" in error["message"]
     assert run(["plan", *keys]) == 10
@@ -158,6 +158,20 @@ def test_a_node_whose_ranks_hold_nothing_is_named(tmp_path: Path, capsys: pytest
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=100M\n")
     error = estimated(capsys, f"cluster.hostfile={tmp_path / 'hosts'}", code=10)["error"]
     assert "a rank of node b needs " in error["message"] and "100.0 MiB" in error["message"]
+    assert error["key"] == "cluster.hostfile" and "leave the node out" in error["hint"]
+
+
+def test_the_table_of_a_node_that_holds_nothing_shows_what_lets_it_hold_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=8 memory=24GiB\n")
+    keys = ["recipe=llama7b-256k", f"cluster.hostfile={tmp_path / 'hosts'}", "context=64K"]
+    told = estimated(capsys, *keys, "--table", code=10)
+    assert told["memory"]["tokens"] == 0 and told["error"]["key"] == "cluster.hostfile"
+    assert len(told["table"]) == 18
+    assert {row["fits"] for row in told["table"] if row["zero.stage"] == 1} == {False}
+    assert any(row["fits"] for row in told["table"] if row["zero.stage"] == 3)
+    assert "zero.stage=3" in told["error"]["hint"] and told["ways"]
 
 
 def test_nothing_fits_a_device_that_is_full_without_tokens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +189,7 @@ def test_table_compares_what_goes_together(capsys: pytest.CaptureFixture[str]) -
     assert run(["estimate-memory", "recipe=llama7b-2m", "--table"]) == 0
     text = capsys.readouterr().out
     assert text.count("layer_keep_attention") == 6
-    assert "each of a micro-batch of 8,192 tokens, the capacity\n" in text
+    assert "each of a micro-batch of the capacity, 8,192 tokens\n" in text
 
 
 def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str]) -> None:

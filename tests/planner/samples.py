@@ -105,6 +105,11 @@ def settings(
     )
 
 
+def device(tokens: int, offload: int = 0) -> int:
+    """Return the bytes of a device that holds just so many tokens of one micro-batch, all in rings."""
+    return int(COSTS.peak_bytes(ints(tokens), ints(tokens), offload)[0])
+
+
 def lengths(longest: int, most: int = 40) -> st.SearchStrategy[list[int]]:
     """Return lists of lengths up to `longest`: any, short ones, primes, and the longest itself."""
     primes = [prime for prime in PRIMES if prime <= longest] or [1]

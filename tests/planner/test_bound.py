@@ -17,7 +17,7 @@ from engine.planner.bound import fastest, least_degree, ring_time
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.problem import lower_bound
 from engine.simulator.timeline import simulate
-from tests.planner.samples import COSTS, ints, settings
+from tests.planner.samples import COSTS, device, ints, settings
 
 LINKS = COSTS.rates._replace(micro=0.0, latency=50.0, kv=0.8, dkv=1.6, far=4.0, round=20.0)
 
@@ -44,7 +44,7 @@ def test_it_is_the_least_time_of_all(step: list[int]) -> None:
 def test_no_planner_is_below_it(planner: str, data: st.DataObject) -> None:
     """Nor with nodes of any speed and memory, nor with offload that costs nearly nothing; all shards are even."""
     step = 120 * ints(*data.draw(st.lists(st.integers(1, 17), min_size=1, max_size=30)))
-    kinds = st.tuples(st.sampled_from([100, 90, 50]), st.sampled_from([None, 2**19, 2**21]))
+    kinds = st.tuples(st.sampled_from([100, 90, 50]), st.sampled_from([None, device(360), 2**21]))
     nodes = tuple(Node(f"host-{at}", 2, *data.draw(kinds)) for at in range(3))
     micro = data.draw(st.sampled_from([50_000.0, 500_000.0]))
     plain = asked(LINKS._replace(micro=micro, copy=1.0), capacity=720).by(planner)

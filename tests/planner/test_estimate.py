@@ -128,10 +128,10 @@ def test_a_gpu_has_a_runtime_and_gaps_and_a_process_on_a_cpu_is_one(cluster: str
 
 
 def test_of_a_mixed_cluster_it_is_the_smallest_rank(tmp_path: Any) -> None:
-    (tmp_path / "hosts").write_text("a slots=1\nb slots=1 memory=1G\n")
-    config = load([f"cluster.hostfile={tmp_path / 'hosts'}", "context=100"])
+    (tmp_path / "hosts").write_text("a slots=1\nb slots=1 memory=484M\n")
+    config = load([f"cluster.hostfile={tmp_path / 'hosts'}", "context=100", "offload.ratio=0"])
     found = estimate(config, PlanSettings.of(config))
-    assert (found.device_total, found.node) == (2**30, "b")
+    assert (found.device_total, found.node) == (484 * 2**20, "b")
     assert found.load.tokens < config.capacity
 
 

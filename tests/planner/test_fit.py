@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.cost.room import most_tokens
 from engine.errors import MemoryFitError
 from engine.planner.estimate import estimate
 from engine.planner.fit import among, largest_capacity, least_nodes, least_ranks, longest_context, named, of_ranks
@@ -100,11 +101,16 @@ def test_no_cluster_has_more_ranks_than_can_be_planned() -> None:
     assert least_ranks(longer, PlanSettings.of(config)) is None
 
 
-def test_of_a_mixed_cluster_the_context_is_what_its_smallest_ranks_hold(tmp_path: Path) -> None:
+@pytest.mark.parametrize("offload", ["0", "auto"])
+def test_of_a_mixed_cluster_the_context_is_all_that_its_smallest_ranks_hold(tmp_path: Path, offload: str) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=4G\n")
-    own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}"]), refuses=False)
+    own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}", f"offload.ratio={offload}"]), refuses=False)
     full = replace(own, capacity=largest_capacity(own))
-    assert longest_context(own) == 4 * full.least_capacity < 4 * full.capacity
+    small = int(own.cluster.memory.min())
+    assert longest_context(own) == 4 * most_tokens(own.costs, own.room(small)) < 4 * full.capacity
+    plan_step(ints(longest_context(own)), replace(full, context=longest_context(own)))
+    with pytest.raises(MemoryFitError):
+        replace(full, capacity=2 * full.capacity).check_longest(longest_context(own) + 1)
 
 
 def test_a_ratio_that_is_named_is_what_the_host_has_to_hold() -> None:

@@ -192,17 +192,18 @@ def test_a_node_that_holds_nothing_is_refused_by_name() -> None:
         plan_step(ints(3, 4), replace(settings(), cluster=cluster))
 
 
-def test_a_sequence_that_a_small_node_cannot_hold_is_refused_with_the_capacity_that_lets_it() -> None:
-    cluster = Cluster((Node("large", 2), Node("small", 2, memory=2**18)), 2**20)
-    asked = replace(settings(), cluster=cluster)
-    with pytest.raises(MemoryFitError, match="4 ranks x capacity 3 hold 12, which the memory of node small") as caught:
-        plan_step(ints(40), asked)
-    hint = str(caught.value.problems[0].hint)
-    found = re.fullmatch(r"context=12, or capacity=(\d+), or more ranks", hint)
-    assert found is not None
-    plan_step(ints(40), replace(asked, capacity=int(found[1])))
-    with pytest.raises(MemoryFitError, match="capacity 9 hold 36"):
-        plan_step(ints(40), replace(asked, capacity=int(found[1]) - 1))
+def test_a_sequence_that_a_small_node_cannot_hold_is_refused_with_what_would_do() -> None:
+    """Six ranks hold what the smallest holds, each; the four large ones alone hold more."""
+    cluster = Cluster((Node("large", 4), Node("small", 2, memory=3500)), 6000)
+    asked = replace(settings(capacity=40, context=1000), cluster=cluster)
+    least = asked.least_capacity
+    refusal = f"6 ranks x capacity {least} hold {6 * least}, which is all that the memory of node small leaves"
+    with pytest.raises(MemoryFitError, match=refusal) as caught:
+        plan_step(ints(6 * least + 1), asked)
+    assert caught.value.problems[0].hint == f"context={6 * least}, or 160 without the smallest nodes, or more ranks"
+    assert 6 * least < 160, "so the hint is true"
+    plan_step(ints(6 * least), asked)
+    plan_step(ints(160), replace(asked, cluster=Cluster((Node("large", 4),), 6000)))
 
 
 def test_a_capacity_is_refused_with_the_largest_that_offload_lets_fit() -> None:
@@ -215,17 +216,32 @@ def test_a_capacity_is_refused_with_the_largest_that_offload_lets_fit() -> None:
 
 
 def test_a_small_node_holds_what_offload_lets_it_hold() -> None:
-    """Without a host its memory is what bounds it; with one its share of the capacity is."""
+    """Its memory is what bounds it, and with a host it is less that has to stay there."""
     nodes = Cluster((Node("large", 2), Node("small", 2, memory=3500)), 6000)
     asked = replace(settings(capacity=60), cluster=nodes)
     alone, helped = asked.capacities.tolist(), replace(asked, offload=PPM, host_memory=2**40).capacities.tolist()
-    assert alone[3] < helped[3] == 60 * (3500 - 1000) // (6000 - 1000)
+    peaks = [int(COSTS.peak_bytes(ints(n), ints(n), PPM)[0]) for n in (helped[3], helped[3] + 1)]
+    assert 0 < alone[3] < helped[3] < 60 and peaks[0] <= 3500 < peaks[1]
 
 
 def test_a_planner_that_needs_more_peers_is_refused() -> None:
     asked = settings("static", 8, max_peers=2)
     with pytest.raises(ConfigError, match="the naive planner may need 4 peers a rank, not 2"):
         asked.by("naive")
+
+
+def test_a_capacity_that_fits_with_offload_is_named_beside_one_that_fits_without() -> None:
+    full = int(COSTS.peak_bytes(ints(16), ints(16))[0])
+    asked = replace(settings(device_memory=full - 1), host_memory=2**40)
+    with pytest.raises(MemoryFitError) as caught:
+        plan_step(ints(30, 30), asked)
+    found = re.fullmatch(
+        r"capacity=15 fits, or capacity=(\d+) with offload.ratio=auto", str(caught.value.problems[0].hint)
+    )
+    assert found is not None
+    plan_step(ints(30, 30), replace(asked, capacity=int(found[1]), offload=PPM))
+    with pytest.raises(MemoryFitError):
+        plan_step(ints(int(found[1]) + 1), replace(asked, capacity=int(found[1]) + 1, offload=PPM))
 
 
 def test_a_capacity_that_the_device_cannot_hold_is_refused_with_one_that_it_can() -> None:

@@ -13,7 +13,7 @@ from engine.cluster.hostfile import Node
 from engine.cost.model import PPM
 from engine.planner.loads import micro_tokens
 from engine.planner.make import plan_step
-from tests.planner.samples import COSTS, ints, settings
+from tests.planner.samples import COSTS, device, ints, settings
 
 
 def test_rings_take_the_next_ranks_round_the_world_then_packs_do() -> None:
@@ -35,7 +35,7 @@ def test_nothing_is_balanced() -> None:
 @pytest.mark.parametrize("planner", ["static", "naive", "balanced"])
 def test_the_published_planners_plan_for_the_rank_that_holds_the_least(planner: str, mode: str) -> None:
     """Half of the ranks hold half: the plan is that of ranks which all do, and no rank holds more."""
-    half = (2**20 - COSTS.fixed_bytes) // 2 + COSTS.fixed_bytes
+    half = device(25)
     mixed = Cluster((Node("large", 4), Node("small", 4, memory=half)), device_memory=2**20)
     equal = Cluster((Node("large", 4), Node("small", 4)), device_memory=half)
     asked = replace(settings(planner, 8, 50, mode, context=200), cluster=mixed)

@@ -81,13 +81,28 @@ def test_another_planner_changes_nothing_else() -> None:
 
 
 def test_capacity_follows_the_memory_beside_the_model_states(tmp_path: Path) -> None:
-    """Half of what is free holds half of the tokens."""
+    """Twice of what is free holds twice of the tokens; where it is less, all of them that fit."""
     (tmp_path / "hosts").write_text("usual slots=2\nsmall slots=1 memory=6G\nlarge slots=1 memory=20G")
-    common = [f"cluster.hostfile={tmp_path / 'hosts'}", "cluster.device_memory=10G", "capacity=1000", "context=1000"]
-    found = PlanSettings.of(load(common))
+    common = [f"cluster.hostfile={tmp_path / 'hosts'}", "cluster.device_memory=10G", "offload.ratio=0", "context=1000"]
+    found = PlanSettings.of(load([*common, "capacity=1000"]))
     states, gib = found.costs.fixed_bytes, 2**30
-    free = [(size * gib - PROCESS - states) / (10 * gib - PROCESS - states) for size in (10, 10, 6, 20)]
-    assert found.capacities.tolist() == [int(1000 * share) for share in free]
+    large = (20 * gib - PROCESS - states) / (10 * gib - PROCESS - states)
+    assert found.capacities.tolist() == [1000, 1000, 1000, int(1000 * large)]
+    full = replace(found, capacity=2**20)
+    small, number = int(full.capacities[2]), np.int64
+    peaks = [int(found.costs.peak_bytes(number(n), number(n))) for n in (small, small + 1)]
+    assert peaks[0] <= 6 * gib - PROCESS < peaks[1] and 1000 < small < 2**20
+
+
+def test_more_memory_elsewhere_makes_no_rank_hold_less(tmp_path: Path) -> None:
+    held = []
+    for large in (20, 40, 80):
+        hosts = tmp_path / f"{large}"
+        hosts.write_text(f"large slots=2 memory={large}G\nsmall slots=2 memory=10G")
+        own = PlanSettings.of(load([f"cluster.hostfile={hosts}"]), refuses=False)
+        held.append(replace(own, capacity=2**30).capacities.tolist())
+    assert held[0][2] == held[1][2] == held[2][2] > 0
+    assert held[0][0] <= held[1][0] <= held[2][0]
 
 
 @pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4), ("adaptive", 4)])

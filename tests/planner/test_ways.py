@@ -3,9 +3,12 @@ from __future__ import annotations
 import pytest
 
 from engine.config.load import load
+from engine.errors import MemoryFitError
 from engine.planner.estimate import estimate
+from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
-from engine.planner.ways import table, ways
+from engine.planner.ways import table, ways, ways_out
+from tests.planner.samples import ints
 
 NOT = [
     ["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0"],
@@ -36,9 +39,9 @@ def test_each_way_fits_when_it_is_followed(keys: list[str]) -> None:
 
 
 def test_more_nodes_are_a_way_where_they_hold_more() -> None:
-    """Nothing else is left to change: the optimizer alone is too large for the hosts of one node."""
+    """The optimizer alone is too large for the hosts of one node, and for its devices too."""
     keys = ["recipe=llama30b-256k", "zero.stage=3", "recompute=layer", "offload.ratio=auto", "optimizer.on_host=true"]
-    config = load([*keys, "cluster.nodes=1", "context=8K", "capacity=8K", "cluster.host_memory=40GiB"])
+    config = load([*keys, "cluster.nodes=1", "context=8K", "capacity=8K", "cluster.host_memory=1GiB"])
     (way,) = ways(config, PlanSettings.of(config))
     assert way.changes.keys() == {"cluster.nodes"} and way.estimate.fits
 
@@ -58,3 +61,15 @@ def test_the_table_shows_a_ratio_that_the_host_has_no_room_for() -> None:
     assert len(rows) == 3 * 2 * 3
     assert {row["fits"] for row in rows if row["offload.ratio"] == 1} == {False}
     assert {row["fits"] for row in rows if row["offload.ratio"] == 0} == {True}
+
+
+def test_a_refusal_names_the_ways_that_the_estimate_does() -> None:
+    config = load(["recipe=llama3-8b-2m", "offload.ratio=0", "cluster.device_memory=30GiB"])
+    with pytest.raises(MemoryFitError) as caught, ways_out(config):
+        plan_step(ints(2**20), PlanSettings.of(config))
+    (problem,) = caught.value.problems
+    found = ways(config, PlanSettings.of(config))
+    assert problem.key == "capacity" and problem.hint == "; or ".join(map(str, found))
+    with pytest.raises(MemoryFitError, match="no way") as kept, ways_out(load(["cluster.device_memory=1M"])):
+        raise MemoryFitError("no way", hint="its own")
+    assert kept.value.problems[0].hint == "its own"
