@@ -101,7 +101,7 @@ def _beyond(key: str, detail: Any) -> Any:
     if field is None or detail["type"] != "int_type" or type(value) is not int:
         return None
     try:
-        create_model("Whole", number=(field.annotation, field)).model_validate({"number": value})
+        create_model("Whole", number=(int, field)).model_validate({"number": value})
     except ValidationError as error:
         return error.errors(include_url=False)[0] | {"loc": detail["loc"]}
     return None
