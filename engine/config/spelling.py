@@ -26,8 +26,8 @@ def _alike(word: str, names: Iterable[str]) -> list[str]:
     matcher = difflib.SequenceMatcher()
     ratios = {}
     for name in names:
-        shared = len(section) if name.startswith(section) else 0
-        matcher.set_seqs(name[shared:], word[shared:])
+        shared = len(section) if name.lower().startswith(section) else 0
+        matcher.set_seqs(name.lower()[shared:], word[shared:])
         ratios[name] = matcher.ratio()
     best = max(ratios.values(), default=0.0)
     return [name for name, ratio in ratios.items() if ratio == best >= _ALIKE]
