@@ -4,7 +4,7 @@
 are those of the pairs that meet: 4 D H a (query, key) pair forward, 2.5 times that backward. Times are medians between
 CUDA events, after a warm-up. In the ring, messages are copies on the device, so what it shows is what cutting, merging
 and adding cost. Each rate is shown as a share of the best of its group: the kernels at one length, packed sequences and
-one alone, a ring and one call. Without a CUDA device the program leaves with 3.
+one alone, a ring and one call. The program leaves with 1 where a run fails, and with 3 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks import on_gpu
+from benchmarks.on_gpu import Row
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
 from engine.attention.kernels.call import Call, Kernel
@@ -36,7 +37,6 @@ DEGREE, PART = 8, 3
 RANK_TOKENS = 8192
 REPEATS, WARM_UPS = 20, 3
 BACKWARD = 2.5  # FLOPs of the backward pass, forward ones = 1
-Row = dict[str, str | float]
 
 
 def main() -> None:
@@ -50,6 +50,7 @@ def main() -> None:
     rows = [*raw_and_seam(device, chosen), *packing(device, chosen), *ring(device, chosen)]
     show(rows)
     on_gpu.write(path, device, kernel=chosen.name, rows=rows)
+    on_gpu.leave(rows)
 
 
 def raw_and_seam(device: torch.device, chosen: Kernel) -> list[Row]:
@@ -153,14 +154,17 @@ def ours(
 
 
 def measured(group: str, name: str, what: str, pairs: float, run: Callable[..., None]) -> list[Row]:
-    """Return the rows of a run: forward, and forward and backward."""
+    """Return the rows of a run: forward, and forward and backward. One that fails is told, and its row says why."""
     rows: list[Row] = []
     for passes, flops in (("forward", 1.0), ("forward + backward", 1.0 + BACKWARD)):
-        ms = milliseconds(partial(run, backward=flops > 1))
-        rate = 4 * HEAD_DIM * HEADS * pairs * flops / ms / 1e9
         among = f"{group} {what}" if group == "kernels" else group
-        figures = {"kernel": name, "lengths": what, "passes": passes, "ms": ms, "tflops_per_s": rate}
-        rows.append({"group": f"{among}, {passes}", **figures})
+        case = {"group": f"{among}, {passes}", "kernel": name, "lengths": what, "passes": passes}
+        try:
+            ms = milliseconds(partial(run, backward=flops > 1))
+        except Exception as error:
+            rows.append(on_gpu.failed(case, error))
+        else:
+            rows.append(case | {"ms": ms, "tflops_per_s": 4 * HEAD_DIM * HEADS * pairs * flops / ms / 1e9})
     return rows
 
 
@@ -180,7 +184,8 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 
 def show(rows: list[Row]) -> None:
-    """Print the rows as a table, with each rate as a share of the best of its group."""
+    """Print the rows with figures as a table, with each rate as a share of the best of its group."""
+    rows = [row for row in rows if "error" not in row]
     print("\n| lengths | passes | kernel | ms | TFLOP/s | of the best |\n|---|---|---|---|---|---|")
     for row in rows:
         same = [float(other["tflops_per_s"]) for other in rows if other["group"] == row["group"]]

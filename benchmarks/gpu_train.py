@@ -2,8 +2,8 @@
 
 `python benchmarks/gpu_train.py [--json FILE]` takes bf16 and one sequence a micro-batch, forward and backward, as the
 trainer runs them; medians after a warm-up. The 8B-shaped model has fewer layers, so that its states fit one GPU. MFU
-counts model FLOPs (`engine/cost/flops.py`; what is recomputed is no useful work) over the data sheet's peak. Without a
-CUDA device the program leaves with 3.
+counts model FLOPs (`engine/cost/flops.py`; what is recomputed is no useful work) over the data sheet's peak. The
+program leaves with 1 where a case fails, and with 3 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 
 from benchmarks import on_gpu
+from benchmarks.on_gpu import Row
 from benchmarks.one_rank import OneRank, joined
 from engine.config.load import load
 from engine.config.schema import Config
@@ -35,10 +36,10 @@ CASES = (
     ("llama3-8b", 32768, "layer_keep_attention", ("model.layers=8",)),
     ("llama3-8b", 65536, "layer_keep_attention", ("model.layers=8",)),
 )
+NAMES = ("model", "tokens", "recompute")  # of a case, in a row
 CLUSTER, VOCAB = "h200x8", 32768
 REPEATS, WARM_UPS = 8, 3
 SHOWN = "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} | {mfu:.3f} | {peak_gib:.1f} |"
-Row = dict[str, str | float]
 
 
 def main() -> None:
@@ -47,19 +48,17 @@ def main() -> None:
     print("| model | tokens | recompute | tokens/s | MFU | peak memory, GiB |\n|---|---|---|---|---|---|")
     rows: list[Row] = []
     for case in CASES:
-        row = on_gpu.alone(measured, case)
-        if row is not None:
-            rows.append(row)
-            print(SHOWN.format(**row), flush=True)
-            on_gpu.write(path, torch.device("cuda"), rows=rows)
+        rows.append(on_gpu.alone(dict(zip(NAMES, case, strict=False)), measured, case))
+        if "error" not in rows[-1]:
+            print(SHOWN.format(**rows[-1]), flush=True)
+        on_gpu.write(path, torch.device("cuda"), rows=rows)
+    on_gpu.leave(rows)
 
 
 def measured(case: tuple[str, int, str, tuple[str, ...]]) -> Row:
-    """Return a case's row, in a process that has done nothing else."""
-    model, tokens, recompute, _ = case
-    row: Row = {"model": model, "tokens": tokens, "recompute": recompute}
+    """Return a case's figures, in a process that has done nothing else."""
     with joined() as groups:
-        return row | measure(config_of(*case), groups)
+        return measure(config_of(*case), groups)
 
 
 def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) -> Config:

@@ -1,4 +1,4 @@
-"""What benchmarks of a GPU share: options, leaving with 3 where there is none, a process for each case."""
+"""What benchmarks of a GPU share: options, exit codes (3: there is none), a process for each case, what is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -18,7 +18,7 @@ from engine.close import in_a_line
 from engine.launch.commands import ALLOCATORS
 from engine.memory.peak import peak_bytes
 
-Result = TypeVar("Result")
+Row = dict[str, Any]  # of a case: what it is, and its figures or its `error`
 
 
 class Asked(NamedTuple):
@@ -42,19 +42,30 @@ def asked(description: str | None, sections: Sequence[str] = ()) -> Asked:
     return found
 
 
-def alone(work: Callable[..., Result], *arguments: Any) -> Result | None:
-    """Return what `work` gives in a process that has done nothing else, with the allocators' settings of training.
+def alone(case: Row, work: Callable[..., Row], *arguments: Any) -> Row:
+    """Return a case's row with what `work` gives in a process that has done nothing else, with the allocators' settings
+    of training.
 
-    A case that fails, whatever of, is told and gives None: the others are measured all the same.
+    A case that fails, whatever of, is told, and its row says why: the others are measured all the same.
     """
     for name, value in ALLOCATORS.items():
         os.environ.setdefault(name, value)
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
-            return pool.submit(work, *arguments).result()
+            return case | pool.submit(work, *arguments).result()
         except Exception as error:
-            print(f"- {', '.join(map(str, arguments))}: failed: {in_a_line(error)}", flush=True)
-            return None
+            return failed(case, error)
+
+
+def failed(case: Row, error: Exception) -> Row:
+    """Tell that a case failed, and return its row."""
+    print(f"- {', '.join(map(str, case.values()))}: failed: {in_a_line(error)}", flush=True)
+    return case | {"error": in_a_line(error)}
+
+
+def leave(rows: Sequence[Row]) -> NoReturn:
+    """End the program: with 1 if a case failed or missed its target."""
+    sys.exit(any("error" in row or not row.get("holds", True) for row in rows))
 
 
 def allocated(device: torch.device) -> int:

@@ -121,9 +121,9 @@ def _head(config: Config, settings: PlanSettings, found: Estimate) -> str:
 
 
 def _items(found: Estimate) -> str:
-    from engine.report.words import memory_rows
+    from engine.report.words import memory_rows, memory_unit
 
-    return output.table(["a device holds", "GiB", "share"], memory_rows(found), right=True)
+    return output.table(["a device holds", memory_unit(found)[0], "share"], memory_rows(found), right=True)
 
 
 def _fit(config: Config, settings: PlanSettings, refused: str | None) -> dict[str, Any]:

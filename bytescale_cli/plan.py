@@ -66,7 +66,7 @@ def plan(
         from engine.report.plan_page import Planned, plan_page
 
         output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())
-    offload = _offload(config, found[0]) if settings.offload else []
+    offload = _offload(config, found) if settings.offload else []
     text = "\n".join([_head(config, plans[0], settings), _steps(found), _LEGEND, *offload, "", _rings(plans)])
     output.emit({"plan": found[0], "steps": found}, text, as_json=json)
 
@@ -102,13 +102,17 @@ def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] |
         return None
 
 
-def _offload(config: Config, fact: dict[str, Any]) -> list[str]:
-    """Return what the first step offloads, on which host memory, and what would be without it: a line each."""
+def _offload(config: Config, found: list[dict[str, Any]]) -> list[str]:
+    """Return what is offloaded in the step that offloads most, to which host memory, and what would be without it."""
     from engine.cluster.cluster import Cluster
     from engine.config.units import format_bytes
 
-    if not fact["offloaded_micro_batches"]:
-        return ["offload: allowed, and not used: it would not shorten the step"]
+    offloading = sum(fact["offloaded_micro_batches"] > 0 for fact in found)
+    if not offloading:
+        shorten = "the step" if len(found) == 1 else f"any of the {len(found)} steps"
+        return [f"offload: allowed, and not used: it would not shorten {shorten}"]
+    step, fact = max(enumerate(found, start=1), key=lambda numbered: numbered[1]["offloaded_share"])
+    of = f", the most of {offloading} steps that offload" if offloading > 1 else ""
     devices = Cluster.of(config.cluster).largest_node
     needs, has = fact["host_bytes"], config.cluster.host_memory
     memory = (
@@ -117,7 +121,7 @@ def _offload(config: Config, fact: dict[str, Any]) -> list[str]:
     )
     share = fact["offloaded_micro_batches"] / fact["micro_batches"]
     saved = f"{fact['offloaded_share']:.1%} of all that is saved"
-    lines = [f"offload in step 1: {share:.1%} of the micro-batches, {saved}; host at most {memory}"]
+    lines = [f"offload in step {step}{of}: {share:.1%} of the micro-batches, {saved}; host at most {memory}"]
     without = fact["without_offload"]
     if without is None:
         return [*lines, "without it the step does not fit"]

@@ -23,7 +23,7 @@ LAYERS = (
     {"cost"},
     {"cluster"},
     {"config"},
-    {"close", "compiled", "dtypes", "errors", "files"},
+    {"close", "compiled", "dtypes", "errors", "files", "safe_path"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -46,12 +46,13 @@ def holding(tokens: int, ranks: int, capacity: int) -> str:
     return f"context={format_count(context)}, or capacity={format_count(each)}, or more ranks: {more:,}"
 
 
-def ranks_problem(ranks: int) -> Problem | None:
+def ranks_problem(config: Config, ranks: int) -> Problem | None:
     """Return the refusal of more HDP ranks than can be planned."""
     if ranks <= MOST_RANKS:
         return None
     message = f"{ranks:,} HDP ranks are more than the {MOST_RANKS:,} that can be planned"
-    return Problem(message, "cluster.nodes", "take fewer nodes, or more devices for a rank: parallel.tp, parallel.pp")
+    key = "cluster.nodes" if config.cluster.hostfile is None else "cluster.hostfile"
+    return Problem(message, key, "take fewer nodes, or more devices for a rank: parallel.tp, parallel.pp")
 
 
 def _context(config: Config) -> Problem | None:
@@ -62,7 +63,7 @@ def _context(config: Config) -> Problem | None:
 
 def _ranks(config: Config) -> Problem | None:
     ranks = _whole_ranks(config)
-    return None if ranks is None else ranks_problem(ranks)
+    return None if ranks is None else ranks_problem(config, ranks)
 
 
 def _whole_ranks(config: Config) -> int | None:
@@ -108,7 +109,8 @@ def _offload(config: Config) -> Problem | None:
     ratio = config.offload.ratio
     if ratio == "auto" or 0 <= ratio <= 1:
         return None
-    return Problem(f"must be auto or from 0 to 1, not {ratio}", "offload.ratio", "for example auto")
+    hint = "set offload.ratio=auto, or a share such as offload.ratio=0.5"
+    return Problem(f"must be auto or from 0 to 1, not {ratio:g}", "offload.ratio", hint)
 
 
 def _experts(config: Config) -> Problem | None:

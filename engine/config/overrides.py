@@ -116,5 +116,17 @@ def _key(key: str, value: object) -> Problem | None:
         takers = [f"{name}={value}" for name in inner if value in get_args(leaves[name].annotation)]
         way = f"set {takers[0]}, then what it takes" if takers else f"set one of {', '.join(inner)}"
         return Problem("holds other keys and has no value itself", key, way)
-    hint = did_you_mean(key, [*leaves, *tree.groups()], "`bytescale config show` lists all keys")
-    return Problem("there is no such key", key, hint)
+    return Problem("there is no such key", key, _nearest_key(key))
+
+
+def _nearest_key(key: str) -> str | None:
+    """Return which key a mistyped one may be meant to be, or where to look for it."""
+    section, _, name = key.rpartition(".")
+    leaves = list(keys.leaves())
+    if section not in keys.sections():
+        groups = [] if section else tree.groups()
+        return did_you_mean(key, [*leaves, *groups], "`bytescale config show` lists all keys")
+    inner = [leaf for leaf in leaves if leaf.startswith(f"{section}.")]
+    listed = dict.fromkeys(leaf.removeprefix(f"{section}.").split(".")[0] for leaf in inner)
+    elsewhere = [leaf for leaf in leaves if leaf.endswith(f".{name}")]
+    return did_you_mean(key, [*inner, *elsewhere], f"{section} holds {', '.join(listed)}")

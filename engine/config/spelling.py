@@ -18,12 +18,16 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 
 
 def _alike(word: str, names: Iterable[str]) -> list[str]:
-    """Return the names that are spelt most alike, if any are alike enough: several where none is nearer."""
+    """Return the names that are spelt most alike, if any are alike enough: several where none is nearer.
+
+    Of keys in the section of `word` only the last part counts: what they share tells none of them from the others.
+    """
+    word, section = word.lower(), word[: word.rfind(".") + 1].lower()
     matcher = difflib.SequenceMatcher()
-    matcher.set_seq2(word)  # what it keeps is of the second one
     ratios = {}
     for name in names:
-        matcher.set_seq1(name)
+        shared = len(section) if name.lower().startswith(section) else 0
+        matcher.set_seqs(name.lower()[shared:], word[shared:])
         ratios[name] = matcher.ratio()
     best = max(ratios.values(), default=0.0)
     return [name for name, ratio in ratios.items() if ratio == best >= _ALIKE]

@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(iB|B)?\s*", re.IGNORECASE)
@@ -67,5 +67,5 @@ def _parse_bytes(value: object) -> int:
     return parse_count(value, bytes_=True)
 
 
-Tokens = Annotated[int, BeforeValidator(parse_count)]
-Bytes = Annotated[int, BeforeValidator(_parse_bytes)]
+Tokens = Annotated[int, BeforeValidator(parse_count), Field(examples=["16K"])]
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(examples=["80GiB"])]

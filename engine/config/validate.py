@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from engine.config import keys
 from engine.config.not_built import not_built
@@ -55,7 +56,7 @@ def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
         problems: dict[str, Problem] = {}
         for detail in error.errors(include_url=False):
             key = _key(detail["loc"])
-            problems.setdefault(key, _problem(key, detail))
+            problems.setdefault(key, _problem(key, _beyond(key, detail) or detail))
         return None, list(problems.values())
 
 
@@ -94,6 +95,18 @@ def _key(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location)
 
 
+def _beyond(key: str, detail: Any) -> Any:
+    """Return what is wrong with 1e9 once it is written as the whole number that it is, or None."""
+    field, value = keys.leaves().get(key), _short(detail["input"])
+    if field is None or detail["type"] != "int_type" or type(value) is not int:
+        return None
+    try:
+        create_model("Whole", number=(int, field)).model_validate({"number": value})
+    except ValidationError as error:
+        return error.errors(include_url=False)[0] | {"loc": detail["loc"]}
+    return None
+
+
 def _problem(key: str, detail: Any) -> Problem:
     """Return one of pydantic's details as a problem."""
     value, context = detail["input"], detail.get("ctx", {})
@@ -117,15 +130,32 @@ def _hint(key: str, kind: str, facts: Mapping[str, object]) -> str | None:
     if field is None:
         return did_you_mean(key, keys.leaves())
     means = f"{key}: {field.description}" if field.description else None
+    example = _example(field, kind, facts)
+    if example is not None:
+        means = f"for example {key}={example}" + (f": {field.description}" if field.description else "")
     if kind == "missing":
         return f"set {key}=..., {field.description}" if field.description else f"set {key}=..."
     if kind == "int_type" and isinstance(facts["value"], int) and not isinstance(facts["value"], bool):
         return f"write {key}={facts['value']}"  # it was 1e3 or 1.0
     if kind == "literal_error":
-        return did_you_mean(str(facts["value"]), str(facts["expected"]).replace(" or ", ", ").split(", "), means)
+        return did_you_mean(str(facts["value"]), _options(facts), means)
     if kind in _BOUNDS:
         bound = _BOUNDS[kind].format(key=key, **facts)
         return f"{bound}: {field.description}" if field.description else bound
     if kind == "string_type":
         return f"quote it, twice: '{key}=\"{facts['value']}\"'"
     return means
+
+
+def _example(field: FieldInfo, kind: str, facts: Mapping[str, object]) -> object | None:
+    """Return a value that the key takes, if its type tells one."""
+    if kind == "literal_error":
+        return _options(facts)[0]
+    if kind == "int_type":
+        return next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
+    return field.examples[0] if field.examples else None
+
+
+def _options(facts: Mapping[str, object]) -> list[str]:
+    """Return the values of a literal: `1, 2 or 3` as three."""
+    return str(facts["expected"]).replace(" or ", ", ").split(", ")

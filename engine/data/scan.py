@@ -26,6 +26,7 @@ from engine.data.folder import FolderSource
 from engine.data.jsonl import file_of, text_of
 from engine.errors import DataError
 from engine.planner.plan import Ints
+from engine.safe_path import safe_path
 
 Progress = Callable[[float], None]  # called with the share of the work that is done
 
@@ -174,6 +175,7 @@ def _read(parts: Sequence[Part]) -> Iterator[list[int]]:
         yield from map(_sizes, parts)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of numpy
+    os.environ.update(safe_path())  # there is no other way to give a worker its environment
     try:
         with ProcessPoolExecutor(workers, context, initializer=_leave_interrupts) as pool:
             yield from pool.map(_sizes, parts)

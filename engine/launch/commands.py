@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cluster.cluster import Cluster
+from engine.safe_path import safe_path
 from engine.trainer.folder import RunFolder
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -73,6 +74,7 @@ def _command(cluster: Cluster, rank: int, program: tuple[str, ...], port: int) -
         "MASTER_ADDR": "127.0.0.1" if alone else cluster.nodes[0].host,
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or _threads(cluster.nodes[node].slots),
+        **safe_path(),
     } | {name: os.environ.get(name) or value for name, value in ALLOCATORS.items()}
     if is_local(host):
         return RankCommand(rank, host, program, environment)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 
 from engine.config.schema import Optimizer
 from engine.errors import ConfigError
+from engine.safe_path import safe_path
 
 _PROGRAM = (sys.executable, "-m", "engine.zero.host_adam")
 _LONGEST_S = 1800  # one core needs four minutes; a compiler that was killed may have left a lock, which is waited for
@@ -22,7 +24,14 @@ def check_host_adam(optimizer: Optimizer, say: Callable[[str], None]) -> None:
         return
     say("optimizer.on_host: DeepSpeedCPUAdam is compiled now, unless this machine has it; that takes minutes, once")
     try:
-        done = subprocess.run(_PROGRAM, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_S)
+        done = subprocess.run(
+            _PROGRAM,
+            env=os.environ | safe_path(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_S,
+        )
     except subprocess.TimeoutExpired:
         raise _refusal(f"not done after {_LONGEST_S // 60} minutes; a file named lock may be left") from None
     if done.returncode:

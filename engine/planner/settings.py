@@ -48,7 +48,7 @@ class PlanSettings:
         cause of that, or their host holds too little: not for whoever only wants to know how little (`refuses`).
         """
         cluster = Cluster.of(config.cluster, config.parallel).leaving(Allowance.of(config).usable)
-        problems = [ranks_problem(cluster.ranks), context_problem(config, cluster.ranks) if refuses else None]
+        problems = [ranks_problem(config, cluster.ranks), context_problem(config, cluster.ranks) if refuses else None]
         if found := [problem for problem in problems if problem is not None]:
             raise ConfigError.of(found)
         planner = config.planner

@@ -7,17 +7,15 @@ from matplotlib.axes import Axes
 from engine.planner.estimate import Estimate
 from engine.report.bars import ROW, write_ends
 from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, Size, Words, draw
-from engine.report.words import memory_parts
-
-_GIB = 2**30
+from engine.report.words import memory_parts, memory_unit
 
 
 def memory_picture(found: Estimate, size: Size = WIDE) -> str:
     """Return the items of a device from the top down, each beginning where the one above it ends."""
-    parts = memory_parts(found)
-    starts = [sum(list(parts.values())[:row]) / _GIB for row in range(len(parts))]
-    sizes = [part / _GIB for part in parts.values()]
-    rows, total = range(len(parts)), found.device_total / _GIB
+    parts, (name, unit) = memory_parts(found), memory_unit(found)
+    starts = [sum(list(parts.values())[:row]) / unit for row in range(len(parts))]
+    sizes = [part / unit for part in parts.values()]
+    rows, total = range(len(parts)), found.device_total / unit
 
     def paint(axes: Axes) -> None:
         beside = (len(parts) - 2) * [FIRST] + 2 * [QUIET]  # the last two are allowances
@@ -30,7 +28,7 @@ def memory_picture(found: Estimate, size: Size = WIDE) -> str:
         axes.set_ylim(len(parts) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel("GiB of a device")
+        axes.set_xlabel(f"{name} of a device")
 
-    told = f"{found.peak / _GIB:.1f} of {total:.1f} GiB: " + ("it fits." if found.fits else "it does not fit.")
+    told = f"{found.peak / unit:,.1f} of {total:,.1f} {name}: " + ("it fits." if found.fits else "it does not fit.")
     return draw(Words("memory", "What fills a device", told), size, ROW * len(parts) + 80, paint)

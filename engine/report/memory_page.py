@@ -7,7 +7,7 @@ from engine.planner.estimate import Estimate
 from engine.planner.settings import PlanSettings
 from engine.report.memory_bars import memory_picture
 from engine.report.page import Figure, Page, Table
-from engine.report.words import memory_rows, short_tokens
+from engine.report.words import memory_rows, memory_unit, short_tokens
 
 
 def memory_page(config: Config, settings: PlanSettings, found: Estimate) -> Page:
@@ -20,7 +20,7 @@ def memory_page(config: Config, settings: PlanSettings, found: Estimate) -> Page
         ("context", f"{short_tokens(config.context)} tokens"),
         ("capacity of a rank", f"{short_tokens(config.capacity)} tokens"),
     ]
-    table = Table("In numbers", memory_rows(found), ("", "GiB", "share"))
+    table = Table("In numbers", memory_rows(found), ("", memory_unit(found)[0], "share"))
     return Page(config.recipe, "a ByteScale memory estimate", head, [memory_figure(found)], [table])
 
 

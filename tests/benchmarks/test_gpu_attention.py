@@ -46,3 +46,16 @@ def test_every_group_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert f"ours ({chosen.name})" in table and f"{chosen.name}, raw" in table
     groups = {row["group"] for row in rows}
     assert table.count("| 1.000 |") >= len(groups), "the best of each group is 1"
+
+
+def test_a_run_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(backward: bool) -> None:
+        if backward:
+            raise RuntimeError("no kernel\nfor this")
+
+    monkeypatch.setattr(gpu_attention, "milliseconds", milliseconds)
+    forward, both = gpu_attention.measured("ring", "k", "8K", 1e3, run)
+    assert forward["ms"] > 0 and "error" not in forward
+    assert (both["passes"], both["error"]) == ("forward + backward", "RuntimeError: no kernel")
+    gpu_attention.show([forward, both])
+    assert capsys.readouterr().out.count("| 8K |") == 1

@@ -70,14 +70,14 @@ def test_offload_frees_half_of_the_race_that_promises_it() -> None:
 
 
 def of(section: str, case: Any) -> dict[str, Any]:
-    return gpu_memory.row(section, case, alone())
+    return SECTIONS[section][0](case, alone())
 
 
 @pytest.mark.world
 def test_a_tiny_step_is_measured() -> None:
     """In a process of its own that joins and leaves a world of its own."""
-    found = on_gpu.alone(gpu_memory.measured, "peak", Step("tiny", 64, "none", 0.5, TINY))
-    assert found is not None
+    step = Step("tiny", 64, "none", 0.5, TINY)
+    found = on_gpu.alone({"section": "peak", "case": str(step)}, gpu_memory.measured, "peak", step)
     assert found["peak"] == max(found["moments"].values()) > 0 < found["estimate"]
     assert list(found["moments"]) == ["forward pass", "backward pass", "update"]
     assert not found["holds"], "a process is larger than its tensors"
@@ -100,18 +100,21 @@ def test_a_tiny_trace_is_read() -> None:
 
 
 def test_lines_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"section": "peak", "case": "a", "said": "x", "target": "y", "holds": True}
-    answers: list[Any] = [row, None, row]
-    written: list[int] = []
+    """Cases that fail too, in the file; they have told why by then."""
+    figures = {"said": "x", "target": "y", "holds": True}
+    answers: list[Any] = [figures, {"error": "no room"}, figures]
+    written: list[list[bool]] = []
 
-    def run(work: Callable[..., Any], section: str, case: str) -> Any:
-        assert (work, section) == (gpu_memory.measured, "peak")
-        return answers.pop(0)
+    def run(case: dict[str, Any], work: Callable[..., Any], *arguments: str) -> Any:
+        assert (work, *arguments) == (gpu_memory.measured, *case.values())
+        return case | answers.pop(0)
 
     monkeypatch.setattr("sys.argv", ["gpu_memory", "--only", "peak"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(on_gpu, "alone", run)
-    monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: written.append(len(rows)))
+    monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: written.append(["error" in row for row in rows]))
     monkeypatch.setitem(gpu_memory.SECTIONS, "peak", (gpu_memory.peak, ("a", "b", "c")))
-    gpu_memory.main()
-    assert capsys.readouterr().out == "peak: a: x | target: y: holds\n" * 2 and written == [1, 2]
+    with pytest.raises(SystemExit, match="True"):
+        gpu_memory.main()
+    assert capsys.readouterr().out == "peak: a: x | target: y: holds\npeak: c: x | target: y: holds\n"
+    assert written == [[False], [False, True], [False, True, False]]

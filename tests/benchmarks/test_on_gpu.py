@@ -3,12 +3,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import gpu_attention, gpu_memory, gpu_train, on_gpu
-from benchmarks.on_gpu import Asked, allocated, alone, asked, new_peak
+from benchmarks.on_gpu import Asked, allocated, alone, asked, leave, new_peak
 from engine.errors import MemoryFitError
 
 
@@ -34,13 +35,13 @@ def test_one_part_may_be_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "--only" in capsys.readouterr().err
 
 
-def here(what: str) -> tuple[int, str]:
+def here(what: str) -> dict[str, Any]:
     """Return the process and its allocator's settings, unless it is to fail or die."""
     if what == "fail":
         raise MemoryFitError("no room\nat all", hint="less")
     if what == "die":
         os._exit(9)
-    return os.getpid(), os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+    return {"process": os.getpid(), "settings": os.environ["PYTORCH_CUDA_ALLOC_CONF"]}
 
 
 def test_each_case_has_its_process_and_its_fate(
@@ -49,11 +50,27 @@ def test_each_case_has_its_process_and_its_fate(
     """With the settings under which the estimate holds; a case that fails or dies is told, and others go on."""
     monkeypatch.setattr(on_gpu, "ALLOCATORS", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    *lost, found = (alone(here, what) for what in ("fail", "die", "run"))
-    assert lost == [None, None] and found is not None
-    assert found[0] != os.getpid() and found[1] == "expandable_segments:True"
+    failed, died, found = (alone({"case": what}, here, what) for what in ("fail", "die", "run"))
+    assert failed == {"case": "fail", "error": "MemoryFitError: no room"}
+    assert died["case"] == "die" and died["error"].startswith("BrokenProcess")
+    assert found["process"] != os.getpid()
+    assert (found["case"], found["settings"]) == ("run", "expandable_segments:True")
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "- fail: failed: MemoryFitError: no room" and told[1].startswith("- die: failed: BrokenProcess")
+
+
+@pytest.mark.parametrize(
+    ("rows", "code"),
+    [
+        ([{"case": "a", "holds": True}, {"case": "b"}], 0),
+        ([{"case": "a", "error": "no room"}, {"case": "b"}], 1),
+        ([{"case": "a", "holds": True}, {"case": "b", "holds": False}], 1),
+    ],
+)
+def test_a_case_that_fails_or_misses_its_target_is_in_the_exit_code(rows: list[dict[str, Any]], code: int) -> None:
+    with pytest.raises(SystemExit) as left:
+        leave(rows)
+    assert left.value.code == code
 
 
 def test_a_cpu_holds_no_tensors_of_a_gpu() -> None:

@@ -39,6 +39,13 @@ def test_json_has_the_promised_keys_and_items_that_add_up(recipe: str, capsys: p
     assert memory["fits"] is True
 
 
+@pytest.mark.parametrize(("recipe", "unit"), [("quickstart", "MiB"), ("llama70b-2m", "GiB")])
+def test_the_table_names_the_unit_of_its_sizes(recipe: str, unit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate-memory", f"recipe={recipe}"]) == 0
+    _, header, parameters, *_ = capsys.readouterr().out.splitlines()
+    assert header.split()[-2:] == [unit, "share"] and float(parameters.split()[1]) > 0
+
+
 def test_what_does_not_fit_ends_in_10_with_all_that_was_found_and_three_ways_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

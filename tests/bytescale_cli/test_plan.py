@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from bytescale_cli.main import run
+from bytescale_cli.plan import _offload
+from engine.config.load import load
 
 PROMISED = {
     "ranks", "sequences", "tokens", "micro_batches", "max_degree", "max_peers", "planner", "planning_s", "makespan_s",
@@ -156,3 +158,18 @@ def test_offload_that_is_allowed_and_not_used_is_told(capsys: pytest.CaptureFixt
     assert "offload: allowed, and not used" in capsys.readouterr().out
     assert run(["plan", *LONG, "offload.ratio=0"]) == 0
     assert "offload: " not in capsys.readouterr().out
+
+
+def test_the_lines_of_offload_are_of_all_steps() -> None:
+    config = load(LONG)
+    none = {"micro_batches": 4, "offloaded_micro_batches": 0, "offloaded_share": 0.0, "host_bytes": 0}
+    some, most = (
+        none | {"offloaded_micro_batches": 1, "offloaded_share": share, "host_bytes": 2**30, "without_offload": None}
+        for share in (0.1, 0.2)
+    )
+    assert _offload(config, [none]) == ["offload: allowed, and not used: it would not shorten the step"]
+    assert _offload(config, [none, none])[0].endswith("it would not shorten any of the 2 steps")
+    assert _offload(config, [none, some])[0].startswith("offload in step 2: 25.0% of the micro-batches, 10.0% of all")
+    (line, without) = _offload(config, [some, none, most, some])
+    assert line.startswith("offload in step 3, the most of 3 steps that offload: 25.0% of the micro-batches, 20.0%")
+    assert without == "without it the step does not fit"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bytescale_cli.main import run
+from bytescale_cli.simulate import _cell, _compare_offload
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.settings import PlanSettings
@@ -135,11 +136,38 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
     assert all("offload_gain" not in one for one in simulated(capsys))
 
 
-def test_an_error_in_a_sweep_names_its_run(capsys: Capture) -> None:
-    assert run(["simulate", *SMALL, "--sweep", "cluster.device_memory=100GiB,1MiB", "--planners", "static"]) == 10
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "in the run with cluster.device_memory=1MiB:"
-    assert lines[1].startswith("error: capacity: ")
+def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "page.html"
+    sweep = ["--sweep", "cluster.device_memory=1MiB,100GiB,2MiB", "--planners", "static", "--plot", str(path)]
+    assert run(["simulate", *SMALL, *sweep]) == 10
+    captured = capsys.readouterr()
+    assert [line.split()[1] for line in captured.out.splitlines()[:2]] == ["sweep", "cluster.device_memory=100GiB"]
+    pictures, *lines = captured.err.splitlines()
+    assert pictures == f"pictures: {path}" and len(lines) == 2
+    for line, value in zip(lines, ("1MiB", "2MiB"), strict=True):
+        assert line.startswith("error: capacity: ") and f"(in the run with cluster.device_memory={value}); " in line
+    assert run(["simulate", *SMALL, *sweep, "--json"]) == 10
+    answer = json.loads(capsys.readouterr().out)
+    assert [one["sweep"] for one in answer["runs"]] == ["cluster.device_memory=100GiB"] and not answer["ok"]
+    assert [error["message"].split("=")[-1] for error in answer["errors"]] == ["1MiB)", "2MiB)"]
+
+
+def test_a_sweep_of_which_nothing_runs_shows_no_table(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "page.html"
+    sweep = ["--sweep", "cluster.device_memory=1MiB", "--plot", str(path)]
+    assert run(["simulate", *SMALL, *sweep]) == 10
+    captured = capsys.readouterr()
+    assert captured.out == "" and len(captured.err.splitlines()) == 2 and not path.exists()
+
+
+def test_offload_gains_nothing_over_a_run_that_failed() -> None:
+    runs = [
+        {"planner": "static", "sweep": f"offload.ratio={ratio} context={context}", "step_s": seconds}
+        for ratio, context, seconds in (("0", "4K", 3.0), ("1", "4K", 2.0), ("1", "8K", 2.0))
+    ]
+    _compare_offload(runs, ["0"])
+    assert [one["offload_gain"] for one in runs] == [1, 1.5, None]
+    assert _cell("offload_gain", None) == "-"
 
 
 MISTAKES = [
@@ -155,6 +183,12 @@ MISTAKES = [
     (["--sweep", "contxt=2K,4K"], "contxt", "there is no such key", "did you mean context?"),
     (["--sweep", "context=2K,long"], "context", "'long' is not a length; write 4096, 16K or 2M", "context"),
     (["--sweep", "context=8K,64K"], "context", "64K does not fit: 4 ranks x capacity 2K hold 8K tokens", "context=8K"),
+    (
+        ["--sweep", "cluster.ranks_per_node=4,2"],
+        "context",
+        "8K does not fit: 2 ranks x capacity 2K hold 4K tokens (in the run with cluster.ranks_per_node=2)",
+        "context=4K",
+    ),
     (["--steps", "0"], "--steps", "must be at least 1, not 0", "--steps 3"),
     (["--steps", "-2"], "--steps", "must be at least 1, not -2", "--steps 3"),
     (["--steps", "10001"], "--steps", "must be at most 10,000, not 10001", "--steps 3"),

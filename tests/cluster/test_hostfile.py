@@ -17,41 +17,45 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "message", "hint"),
     [
-        ("worker-1", "host worker-1 has no slots"),
-        ("worker-1 slots=0", "host worker-1 has 0 slots"),
-        ("worker-1 slots=x", "'slots=x' is not slots=N"),
-        ("worker-1 slots=-1", "'slots=-1' is not slots=N"),
-        ("worker-1 slots=", "'slots=' is not slots=N"),
-        ("worker-1 slots=1.5", "'slots=1.5' is not slots=N"),
-        ("worker-1 8", "'8' is not slots=N"),
-        ("worker-1 slots = 8", "'slots' is not slots=N"),
-        ("worker-1 slots=8 slots=4", "'slots=4' is not speed=N%"),
-        ("old slots=8 speed=0%", "'speed=0%' is not speed=N% (1 to 100) or memory=SIZE"),
-        ("old slots=8 speed=101%", "'speed=101%' is not speed=N%"),
-        ("old slots=8 speed=50", "'speed=50' is not speed=N%"),
-        ("old slots=8 speed=half", "'speed=half' is not speed=N%"),
-        ("old slots=8 memory=0", "'memory=0' is not speed=N% (1 to 100) or memory=SIZE"),
-        ("old slots=8 memory=40GiBs", "'memory=40GiBs' is not"),
-        ("old slots=8 memory=", "'memory=' is not"),
-        ("old slots=8 memory", "'memory' is not"),
-        ("old slots=8 speed=50% speed=60%", "host old: speed= is given twice"),
-        ("old slots=8 memory=1 speed=5% memory=2", "host old: memory= is given twice"),
-        ("old speed=50% slots=8", "'speed=50%' is not slots=N"),
-        ("old slots=8 rack=3", "'rack=3' is not"),
-        ("good slots=2", "host good is named twice"),
-        ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name"),
-        ("slots=8", "'slots=8' is not a host name"),
+        ("worker-1", "host worker-1 has no slots", "HOST slots=N"),
+        ("worker-1 slots=0", "host worker-1 has 0 slots", "HOST slots=N"),
+        ("worker-1 slots=100000000", "host worker-1 has 100,000,000 slots; at most 65,536", "HOST slots=N"),
+        ("worker-1 slots=x", "'slots=x' is not slots=N", "HOST slots=N"),
+        ("worker-1 slots=-1", "'slots=-1' is not slots=N", "HOST slots=N"),
+        ("worker-1 slots=", "'slots=' is not slots=N", "HOST slots=N"),
+        ("worker-1 slots=1.5", "'slots=1.5' is not slots=N", "HOST slots=N"),
+        ("worker-1 8", "'8' is not slots=N", "HOST slots=N"),
+        ("worker-1 slots = 8", "'slots' is not slots=N", "HOST slots=N"),
+        ("worker-1 slots=8 slots=4", "'slots=4' is not speed=N% or memory=SIZE", "speed=50% memory=40GiB"),
+        ("old slots=8 speed=0%", "'speed=0%' is not a speed from 1% to 100%", "for example speed=50%"),
+        ("old slots=8 speed=101%", "'speed=101%' is not a speed", "for example speed=50%"),
+        ("old slots=8 speed=50", "'speed=50' is not a speed", "write speed=N%, for example speed=50%"),
+        ("old slots=8 speed=half", "'speed=half' is not a speed", "for example speed=50%"),
+        ("old slots=8 memory=0", "'memory=0' is not a memory of 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=40GiBs", "'memory=40GiBs' is not a memory", "for example memory=40GiB"),
+        ("old slots=8 memory=-4GiB", "'memory=-4GiB' is not a memory", "for example memory=40GiB"),
+        ("old slots=8 memory=1025T", "'memory=1025T' is not a memory of 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=9999999999T", "is not a memory of 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=", "'memory=' is not a memory", "write memory=SIZE, for example memory=40GiB"),
+        ("old slots=8 memory", "'memory' is not a memory", "for example memory=40GiB"),
+        ("old slots=8 speed=50% speed=60%", "host old: speed= is given twice", "leave one of the two out"),
+        ("old slots=8 memory=1 speed=5% memory=2", "host old: memory= is given twice", "leave one of the two out"),
+        ("old speed=50% slots=8", "'speed=50%' is not slots=N", "HOST slots=N"),
+        ("old slots=8 rack=3", "'rack=3' is not speed=N% or memory=SIZE", "for example speed=50% memory=40GiB"),
+        ("good slots=2", "host good is named twice", "give all its ranks in one line"),
+        ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name", "HOST slots=N"),
+        ("slots=8", "'slots=8' is not a host name", "HOST slots=N"),
     ],
 )
-def test_a_bad_line_is_named(line: str, message: str) -> None:
+def test_a_bad_line_is_named(line: str, message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(f"good slots=2\n{line}\n", "hosts")
     (problem,) = caught.value.problems
     assert message in problem.message
     assert problem.key == "hosts:2"
-    assert "HOST slots=N" in str(problem.hint)
+    assert hint in str(problem.hint)
 
 
 def test_all_bad_lines_are_reported_together() -> None:

@@ -42,6 +42,12 @@ MISTAKES = [
         "wait on the host in stage 3 only, not in 2",
         "zero.stage=3",
     ),
+    (
+        ["offload.ratio=2"],
+        "offload.ratio",
+        "must be auto or from 0 to 1, not 2",
+        "offload.ratio=auto, or a share",
+    ),
     (["offload.ratio=1.5"], "offload.ratio", "from 0 to 1", "auto"),
     (["offload.ratio=-0.1"], "offload.ratio", "must be auto or from 0 to 1, not -0.1", "auto"),
     (["model.experts=4", "model.top_k=5"], "model.top_k", "5 is more than model.experts=4", "at most 4"),

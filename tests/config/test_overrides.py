@@ -45,6 +45,14 @@ MISTAKES = [
     ("contxt=4K", "contxt", "no such key", "did you mean context?"),
     ("qqq=1", "qqq", "no such key", "config show"),
     ("hydra.run.dir=x", "hydra.run.dir", "no such key", "config show"),
+    ("optimizer.nmae=sgd", "optimizer.nmae", "no such key", "did you mean optimizer.name?"),
+    ("optimizer.foo=1", "optimizer.foo", "no such key", "optimizer holds name, lr, min_lr_ratio, "),
+    ("zero.foo=1", "zero.foo", "no such key", "zero holds stage, weights_on_host"),
+    ("offload.foo=1", "offload.foo", "no such key", "offload holds ratio"),
+    ("model.foo=1", "model.foo", "no such key", "model holds name, layers, "),
+    ("model.rope.foo=1", "model.rope.foo", "no such key", "model.rope holds kind, factor, "),
+    ("optimzer.lr=1", "optimzer.lr", "no such key", "did you mean optimizer.lr?"),
+    ("optimizer.steps=1", "optimizer.steps", "no such key", "did you mean run.steps?"),
     ("optimizer.betas.0=0.8", "optimizer.betas.0", "no such key", "did you mean optimizer.betas?"),
 ]
 

@@ -27,4 +27,7 @@ def test_hint() -> None:
     assert did_you_mean("contxt", NAMES) == "did you mean context?"
     assert did_you_mean("big", ["big-1m", "big-2m", "small", "big.key"]) == "did you mean big-1m or big-2m?"
     assert did_you_mean("b", ["ba", "bb", "bc"]) == "did you mean ba, bb or bc?"
+    assert did_you_mean("SGD", ["adamw", "sgd"]) == "did you mean sgd?"
+    assert did_you_mean("model.nam", ["model.name", "model.hidden"]) == "did you mean model.name?"
+    assert did_you_mean("model.foo", ["model.name", "model.hidden"]) is None, "what they share is no likeness"
     assert did_you_mean("qqq", NAMES, "see the list") == "see the list"

@@ -44,8 +44,9 @@ def test_a_context_that_the_ranks_of_a_hostfile_cannot_hold_is_refused(tmp_path:
 def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("alpha slots=65536\nbeta slots=1\n")
-    with pytest.raises(ConfigError, match="65,537 HDP ranks are more than the 65,536 that can be planned"):
+    with pytest.raises(ConfigError, match="65,537 HDP ranks are more than the 65,536 that can be planned") as caught:
         PlanSettings.of(load([f"cluster.hostfile={hosts}"]))
+    assert caught.value.problems[0].key == "cluster.hostfile"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from engine.config.load import load
 from engine.planner.estimate import estimate
 from engine.planner.settings import PlanSettings
 from engine.report.memory_bars import memory_picture
-from engine.report.words import MEMORY, memory_parts, memory_rows
+from engine.report.words import MEMORY, memory_parts, memory_rows, memory_unit
 from tests.report.samples import ESTIMATE, texts
 
 
@@ -27,3 +27,14 @@ def test_it_says_whether_it_fits() -> None:
     config = load(["recipe=llama7b-2m", "offload.ratio=0", "capacity=64K"])
     too_much = memory_picture(estimate(config, PlanSettings.of(config)))
     assert "it fits" in memory_picture(ESTIMATE) and "it does not fit" in too_much
+
+
+def test_a_tiny_model_is_shown_in_mib_in_text_and_picture_alike() -> None:
+    config = load(["recipe=quickstart"])
+    tiny = estimate(config, PlanSettings.of(config))
+    assert (memory_unit(tiny), memory_unit(ESTIMATE)) == (("MiB", 2**20), ("GiB", 2**30))
+    sizes = {name: float(size.replace(",", "")) for name, size, _ in memory_rows(tiny)}
+    assert 0 < sizes["parameters"] == pytest.approx(tiny.items["parameters"] / 2**20, abs=0.01)
+    picture = memory_picture(tiny)
+    assert "MiB of a device" in texts(picture) and f"{tiny.peak / 2**20:,.1f} of 8,192.0 MiB: it fits." in picture
+    assert "GiB of a device" in texts(memory_picture(ESTIMATE))

@@ -1,0 +1,71 @@
+"""A user's folder may hold files that are named as our modules are, or as Python's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.cluster.cluster import Cluster, Node
+from engine.config.load import load
+from engine.data.scan import scan
+from engine.launch import host_adam
+from engine.launch.commands import rank_commands
+from engine.safe_path import safe_path
+from engine.trainer.folder import RunFolder
+
+ROOT = Path(__file__).parent.parent
+WRONG = "raise SystemExit('not ours')"
+FROM_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks there first")
+
+
+@pytest.fixture
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working directory with modules that must not be taken; ours are found in another way."""
+    (tmp_path / "engine").mkdir()
+    for name in ("engine/__init__.py", "typing.py", "signal.py"):
+        (tmp_path / name).write_text(WRONG)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@FROM_3_11
+def test_a_rank_takes_no_module_of_the_working_directory(working: Path) -> None:
+    (command,) = rank_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(working / "run"), None, 1234)
+    done = subprocess.run(
+        command.arguments[:3], env=os.environ | dict(command.environment), capture_output=True, text=True
+    )
+    assert "not ours" not in done.stderr
+    assert str(ROOT / "engine" / "trainer" / "rank.py") in done.stderr, "it fails there, for want of a run folder"
+
+
+@FROM_3_11
+def test_nor_does_what_compiles_the_optimizer_of_the_host(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_adam, "_PROGRAM", (sys.executable, "-c", "import typing, engine"))
+    host_adam.check_host_adam(load(["optimizer.on_host=true"]).optimizer, lambda line: None)
+
+
+@FROM_3_11
+def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    (working / "data").mkdir()
+    for number in range(150):
+        (working / "data" / f"{number:03d}.txt").write_text("x")
+    data = load(["data.path=data", "data.format=folder", "data.pattern='*.txt'"]).data
+    assert len(scan(data, None, seed=0).lengths) == 150
+
+
+def test_another_host_is_told_too(working: Path) -> None:
+    cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
+    commands = rank_commands(cluster, RunFolder(working), None, 1234)
+    assert all(" PYTHONSAFEPATH=1 " in command.arguments[4] for command in commands)
+
+
+def test_in_our_own_checkout_it_may_be_the_only_way_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert safe_path() == {}
