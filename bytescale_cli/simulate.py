@@ -136,9 +136,11 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
     from engine.cluster.cluster import Cluster
     from engine.data.lengths import step_lengths
     from engine.planner.settings import PlanSettings
+    from engine.planner.ways import ways_out
     from engine.simulator.compare import compare
 
-    found = compare(list(step_lengths(config, steps)), PlanSettings.of(config), names)
+    with ways_out(config):
+        found = compare(list(step_lengths(config, steps)), PlanSettings.of(config), names)
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
     devices = Cluster.of(config.cluster).largest_node

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "deepspeed", "engine.planner.make"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "torch.distributed",
+        "deepspeed",
+        "deepspeed.runtime.zero.muon.muon_optimizer",  # an engine imports it, and with it torch's compiler
+        "engine.config.load",
+        "engine.planner.make",
+        "engine.zero.engine",
+    ]
+)
 
 
 def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 240) -> list[Any]:
