@@ -2,8 +2,36 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+import engine.config.compose
 
 # A machine that is busy with something else is no error.
 settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bytescale")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_once() -> Iterator[None]:
+    """Let Hydra compose the same overrides once: it needs a tenth of a second, and tests ask 2,000 times."""
+    composed = functools.cache(engine.config.compose.compose)  # of mistakes nothing is kept
+
+    def compose(overrides: Sequence[str]) -> dict[str, Any]:
+        return copy.deepcopy(composed(tuple(overrides)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.config.compose, "compose", compose)
+        yield
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of garbage collection what is there for the whole session: the libraries' objects, and the tests."""
+    gc.collect()
+    gc.freeze()
