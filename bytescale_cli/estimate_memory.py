@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from engine.planner.estimate import Estimate
     from engine.planner.settings import PlanSettings
 
-_GIB = 2**30
 _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
 
 
@@ -123,7 +122,7 @@ def _head(config: Config, settings: PlanSettings, found: Estimate) -> str:
 def _items(found: Estimate) -> str:
     from engine.report.words import memory_rows, memory_unit
 
-    return output.table(["a device holds", memory_unit(found)[0], "share"], memory_rows(found), right=True)
+    return output.table(["a device holds", memory_unit(found.peak)[0], "share"], memory_rows(found), right=True)
 
 
 def _fit(config: Config, settings: PlanSettings, refused: str | None) -> dict[str, Any]:
@@ -160,9 +159,11 @@ def _fit_lines(config: Config, fit: dict[str, Any]) -> list[str]:
 
 def _table(config: Config) -> tuple[list[dict[str, Any]], str]:
     from engine.planner.ways import table
+    from engine.report.words import memory_unit
 
     rows = table(config)
-    return rows, output.table(_TABLE, [[_cell(row, name) for name in _TABLE] for row in rows], right=True)
+    unit = memory_unit(max((row["peak"] for row in rows), default=0))
+    return rows, output.table(_TABLE, [[_cell(row[name], name, unit) for name in _TABLE] for row in rows], right=True)
 
 
 def _capacity(settings: PlanSettings) -> str:
@@ -172,7 +173,7 @@ def _capacity(settings: PlanSettings) -> str:
     return "of each rank's own where memory differs" if mixed else counted(settings.least_capacity, "token")
 
 
-def _cell(row: dict[str, Any], name: str) -> str:
+def _cell(value: Any, name: str, unit: tuple[str, int]) -> str:
     if name in ("peak", "host"):
-        return f"{row[name] / _GIB:.1f} GiB"
-    return ("yes" if row[name] else "no") if name == "fits" else f"{row[name]}"
+        return f"{value / unit[1]:,.1f} {unit[0]}"
+    return ("yes" if value else "no") if name == "fits" else f"{value}"

@@ -139,8 +139,10 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
     from engine.planner.ways import ways_out
     from engine.simulator.compare import compare
 
+    first = config.planner.model_copy(update={"name": names[0]})  # the recipe's own may need more than those asked for
     with ways_out(config):
-        found = compare(list(step_lengths(config, steps)), PlanSettings.of(config), names)
+        settings = PlanSettings.of(config.model_copy(update={"planner": first}))
+        found = compare(list(step_lengths(config, steps)), settings, names)
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
     devices = Cluster.of(config.cluster).largest_node

@@ -29,7 +29,8 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("engine/__init__.py", "typing.py", "signal.py"):
         (tmp_path / name).write_text(WRONG)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that it is as before in the end
+    monkeypatch.delenv("PYTHONSAFEPATH")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

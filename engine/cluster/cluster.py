@@ -78,9 +78,8 @@ class Cluster:
 
     def leaving(self, usable: Callable[[int], int]) -> Cluster:
         """Return the same ranks with what `usable` leaves of each one's memory."""
-        own = (None if node.memory is None else usable(node.memory) for node in self.nodes)
-        nodes = tuple(replace(node, memory=memory) for node, memory in zip(self.nodes, own, strict=True))
-        return Cluster(nodes, usable(self.device_memory))
+        nodes = (node if node.memory is None else replace(node, memory=usable(node.memory)) for node in self.nodes)
+        return Cluster(tuple(nodes), usable(self.device_memory))
 
     @property
     def ranks(self) -> int:

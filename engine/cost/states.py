@@ -9,7 +9,7 @@ from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 _BUCKET = 1 << 26  # elements that are reduced over the ranks at once; a larger parameter goes alone
-_REDUCED = 500_000_000  # elements that BF16_Optimizer's gradients are reduced in
+_REDUCED = 500_000_000  # elements of BF16_Optimizer's gradients that are joined; more are reduced as they lie
 
 
 def element_bytes(dtype: str) -> tuple[int, int]:
@@ -126,15 +126,15 @@ def passing_bytes(config: schema.Config) -> int:
 def closing_bytes(config: schema.Config, ranks: int) -> int:
     """Return what the end of a step holds beside the states on each of a rank's devices, when its activations are gone.
 
-    BF16_Optimizer copies all gradients to reduce them, half a billion at a time. Others join a rank's gradients for the
-    update, in stages 2 and 3 unless that is on the host; these copy before that a bucket that holds the whole model,
-    and stage 3 has the rank's share of it.
+    BF16_Optimizer copies all gradients to reduce them, unless they are more than a bucket: then nothing is joined.
+    Others join a rank's gradients for the update, in stages 2 and 3 unless that is on the host; these copy before that
+    a bucket that holds the whole model, and stage 3 has the rank's share of it.
     """
     model, stage, (_, w) = config.model, config.zero.stage, element_bytes(config.dtype)
     devices = config.parallel.tp * config.parallel.pp
     count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
     if is_bf16_optimizer(config):
-        return w * min(count, _REDUCED)
+        return w * count if count <= _REDUCED else 0
     if stage == 1 or count > _BUCKET:
         return 0 if stage > 1 and config.optimizer.on_host else w * share
     return w * (count + (share if stage == 3 else 0))

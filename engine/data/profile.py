@@ -99,7 +99,7 @@ def suggest(lengths: Ints, config: Config, settings: PlanSettings) -> Suggestion
     sizes, counts = _sequences(lengths, config.context)
     ranks, costs = settings.ranks, settings.costs
     uncut, share = _quantile(sizes, counts, 0.99), -(-config.batch_tokens // ranks)
-    least, most = -(-config.context // ranks), costs.most_tokens(settings.cluster.device_memory)
+    least, most = -(-config.context // ranks), costs.most_tokens(settings.device_memory)
     asked = _round(max(uncut, share), up=True)
     if min(asked, most) < least:
         capacity, reason = least, f"context / ranks: less cannot hold {format_count(config.context)}"

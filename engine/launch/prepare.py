@@ -79,7 +79,8 @@ def look(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int,
 def _plans(index: Index, config: Config, state: TrainState | None, steps: int) -> Iterator[StepPlan]:
     """Yield the plans of the next `steps` steps, if so many are left, as the ranks will make them."""
     done, cursor = (state.step, Cursor(state.epoch, state.position)) if state else (0, Cursor())
-    with ways_out(config):
+    fixed = {"cluster.nodes"} | ({"zero.stage", "optimizer.on_host"} if state else set())  # hosts; lineage.py
+    with ways_out(config, fixed):
         settings = PlanSettings.of(config)
         for _ in range(min(steps, config.run.steps - done)):
             table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)

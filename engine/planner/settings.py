@@ -87,10 +87,11 @@ class PlanSettings:
         """Return the number of HDP ranks."""
         return self.cluster.ranks
 
-    @property
+    @cached_property
     def device_memory(self) -> int:
-        """Return the bytes of a rank whose node has no memory of its own."""
-        return self.cluster.device_memory
+        """Return the usual bytes of a rank: of one whose node names none; where all nodes do, the most of any."""
+        usual, has = self.cluster.device_memory, self.cluster.memory
+        return usual if (has == usual).any() else int(has.max())
 
     def room(self, memory: int) -> Room:
         """Return what a rank of so much memory has for a micro-batch."""
@@ -100,8 +101,8 @@ class PlanSettings:
     def capacities(self) -> Ints:
         """Return the tokens that each rank holds in a micro-batch, [P]: capacity follows memory beside model states.
 
-        A rank whose node says nothing of memory holds the capacity. One of less memory holds as much of it as fits, one
-        of more in proportion, offload counted: so no rank's memory makes another one hold less.
+        A rank of the usual memory holds the capacity. One of less memory holds as much of it as fits, one of more in
+        proportion; with offload where the usual one needs that for the capacity.
         """
         classes, index = np.unique(self.cluster.memory, return_inverse=True)
         return np.array([self._capacity(memory) for memory in classes.tolist()], dtype=np.int64)[index]
@@ -112,13 +113,18 @@ class PlanSettings:
         return int(self.capacities.min())
 
     def _capacity(self, memory: int) -> int:
-        if memory == self.cluster.device_memory:
+        if memory == self.device_memory:
             return self.capacity
-        usual = max(1, self.cluster.device_memory - self.costs.fixed_bytes)
+        usual = max(1, self.device_memory - self.costs.fixed_bytes)
         in_proportion = max(0, memory - self.costs.fixed_bytes) * self.capacity // usual
         # A host without room for the model states is told by itself (make.py), not as ranks that hold nothing.
-        has = self.room(memory)._replace(host=max(0, self.host_memory))
+        has = Room(memory, max(0, self.host_memory), self.offload if self._offloads else 0)
         return min(max(self.capacity, in_proportion), room.most_tokens(self.costs, has))
+
+    @cached_property
+    def _offloads(self) -> bool:
+        """Return whether a full capacity of the usual memory is one with offload."""
+        return not room.fits(self.costs, self.capacity, self.room(self.device_memory)._replace(offload=0))
 
     def check_nodes(self) -> None:
         """Raise MemoryFitError for a node whose ranks hold nothing."""
@@ -138,9 +144,7 @@ class PlanSettings:
             raise ConfigError(f"{sequence}: {each}", key="context", hint=holding(tokens, self.ranks, self.capacity))
         host = self.host(int(np.argmin(self.capacities)))
         message = f"{sequence}: {each}, which is all that the memory of node {host} leaves of capacity={self.capacity}"
-        others = [int(n) * int((self.capacities >= n).sum()) for n in np.unique(self.capacities)]
-        without = f", or {format_count(max(others))} without the smallest nodes" if max(others) > holds else ""
-        hint = f"context={holds}{without}, or more ranks"
+        hint = f"context={holds}, or more ranks, or leave the node out"
         raise MemoryFitError(message, key="context", hint=hint)
 
     def host(self, rank: int) -> str:

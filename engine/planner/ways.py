@@ -6,7 +6,7 @@ sequences of the context, in full micro-batches. More nodes come last whatever t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -49,21 +49,25 @@ class Way:
         return {"set": str(self), "peak": self.estimate.peak, "host": self.estimate.host, "step_s": self.step_s}
 
 
-def ways(config: Config, settings: PlanSettings) -> list[Way]:
-    """Return up to three ways, the cheapest first; none needs more changes than another one that it contains."""
-    found = list(_tried(config))
+def ways(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) -> list[Way]:
+    """Return up to three ways, the cheapest first, without changes of keys that are `fixed`.
+
+    None needs more changes than another one that it contains.
+    """
+    found = list(_tried(config, fixed))
     keys = [set(way.changes.items()) for way in found]
     least = [way for way, own in zip(found, keys, strict=True) if not any(other < own for other in keys)]
-    return (sorted(least, key=lambda way: way.step_s) + _nodes(config, settings))[:_SHOWN]
+    nodes = [] if "cluster.nodes" in fixed else _nodes(config, settings)
+    return (sorted(least, key=lambda way: way.step_s) + nodes)[:_SHOWN]
 
 
 @contextmanager
-def ways_out(config: Config) -> Iterator[None]:
-    """Let a refusal of what does not fit name the ways out."""
+def ways_out(config: Config, fixed: Collection[str] = ()) -> Iterator[None]:
+    """Let a refusal of what does not fit name the ways out, without changes of keys that are `fixed`."""
     try:
         yield
     except MemoryFitError as error:
-        found = ways(config, PlanSettings.of(config, refuses=False))
+        found = ways(config, PlanSettings.of(config, refuses=False), fixed)
         if not found:
             raise
         (problem,) = error.problems
@@ -82,17 +86,16 @@ def table(config: Config) -> list[dict[str, Any]]:
 
 def _with_ratio(config: Config, changes: dict[str, Any]) -> Estimate | None:
     """Return the estimate of the capacity at just the changes' offload ratio; None if they do not go together."""
-    ratio = round(PPM * changes["offload.ratio"])  # whatever the host has for it: `fits` tells
-    changed = _changed(config, changes | {"offload.ratio": "auto"}, refuses=False)
-    return None if changed is None else at_ratio(*changed, ratio)
+    changed = _changed(config, changes, refuses=False)  # whatever the host has for it: `fits` tells
+    return None if changed is None else at_ratio(*changed, round(PPM * changes["offload.ratio"]))
 
 
-def _tried(config: Config) -> Iterator[Way]:
+def _tried(config: Config, fixed: Collection[str]) -> Iterator[Way]:
     """Yield each combination of choices that fits, with a smaller capacity where only that lets it."""
-    for values in product(*((None, *values) for values in _CHOICES.values())):
-        changes = {key: value for key, value in zip(_CHOICES, values, strict=True) if value is not None}
-        changed = _changed(config, changes)
-        if changed is None or any(_value(config, key) == value for key, value in changes.items()):
+    others = {key: [value for value in values if value != _value(config, key)] for key, values in _CHOICES.items()}
+    for values in product(*((None, *(others[key] if key not in fixed else ())) for key in others)):
+        changes = {key: value for key, value in zip(others, values, strict=True) if value is not None}
+        if (changed := _changed(config, changes)) is None:
             continue
         found = estimate(*changed)
         if not found.fits:
@@ -102,7 +105,8 @@ def _tried(config: Config) -> Iterator[Way]:
             changed = _changed(config, changes) if 0 < capacity < config.capacity else None
             if changed is None or not (found := estimate(*changed)).fits:
                 continue
-        yield Way(changes, found, _step_seconds(*changed, found))
+        if changes:
+            yield Way(changes, found, _step_seconds(*changed, found))
 
 
 def _nodes(config: Config, settings: PlanSettings) -> list[Way]:

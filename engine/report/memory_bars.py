@@ -12,7 +12,7 @@ from engine.report.words import memory_parts, memory_unit
 
 def memory_picture(found: Estimate, size: Size = WIDE) -> str:
     """Return the items of a device from the top down, each beginning where the one above it ends."""
-    parts, (name, unit) = memory_parts(found), memory_unit(found)
+    parts, (name, unit) = memory_parts(found), memory_unit(found.peak)
     starts = [sum(list(parts.values())[:row]) / unit for row in range(len(parts))]
     sizes = [part / unit for part in parts.values()]
     rows, total = range(len(parts)), found.device_total / unit

@@ -20,7 +20,7 @@ def memory_page(config: Config, settings: PlanSettings, found: Estimate) -> Page
         ("context", f"{short_tokens(config.context)} tokens"),
         ("capacity of a rank", f"{short_tokens(config.capacity)} tokens"),
     ]
-    table = Table("In numbers", memory_rows(found), ("", memory_unit(found)[0], "share"))
+    table = Table("In numbers", memory_rows(found), ("", memory_unit(found.peak)[0], "share"))
     return Page(config.recipe, "a ByteScale memory estimate", head, [memory_figure(found)], [table])
 
 

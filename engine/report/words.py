@@ -82,12 +82,12 @@ def memory_parts(found: Estimate) -> dict[str, int]:
     return {name: parts[key] for key, name in MEMORY.items()}
 
 
-def memory_unit(found: Estimate) -> tuple[str, int]:
+def memory_unit(peak: int) -> tuple[str, int]:
     """Return the unit that an estimate is written in, and its bytes: one that shows the parts of a tiny model too.
 
     The runtime of a GPU alone takes two GiB.
     """
-    return ("GiB", 2**30) if found.peak >= 4 * 2**30 else ("MiB", 2**20)
+    return ("GiB", 2**30) if peak >= 4 * 2**30 else ("MiB", 2**20)
 
 
 def memory_rows(found: Estimate) -> list[Triple]:
@@ -95,7 +95,7 @@ def memory_rows(found: Estimate) -> list[Triple]:
 
     The last ones are the sum and the host.
     """
-    _, unit = memory_unit(found)
+    _, unit = memory_unit(found.peak)
     rows = [*memory_parts(found).items(), ("peak", found.peak), ("of a device's", found.device_total)]
     on_host = [("on the host", found.host, found.host_total), ("of a rank's share", found.host_total, found.host_total)]
     told = [(name, size, found.device_total) for name, size in rows] + on_host

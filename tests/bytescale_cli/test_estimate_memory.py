@@ -199,6 +199,12 @@ def test_table_compares_what_goes_together(capsys: pytest.CaptureFixture[str]) -
     assert "each of a micro-batch of the capacity, 8,192 tokens\n" in text
 
 
+def test_a_table_of_a_tiny_model_shows_its_differences(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["estimate-memory", "recipe=quickstart", "--table"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" yes")]
+    assert len({tuple(row.split()[3:]) for row in rows}) > 6 and all(" MiB " in row for row in rows)
+
+
 def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["lengths=github", "lengths.max=8K", "batch_tokens=32K", "context=8K", "capacity=8K"]
     short = estimated(capsys, *keys, "batch_tokens=2K", "lengths.max=1K", "--plan", "1")["memory"]

@@ -248,3 +248,9 @@ def test_a_bad_place_for_the_page_is_told_before_anything_runs(
     monkeypatch.setattr("engine.simulator.compare.compare", lambda *_: pytest.fail("it ran"))
     assert run(["simulate", *SMALL, "--plot", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: --plot: ")
+
+
+def test_the_peers_of_planners_that_are_not_asked_for_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """The recipe's own planner, adaptive, may need four."""
+    assert run(["simulate", *SMALL, "planner.max_peers=3", "--planners", "static", "--json"]) == 0
+    assert [one["planner"] for one in json.loads(capsys.readouterr().out)["runs"]] == ["static"]

@@ -108,7 +108,7 @@ def test_the_end_of_a_step(dtype: str, stage: int, monkeypatch: pytest.MonkeyPat
     assert passing_bytes(away) == 0, "no bf16 gradient waits for the others"
     monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
     monkeypatch.setattr("engine.cost.states._REDUCED", 2000)
-    assert closing_bytes(here, 2) == (4 * 2000 if (dtype, stage) == ("bf16", 1) else share)
+    assert closing_bytes(here, 2) == (0 if (dtype, stage) == ("bf16", 1) else share)
     assert closing_bytes(away, 2) == (share if stage == 1 else 0)
 
 

@@ -22,11 +22,12 @@ from engine.cost.model import PPM
 from engine.errors import ConfigError, DataError, MemoryFitError, PlanError
 from engine.planner import make
 from engine.planner.emit import emit
+from engine.planner.fit import largest_capacity
 from engine.planner.make import MOST_SEQUENCES, PLANNERS, PlanSettings, plan_step
 from engine.planner.plan import StepPlan
 from engine.planner.verify import verify
 from tests.planner.executor import finishes
-from tests.planner.samples import COSTS, LINKED_COSTS, RATES, ints, lengths, settings
+from tests.planner.samples import COSTS, LINKED_COSTS, RATES, device, ints, lengths, settings
 
 MODES = ("free", "lockstep", "pipeline")
 
@@ -193,17 +194,15 @@ def test_a_node_that_holds_nothing_is_refused_by_name() -> None:
 
 
 def test_a_sequence_that_a_small_node_cannot_hold_is_refused_with_what_would_do() -> None:
-    """Six ranks hold what the smallest holds, each; the four large ones alone hold more."""
+    """Six ranks hold what the smallest holds, each."""
     cluster = Cluster((Node("large", 4), Node("small", 2, memory=3500)), 6000)
     asked = replace(settings(capacity=40, context=1000), cluster=cluster)
     least = asked.least_capacity
     refusal = f"6 ranks x capacity {least} hold {6 * least}, which is all that the memory of node small leaves"
     with pytest.raises(MemoryFitError, match=refusal) as caught:
         plan_step(ints(6 * least + 1), asked)
-    assert caught.value.problems[0].hint == f"context={6 * least}, or 160 without the smallest nodes, or more ranks"
-    assert 6 * least < 160, "so the hint is true"
+    assert caught.value.problems[0].hint == f"context={6 * least}, or more ranks, or leave the node out"
     plan_step(ints(6 * least), asked)
-    plan_step(ints(160), replace(asked, cluster=Cluster((Node("large", 4),), 6000)))
 
 
 def test_a_capacity_is_refused_with_the_largest_that_offload_lets_fit() -> None:
@@ -215,13 +214,28 @@ def test_a_capacity_is_refused_with_the_largest_that_offload_lets_fit() -> None:
     verify(plan_step(ints(40, 70), replace(asked, capacity=40)), replace(asked, capacity=40))
 
 
-def test_a_small_node_holds_what_offload_lets_it_hold() -> None:
+def test_a_small_node_holds_what_offload_lets_it_hold_where_the_usual_rank_offloads_too() -> None:
     """Its memory is what bounds it, and with a host it is less that has to stay there."""
     nodes = Cluster((Node("large", 2), Node("small", 2, memory=3500)), 6000)
     asked = replace(settings(capacity=60), cluster=nodes)
     alone, helped = asked.capacities.tolist(), replace(asked, offload=PPM, host_memory=2**40).capacities.tolist()
     peaks = [int(COSTS.peak_bytes(ints(n), ints(n), PPM)[0]) for n in (helped[3], helped[3] + 1)]
     assert 0 < alone[3] < helped[3] < 60 and peaks[0] <= 3500 < peaks[1]
+    fits = replace(asked, offload=PPM, host_memory=2**40, capacity=40)
+    assert fits.capacities[3] == alone[3], "forty need no offload on large ranks"
+
+
+def test_the_usual_memory_is_that_of_a_rank_that_there_is() -> None:
+    """Where all nodes name their own it is the most: what the cluster says of a device's is nobody's."""
+    nodes = (Node("a", 1, memory=device(20)), Node("b", 2, memory=device(30)))
+    asked = replace(settings(capacity=30), cluster=Cluster(nodes, device(10)))
+    assert asked.device_memory == device(30) and asked.capacities.tolist() == [20, 30, 30]
+    assert largest_capacity(asked) == 30
+    plan_step(ints(30, 30, 20), asked)
+    with pytest.raises(MemoryFitError):
+        plan_step(ints(30, 30, 31), replace(asked, capacity=31))
+    other = replace(asked, cluster=Cluster((*nodes, Node("c", 1)), device(10)), capacity=10)
+    assert other.device_memory == device(10) and other.capacities.tolist()[-1] == 10
 
 
 def test_a_planner_that_needs_more_peers_is_refused() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from engine.config.load import load
@@ -73,3 +75,28 @@ def test_a_refusal_names_the_ways_that_the_estimate_does() -> None:
     with pytest.raises(MemoryFitError, match="no way") as kept, ways_out(load(["cluster.device_memory=1M"])):
         raise MemoryFitError("no way", hint="its own")
     assert kept.value.problems[0].hint == "its own"
+
+
+def test_what_is_fixed_stays() -> None:
+    config = load(["recipe=llama3-8b-2m", "zero.stage=1", "offload.ratio=0", "cluster.nodes=2", "context=64K"])
+    fixed = {"zero.stage", "optimizer.on_host", "cluster.nodes"}
+    found = ways(config, PlanSettings.of(config), fixed)
+    assert found and not any(fixed & way.changes.keys() for way in found)
+    assert any(fixed & way.changes.keys() for way in ways(config, PlanSettings.of(config)))
+
+
+def test_a_config_that_fits_as_it_is_is_no_way() -> None:
+    config = load(["recipe=llama3-8b-2m"])
+    assert all(way.changes for way in ways(config, PlanSettings.of(config)))
+
+
+def test_each_row_of_a_mixed_cluster_is_what_the_estimate_says_at_that_ratio(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=8\nb slots=8 memory=60GiB\n")
+    keys = ["recipe=llama3-8b-512k", f"cluster.hostfile={tmp_path / 'hosts'}", "capacity=10K", "context=16K"]
+    (row,) = [
+        row
+        for row in table(load([*keys, "zero.stage=1"]))
+        if (row["zero.stage"], row["offload.ratio"], row["recompute"]) == (3, 0.0, "none")
+    ]
+    config = load([*keys, "zero.stage=3", "offload.ratio=0", "recompute=none"])
+    assert row["peak"] == estimate(config, PlanSettings.of(config)).peak and row["fits"]

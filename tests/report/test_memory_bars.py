@@ -32,7 +32,7 @@ def test_it_says_whether_it_fits() -> None:
 def test_a_tiny_model_is_shown_in_mib_in_text_and_picture_alike() -> None:
     config = load(["recipe=quickstart"])
     tiny = estimate(config, PlanSettings.of(config))
-    assert (memory_unit(tiny), memory_unit(ESTIMATE)) == (("MiB", 2**20), ("GiB", 2**30))
+    assert (memory_unit(tiny.peak), memory_unit(ESTIMATE.peak)) == (("MiB", 2**20), ("GiB", 2**30))
     sizes = {name: float(size.replace(",", "")) for name, size, _ in memory_rows(tiny)}
     assert 0 < sizes["parameters"] == pytest.approx(tiny.items["parameters"] / 2**20, abs=0.01)
     picture = memory_picture(tiny)
