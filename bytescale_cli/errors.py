@@ -23,7 +23,8 @@ _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
     """Say what went wrong, in JSON too if asked for, and return the exit code."""
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    # Ctrl-C in compiled code comes out of it as a SystemError that has it as its cause.
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)) or isinstance(error.__cause__, KeyboardInterrupt):
         output.say("interrupted")
         if as_json:
             _emit_failure(BytescaleError("interrupted"), ExitCode.INTERRUPTED)

@@ -130,7 +130,8 @@ def _fit(config: Config, settings: PlanSettings, refused: str | None) -> dict[st
     from engine.planner.fit import largest_capacity, least_ranks, longest_context, named, of_ranks
 
     ratio = named(config)
-    capacity, context = largest_capacity(settings, ratio) or None, longest_context(settings, ratio) or None
+    context = longest_context(settings, ratio) or None
+    capacity = largest_capacity(settings, ratio) if context else None
     ranks = None if config.cluster.hostfile else least_ranks(config, settings)
     return {
         "capacity": capacity,

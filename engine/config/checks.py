@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -37,13 +38,31 @@ def context_problem(config: Config, ranks: int) -> Problem | None:
         f"{format_count(config.context)} does not fit: "
         f"{counted(ranks, 'rank')} x capacity {format_count(config.capacity)} hold {holds} tokens"
     )
-    return Problem(message, "context", holding(config.context, ranks, config.capacity))
+    nodes = _nodes(config, -(-config.context // config.capacity)) if config.cluster.hostfile is None else None
+    return Problem(message, "context", holding(config.context, ranks, config.capacity, nodes))
 
 
-def holding(tokens: int, ranks: int, capacity: int) -> str:
-    """Return the ways out, for a hint, of a sequence of so many tokens that ranks of this capacity cannot hold."""
-    context, each, more = ranks * capacity, -(-tokens // ranks), -(-tokens // capacity)
-    return f"context={format_count(context)}, or capacity={format_count(each)}, or more ranks: {more:,}"
+def holding(tokens: int, ranks: int, capacity: int, nodes: int | None = None) -> str:
+    """Return the ways out, for a hint, of a sequence of so many tokens that ranks of this capacity cannot hold.
+
+    `nodes` are those that have enough ranks, where the hostfile does not say them.
+    """
+    context, each = format_count(ranks * capacity), format_count(-(-tokens // ranks))
+    more = f"{-(-tokens // capacity):,}" if nodes is None else f"cluster.nodes={nodes}"
+    tried = "`bytescale estimate-memory --fit` says what fits"
+    return f"context={context}, or capacity={each} ({tried}), or more ranks: {more}"
+
+
+def unit_nodes(config: Config) -> int:
+    """Return the least nodes whose devices are whole HDP ranks."""
+    node = config.cluster.ranks_per_node
+    return math.lcm(node, config.parallel.tp * config.parallel.pp) // node
+
+
+def _nodes(config: Config, ranks: int) -> int:
+    """Return the least nodes that have so many HDP ranks."""
+    unit = unit_nodes(config)
+    return unit * -(-ranks * config.parallel.tp * config.parallel.pp // (unit * config.cluster.ranks_per_node))
 
 
 def ranks_problem(config: Config, ranks: int) -> Problem | None:

@@ -151,6 +151,8 @@ def _example(field: FieldInfo, kind: str, facts: Mapping[str, object]) -> object
     """Return a value that the key takes, if its type tells one."""
     if kind == "literal_error":
         return _options(facts)[0]
+    if kind == "bool_type":
+        return "true"
     if kind == "int_type":
         return next((bound.ge for bound in field.metadata if hasattr(bound, "ge")), None)
     return field.examples[0] if field.examples else None

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.config.checks import MOST_RANKS
+from engine.config.checks import MOST_RANKS, unit_nodes
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.model import PPM
@@ -64,7 +64,7 @@ def of_ranks(config: Config, settings: PlanSettings, ranks: int) -> dict[str, in
 def least_nodes(config: Config, settings: PlanSettings) -> int | None:
     """Return the least nodes on which the capacity fits, more than there are; None if no number does."""
     group = config.parallel.tp * config.parallel.pp
-    unit = math.lcm(config.cluster.ranks_per_node, group) // config.cluster.ranks_per_node
+    unit = unit_nodes(config)
     ranks = unit * config.cluster.ranks_per_node // group
 
     def enough(index: int) -> bool:

@@ -95,6 +95,8 @@ def _check_memory(step_tokens: int, settings: PlanSettings) -> None:
 def _less(costs: Costs, has: Room) -> str:
     """Return what fits instead, for a hint."""
     most, offloading = (room.most_tokens(costs, one) for one in (has, has._replace(offload=PPM)))
+    if not has.memory:
+        return "a device with more memory: its runtime alone takes as much as this one has"
     if not offloading:
         return "the model states alone do not fit: more ranks or a smaller model"
     fits = [f"capacity={most} fits"] if most else []

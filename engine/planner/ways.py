@@ -17,7 +17,7 @@ from engine.config.schema import Config
 from engine.cost.model import NS, PPM
 from engine.errors import ConfigError, MemoryFitError
 from engine.planner.estimate import Estimate, at_ratio, estimate
-from engine.planner.fit import largest_capacity, least_nodes, named
+from engine.planner.fit import largest_capacity, least_nodes, least_ranks, named, of_ranks
 from engine.planner.settings import PlanSettings
 
 _SHOWN = 3
@@ -54,7 +54,7 @@ def ways(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) ->
 
     None needs more changes than another one that it contains.
     """
-    found = list(_tried(config, fixed))
+    found = list(_tried(config, settings.ranks, fixed))
     keys = [set(way.changes.items()) for way in found]
     least = [way for way, own in zip(found, keys, strict=True) if not any(other < own for other in keys)]
     nodes = [] if "cluster.nodes" in fixed else _nodes(config, settings)
@@ -90,11 +90,14 @@ def _with_ratio(config: Config, changes: dict[str, Any]) -> Estimate | None:
     return None if changed is None else at_ratio(*changed, round(PPM * changes["offload.ratio"]))
 
 
-def _tried(config: Config, fixed: Collection[str]) -> Iterator[Way]:
-    """Yield each combination of choices that fits, with a smaller capacity where only that lets it."""
+def _tried(config: Config, ranks: int, fixed: Collection[str]) -> Iterator[Way]:
+    """Yield each combination of choices that fits, with a smaller capacity where only that lets it, and a larger one
+    where the context needs it."""
+    least = -(-config.context // ranks)
+    larger = {"capacity": least} if least > config.capacity else {}
     others = {key: [value for value in values if value != _value(config, key)] for key, values in _CHOICES.items()}
     for values in product(*((None, *(others[key] if key not in fixed else ())) for key in others)):
-        changes = {key: value for key, value in zip(others, values, strict=True) if value is not None}
+        changes = {key: value for key, value in zip(others, values, strict=True) if value is not None} | larger
         if (changed := _changed(config, changes)) is None:
             continue
         found = estimate(*changed)
@@ -110,12 +113,15 @@ def _tried(config: Config, fixed: Collection[str]) -> Iterator[Way]:
 
 
 def _nodes(config: Config, settings: PlanSettings) -> list[Way]:
-    nodes = None if config.cluster.hostfile else least_nodes(config, settings)
-    changes = {"cluster.nodes": nodes}
-    changed = None if nodes is None else _changed(config, changes)
-    if changed is None or not (found := estimate(*changed)).fits:
+    if config.cluster.hostfile:
         return []
-    return [Way(changes, found, _step_seconds(*changed, found))]
+    nodes, ranks = least_nodes(config, settings), least_ranks(config, settings)
+    longer = of_ranks(config, settings, ranks) if ranks else {}  # where the context needs more of both
+    for changes in ({"cluster.nodes": nodes} if nodes else {}, longer):
+        changed = _changed(config, changes) if changes else None
+        if changed is not None and (found := estimate(*changed)).fits:
+            return [Way(changes, found, _step_seconds(*changed, found))]
+    return []
 
 
 def _changed(config: Config, changes: dict[str, Any], refuses: bool = True) -> tuple[Config, PlanSettings] | None:

@@ -69,7 +69,14 @@ def test_a_full_disk_is_a_storage_error(capsys: pytest.CaptureFixture[str]) -> N
     assert lines(capsys)[0].startswith("error: runs/a: ")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort()])
+def in_compiled_code() -> SystemError:
+    """Return what Python makes of a signal that compiled code leaves to its caller."""
+    error = SystemError("CPUDispatcher(<function _gangs>) returned a result with an exception set")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), typer.Abort(), in_compiled_code()])
 def test_an_interrupt_is_no_bug(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert report(error, as_json=False, debug=False) == 130
     assert lines(capsys) == ["interrupted"]

@@ -306,3 +306,9 @@ def test_a_planner_that_plans_other_sequences_is_caught(monkeypatch: pytest.Monk
     with pytest.raises(PlanError, match="not of the sequences") as caught:
         plan_step(ints(9, 12), settings())
     assert caught.value.rule == 0
+
+
+def test_a_device_that_its_runtime_fills_is_told_as_that() -> None:
+    with pytest.raises(MemoryFitError) as caught:
+        plan_step(ints(3), settings(device_memory=0))
+    assert "its runtime alone" in str(caught.value.problems[0].hint)

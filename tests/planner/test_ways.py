@@ -100,3 +100,13 @@ def test_each_row_of_a_mixed_cluster_is_what_the_estimate_says_at_that_ratio(tmp
     ]
     config = load([*keys, "zero.stage=3", "offload.ratio=0", "recompute=none"])
     assert row["peak"] == estimate(config, PlanSettings.of(config)).peak and row["fits"]
+
+
+def test_a_way_holds_the_context_too() -> None:
+    """One node of 2M tokens: only with a larger capacity, or more nodes."""
+    config = load(["recipe=mixtral8x7b-2m", "cluster.nodes=1"], refuses=False)
+    found = ways(config, PlanSettings.of(config, refuses=False))
+    assert found and all(way.estimate.fits for way in found)
+    for way in found:
+        followed = load(["recipe=mixtral8x7b-2m", "cluster.nodes=1", *str(way).split()])
+        assert estimate(followed, PlanSettings.of(followed)).fits, way
