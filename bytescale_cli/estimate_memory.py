@@ -61,11 +61,14 @@ def estimate_memory(
 
 
 def _refused(config: Config, settings: PlanSettings, fit: bool) -> str | None:
-    """Return why the context cannot be planned, None if it can; raise it unless `fit` asks what can.
+    """Return why the ratio or the context cannot be planned, None if they can; raise it unless `fit` asks what can.
 
     Ranks that hold nothing beside the model states are what the estimate shows.
     """
+    from engine.planner.settings import check_host
+
     try:
+        check_host(config, settings.costs)
         if settings.least_capacity:
             settings.check_longest(config.context)
     except (ConfigError, MemoryFitError) as error:

@@ -55,7 +55,7 @@ class PlanSettings:
         _check_peers(planner.name, planner.max_peers, cluster.ranks)
         ratio, costs = config.offload.ratio, Costs.of(config)
         if refuses:
-            _check_host(config, costs)
+            check_host(config, costs)
         settings = cls(
             planner=planner.name,
             mode=_mode(config),
@@ -161,7 +161,7 @@ def _mode(config: Config) -> str:
     return "free" if config.zero.stage == 1 else "lockstep"
 
 
-def _check_host(config: Config, costs: Costs) -> None:
+def check_host(config: Config, costs: Costs) -> None:
     """Refuse a ratio that is asked for where the host has no room for it; `auto` takes what there is."""
     ratio, has = config.offload.ratio, config.cluster.host_memory
     if ratio == "auto" or not ratio:

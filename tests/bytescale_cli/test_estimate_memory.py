@@ -238,3 +238,12 @@ def test_it_needs_no_torch_and_compiles_nothing(tmp_path: Path) -> None:
 def test_it_answers_within_two_seconds(flag: list[str]) -> None:
     command = [sys.executable, "-m", "bytescale_cli", "estimate-memory", "recipe=llama70b-2m", "--json", *flag]
     assert processor_seconds(command) <= 2
+
+
+def test_a_ratio_that_the_host_has_no_room_for_is_refused_as_by_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["recipe=llama7b-2m", "offload.ratio=1", "cluster.host_memory=1GiB"]
+    error = estimated(capsys, *keys, code=10)["error"]
+    assert error["key"] == "offload.ratio" and "offload.ratio=auto" in error["hint"]
+    assert run(["plan", *keys]) == 10
+    assert error["message"] in capsys.readouterr().err
+    assert estimated(capsys, *keys, "--fit")["fit"]["refused"] == error["message"]
