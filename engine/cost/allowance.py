@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.cost.datasheets import sheet_peak
-from engine.cost.flops import layer_weights
-from engine.cost.states import bucket_elements, element_bytes
+from engine.cost.states import on_cpus
 
 _CONTEXT = 1 << 30  # of a GPU: CUDA's context, libraries' handles and workspaces
 _NCCL = 1 << 30  # of a GPU among others: the communicators' buffers
@@ -27,8 +25,8 @@ class Allowance:
     def of(cls, config: Config, devices: int | None = None) -> Allowance:
         """Return what one of so many devices, by default those of the cluster, takes: a GPU if its data sheet is
         known, else a process on a CPU."""
-        if sheet_peak(config.cluster.name) is None:
-            return cls(_PROCESS + _copied(config), 0)
+        if on_cpus(config):
+            return cls(_PROCESS, 0)
         devices = devices or Cluster.of(config.cluster).ranks
         return cls(_CONTEXT + (_NCCL if devices > 1 else 0), _FRAGMENTATION)
 
@@ -39,16 +37,3 @@ class Allowance:
     def fragmentation(self, tensors: int) -> int:
         """Return the gaps beside so many bytes of tensors."""
         return -(-tensors * self.percent // 100)
-
-
-def _copied(config: Config) -> int:
-    """Return what gloo, which joins the ranks on CPUs, copies at most: what ZeRO-3 reduces at once, or gathers.
-
-    It clones the input of a reduce-scatter and lays out a gather a second time. All-reduces, in stages 1 and 2, are in
-    place.
-    """
-    if config.zero.stage < 3:
-        return 0
-    model, (b, w) = config.model, element_bytes(config.dtype)
-    gathered = max(layer_weights(model, experts=model.experts), model.hidden * model.vocab)
-    return max(w * bucket_elements(model), b * gathered)

@@ -20,7 +20,15 @@ from engine.cost import activations, calibration, flops
 from engine.cost.activations import Moment
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.states import closing_bytes, element_bytes, parameters, passing_bytes, states, update_bytes
+from engine.cost.states import (
+    closing_bytes,
+    element_bytes,
+    filling_bytes,
+    parameters,
+    passing_bytes,
+    states,
+    update_bytes,
+)
 from engine.cost.times import Rates, wholes
 
 Ints = NDArray[np.int64]
@@ -54,6 +62,7 @@ class Costs:
     counts_bytes: int  # what a shard's experts got in all layers, sent once for each hop of the counts' rounds
     host_fixed_bytes: int = 0  # model states that wait on the host, a rank
     closing_bytes: int = 0  # what the end of a step holds when activations are gone, a rank
+    filling_bytes: int = 0  # of the states: gradients that a rank's first micro-batch of a step fills
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
@@ -107,25 +116,29 @@ class Costs:
         pairs = sum(length * (length + 1) // 2 for length in lengths.tolist())
         return flops.PASSES * (self.linear_flops * tokens + self.attention_flops * pairs)
 
-    def peak_bytes(self, tokens: Ints, ring_tokens: Ints, offload: Ints | int = 0) -> Ints:
+    def peak_bytes(self, tokens: Ints, ring_tokens: Ints, offload: Ints | int = 0, first: Any = False) -> Ints:
         """Return the peak memory of a rank in a micro-batch of `tokens`, of which `offload` ppm go to the host.
 
         `ring_tokens` are those of the largest shard of each ring of two or more in it, summed: the buffers' size.
+        `first`, a flag or an array of them, says that it is its rank's first of the step. Then the end of the step.
         """
-        return self.fixed_bytes + self.fullest(tokens, offload) + self.ring_bytes * ring_tokens
+        during = self.fullest(tokens, offload, first) + self.ring_bytes * ring_tokens
+        return self.fixed_bytes + np.maximum(during, self.closing_bytes)
 
-    def fullest(self, tokens: Ints, offload: Ints | int) -> Ints:
+    def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False) -> Ints:
         """Return the most that a micro-batch holds of what layers save, of gradients that pass and of the rest.
 
         All activations and no gradient when the backward pass begins, all gradients when it ends, and just before that
-        two layers, also those that were offloaded, and the gradients of the others; then the end of the step.
+        two layers, also those that were offloaded, and the gradients of the others. It is less by the gradients that a
+        first micro-batch still has to fill.
         """
-        layer, others = self.moments[0].of(tokens), max(0, self.layers - 2) * self.passing_bytes // self.layers
-        begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens)
-        two = -(-self.token_bytes * min(2, self.layers) * tokens // self.layers)  # exact: `most_tokens` relies on it
-        two_left = two + others + layer
-        ends = max(self.passing_bytes, self.closing_bytes) + layer
-        return np.maximum(np.maximum(begins, two_left), ends)
+        left, layer = min(2, self.layers), self.moments[0].of(tokens)
+        fill = np.where(first, self.filling_bytes, 0)
+        begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens) - fill
+        two = -(-self.token_bytes * left * tokens // self.layers)  # exact: `most_tokens` relies on it
+        others = (self.layers - left) * self.passing_bytes // self.layers
+        two_left = two + others + layer - fill * left // self.layers
+        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
 
     def working(self, tokens: Any) -> Any:
         """Return what a micro-batch of `tokens`, a number or an array of them, holds beside what its layers save."""
@@ -148,8 +161,10 @@ class Costs:
         When two layers are left (`fullest`) there is never more than at the beginning or at the end: it is between.
         """
         free, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
+        if free < self.closing_bytes:
+            return 0
         most = [moment.most(free, saved) for moment in self.moments]
-        most.append(self.moments[0].most(free - max(self.passing_bytes, self.closing_bytes), self.ring_bytes))
+        most.append(self.moments[0].most(free - self.passing_bytes, self.ring_bytes))
         return max(0, min(most))
 
     def seconds(self, ns: float) -> float:
@@ -168,6 +183,7 @@ def _bytes(config: Config, ranks: int) -> dict[str, Any]:
         "fixed_bytes": held.device,
         "passing_bytes": passing_bytes(config),
         "closing_bytes": closing_bytes(config, ranks),
+        "filling_bytes": filling_bytes(config, ranks),
         "host_fixed_bytes": held.host,
     }
 

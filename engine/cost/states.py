@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from engine.config import schema
+from engine.cost.datasheets import sheet_peak
 from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
@@ -52,21 +53,22 @@ def states(config: schema.Config, ranks: int) -> Held:
     (`optimizer_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a
     bucket. Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time.
     With an optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
-    Reductions of stages 2 and 3 copy the bucket; stage 2 adds a new share of gradients to the old one, unless they are
-    narrower.
+    Reductions of stages 2 and 3 copy the bucket (`_copies`); stage 2 adds a new share of gradients to the old one,
+    unless they are narrower. On CPUs gloo lays out once more what it gathers.
     """
     model, stage, devices = config.model, config.zero.stage, config.parallel.tp * config.parallel.pp
     b, w = element_bytes(config.dtype)
     count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
-    bucket = 0 if is_bf16_optimizer(config) else w * bucket_elements(model, devices)
-    if stage > 1 and count > _BUCKET:  # the copy of a smaller model's comes when activations are gone: `closing_bytes`
-        bucket += bucket + (w * share if stage == 2 and b == w and not config.optimizer.on_host else 0)
-    gathered = -(-max(2 * layer_weights(model, experts=model.experts), model.hidden * model.vocab) // devices) * b
+    bucket = 0 if _late(config) else _bucket(config)
+    if stage > 1 and count > _BUCKET:  # the copies of a smaller model's come when activations are gone: `closing_bytes`
+        bucket += _copies(config) + (w * share if stage == 2 and b == w and not config.optimizer.on_host else 0)
+    layer, head = layer_weights(model, experts=model.experts), model.hidden * model.vocab
+    gathered = max(2 * layer, head) + (max(layer, head) if on_cpus(config) else 0)
     here = Held(
         parameters=b * (count if stage < 3 else share),
         gradients=w * (count if stage == 1 else share),
         optimizer=w * share * optimizer_tensors(config.optimizer),
-        gather_buffers=bucket + (gathered if stage == 3 else 0),
+        gather_buffers=bucket + (-(-gathered // devices) * b if stage == 3 else 0),
         host=0,
     )
     if config.optimizer.on_host:
@@ -115,12 +117,15 @@ def _on_host(here: Held, config: schema.Config, share: int) -> Held:
 
 
 def passing_bytes(config: schema.Config) -> int:
-    """Return the bf16 gradients that exist beside the fp32 ones until they are added, on each of a rank's devices.
+    """Return what grows through each backward pass as saved activations go, on each of a rank's devices: a rank needs
+    the larger, not their sum.
 
-    They grow through the backward pass as saved activations go: a rank needs the larger, not their sum.
+    BF16_Optimizer's bf16 gradients, until they are added to the fp32 ones. On CPUs stage 2's bucket.
     """
     devices = config.parallel.tp * config.parallel.pp
-    return -(-2 * parameters(config.model) // devices) if is_bf16_optimizer(config) else 0
+    if is_bf16_optimizer(config):
+        return -(-2 * parameters(config.model) // devices)
+    return _bucket(config) if config.zero.stage == 2 and _late(config) else 0
 
 
 def closing_bytes(config: schema.Config, ranks: int) -> int:
@@ -128,13 +133,53 @@ def closing_bytes(config: schema.Config, ranks: int) -> int:
 
     BF16_Optimizer copies all gradients to reduce them, unless they are more than a bucket: then nothing is joined.
     Others join a rank's gradients for the update, in stages 2 and 3 unless that is on the host; these copy before that
-    a bucket that holds the whole model, and stage 3 has the rank's share of it.
+    a bucket that holds the whole model, and stage 3 has the rank's share of it. A bucket that is late is there too.
     """
-    model, stage, (_, w) = config.model, config.zero.stage, element_bytes(config.dtype)
+    stage, (_, w) = config.zero.stage, element_bytes(config.dtype)
     devices = config.parallel.tp * config.parallel.pp
-    count, share = -(-parameters(model) // devices), -(-parameters(model) // (devices * ranks))
+    count, share = -(-parameters(config.model) // devices), -(-parameters(config.model) // (devices * ranks))
     if is_bf16_optimizer(config):
         return w * count if count <= _REDUCED else 0
+    bucket = _bucket(config) if _late(config) else 0
     if stage == 1 or count > _BUCKET:
-        return 0 if stage > 1 and config.optimizer.on_host else w * share
-    return w * (count + (share if stage == 3 else 0))
+        return bucket + (0 if stage > 1 and config.optimizer.on_host else w * share)
+    return bucket + _copies(config) + (w * share if stage == 3 else 0)
+
+
+def filling_bytes(config: schema.Config, ranks: int) -> int:
+    """Return the gradients, of those in `states`, that are not there before a rank's first backward pass of a step.
+
+    They fill as its saved activations go. BF16_Optimizer and stage 3 keep theirs from step to step, and so does, from
+    its first bucket on, stage 2.
+    """
+    late = config.zero.stage == 1 or (config.zero.stage == 2 and parameters(config.model) <= _BUCKET)
+    return states(config, ranks).gradients if late and not is_bf16_optimizer(config) else 0
+
+
+def on_cpus(config: schema.Config) -> bool:
+    """Return whether ranks are processes on CPUs: a GPU is one whose data sheet is known."""
+    return sheet_peak(config.cluster.name) is None
+
+
+def _bucket(config: schema.Config) -> int:
+    """Return DeepSpeed's buffer for gradients on their way, in stage 2 as wide as they are; BF16_Optimizer has none."""
+    b, w = element_bytes(config.dtype)
+    elements = bucket_elements(config.model, config.parallel.tp * config.parallel.pp)
+    return 0 if is_bf16_optimizer(config) else elements * (b if config.zero.stage == 2 else w)
+
+
+def _copies(config: schema.Config) -> int:
+    """Return what a reduction holds beside its bucket in stages 2 and 3: the same once more, in stage 2 widened too if
+    it is narrow, and on CPUs gloo's own in stage 3."""
+    b, w = element_bytes(config.dtype)
+    elements = bucket_elements(config.model, config.parallel.tp * config.parallel.pp)
+    if config.zero.stage == 2:
+        return elements * (b if b == w else b + w)
+    return elements * (2 * w if on_cpus(config) else w)
+
+
+def _late(config: schema.Config) -> bool:
+    """Return whether the bucket is empty when the backward pass begins, on a CPU, where a page counts once it is
+    written: stage 1 reduces at the end of the step; stage 2 fills it in each pass, if it holds the whole model."""
+    count = -(-parameters(config.model) // (config.parallel.tp * config.parallel.pp))
+    return on_cpus(config) and (config.zero.stage == 1 or (config.zero.stage == 2 and count <= _BUCKET))

@@ -97,14 +97,14 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
     allowance, held, costs = Allowance.of(config), states(config, settings.ranks), settings.costs
     saved = costs.token_bytes * int(costs.resident(np.int64(load.tokens), load.offload))
     working, layer = int(costs.working(load.tokens)), int(costs.moments[0].of(load.tokens))
-    fullest = int(costs.fullest(np.int64(load.tokens), load.offload))
+    rings = costs.ring_bytes * load.buffers
     items = {
         "parameters": held.parameters,
-        "gradients": held.gradients + fullest - saved - working,
+        "gradients": held.gradients + _peak(load, costs) - costs.fixed_bytes - saved - working - rings,
         "optimizer": held.optimizer,
         "activations": saved + layer,
         "logits": working - layer,
-        "ring_buffers": costs.ring_bytes * load.buffers,
+        "ring_buffers": rings,
         "gather_buffers": held.gather_buffers,
     }
     fragmentation = allowance.fragmentation(sum(items.values()))
@@ -132,16 +132,17 @@ def fullest(config: Config, settings: PlanSettings, rank: int = 0) -> Load:
 def _worst(plan: StepPlan, settings: PlanSettings) -> Iterator[tuple[int, Load]]:
     """Yield a rank of each size of memory, and the micro-batch that needs the most of such a device, if it has any."""
     tokens, buffers = micro_loads(plan)
-    peaks, memory = settings.costs.peak_bytes(tokens, buffers, plan.offload), settings.cluster.memory
+    first = np.isin(np.arange(plan.micro_batches), plan.micro_start)
+    peaks, memory = settings.costs.peak_bytes(tokens, buffers, plan.offload, first), settings.cluster.memory
     for rank in _kinds(settings):
         own = np.flatnonzero(memory[plan.micro_rank] == memory[rank])
         if len(own):
             worst = own[np.argmax(peaks[own])]
-            yield rank, Load(int(tokens[worst]), int(buffers[worst]), int(plan.offload[worst]))
+            yield rank, Load(int(tokens[worst]), int(buffers[worst]), int(plan.offload[worst]), bool(first[worst]))
 
 
 def _peak(load: Load, costs: Costs) -> int:
-    return int(costs.peak_bytes(np.int64(load.tokens), np.int64(load.buffers), load.offload))
+    return int(costs.peak_bytes(np.int64(load.tokens), np.int64(load.buffers), load.offload, load.first))
 
 
 def _device(config: Config, rank: int) -> int:

@@ -27,6 +27,7 @@ class Load:
     tokens: int
     buffers: int
     offload: int
+    first: bool = False  # of its rank in the step
 
 
 @lru_cache(maxsize=8)

@@ -63,6 +63,27 @@ def test_most_tokens_is_the_last_that_fits() -> None:
     assert COSTS.most_tokens(0) == 0
 
 
+def test_the_end_of_a_step_has_no_activations_beside_it() -> None:
+    costs = replace(COSTS, closing_bytes=3000)
+    few, many = (int(costs.peak_bytes(ints(tokens), ints(tokens))[0]) for tokens in (1, 1000))
+    assert few == costs.fixed_bytes + 3000
+    assert many == COSTS.peak_bytes(ints(1000), ints(1000))[0]
+    assert costs.most_tokens(few - 1) == 0 < costs.most_tokens(few) == COSTS.most_tokens(few)
+
+
+@given(st.integers(0, 10**4), st.integers(0, PPM))
+def test_the_first_micro_batch_has_no_gradients_when_its_backward_pass_begins(tokens: int, offload: int) -> None:
+    costs, number = replace(COSTS, passing_bytes=0, filling_bytes=400), ints(tokens)
+    first, later = (int(costs.peak_bytes(number, number, offload, flag)[0]) for flag in (True, False))
+    ends = int(costs.peak_bytes(number, number, PPM, True)[0])
+    assert later - 400 <= first <= later
+    assert first == max(later - 400, ends), "two layers are left, or none"
+    assert costs.peak_bytes(ints(tokens, tokens), ints(tokens, tokens), offload, np.array([True, False])).tolist() == [
+        first,
+        later,
+    ]
+
+
 def test_a_data_sheets_rates_are_those_of_the_model() -> None:
     costs = of()
     assert costs.rates.token_f == pytest.approx(1e9 * costs.linear_flops / (0.6 * 989e12))

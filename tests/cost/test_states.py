@@ -8,15 +8,27 @@ import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config, Model
-from engine.cost.states import Held, bucket_elements, closing_bytes, parameters, passing_bytes, states
+from engine.cost.states import (
+    Held,
+    bucket_elements,
+    closing_bytes,
+    filling_bytes,
+    parameters,
+    passing_bytes,
+    states,
+)
 from engine.models.build import build_model
 from tests.cost.shapes import SMALL, SPARSE, shape
 
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
 
+GPU, CPU = "cluster.name=h100x8", "cluster.name=local"
+
+
 def config_of(model: Model, dtype: str, stage: int, *keys: str) -> Config:
-    return load([f"dtype={dtype}", f"zero.stage={stage}", *keys]).model_copy(update={"model": model})
+    """Return that of ranks on GPUs, unless the keys say another cluster."""
+    return load([f"dtype={dtype}", f"zero.stage={stage}", GPU, *keys]).model_copy(update={"model": model})
 
 
 def held(model: Model, dtype: str, ranks: int, stage: int, *keys: str) -> Held:
@@ -72,14 +84,14 @@ def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
 @pytest.mark.parametrize("ranks", [1, 8, 1000])
 def test_each_stage_of_zero_shards_more(ranks: int) -> None:
     """bf16: 12 bytes of optimizer a parameter, 4 of gradients, 2 of weights; in stage 3 two layers are whole. From
-    stage 2 on gradients go through a bucket of fp32."""
+    stage 2 on gradients go through a bucket, in bf16 first and in stage 3 in fp32."""
     count, two_layers = parameters(SMALL), 2 * 2 * (parameters(SMALL) - 2 * 64 * 300 - 7 * 64) // 3
 
     def share(size: int) -> int:
         return size * math.ceil(count / ranks)
 
     assert held(SMALL, "bf16", ranks, 1).device == (2 + 4) * count + share(12)
-    assert held(SMALL, "bf16", ranks, 2).device == (2 + 4) * count + share(4) + share(12)
+    assert held(SMALL, "bf16", ranks, 2).device == (2 + 2) * count + share(4) + share(12)
     assert held(SMALL, "bf16", ranks, 3).device == share(2) + share(4) + share(12) + two_layers + 4 * count
     assert [passing_bytes(config_of(SMALL, "bf16", stage)) for stage in STAGES] == [2 * count, 0, 0]
 
@@ -88,28 +100,70 @@ def test_each_stage_of_zero_shards_more(ranks: int) -> None:
 def test_a_reduction_copies_its_bucket(dtype: str, stage: int, shares: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the backward pass ends, if the model is one bucket; else while activations are there too, and in stage 2 a
     second share of the gradients, which the first one is not narrower than, unless they are added up on the host."""
-    count, away = parameters(SMALL), "optimizer.on_host=true"
+    count, away = (2 if (dtype, stage) == ("bf16", 2) else 4) * parameters(SMALL), "optimizer.on_host=true"
     one = [held(SMALL, dtype, 2, stage, *keys).gather_buffers for keys in ([], [away])]
     monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
     many = [held(SMALL, dtype, 2, stage, *keys).gather_buffers for keys in ([], [away])]
-    assert many[0] - one[0] == 4 * (2 * 1000 - count) + shares * 4 * math.ceil(count / 2)
-    assert many[1] - one[1] == 4 * (2 * 1000 - count)
+    assert many[0] - one[0] == 4 * 2 * 1000 - count + shares * 4 * math.ceil(parameters(SMALL) / 2)
+    assert many[1] - one[1] == 4 * 2 * 1000 - count
 
 
 @pytest.mark.parametrize(("dtype", "stage"), list(product(("bf16", "fp32"), STAGES)))
 def test_the_end_of_a_step(dtype: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of what is reduced at once, in stage 3 with what comes of it, or a rank's gradients joined.
+    """A copy of what is reduced at once, in bf16 of stage 2 narrow and wide, in stage 3 with what comes of it, or a
+    rank's gradients joined.
 
     tests/planner/test_estimate_measured.py measures it (few tokens)."""
     count, share = 4 * parameters(SMALL), 4 * math.ceil(parameters(SMALL) / 2)
     here, away = (config_of(SMALL, dtype, stage, f"optimizer.on_host={away}") for away in ("false", "true"))
-    assert closing_bytes(away, 2) == {1: share, 2: count, 3: count + share}[stage]
+    both = count + (count // 2 if dtype == "bf16" else 0)
+    assert closing_bytes(away, 2) == {1: share, 2: both, 3: count + share}[stage]
     assert closing_bytes(here, 2) == (count if (dtype, stage) == ("bf16", 1) else closing_bytes(away, 2))
     assert passing_bytes(away) == 0, "no bf16 gradient waits for the others"
     monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
     monkeypatch.setattr("engine.cost.states._REDUCED", 2000)
     assert closing_bytes(here, 2) == (0 if (dtype, stage) == ("bf16", 1) else share)
     assert closing_bytes(away, 2) == (share if stage == 1 else 0)
+
+
+@pytest.mark.parametrize(("dtype", "stage"), list(product(("bf16", "fp32"), STAGES)))
+def test_gradients_that_the_first_micro_batch_of_a_step_fills(dtype: str, stage: int) -> None:
+    """BF16_Optimizer and stage 3 keep theirs, and stage 2 from its first bucket on. Away they fill no device."""
+    count = 4 * parameters(SMALL)
+    filled = {1: 0 if dtype == "bf16" else count, 2: count // 2, 3: 0}
+    assert filling_bytes(config_of(SMALL, dtype, stage), 2) == filled[stage]
+    away = {1: count, 2: count // 2 if dtype == "bf16" else 0, 3: 0}
+    assert filling_bytes(config_of(SMALL, dtype, stage, "optimizer.on_host=true"), 2) == away[stage]
+    large = load(["model=llama7b", "context=1K", "capacity=1K"]).model
+    assert filling_bytes(config_of(large, "fp32", stage), 2) == (4 * parameters(large) if stage == 1 else 0)
+
+
+@pytest.mark.parametrize(("dtype", "stage"), [("fp32", 1), ("bf16", 2), ("fp32", 2)])
+def test_on_a_cpu_a_bucket_counts_once_it_is_written(dtype: str, stage: int) -> None:
+    """In stage 1 when the step ends, in stage 2 through each backward pass. tests/launch/test_resident.py measures."""
+    bucket = (2 if dtype == "bf16" else 4) * parameters(SMALL)
+    gpu, cpu = (config_of(SMALL, dtype, stage, cluster) for cluster in (GPU, CPU))
+    assert states(gpu, 2).gather_buffers == bucket
+    assert states(cpu, 2).gather_buffers == 0
+    assert passing_bytes(cpu) - passing_bytes(gpu) == (bucket if stage == 2 else 0)
+    assert closing_bytes(cpu, 2) - closing_bytes(gpu, 2) == bucket
+
+
+def test_a_cpu_has_all_of_several_buckets_and_none_of_bf16_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert states(config_of(SMALL, "bf16", 1, CPU), 2) == states(config_of(SMALL, "bf16", 1), 2)
+    monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
+    assert states(config_of(SMALL, "fp32", 2, CPU), 2) == states(config_of(SMALL, "fp32", 2), 2)
+
+
+def test_on_a_cpu_what_zero_3_reduces_or_gathers_at_once_is_copied_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By gloo: a bucket of fp32, when the step ends or, if there are several, always; and a layer, or the head."""
+    gpu, cpu = (config_of(SMALL, "bf16", 3, cluster) for cluster in (GPU, CPU))
+    gathered = 2 * max((parameters(SMALL) - 2 * 64 * 300 - 7 * 64) // 3, 64 * 300)
+    assert states(cpu, 2).gather_buffers - states(gpu, 2).gather_buffers == gathered
+    assert closing_bytes(cpu, 2) - closing_bytes(gpu, 2) == 4 * parameters(SMALL)
+    monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
+    assert states(cpu, 2).gather_buffers - states(gpu, 2).gather_buffers == gathered + 4 * 1000
+    assert closing_bytes(cpu, 2) == closing_bytes(gpu, 2)
 
 
 def test_sgd_has_no_second_moment_and_without_momentum_none() -> None:

@@ -48,14 +48,15 @@ def changed(config: Config, keys: dict[str, Any]) -> Config:
     )
 
 
-@given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, PPM))
+@given(st.sampled_from(sorted(MODELS)), CONFIGS, st.integers(0, 10**6), st.integers(0, PPM), st.booleans())
 def test_the_items_add_up_to_what_verify_counts_and_the_allowances(
-    name: str, keys: dict[str, Any], tokens: int, offload: int
+    name: str, keys: dict[str, Any], tokens: int, offload: int, first: bool
 ) -> None:
     config = changed(MODELS[name], keys)
     settings = PlanSettings.of(config)
-    found = estimate(config, settings, Load(tokens, tokens // 2, offload))
-    counted = int(settings.costs.peak_bytes(np.int64(tokens), np.int64(tokens // 2), offload))
+    found = estimate(config, settings, Load(tokens, tokens // 2, offload, first))
+    counted = int(settings.costs.peak_bytes(np.int64(tokens), np.int64(tokens // 2), offload, first))
+    assert all(item >= 0 for item in found.items.values())
     allowance = Allowance.of(config)
     assert sum(found.items.values()) == found.peak == counted + allowance.context + allowance.fragmentation(counted)
     assert found.items["other"] == found.context + found.fragmentation
@@ -113,8 +114,13 @@ def test_the_worst_of_planned_steps() -> None:
     config = load(["lengths=github", *sizes])
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 3)]
-    peaks = [settings.costs.peak_bytes(*micro_loads(plan), plan.offload).max() for plan in plans]
-    found = of_plans(config, settings, plans)
+    assert settings.costs.filling_bytes > 0
+    found, peaks = of_plans(config, settings, plans), []
+    for plan in plans:
+        tokens, buffers = micro_loads(plan)
+        begins = set(plan.micro_start.tolist())
+        for micro, load_ in enumerate(zip(tokens, buffers, plan.offload, strict=True)):
+            peaks.append(settings.costs.peak_bytes(*load_, first=micro in begins))
     assert found.peak - found.context == max(peaks)
     assert found.as_json()["tokens"] == found.load.tokens <= 2048
 
