@@ -10,6 +10,7 @@ from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 _BUCKET = 1 << 26  # elements that are reduced over the ranks at once; a larger parameter goes alone
+_SUB_GROUP = 10**9  # elements of stage 3's gradients, or a few more, that have one tensor on the host
 _REDUCED = 500_000_000  # elements of BF16_Optimizer's gradients that are joined; more are reduced as they lie
 
 
@@ -53,6 +54,7 @@ def states(config: schema.Config, ranks: int) -> Held:
     (`optimizer_tensors`: n). Other dtypes: weights and gradients, n tensors in the wider dtype over all ranks, and a
     bucket. Stage 2 shards gradients too, stage 3 also weights, of which two layers, or the head, are whole at a time.
     With an optimizer on the host (never BF16_Optimizer) the n tensors wait there, and gradients as `_on_host` says.
+    Weights there are pinned one by one, then joined; PyTorch keeps the former for later.
     Reductions of stages 2 and 3 copy the bucket (`_copies`); stage 2 adds a new share of gradients to the old one,
     unless they are narrower. On CPUs gloo lays out once more what it gathers.
     """
@@ -74,7 +76,8 @@ def states(config: schema.Config, ranks: int) -> Held:
     if config.optimizer.on_host:
         here = _on_host(here, config, share)
     if config.zero.weights_on_host:
-        here = replace(here, parameters=0, host=here.host + here.parameters)
+        away = here.parameters if on_cpus(config) else _pinned(config, here.parameters, several=here.parameters)
+        here = replace(here, parameters=0, host=here.host + away)
     return here
 
 
@@ -99,21 +102,35 @@ def _on_host(here: Held, config: schema.Config, share: int) -> Held:
 
     Gradients are added up there in stage 3, and in stage 2 unless they are narrower than their sum: that stays on the
     device. In stages 1 and 2 updated weights come back through a copy, and the largest parameter has a buffer on either
-    side.
+    side. All but the moments, and stage 3's master weights, is pinned.
     """
     model, stage = config.model, config.zero.stage
     b, w = element_bytes(config.dtype)
     there = here.gradients if stage == 3 or (stage == 2 and b == w) else 0
     elements = max(model.vocab, model.experts * model.ffn) * model.hidden
     largest = -(-elements // (config.parallel.tp * config.parallel.pp)) * b if stage < 3 else 0
-    coming = share * b + largest if stage < 3 else 0
+    pinned, several, plain = [share * w, share * w, share * b, largest], there, here.optimizer - share * w
+    if stage == 3:
+        pinned, several, plain = [there, share * w], 0, here.optimizer
+        if share > _SUB_GROUP:
+            pinned, several = [there], share * w
     return replace(
         here,
         gradients=here.gradients - there,
         optimizer=0,
         gather_buffers=here.gather_buffers + largest,
-        host=here.optimizer + share * w + there + coming,
+        host=plain + _pinned(config, *pinned, several=several),
     )
+
+
+def _pinned(config: schema.Config, *tensors: int, several: int = 0) -> int:
+    """Return what the host holds for pinned tensors of so many bytes each, and for several of so many in all.
+
+    PyTorch takes a power of two for each, so at most twice as much for several. On CPUs nothing is pinned.
+    """
+    if on_cpus(config):
+        return sum(tensors) + several
+    return sum(1 << (size - 1).bit_length() for size in tensors if size) + 2 * several
 
 
 def passing_bytes(config: schema.Config) -> int:

@@ -59,20 +59,36 @@ def test_a_bucket_is_no_larger_than_the_model_and_than_256_mib() -> None:
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_what_waits_on_the_host_is_not_on_the_device(ranks: int) -> None:
     """Of a parameter 12 bytes and a copy of the gradients' 4, with the sum of the gradients in stage 3, and before it
-    with the 2 of updated weights; never BF16_Optimizer, so gradients go through a bucket in stage 1 too. The head, the
-    largest parameter, has a buffer on either side in stages 1 and 2. tests/zero/test_memory.py counts DeepSpeed's."""
+    with the 2 of updated weights; never BF16_Optimizer, so gradients go through a bucket in stage 1 too, on a CPU at
+    the end of the step. The head, the largest parameter, has a buffer on either side in stages 1 and 2.
+    tests/zero/test_memory.py counts DeepSpeed's."""
     count, head = parameters(SMALL), 2 * 64 * 300
     share = {size: size * math.ceil(count / ranks) for size in (2, 4, 12)}
     for stage in STAGES:
-        here, away = (held(SMALL, "bf16", ranks, stage, f"optimizer.on_host={away}") for away in ("false", "true"))
+        here, away = (held(SMALL, "bf16", ranks, stage, CPU, f"optimizer.on_host={away}") for away in ("false", "true"))
         assert (here.optimizer, away.optimizer, here.host) == (share[12], 0, 0)
         assert away.host == share[12] + share[4] + (share[4] if stage == 3 else share[2] + head)
-        buffers = {1: 4 * count + head, 2: head, 3: -share[4]}[stage]
+        buffers = {1: head, 2: head, 3: -share[4]}[stage]
         assert away.device == here.device - share[12] + buffers
-    all_away = held(SMALL, "bf16", ranks, 3, "optimizer.on_host=true", "zero.weights_on_host=true")
+    all_away = held(SMALL, "bf16", ranks, 3, CPU, "optimizer.on_host=true", "zero.weights_on_host=true")
     assert (all_away.parameters, all_away.gradients) == (0, 0)
     assert all_away.host == share[12] + 2 * share[4] + share[2]
     assert all_away.device == all_away.gather_buffers
+
+
+def test_pinned_memory_comes_in_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU: masters, gradients and updated weights of stages 1 and 2, and both of stage 3's gradients, of which the
+    second are several tensors if they are many; weights once more than they are. Moments are not pinned."""
+    share, head, away = math.ceil(parameters(SMALL) / 2), 2 * 64 * 300, "optimizer.on_host=true"
+    assert (share, head) == (83_936, 38_400)
+    one = held(SMALL, "bf16", 2, 1, away)
+    assert one.host == 2 * 4 * share + 2 * 2**19 + 2**18 + 2**16
+    assert held(SMALL, "fp32", 2, 2, away).host == 2 * 4 * share + 3 * 2**19 + 2**17 + 2 * 4 * share
+    three = held(SMALL, "bf16", 2, 3, away)
+    assert three.host == 3 * 4 * share + 2 * 2**19
+    assert held(SMALL, "bf16", 2, 3, away, "zero.weights_on_host=true").host == three.host + 2**18 + 2 * 2 * share
+    monkeypatch.setattr("engine.cost.states._SUB_GROUP", 1000)
+    assert held(SMALL, "bf16", 2, 3, away).host == three.host - 2**19 + 2 * 4 * share
 
 
 def test_a_head_larger_than_two_layers_is_gathered_whole() -> None:
@@ -170,9 +186,8 @@ def test_sgd_has_no_second_moment_and_without_momentum_none() -> None:
     count = parameters(SMALL)
     for keys, tensors in (([], 3), (["optimizer.name=sgd"], 2), (["optimizer.name=sgd", "optimizer.betas=[0,0]"], 1)):
         assert held(SMALL, "bf16", 2, 1, *keys).optimizer == 4 * tensors * math.ceil(count / 2)
-        assert held(SMALL, "bf16", 2, 3, "optimizer.on_host=true", *keys).host == 4 * (tensors + 2) * math.ceil(
-            count / 2
-        )
+        away = held(SMALL, "bf16", 2, 3, CPU, "optimizer.on_host=true", *keys)
+        assert away.host == 4 * (tensors + 2) * math.ceil(count / 2)
 
 
 @pytest.mark.parametrize("stage", STAGES)
