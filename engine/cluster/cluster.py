@@ -136,7 +136,7 @@ def _host(index: int, nodes: int) -> str:
 def _read(path: str) -> tuple[Node, ...]:
     """Return the nodes of a hostfile. A missing one is an error, never a silent fall back to this machine."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         message = f"the hostfile {path} cannot be read: {reason}"

@@ -44,6 +44,12 @@ def test_a_hostfile_takes_the_place_of_nodes_and_ranks(tmp_path: Path) -> None:
     assert Cluster.of(config(hosts, nodes=9)).nodes == (Node("a", 2), Node("b", 5))
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_host(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_bytes(b"\xef\xbb\xbfa slots=2\n")
+    assert Cluster.of(config(file)).nodes == (Node("a", 2),)
+
+
 def test_bad_lines_are_named_by_file_and_line(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb\n")
