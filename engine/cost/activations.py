@@ -12,7 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.config import schema
-from engine.cost.states import element_bytes, is_bf16_optimizer
+from engine.cost.states import (
+    coming_bytes,
+    element_bytes,
+    expert_elements,
+    head_elements,
+    lone_bytes,
+    passing_bytes,
+)
 
 _LEAST_CHUNK = 1024  # tokens of the loss: smaller products would wait for the sum of the weight's gradient
 
@@ -124,17 +131,17 @@ def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
     return max(1, min(tokens, max(_LEAST_CHUNK, -(-2 * hidden * tokens // vocab))))
 
 
-def loss_moments(model: schema.Model, dtype: str) -> tuple[Moment, Moment]:
-    """Return what the loss holds beside what is saved, however few the tokens, and with many: the larger counts.
+def loss_moments(model: schema.Model, dtype: str) -> tuple[Moment, ...]:
+    """Return what the loss holds beside what is saved, with few tokens, with many, and at its end: the largest counts.
 
-    The head's input, the logits of one chunk in the wider dtype, twice, and in that the gradient of the head's weight;
-    or instead of logits that gradient in the model's dtype too, when the sum is over.
+    The head's input, the logits of one chunk (`loss_chunk`) in the wider dtype, twice, and in that the gradient of the
+    head's weight; at the end instead of logits that gradient in the model's dtype too.
     """
     b, w = element_bytes(dtype)
-    least = max(2 * _LEAST_CHUNK * model.vocab * w, model.hidden * model.vocab * b if b < w else 0)
-    head = model.hidden * model.vocab * w
-    few = Moment(head + least, model.hidden * b)
-    return few, Moment(head + 2 * model.vocab * w, model.hidden * b + 2 * min(model.vocab, 2 * model.hidden) * w)
+    head, entry, logits = head_elements(model) * w, model.hidden * b, 2 * model.vocab * w
+    few = Moment(head, entry, _LEAST_CHUNK, logits)
+    many = Moment(head + logits, entry + 2 * min(model.vocab, 2 * model.hidden) * w)
+    return few, many, Moment(head + (head_elements(model) * b if b < w else 0), entry)
 
 
 def ring_bytes(model: schema.Model, dtype: str) -> int:
@@ -171,15 +178,22 @@ class Moment(NamedTuple):
 
 
 def moments(config: schema.Config) -> tuple[Moment, ...]:
-    """Return the fullest moments on a device beside what layers save: a layer's backward pass, then the loss's.
+    """Return the fullest moments on a device beside what layers save: a layer's backward pass, the loss's, and the
+    reduction of a head that is larger than a bucket.
 
-    Where bf16 gradients await the end of the backward pass (`passing_bytes`), the head's is there from its start.
+    The head's gradient is there from the start where gradients wait for the end of the backward pass
+    (`passing_bytes`), and where the embedding's, which comes last, is added to it.
     """
     model, dtype, tile, tp = config.model, config.dtype, config.mlp_tile, config.parallel.tp
-    head = element_bytes(dtype)[0] * model.hidden * model.vocab if is_bf16_optimizer(config) else 0
+    b, _ = element_bytes(dtype)
+    fixed = head_elements(model) * b if passing_bytes(config) or model.tied else 0
     tiled, weights = tile_bytes(model, dtype) if tile else (0, 0)
-    layer = Moment(head + weights, working_bytes(model, dtype, config.recompute, tile), tile, -(-tiled // tp))
-    stays, found = staying_bytes(model, dtype), (layer, *loss_moments(model, dtype))
+    fixed += weights + lone_bytes(config, expert_elements(model))
+    layer = Moment(fixed, working_bytes(model, dtype, config.recompute, tile), tile, tiled)
+    reduced = Moment(lone_bytes(config, head_elements(model)), model.hidden * b)
+    coming, losses = coming_bytes(config), loss_moments(model, dtype)
+    losses = tuple(one._replace(fixed=one.fixed - coming) for one in losses)
+    stays, found = staying_bytes(model, dtype), (layer, *losses, reduced)
     return tuple(
-        moment._replace(fixed=-(-moment.fixed // tp), token=-(-(stays + moment.token) // tp)) for moment in found
+        Moment(-(-one.fixed // tp), -(-(stays + one.token) // tp), one.tile, -(-one.tiled // tp)) for one in found
     )

@@ -11,5 +11,6 @@ def shape(**changes: object) -> Model:
     return load([]).model.model_copy(update=changes)
 
 
+GPU = "cluster.name=h100x8"
 SMALL = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=160, vocab=300)
 SPARSE = shape(**vars(SMALL) | {"experts": 8, "top_k": 2})

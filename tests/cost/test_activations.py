@@ -22,7 +22,7 @@ from engine.models.build import build_model
 from engine.models.llama.model import Llama
 from engine.models.loss import choose as loss_of
 from tests.allocations import allocated
-from tests.cost.shapes import SMALL, SPARSE, shape
+from tests.cost.shapes import GPU, SMALL, SPARSE, shape
 
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
@@ -163,20 +163,48 @@ def test_chunks_of_the_loss(sizes: tuple[int, int, int], chunk: int) -> None:
 
 
 def test_the_heads_gradient_is_there_in_both_dtypes_when_its_sum_is_over() -> None:
-    """Then there are no logits: those of 1,024 tokens are more, unless the model is wide."""
-    gradient, logits = 300 * 64, 2 * 1024 * 300
-    assert activations.loss_moments(SMALL, "bf16")[0] == Moment(gradient * 4 + logits * 4, 64 * 2)
-    assert activations.loss_moments(SMALL, "fp64")[0] == Moment(gradient * 8 + logits * 8, 64 * 8)
-    wide = shape(**vars(SMALL) | {"hidden": 8192})
-    assert activations.loss_moments(wide, "bf16")[0].fixed == 300 * 8192 * (4 + 2)
+    """Then there are no logits: those of 1,024 tokens, or of fewer, are more unless the model is wide."""
+    gradient, logits = 300 * 64, 2 * 300
+    for dtype, b, w in (("bf16", 2, 4), ("fp64", 8, 8)):
+        few, _, over = activations.loss_moments(SMALL, dtype)
+        assert few == Moment(gradient * w, 64 * b, 1024, logits * w)
+        assert over == Moment(gradient * (w if b == w else b + w), 64 * b)
 
 
 def test_gradients_that_await_the_end_of_the_pass_begin_with_the_heads() -> None:
-    config = load([]).model_copy(update={"model": SMALL, "dtype": "bf16"})
+    """So does that of a head which is the embedding too: it waits for the embedding's, which comes last."""
+    config = load([GPU]).model_copy(update={"model": SMALL, "dtype": "bf16"})
     first = {stage: activations.moments(config.model_copy(update={"zero": zero(stage)}))[0] for stage in STAGES}
     assert first[1].fixed - first[2].fixed == 2 * 64 * 300
     token = activations.working_bytes(SMALL, "bf16") + activations.staying_bytes(SMALL, "bf16")
     assert first[2] == first[3] == Moment(0, token)
+    on_cpu = load([]).model_copy(update={"model": SMALL, "dtype": "bf16", "zero": zero(2)})
+    assert activations.moments(on_cpu)[0] == Moment(2 * 64 * 300, token), "its bucket is written from there on"
+    tied = shape(**vars(SMALL) | {"tied": True})
+    for stage in STAGES:
+        found = config.model_copy(update={"model": tied, "zero": zero(stage)})
+        assert activations.moments(found)[0] == Moment(2 * 64 * 300, token)
+
+
+def test_the_loss_is_there_before_stage_2_has_its_bucket() -> None:
+    config = load([GPU]).model_copy(update={"model": SMALL, "dtype": "fp32"})
+    one, two = (activations.moments(config.model_copy(update={"zero": zero(stage)})) for stage in (1, 2))
+    assert one[0] == two[0]
+    assert [a.fixed - b.fixed for a, b in zip(one[1:4], two[1:4], strict=True)] == [4 * parameters(SMALL)] * 3
+
+
+def test_a_parameter_larger_than_the_bucket_is_reduced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient, copied in stage 2 narrow and wide, in stage 3 wide: the head's before the layers', experts' with
+    theirs."""
+    monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
+    config = load([GPU]).model_copy(update={"model": SPARSE, "dtype": "bf16"})
+    head, experts = 64 * 300, SPARSE.experts * 64 * 160
+    for stage, copies in ((1, 0), (2, 6), (3, 4)):
+        layer, *_, reduced = activations.moments(config.model_copy(update={"zero": zero(stage)}))
+        itself = 0 if stage == 1 else 2
+        assert reduced.fixed == itself * head + copies * max(0, head - 1000)
+        waiting = 2 * head if stage == 1 else 0
+        assert layer.fixed == waiting + itself * experts + copies * (experts - 1000)
 
 
 @pytest.mark.parametrize("model", [SMALL, SPARSE], ids=["dense", "experts"])

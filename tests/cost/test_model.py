@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost import flops
+from engine.cost.activations import Moment
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
 from engine.cost.model import PPM, Costs
@@ -71,17 +72,15 @@ def test_the_end_of_a_step_has_no_activations_beside_it() -> None:
     assert costs.most_tokens(few - 1) == 0 < costs.most_tokens(few) == COSTS.most_tokens(few)
 
 
-@given(st.integers(0, 10**4), st.integers(0, PPM))
-def test_the_first_micro_batch_has_no_gradients_when_its_backward_pass_begins(tokens: int, offload: int) -> None:
-    costs, number = replace(COSTS, passing_bytes=0, filling_bytes=400), ints(tokens)
-    first, later = (int(costs.peak_bytes(number, number, offload, flag)[0]) for flag in (True, False))
-    ends = int(costs.peak_bytes(number, number, PPM, True)[0])
-    assert later - 400 <= first <= later
-    assert first == max(later - 400, ends), "two layers are left, or none"
-    assert costs.peak_bytes(ints(tokens, tokens), ints(tokens, tokens), offload, np.array([True, False])).tolist() == [
-        first,
-        later,
-    ]
+def test_the_first_micro_batch_has_no_gradients_when_its_backward_pass_begins() -> None:
+    """By hand: 100 bytes saved of a token, 10 in a layer's backward pass, 40 and 6 in the loss; of four layers."""
+    costs = replace(COSTS, passing_bytes=0, filling_bytes=400, ring_bytes=0)
+    tokens, flags = ints(50, 50), np.array([True, False])
+    assert costs.peak_bytes(tokens, tokens, 0, flags).tolist() == [1000 + 5000 + 500 - 400, 1000 + 5000 + 500]
+    two_left = 1000 + 2500 + 500
+    assert costs.peak_bytes(tokens, tokens, PPM, flags).tolist() == [two_left - 200, two_left]
+    tokens = ints(1, 1)
+    assert costs.peak_bytes(tokens, tokens, 0, flags).tolist() == [1000 + 10, 1000 + 100 + 46]
 
 
 def test_a_data_sheets_rates_are_those_of_the_model() -> None:
@@ -240,7 +239,7 @@ def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
     for name in ("token_bytes", "ring_bytes"):
         assert getattr(many, name) == -(-getattr(one, name) // tp)
     for whole, part in zip(one.moments, many.moments, strict=True):
-        assert part == tuple(-(-size // tp) for size in whole)
+        assert part == Moment(*(-(-size // tp) for size in whole))._replace(tile=whole.tile)
     assert (many.forward_hop_bytes, many.backward_hop_bytes) == (one.forward_hop_bytes, one.backward_hop_bytes)
 
 

@@ -18,12 +18,12 @@ from engine.cost.states import (
     states,
 )
 from engine.models.build import build_model
-from tests.cost.shapes import SMALL, SPARSE, shape
+from tests.cost.shapes import GPU, SMALL, SPARSE, shape
 
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
 
-GPU, CPU = "cluster.name=h100x8", "cluster.name=local"
+CPU = "cluster.name=local"
 
 
 def config_of(model: Model, dtype: str, stage: int, *keys: str) -> Config:
@@ -126,32 +126,43 @@ def test_a_reduction_copies_its_bucket(dtype: str, stage: int, shares: int, monk
 
 @pytest.mark.parametrize(("dtype", "stage"), list(product(("bf16", "fp32"), STAGES)))
 def test_the_end_of_a_step(dtype: str, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of what is reduced at once, in bf16 of stage 2 narrow and wide, in stage 3 with what comes of it, or a
-    rank's gradients joined.
+    """A copy of what is reduced at once, in bf16 of stage 2 narrow and wide, or a rank's gradients joined. Of stage 3's
+    two gathered layers there are the embedding and its gradient.
 
     tests/planner/test_estimate_measured.py measures it (few tokens)."""
     count, share = 4 * parameters(SMALL), 4 * math.ceil(parameters(SMALL) / 2)
     here, away = (config_of(SMALL, dtype, stage, f"optimizer.on_host={away}") for away in ("false", "true"))
     both = count + (count // 2 if dtype == "bf16" else 0)
-    assert closing_bytes(away, 2) == {1: share, 2: both, 3: count + share}[stage]
+    narrow, layer = 2 if dtype == "bf16" else 4, 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160
+    three = count + narrow * 2 * (64 * 300 - layer)
+    assert closing_bytes(away, 2) == {1: share, 2: both, 3: three}[stage]
     assert closing_bytes(here, 2) == (count if (dtype, stage) == ("bf16", 1) else closing_bytes(away, 2))
     assert passing_bytes(away) == 0, "no bf16 gradient waits for the others"
     monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
     monkeypatch.setattr("engine.cost.states._REDUCED", 2000)
     assert closing_bytes(here, 2) == (0 if (dtype, stage) == ("bf16", 1) else share)
     assert closing_bytes(away, 2) == (share if stage == 1 else 0)
+    assert closing_bytes(away, 64) == (4 * 64 * 300 if stage == 1 else 0), "the head, larger than the bucket"
 
 
 @pytest.mark.parametrize(("dtype", "stage"), list(product(("bf16", "fp32"), STAGES)))
 def test_gradients_that_the_first_micro_batch_of_a_step_fills(dtype: str, stage: int) -> None:
-    """BF16_Optimizer and stage 3 keep theirs, and stage 2 from its first bucket on. Away they fill no device."""
-    count = 4 * parameters(SMALL)
-    filled = {1: 0 if dtype == "bf16" else count, 2: count // 2, 3: 0}
+    """BF16_Optimizer and stage 3 keep theirs, and stage 2 from its first bucket on. In stage 1 the head's and the last
+    layer's are there already. Away they fill no device."""
+    count, layer = 4 * parameters(SMALL), 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    filling = count - 4 * 64 * 300 - layer
+    filled = {1: 0 if dtype == "bf16" else filling, 2: count // 2, 3: 0}
     assert filling_bytes(config_of(SMALL, dtype, stage), 2) == filled[stage]
-    away = {1: count, 2: count // 2 if dtype == "bf16" else 0, 3: 0}
+    away = {1: filling, 2: count // 2 if dtype == "bf16" else 0, 3: 0}
     assert filling_bytes(config_of(SMALL, dtype, stage, "optimizer.on_host=true"), 2) == away[stage]
     large = load(["model=llama7b", "context=1K", "capacity=1K"]).model
-    assert filling_bytes(config_of(large, "fp32", stage), 2) == (4 * parameters(large) if stage == 1 else 0)
+    assert (filling_bytes(config_of(large, "fp32", stage), 2) > 0) == (stage == 1)
+
+
+def test_a_cluster_of_any_name_is_one_of_gpus() -> None:
+    """Only this machine's is not: memory that is not needed hurts less than memory that is not there."""
+    mine = config_of(SMALL, "fp32", 2, "cluster.name=mine", "optimizer.on_host=true")
+    assert states(mine, 2) == states(config_of(SMALL, "fp32", 2, "optimizer.on_host=true"), 2)
 
 
 @pytest.mark.parametrize(("dtype", "stage"), [("fp32", 1), ("bf16", 2), ("fp32", 2)])
@@ -176,7 +187,7 @@ def test_on_a_cpu_what_zero_3_reduces_or_gathers_at_once_is_copied_once_more(mon
     gpu, cpu = (config_of(SMALL, "bf16", 3, cluster) for cluster in (GPU, CPU))
     gathered = 2 * max((parameters(SMALL) - 2 * 64 * 300 - 7 * 64) // 3, 64 * 300)
     assert states(cpu, 2).gather_buffers - states(gpu, 2).gather_buffers == gathered
-    assert closing_bytes(cpu, 2) - closing_bytes(gpu, 2) == 4 * parameters(SMALL)
+    assert closing_bytes(cpu, 2) - closing_bytes(gpu, 2) == 4 * parameters(SMALL) - gathered
     monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
     assert states(cpu, 2).gather_buffers - states(gpu, 2).gather_buffers == gathered + 4 * 1000
     assert closing_bytes(cpu, 2) == closing_bytes(gpu, 2)

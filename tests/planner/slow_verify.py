@@ -107,7 +107,7 @@ def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micr
         left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
         two_left = ceil(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
         fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
-        peak = costs.fixed_bytes + fullest + costs.ring_bytes * buffers
+        peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
         host = costs.token_bytes * (tokens - stays)
         memory = int(settings.cluster.memory[micro.rank])
         if stays > settings.capacities[micro.rank] or peak > memory or host > settings.host_memory:
