@@ -28,10 +28,10 @@ _LEGEND = (
     "a rank\nneither computes nor waits for transfers; mfu: model FLOPs over the peak of all devices"
 )
 _HOST = ("host_bytes", "host_node_bytes")
-_MORE = (
-    "; offload_gain: over the first offload.ratio of the sweep;\n"
-    "host_bytes: most on the host of a device at once, host_node_bytes: of all devices of the largest node"
-)
+_MORE = {
+    "offload_gain": "offload_gain: over the first offload.ratio of the sweep",
+    "host_bytes": "host_bytes: most on the host of a device at once, host_node_bytes: of a whole node, at most",
+}
 
 
 def simulate(
@@ -171,7 +171,8 @@ def _write_page(path: Path, config: Config, runs: list[Run]) -> None:
 
 
 def _text(runs: list[Run]) -> str:
-    return f"{_table(runs)}\n{_LEGEND}{_MORE if _columns(runs) else ''}"
+    more = [_MORE[name] for name in _columns(runs) if name in _MORE]
+    return ";\n".join([f"{_table(runs)}\n{_LEGEND}", *more])
 
 
 def _table(runs: list[Run]) -> str:

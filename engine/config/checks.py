@@ -48,9 +48,11 @@ def holding(tokens: int, ranks: int, capacity: int, nodes: int | None = None) ->
     `nodes` are those that have enough ranks, where the hostfile does not say them.
     """
     context, each = format_count(ranks * capacity), format_count(-(-tokens // ranks))
-    more = f"{-(-tokens // capacity):,}" if nodes is None else f"cluster.nodes={nodes}"
+    least = -(-tokens // capacity)
+    more = f"{least:,}" if nodes is None else f"cluster.nodes={nodes}"
     tried = "`bytescale estimate-memory --fit` says what fits"
-    return f"context={context}, or capacity={each} ({tried}), or more ranks: {more}"
+    found = f"context={context}, or capacity={each} ({tried})"
+    return f"{found}, or more ranks: {more}" if least <= MOST_RANKS else found
 
 
 def unit_nodes(config: Config) -> int:

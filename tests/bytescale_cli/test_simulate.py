@@ -132,7 +132,9 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
         assert after["offload_gain"] == pytest.approx(before["step_s"] / after["step_s"]) and after["offload_gain"] >= 1
         assert (before["host_bytes"], after["host_node_bytes"]) == (0, 8 * after["host_bytes"])
     assert run(["simulate", *long, "context=256K", *swept[2:]]) == 0
-    assert capsys.readouterr().out.splitlines()[0].split()[-3:] == ["offload_gain", "host_bytes", "host_node_bytes"]
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split()[-3:] == ["offload_gain", "host_bytes", "host_node_bytes"]
+    assert "offload_gain: over" in out and "host_bytes: most" in out
     assert all("offload_gain" not in one for one in simulated(capsys))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config import checks
-from engine.config.checks import check, context_problem
+from engine.config.checks import check, context_problem, holding
 from engine.config.compose import compose
 from engine.config.schema import Config
 from engine.config.validate import right_part, validate
@@ -194,3 +194,8 @@ def test_rules_read_values_only() -> None:
     whole = config()
     part = right_part(whole.model_dump(mode="json"), [])
     assert [rule(part) for rule in checks._RULES] == [rule(whole) for rule in checks._RULES]
+
+
+def test_more_ranks_than_can_be_planned_are_no_way_out() -> None:
+    assert holding(2**30, 1024, 8192, nodes=16384).endswith("what fits)")
+    assert holding(2**29, 1024, 8192, nodes=8192).endswith("or more ranks: cluster.nodes=8192")
