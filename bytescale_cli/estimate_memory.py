@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -37,11 +38,13 @@ def estimate_memory(
     from engine.config.load import load
     from engine.planner.estimate import estimate
     from engine.planner.settings import PlanSettings
+    from engine.planner.ways import ways_out
 
     config = load(overrides or [], refuses=not fit)
     settings = PlanSettings.of(config, refuses=False)
-    refused = _refused(config, settings, fit)
-    found = _planned(config, settings, plan) if plan else estimate(config, settings)
+    with nullcontext() if fit else ways_out(config):
+        refused = _refused(config, settings, fit)
+        found = _planned(config, settings, plan) if plan else estimate(config, settings)
     told: dict[str, Any] = {"memory": found.as_json()}
     text = [_head(config, settings, found), _items(found)]
     if fit:
@@ -65,9 +68,12 @@ def _refused(config: Config, settings: PlanSettings, fit: bool) -> str | None:
 
     Ranks that hold nothing beside the model states are what the estimate shows.
     """
+    from engine.config.checks import context_problem
     from engine.planner.settings import check_host
 
     try:
+        if (problem := context_problem(config, settings.ranks)) is not None:
+            raise ConfigError.of([problem])
         check_host(config, settings.costs)
         if settings.least_capacity:
             settings.check_longest(config.context)

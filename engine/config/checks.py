@@ -230,7 +230,8 @@ def _modes(config: Config) -> Problem | None:
     if mode in ("free", "lockstep") and stages > 1:
         return Problem(f"{stages} stages are a pipeline, not {mode}", "planner.mode", "leave planner.mode=auto")
     if stages > 1 and stage > 1:
-        return Problem(f"ZeRO-{stage} does not go with pipeline stages", "zero.stage", "zero.stage=1 does")
+        one = "zero.stage=1" + (" zero.weights_on_host=false" if config.zero.weights_on_host else "")
+        return Problem(f"ZeRO-{stage} does not go with pipeline stages", "zero.stage", f"{one}, or parallel.pp=1")
     if mode == "free" and stage > 1:
         return Problem(
             f"ZeRO-{stage} gathers in slots, and free mode has none", "planner.mode", "planner.mode=lockstep"
@@ -243,7 +244,10 @@ def _weights_on_host(config: Config) -> Problem | None:
     if config.zero.stage == 3 or not config.zero.weights_on_host:
         return None
     message = f"weights wait on the host in stage 3 only, not in {config.zero.stage}"
-    return Problem(message, "zero.weights_on_host", "set zero.stage=3 too")
+    other = (
+        "set zero.stage=3 too" if config.parallel.pp == 1 else "set zero.weights_on_host=false"
+    )  # stages take stage 1
+    return Problem(message, "zero.weights_on_host", other)
 
 
 _RULES: tuple[Callable[[Config], Problem | None], ...] = (

@@ -120,7 +120,8 @@ class Costs:
         """Return the peak memory of a rank in a micro-batch of `tokens`, of which `offload` ppm go to the host.
 
         `ring_tokens` are those of the largest shard of each ring of two or more in it, summed: the buffers' size.
-        `first`, a flag or an array of them, says that it is its rank's first of the step. Then the end of the step.
+        `first`, a flag or an array of them, says that it is its rank's first of the step. The end of the step, when
+        activations are gone, may hold more than any.
         """
         during = self.fullest(tokens, offload, first) + self.ring_bytes * ring_tokens
         return self.fixed_bytes + np.maximum(during, self.closing_bytes)

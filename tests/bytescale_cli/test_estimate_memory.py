@@ -131,11 +131,11 @@ def test_what_fit_says_works_when_it_is_followed(keys: str, tmp_path: Path, caps
 
 def test_fit_tells_of_a_context_that_does_not_fit_and_still_what_does(capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["estimate-memory", "recipe=llama7b-2m", "cluster.nodes=5"]
-    said = "does not fit: 40 ranks x capacity 8K hold 320K"
+    said = "2M does not fit: 40 ranks x capacity 8K hold 320K tokens"
     assert run([*keys, "--fit"]) == 0
     text = capsys.readouterr().out
-    assert text.splitlines()[-1] == f"as it is, a sequence of 2M tokens {said}" and "capacity=" in text
-    assert estimated(capsys, *keys[1:], "--fit")["fit"]["refused"] == f"a sequence of 2M tokens {said}"
+    assert text.splitlines()[-1] == f"as it is, {said}" and "capacity=" in text
+    assert estimated(capsys, *keys[1:], "--fit")["fit"]["refused"] == said
     assert run(keys) == 2
     assert said in capsys.readouterr().err
 
@@ -146,7 +146,10 @@ def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
     (tmp_path / "hosts").write_text("a slots=2\n")
     keys = ["estimate-memory", f"cluster.hostfile={tmp_path / 'hosts'}", "context=5K", "capacity=2K"]
     assert (run(keys), run([*keys, "--fit"])) == (2, 0)
-    assert "5K tokens does not fit: 2 ranks x capacity 2K hold 4K" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "5K does not fit: 2 ranks x capacity 2K hold 4K tokens" in told
+    assert run(["plan", *keys[1:]]) == 2
+    assert capsys.readouterr().err == told
 
 
 def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_by_plan(
@@ -157,7 +160,7 @@ def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_b
     error = estimated(capsys, *keys, code=10)["error"]
     assert error["key"] == "context" and "the memory of node b leaves" in error["message"]
     assert run(["plan", *keys]) == 10
-    assert error["message"] in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines() == [f"error: context: {error['message']}", f"hint: {error['hint']}"]
     assert estimated(capsys, *keys, "--fit")["fit"]["refused"] == error["message"]
 
 
@@ -217,6 +220,11 @@ def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str
     assert "--plan: must be at most 10,000, not 10001" in capsys.readouterr().err
 
 
+def test_a_capacity_that_cannot_be_planned_has_the_same_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, planned = (estimated(capsys, *TOO_MUCH, *flag, code=10)["error"] for flag in ([], ["--plan", "1"]))
+    assert plain["hint"] == planned["hint"] and "zero.stage=2; or capacity=" in plain["hint"]
+
+
 def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "memory.html"
     assert run(["estimate-memory", "recipe=llama7b-2m", "--plot", str(path), "--json"]) == 0
@@ -245,5 +253,8 @@ def test_a_ratio_that_the_host_has_no_room_for_is_refused_as_by_plan(capsys: pyt
     error = estimated(capsys, *keys, code=10)["error"]
     assert error["key"] == "offload.ratio" and "offload.ratio=auto" in error["hint"]
     assert run(["plan", *keys]) == 10
-    assert error["message"] in capsys.readouterr().err
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: offload.ratio: {error['message']}",
+        f"hint: {error['hint']}",
+    ]
     assert estimated(capsys, *keys, "--fit")["fit"]["refused"] == error["message"]

@@ -43,6 +43,18 @@ MISTAKES = [
         "zero.stage=3",
     ),
     (
+        [*WIDE, "parallel.pp=2", "zero.weights_on_host=true", "zero.stage=3"],
+        "zero.stage",
+        "ZeRO-3 does not go with pipeline stages",
+        "zero.stage=1 zero.weights_on_host=false, or parallel.pp=1",
+    ),
+    (
+        [*WIDE, "parallel.pp=2", "zero.weights_on_host=true", "zero.stage=1"],
+        "zero.weights_on_host",
+        "wait on the host in stage 3 only, not in 1",
+        "zero.weights_on_host=false",
+    ),
+    (
         ["offload.ratio=2"],
         "offload.ratio",
         "must be auto or from 0 to 1, not 2",
