@@ -1,9 +1,10 @@
-"""What our attention adds to the kernel on CPU: a packed step of whole sequences against one kernel call a sequence.
+"""Overhead of our attention on a CPU: one packed call over unsplit sequences against one kernel call per sequence.
 
-`python benchmarks/attention.py` runs forward and backward of three, in turn: the kernel alone, whose results are kept
-apart; with its results joined, as a model needs them; and ours. It prints for each mix of lengths the medians of the
-ratios, round by round: what other programs take of the machine they take of all. Above 1.05 of the joined is a fault.
-The kernel alone does not pay for the memory of packed results, which counts where sequences are very short.
+`python benchmarks/attention.py` runs forward and backward passes of three variants in alternation: the kernel with one
+result per sequence; the kernel with its results joined into packed tensors, as a model needs them; and our attention.
+For each mix of lengths it prints the median over rounds of the ratio of times, so that load from other programs cancels
+out. The exit code is 1 if ours takes more than 1.05 times as long as the joined variant. Joining takes a large part of
+the time for very short sequences, and the first variant does not include it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
-from engine.planner.plan import MicroBatch, Shard
+from engine.planner.plan.step_plan import MicroBatch, Shard
 
 HEADS, GROUPS, HEAD_DIM = 8, 2, 64
 MIXES = {
@@ -33,12 +34,12 @@ MIXES = {
     "17 to 240, all different": [17 + (37 * number) % 224 for number in range(28)],
     "2048, 1024, 16 x 64": [2048, 1024, *[64] * 16],
 }
-SECONDS = 6.0  # a mix
+SECONDS = 6.0  # per mix
 LIMIT = 1.05
 
 
 def main() -> None:
-    """Print the table; leave with 1 if a ratio is above the limit."""
+    """Print the table. Exit code 1 if a ratio is above the limit."""
     torch.set_num_threads(1)
     print(
         f"float32, {HEADS}/{GROUPS} heads of {HEAD_DIM}, forward and backward, one thread, torch {torch.__version__}\n"
@@ -51,7 +52,7 @@ def main() -> None:
 
 
 def compare(name: str, lengths: list[int]) -> float:
-    """Print a row and return its ratio."""
+    """Measure a mix of lengths and print its row; returns the time of ours / that of the joined variant."""
     inputs = tensors(sum(lengths))
     runs: list[Callable[[], object]] = [
         lambda: by_sequence(lengths, inputs),
@@ -62,7 +63,7 @@ def compare(name: str, lengths: list[int]) -> float:
         run()
     times, began = list[list[float]](), time.perf_counter()
     while time.perf_counter() - began < SECONDS or len(times) < 9:
-        turn = len(times) % 3  # each goes first, second and third as often
+        turn = len(times) % 3  # rotated, so that each is first, second and third equally often
         found = [seconds(run) for run in (*runs[turn:], *runs[:turn])]
         times.append([*found[3 - turn :], *found[: 3 - turn]])
     raw, kernel, ours = (1e3 * median(column) for column in zip(*times, strict=True))
@@ -72,14 +73,14 @@ def compare(name: str, lengths: list[int]) -> float:
 
 
 def tensors(tokens: int) -> tuple[Tensor, ...]:
-    """Return q, k, v and the output's gradient."""
+    """Random q, k, v and gradient of the output, each [tokens, heads, HEAD_DIM]."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((tokens, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS, HEADS))
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
 
 def packing(lengths: list[int]) -> Layout:
-    """Return the layout of whole sequences in one micro-batch."""
+    """The layout of unsplit sequences in one micro-batch."""
     shards = tuple(Shard(number, length, (0,), 0) for number, length in enumerate(lengths))
     return layout(MicroBatch(index=0, rank=0, gang=0, slot=-1, shards=shards))
 
@@ -92,7 +93,7 @@ def packed(one: Layout, inputs: tuple[Tensor, ...]) -> None:
 
 
 def by_sequence(lengths: list[int], inputs: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-    """Run the raw kernel, forward and backward, one sequence after the other; return out, dq, dk, dv of each."""
+    """Run the kernel, forward and backward, on each sequence; returns (out, dq, dk, dv) per sequence."""
     operators, start, results = torch.ops.aten, 0, []
     for length in lengths:
         q, k, v, dout = (x[start : start + length].transpose(0, 1)[None] for x in inputs)
@@ -104,12 +105,12 @@ def by_sequence(lengths: list[int], inputs: tuple[Tensor, ...]) -> list[tuple[Te
 
 
 def joined(results: list[tuple[Tensor, ...]]) -> list[Tensor]:
-    """Return packed tensors, which the rest of a model takes."""
+    """Join the results of all sequences into packed tensors: out, dq, dk, dv."""
     return [torch.cat([x[0].transpose(0, 1) for x in parts]) for parts in zip(*results, strict=True)]
 
 
-def seconds(run: Callable[[], None]) -> float:
-    """Return the processor's time of a run, on one thread: what other programs wait for or take is left out."""
+def seconds(run: Callable[[], object]) -> float:
+    """Measure the processor time of a run in seconds, which does not include other programs."""
     began = time.process_time()
     run()
     return time.process_time() - began

@@ -1,12 +1,12 @@
-"""Published long-context runs beside what the estimate says: `python benchmarks/estimate_memory.py`.
+"""Published long-context runs compared with the estimate: `python benchmarks/estimate_memory.py`.
 
-Arctic Long Sequence Training (arXiv 2506.13996) on Llama 3.1 8B: ZeRO-3 in bf16, the optimizer on the host, layers
-computed anew from inputs that wait on the host, SwiGLU by tiles of `hidden` tokens, the loss by chunks, each sequence
-over all ranks. Lengths and settings are those of its recipes (github.com/snowflakedb/ArcticTraining,
+Arctic Long Sequence Training (arXiv 2506.13996) on Llama 3.1 8B: ZeRO-3 in bf16, optimizer on the host, layers
+recomputed from inputs that are offloaded, SwiGLU in tiles of `hidden` tokens, loss in chunks, each sequence over all
+ranks. Lengths and settings are those of its recipes (github.com/snowflakedb/ArcticTraining,
 projects/sequence-parallelism/run-h100-sp*-llama-8b.yml, run-h200-sp1-llama-8b-liger-offload-tiled-mlp.yml); on one GPU
-they have the weights on the host too. They cut heads among ranks where ours sends K and V around a ring.
-Host memory: "1.9TB" a node of eight (its README); one GPU had all of its node's, and the H200's node is taken to
-have as much.
+the weights are on the host too. These runs split heads over ranks, where ours send K and V around a ring. Host memory
+is "1.9TB" per node of eight GPUs (README of the recipes). Runs on one GPU could use the memory of the whole node; the
+node of the H200 is assumed to have the same amount.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.config.load import load
-from engine.planner.estimate import Estimate, estimate
-from engine.planner.fit import longest_context
-from engine.planner.memory import Load
+from engine.fit.estimate import Estimate, estimate
+from engine.fit.largest import longest_context
+from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
 
 _SETTINGS = (
@@ -38,7 +38,7 @@ _NODE = ("cluster.ranks_per_node=8", "cluster.host_memory=221GiB")
 
 @dataclass(frozen=True)
 class Published:
-    """A run that its authors report, and the keys that say on what."""
+    """A published run: its context in tokens, its ranks, and overrides that set its cluster."""
 
     name: str
     context: int
@@ -46,7 +46,7 @@ class Published:
     keys: tuple[str, ...]
 
     def overrides(self) -> list[str]:
-        """Return the command's KEY=VALUE; a rank's share of the context is its capacity."""
+        """All overrides of the run; the capacity is the part of the context on each rank."""
         return [*_SETTINGS, *self.keys, f"context={self.context}", f"capacity={-(-self.context // self.ranks)}"]
 
 
@@ -59,16 +59,17 @@ RUNS = (
 
 
 def predicted(run: Published) -> tuple[Estimate, int]:
-    """Return the estimate of the published length, and the longest context on the same devices."""
+    """The estimate at the published context, and the longest context that fits on the same devices by the estimate."""
     config = load(run.overrides())
     settings = PlanSettings.of(config)
-    share = Load(config.capacity, config.capacity, settings.offload)
-    return estimate(config, settings, share), longest_context(settings)
+    full = Load(config.capacity, config.capacity, settings.offload)
+    return estimate(config, settings, full), longest_context(settings)
 
 
 def main() -> None:
     """Print the table."""
-    print("| run | published | predicted peak | of | host a rank | fits | longest context | over published |")
+    columns = "published context | predicted peak | device memory | host per rank | fits | longest context"
+    print(f"| run | {columns} | longest / published |")
     print("|---|---|---|---|---|---|---|---|")
     for run in RUNS:
         found, longest = predicted(run)

@@ -1,10 +1,11 @@
-"""Attention on one GPU: raw kernels, our seam, packing, and a ring of 8 of which one rank's rounds are replayed.
+"""Attention on one GPU: kernels alone, our attention, packed sequences, and one rank of a ring of 8.
 
-`python benchmarks/gpu_attention.py [--json FILE]` takes bf16, head size 128, 32 query and 8 key heads, causal. FLOPs
-are those of the pairs that meet: 4 D H a (query, key) pair forward, 2.5 times that backward. Times are medians between
-CUDA events, after a warm-up. In the ring, messages are copies on the device, so what it shows is what cutting, merging
-and adding cost. Each rate is shown as a share of the best of its group: the kernels at one length, packed sequences and
-one alone, a ring and one call. The program leaves with 1 where a run fails, and with 3 without a CUDA device.
+`python benchmarks/gpu_attention.py [--json FILE]` uses bf16, head size 128, 32 query heads and 8 key heads, causal.
+Each (query, key) pair counts 4 x head size x query heads FLOPs forward, and 2.5 times that backward. Times are medians
+between CUDA events after a warm-up. Messages of the ring are replaced by copies on the device, so its time shows the
+cost of splitting, merging and adding, not of the network. Each rate is also printed as a fraction of the best in its
+group: all kernels at one length; packed sequences and a single one; a ring and a single call. Exit codes: 1 if a run
+fails, 3 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from benchmarks.on_gpu import Row
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
 from engine.attention.kernels.call import Call, Kernel
-from engine.attention.kernels.choice import NAMES, choose
+from engine.attention.kernels.choice import KERNELS, choose
 from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
-from engine.planner.plan import MicroBatch, Shard
+from engine.planner.plan.step_plan import MicroBatch, Shard
 
 HEADS, GROUPS, HEAD_DIM, DTYPE = 32, 8, 128, torch.bfloat16
 LENGTHS = (8192, 32768, 131072)
-PACKED, OF = 64, 4096  # sequences, tokens of each
-DEGREE, PART = 8, 3
+PACKED, OF = 64, 4096  # number of packed sequences, tokens of each
+DEGREE, PART = 8, 3  # of the ring, and the position of the measured rank
 RANK_TOKENS = 8192
 REPEATS, WARM_UPS = 20, 3
-BACKWARD = 2.5  # FLOPs of the backward pass, forward ones = 1
+BACKWARD = 2.5  # FLOPs of the backward pass, as a multiple of the forward pass
 
 
 def main() -> None:
     """Print the tables."""
-    path = on_gpu.asked(__doc__).json
+    path = on_gpu.parse_options(__doc__).json
     device = torch.device("cuda", 0)
     chosen = choose(device, DTYPE, HEAD_DIM)
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, chosen: {chosen.name} ({chosen.reason})")
-    for line in chosen.passed_over:
+    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, kernel {chosen.name} ({chosen.reason})")
+    for line in chosen.rejected:
         print(f"- {line}")
     rows = [*raw_and_seam(device, chosen), *packing(device, chosen), *ring(device, chosen)]
     show(rows)
@@ -54,11 +55,11 @@ def main() -> None:
 
 
 def raw_and_seam(device: torch.device, chosen: Kernel) -> list[Row]:
-    """Return rows of each kernel alone, and of ours, at each length."""
+    """Measure each kernel alone, and our attention, at each length."""
     rows = []
     for length in LENGTHS:
-        inputs, one = tensors(length, device), whole([length])
-        runs = {f"{kernel.name}, raw": partial(raw, kernel, one, inputs) for kernel in present(device)}
+        inputs, one = tensors(length, device), unsplit([length])
+        runs = {f"{kernel.name}, raw": partial(raw, kernel, one, inputs) for kernel in working_kernels(device)}
         runs[f"ours ({chosen.name})"] = partial(ours, chosen, one, inputs)
         for name, run in runs.items():
             rows += measured("kernels", name, f"{length // 1024}K", length * (length + 1) / 2, run)
@@ -66,26 +67,26 @@ def raw_and_seam(device: torch.device, chosen: Kernel) -> list[Row]:
 
 
 def packing(device: torch.device, chosen: Kernel) -> list[Row]:
-    """Return rows of many packed sequences, and of one of the same FLOPs."""
+    """Measure many packed sequences, and a single one with the same FLOPs."""
     alone = int((PACKED * OF * OF) ** 0.5)
-    unequal = [OF // 2 + (997 * number) % OF for number in range(PACKED)]  # no dense batch serves these
+    unequal = [OF // 2 + (997 * number) % OF for number in range(PACKED)]  # cannot be a dense batch
     rows = []
     mixes = {f"{PACKED} of {OF}": [OF] * PACKED, f"{PACKED} unequal": unequal, f"1 of {alone}": [alone]}
     for name, lengths in mixes.items():
-        run = partial(ours, chosen, whole(lengths), tensors(sum(lengths), device))
+        run = partial(ours, chosen, unsplit(lengths), tensors(sum(lengths), device))
         rows += measured("packing", f"ours ({chosen.name})", name, sum(n * (n + 1) / 2 for n in lengths), run)
     return rows
 
 
 def ring(device: torch.device, chosen: Kernel) -> list[Row]:
-    """Return rows of one rank of a ring, and of one call of the kernel with as many pairs."""
+    """Measure one rank of a ring, and one call of the kernel with the same number of (query, key) pairs."""
     total = DEGREE * RANK_TOKENS
     shard = Shard(0, total, tuple(range(DEGREE)), PART)
     one = layout(MicroBatch(index=0, rank=PART, gang=0, slot=-1, shards=(shard,)))
     pairs = total * (total + 1) / 2 / DEGREE
     alone = int((2 * pairs) ** 0.5)
     replayed = partial(ours, chosen, one, tensors(RANK_TOKENS, device), Replay())
-    single = partial(raw, chosen, whole([alone]), tensors(alone, device))
+    single = partial(raw, chosen, unsplit([alone]), tensors(alone, device))
     return [
         *measured("ring", f"ours ({chosen.name})", f"ring of {DEGREE}, {RANK_TOKENS} a rank", pairs, replayed),
         *measured("ring", f"{chosen.name}, raw", f"1 of {alone}", alone * (alone + 1) / 2, single),
@@ -93,26 +94,26 @@ def ring(device: torch.device, chosen: Kernel) -> list[Row]:
 
 
 class Replay:
-    """A transport for one rank alone: what it receives is a copy of what it sends, as far as that goes."""
+    """Stands in for the communication of a ring: the rank receives a copy of each buffer that it sends."""
 
     def __init__(self) -> None:
         self.buffers = Buffers()
 
     def post(self, exchanges: Sequence[Exchange]) -> Replay:
-        """Copy at once, on the stream that computes."""
+        """Copy each sent buffer to its receive buffer, on the current stream."""
         for send, _, receive, _ in exchanges:
             size = min(send.numel(), receive.numel())
             receive.view(-1)[:size].copy_(send.view(-1)[:size])
         return self
 
     def wait(self) -> None:
-        """Return: the stream keeps the order."""
+        """Do nothing: the copies run on the current stream, in order."""
 
 
-def present(device: torch.device) -> list[Kernel]:
-    """Return the kernels that this machine has, each asked for by name."""
+def working_kernels(device: torch.device) -> list[Kernel]:
+    """The kernels that work on this machine; prints the others with a reason."""
     found = []
-    for name in NAMES:
+    for name in KERNELS:
         try:
             found += [choose(device, DTYPE, HEAD_DIM, name)] if name != "reference" else []
         except ValueError as error:
@@ -120,20 +121,20 @@ def present(device: torch.device) -> list[Kernel]:
     return found
 
 
-def whole(lengths: list[int]) -> Layout:
-    """Return the layout of whole sequences."""
+def unsplit(lengths: list[int]) -> Layout:
+    """The layout of unsplit sequences."""
     shards = tuple(Shard(number, length, (0,), 0) for number, length in enumerate(lengths))
     return layout(MicroBatch(index=0, rank=0, gang=0, slot=-1, shards=shards))
 
 
 def tensors(tokens: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Return q, k, v and the output's gradient."""
+    """Random q, k, v and gradient of the output, each [tokens, heads, HEAD_DIM]."""
     shapes = ((tokens, heads, HEAD_DIM) for heads in (HEADS, GROUPS, GROUPS, HEADS))
     return tuple(torch.randn(shape, device=device, dtype=DTYPE) for shape in shapes)
 
 
 def raw(kernel: Kernel, one: Layout, inputs: tuple[Tensor, ...], backward: bool) -> None:
-    """Call a kernel."""
+    """Call a kernel directly, forward and optionally backward."""
     q, k, v, dout = inputs
     call = Call(one.bounds, one.bounds, causal=True)
     out, lse = kernel.forward(q, k, v, call)
@@ -144,7 +145,7 @@ def raw(kernel: Kernel, one: Layout, inputs: tuple[Tensor, ...], backward: bool)
 def ours(
     kernel: Kernel, one: Layout, inputs: tuple[Tensor, ...], comm: Replay | None = None, *, backward: bool
 ) -> None:
-    """Run our attention."""
+    """Run our attention, forward and optionally backward; `comm` stands in for the ring's communication."""
     q, k, v, dout = inputs
     with torch.set_grad_enabled(backward):
         q, k, v = (x.detach().requires_grad_(backward) for x in (q, k, v))
@@ -154,7 +155,10 @@ def ours(
 
 
 def measured(group: str, name: str, what: str, pairs: float, run: Callable[..., None]) -> list[Row]:
-    """Return the rows of a run: forward, and forward and backward. One that fails is told, and its row says why."""
+    """Measure `run` forward, and forward with backward; `pairs` is its number of (query, key) pairs.
+
+    A failure is printed and recorded in its row.
+    """
     rows: list[Row] = []
     for passes, flops in (("forward", 1.0), ("forward + backward", 1.0 + BACKWARD)):
         among = f"{group} {what}" if group == "kernels" else group
@@ -169,7 +173,7 @@ def measured(group: str, name: str, what: str, pairs: float, run: Callable[..., 
 
 
 def milliseconds(run: Callable[[], None]) -> float:
-    """Return the median time of a run on the device."""
+    """Median time of a run on the device, in ms."""
     for _ in range(WARM_UPS):
         run()
     times = []
@@ -184,9 +188,9 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 
 def show(rows: list[Row]) -> None:
-    """Print the rows with figures as a table, with each rate as a share of the best of its group."""
+    """Print the rows as a table, with each rate as a fraction of the best in its group."""
     rows = [row for row in rows if "error" not in row]
-    print("\n| lengths | passes | kernel | ms | TFLOP/s | of the best |\n|---|---|---|---|---|---|")
+    print("\n| lengths | passes | kernel | ms | TFLOP/s | fraction of the best |\n|---|---|---|---|---|---|")
     for row in rows:
         same = [float(other["tflops_per_s"]) for other in rows if other["group"] == row["group"]]
         rate = float(row["tflops_per_s"])

@@ -1,16 +1,19 @@
-"""Memory on one GPU: the estimate beside what is held, what offload costs, how its copies hide, the longest context.
+"""Memory on one GPU: measured and estimated peak, cost of offload, overlap of its copies, and the longest context.
 
-`python benchmarks/gpu_memory.py [--json FILE] [--only peak|time|trace|longest]`, about 11 minutes in all on an H200:
+`python benchmarks/gpu_memory.py [--json FILE] [--only peak|time|trace|longest]` should take about 11 minutes on an
+H200:
 
-    peak     a whole step; the most that tensors hold beside the estimate, without context and gaps, and when it is held
-    time     a micro-batch without and with offload, in turns; medians; what of the forward pass stays on the device
-    trace    of a micro-batch with offload: the share of its copies' time in which kernels run on another stream
-    longest  the longest context of the 1B recipe by the estimate, without and with offload, and one whole step at it
+    peak     peak bytes of tensors in a whole step, and the part of the step they occur in, against the estimate
+             without allowances
+    time     median time of a micro-batch without and with offload, run alternately, and the bytes that its forward
+             pass leaves on the device
+    trace    fraction of the time of a micro-batch's offload copies in which kernels run on another stream
+    longest  longest context of the 1B recipe by the estimate, without and with offload, and one whole step at it
 
-Steps that would take longer than two minutes by the data sheet are run at the longest context that takes no longer, and
-the line says so. Model, optimizer and offload are made as the trainer makes them. Each line names its target and
-whether it holds; each case has a process of its own. The program leaves with 1 where one fails or misses its target,
-and with 3 without a CUDA device.
+A step that would take longer than two minutes by the data sheet runs at a shorter context instead, and the output says
+so. Model, optimizer and offload are constructed as in the trainer. Each output line shows its target and whether it
+was met; each case runs in a new process. The exit code is 1 if a case fails or misses its target, and 3 without a CUDA
+device.
 """
 
 from __future__ import annotations
@@ -33,17 +36,18 @@ from benchmarks import longest, on_gpu
 from benchmarks.gpu_train import config_of
 from benchmarks.on_gpu import Row
 from benchmarks.one_rank import OneRank, joined
-from benchmarks.overlap import device_spans, hidden_share
+from benchmarks.overlap import device_spans, hidden_fraction
+from engine.config.load import load
 from engine.config.schema import Config
 from engine.hardware.timing import Stopwatch
-from engine.trainer.groups import Groups
+from engine.parallel.groups import Groups
 
 GIB = 2**30
 ERROR, SAVED, HIDDEN = 0.05, 0.5, 0.9  # targets
 
 
 class Step(NamedTuple):
-    """A sequence of a model, and the share of what its layers save that waits on the host."""
+    """A step of one sequence, with the fraction `ratio` of the saved activations offloaded."""
 
     model: str
     tokens: int
@@ -58,12 +62,11 @@ class Step(NamedTuple):
 
     @property
     def config(self) -> Config:
-        """Return the config."""
         return config_of(self.model, self.tokens, self.recompute, (longest.HOST, *self.keys))
 
 
 class Race(NamedTuple):
-    """A step with offload against the same without: rounds in turns, and the time that it may cost."""
+    """A step to run with and without offload alternately, and the target: the largest relative slowdown."""
 
     step: Step
     rounds: int
@@ -73,7 +76,7 @@ class Race(NamedTuple):
         return str(self.step)
 
 
-_1B, _8B = ("model.layers=8",), ("model.layers=4",)  # fewer, which draws their weights in less time
+_1B, _8B = ("model.layers=8",), ("model.layers=4",)  # fewer layers, to initialise their weights in less time
 PEAKS = (
     Step("1b", 32768, "none", 0.0, _1B),
     Step("1b", 65536, "none", 1.0, _1B),
@@ -94,8 +97,8 @@ TRACES = (Step("1b", 65536, "none", 0.5, _1B),)
 
 
 def main() -> None:
-    """Print the lines, and write them after each, whatever becomes of the next."""
-    asked = on_gpu.asked(__doc__, tuple(SECTIONS))
+    """Print a line per case, and write all results after each case, in case the next one fails."""
+    asked = on_gpu.parse_options(__doc__, tuple(SECTIONS))
     rows: list[Row] = []
     for section in [asked.only] if asked.only else SECTIONS:
         if section == "longest":
@@ -109,43 +112,44 @@ def main() -> None:
 
 
 def measured(section: str, case: Any) -> Row:
-    """Return the figures of a case, in a process that has done nothing else."""
-    with joined() as groups:
+    """Run a case of a section and return its results. Called in a new process for each case."""
+    # The tests run tiny cases on a CPU.
+    with joined(load(["cluster=h200x8"] if torch.cuda.is_available() else [])) as groups:
         return SECTIONS[section][0](case, groups)
 
 
 def line(found: Row) -> str:
-    """Return a row with figures as people read it."""
-    verdict = "holds" if found["holds"] else "MISSED"
+    """Format the results of a case as one line."""
+    verdict = "met" if found["holds"] else "MISSED"
     return f"{found['section']}: {found['case']}: {found['said']} | target: {found['target']}: {verdict}"
 
 
 def peak(step: Step, groups: Groups) -> Row:
-    """Return the most that a step's tensors hold, beside the estimate."""
+    """Compare the peak bytes of tensors in a step with the estimate."""
     rank = OneRank.of(step.config, groups)
     rank.warm_up(step.tokens, step.ratio)
-    rank.step(step.tokens, step.ratio)  # kernels that are tried out at their first length may take more
-    moments = rank.step(step.tokens, step.ratio)
-    fullest, found = max(moments.items(), key=lambda moment: moment[1])
+    rank.step(step.tokens, step.ratio)  # kernels that are tuned at a new length may need more memory
+    peaks = rank.step(step.tokens, step.ratio)
+    part, found = max(peaks.items(), key=lambda one: one[1])
     expected = rank.estimated(step.tokens, step.ratio)
     error = found / expected - 1
     return {
-        "said": f"{found / GIB:.2f} GiB, estimate {expected / GIB:.2f}, {100 * error:+.1f} %, most at the {fullest}",
+        "said": f"{found / GIB:.2f} GiB, estimate {expected / GIB:.2f}, {100 * error:+.1f} %, peak in the {part}",
         "target": f"within {100 * ERROR:.0f} %",
         "holds": abs(error) <= ERROR,
         "peak": found,
         "estimate": expected,
-        "moments": moments,
+        "peaks": peaks,
         "kernel": rank.context.kernel.name,
     }
 
 
 def time(race: Race, groups: Groups) -> Row:
-    """Return what offload costs, and what of the memory that a forward pass takes it frees."""
+    """Measure the time that offload adds, and the fraction of the memory after the forward pass that it frees."""
     step, device = race.step, groups.device
     rank, watch = OneRank.of(step.config, groups), Stopwatch(device)
     rank.warm_up(step.tokens, step.ratio)
-    rank.micro_batch(step.tokens)  # now the allocator has its blocks
+    rank.micro_batch(step.tokens)  # so that the allocator has reserved its blocks
     seconds: dict[float, list[float]] = {0.0: [], step.ratio: []}
     kept: dict[float, int] = {}
     for _ in range(race.rounds):
@@ -158,8 +162,8 @@ def time(race: Race, groups: Groups) -> Row:
     moved = rank.offload.moved_bytes / rank.offload.saved_bytes
     least = SAVED if step.ratio == 1 else 0.0
     return {
-        "said": f"{offloaded:.3f} s after {plain:.3f}, {100 * cost:+.2f} %; {100 * moved:.0f} % of what layers save "
-        f"moved, {100 * freed:.0f} % of what the forward pass leaves freed",
+        "said": f"{offloaded:.3f} s with offload, {plain:.3f} s without, {100 * cost:+.2f} %; {100 * moved:.0f} % of "
+        f"saved activations offloaded, {100 * freed:.0f} % of the memory after the forward pass freed",
         "target": f"at most {100 * race.most:.0f} % more time" + (f", {100 * least:.0f} % freed" if least else ""),
         "holds": cost <= race.most and freed >= least,
         "seconds": {str(ratio): taken for ratio, taken in seconds.items()},
@@ -170,7 +174,7 @@ def time(race: Race, groups: Groups) -> Row:
 
 
 def trace(step: Step, groups: Groups) -> Row:
-    """Return how much of the copies of a micro-batch hides."""
+    """Measure the fraction of the copies' time that overlaps with kernels."""
     rank, watch = OneRank.of(step.config, groups), Stopwatch(groups.device)
     rank.warm_up(step.tokens, step.ratio)
     rank.micro_batch(step.tokens, step.ratio)
@@ -179,9 +183,9 @@ def trace(step: Step, groups: Groups) -> Row:
         rank.micro_batch(step.tokens, step.ratio)
         watch.now()
     copies, kernels = device_spans(events_of(profile))
-    share, took = hidden_share(copies, kernels), sum(copy.stop - copy.start for copy in copies) / 1e6
+    share, took = hidden_fraction(copies, kernels), sum(copy.stop - copy.start for copy in copies) / 1e6
     return {
-        "said": f"{100 * share:.1f} % of {took:.3f} s of {len(copies)} copies run under kernels of another stream",
+        "said": f"{100 * share:.1f} % of the {took:.3f} s of {len(copies)} copies overlap kernels of other streams",
         "target": f"at least {100 * HIDDEN:.0f} %",
         "holds": share >= HIDDEN,
         "share": share,
@@ -191,7 +195,6 @@ def trace(step: Step, groups: Groups) -> Row:
 
 
 def events_of(profile: torch.profiler.profile) -> list[dict[str, Any]]:
-    """Return the events of a trace."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))

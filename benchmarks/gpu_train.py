@@ -1,9 +1,9 @@
-"""Training on one GPU: whole micro-batches of a 1B and an 8B-shaped model through ZeRO, tokens a second and MFU.
+"""Training on one GPU: tokens per second and MFU of micro-batches of a 1B and an 8B-shaped model through ZeRO.
 
-`python benchmarks/gpu_train.py [--json FILE]` takes bf16 and one sequence a micro-batch, forward and backward, as the
-trainer runs them; medians after a warm-up. The 8B-shaped model has fewer layers, so that its states fit one GPU. MFU
-counts model FLOPs (`engine/cost/flops.py`; what is recomputed is no useful work) over the data sheet's peak. The
-program leaves with 1 where a case fails, and with 3 without a CUDA device.
+`python benchmarks/gpu_train.py [--json FILE]` runs micro-batches of one sequence in bf16, forward and backward, as the
+trainer does, and takes medians after a warm-up. The 8B-shaped model has fewer layers, so that its states fit on one
+GPU. MFU is the rate of model FLOPs, without recompute (`engine/cost/flops.py`), divided by the data sheet's peak. The
+exit code is 1 if a case fails, and 3 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.config.schema import Config
 from engine.cost.datasheets import sheet_peak
 from engine.cost.model import Costs
 from engine.hardware.timing import Stopwatch
-from engine.trainer.groups import Groups
+from engine.parallel.groups import Groups
 
 CASES = (
     ("1b", 8192, "none", ()),
@@ -36,15 +36,15 @@ CASES = (
     ("llama3-8b", 32768, "layer_keep_attention", ("model.layers=8",)),
     ("llama3-8b", 65536, "layer_keep_attention", ("model.layers=8",)),
 )
-NAMES = ("model", "tokens", "recompute")  # of a case, in a row
+NAMES = ("model", "tokens", "recompute")  # columns of a case
 CLUSTER, VOCAB = "h200x8", 32768
 REPEATS, WARM_UPS = 8, 3
 SHOWN = "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} | {mfu:.3f} | {peak_gib:.1f} |"
 
 
 def main() -> None:
-    """Print the table; each case has a process of its own, so that no other's memory is in its peak."""
-    path = on_gpu.asked(__doc__).json
+    """Print the table. Each case runs in a new process, so that its peak memory does not include other cases."""
+    path = on_gpu.parse_options(__doc__).json
     print("| model | tokens | recompute | tokens/s | MFU | peak memory, GiB |\n|---|---|---|---|---|---|")
     rows: list[Row] = []
     for case in CASES:
@@ -56,20 +56,21 @@ def main() -> None:
 
 
 def measured(case: tuple[str, int, str, tuple[str, ...]]) -> Row:
-    """Return a case's figures, in a process that has done nothing else."""
-    with joined() as groups:
-        return measure(config_of(*case), groups)
+    """Measure a case, in a new process."""
+    config = config_of(*case)
+    with joined(config) as groups:
+        return measure(config, groups)
 
 
 def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) -> Config:
-    """Return the config of one case."""
+    """Load the config of one case."""
     lengths = [f"context={tokens}", f"capacity={tokens}", f"batch_tokens={tokens}"]
     shape = [f"model={model}", f"model.vocab={VOCAB}", f"recompute={recompute}"]
     return load(["recipe=h200-1b-8k", *shape, *lengths, *more])
 
 
 def measure(config: Config, groups: Groups) -> Row:
-    """Return the rates of micro-batches of one sequence of `context` tokens, forward and backward."""
+    """Measure micro-batches of one sequence of `context` tokens, forward and backward."""
     rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
 
     def run() -> float:
@@ -78,7 +79,7 @@ def measure(config: Config, groups: Groups) -> Row:
         return watch.now() - began
 
     run()
-    rank.engine.step(1e-6)  # now the optimizer has its moments
+    rank.engine.step(1e-6)  # creates the optimizer states, which belong to the peak
     seconds = median([run() for _ in range(WARM_UPS + REPEATS)][WARM_UPS:])
     flops = Costs.of(config).flops(np.array([config.context]))
     peak = torch.cuda.max_memory_allocated() / 2**30 if groups.device.type == "cuda" else 0.0

@@ -1,10 +1,10 @@
-"""Tokens per second of planner `balanced` against `static`: same model, same ranks, same data, runs taken in turn.
+"""Compares training with the planners `balanced` and `static`, in tokens per second: same model, ranks and data.
 
 Usage: python benchmarks/hdp_vs_static.py [--steps N] [--rounds N] [--json]
 
-Each cell trains for real through `bytescale train`, static and balanced in turn, and compares the best round of each
-(all tokens after the first step over all seconds after it): whatever else the machine does only slows a round down.
-Beside each ratio stands the share of tokens whose sequence needs no ring: what HDP need not cut.
+For each cell, rounds of `bytescale train` with static and balanced alternate. A round's result is its tokens per second
+after the first step. The best rounds are compared, because other load on the machine can only slow a round down. Next
+to each ratio is the fraction of tokens in sequences that fit on one rank, which HDP does not split.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.index import build_index
 from engine.data.mixes import draw, write_jsonl
-from engine.data.source import open_source
+from engine.data.sources.formats import open_source
 from engine.data.steps import Cursor, next_step
 
 MODEL = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.kv_heads=1", "model.ffn=176"]
 QUIET = ["data.validation_tokens=0", "run.checkpoint_every=1000000"]
 CONTEXTS = (8 * 1024, 32 * 1024)
-BATCH_TOKENS = 128 * 1024  # enough of them that a step of the github mix has long documents too
+BATCH_TOKENS = 128 * 1024  # so large that every step of the github mix has long documents
 PLANNERS = ("static", "balanced")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table: a context, a corpus, and how to train on it."""
+    """One row of the table: a context, a corpus, and overrides of the recipe."""
 
     context: int
     data: str
@@ -43,7 +43,7 @@ class Cell:
 
 
 def cells(folder: Path) -> list[Cell]:
-    """Return the rows; writes the documents of the github mix, scaled to 32K, into `folder`."""
+    """Write the documents of the github mix, scaled to 32K, into `folder`; return the rows to measure."""
     github = folder / "github.jsonl"
     mix = load(["recipe=quickstart", "lengths=github", "lengths.max=32K"]).lengths
     lengths = draw(mix, batch_tokens=8 * 1024 * 1024, context=32 * 1024, seed=7)
@@ -66,7 +66,7 @@ def _library_text() -> bytes:
 
 
 def tokens_per_s(cell: Cell, planner: str, steps: int, out: Path) -> float:
-    """Train `steps` steps and return tokens per second after the first."""
+    """Train `steps` steps; return the tokens per second after the first step."""
     overrides = ["recipe=quickstart", *MODEL, *QUIET, *cell.overrides, f"planner={planner}", f"run.steps={steps}"]
     command = [sys.executable, "-m", "bytescale_cli", "train", *overrides, f"run.out={out}"]
     subprocess.run(command, check=True, capture_output=True)
@@ -75,7 +75,7 @@ def tokens_per_s(cell: Cell, planner: str, steps: int, out: Path) -> float:
 
 
 def needs_no_ring(cell: Cell, steps: int) -> float:
-    """Return the share of the trained tokens whose sequence fits one rank."""
+    """Fraction of the trained tokens that are in sequences that fit on one rank."""
     config: Config = load(["recipe=quickstart", *MODEL, *QUIET, *cell.overrides])
     index, cursor, lengths = build_index(config.data), Cursor(), []
     for _ in range(steps):
@@ -86,7 +86,6 @@ def needs_no_ring(cell: Cell, steps: int) -> float:
 
 
 def measure(cell: Cell, steps: int, rounds: int, folder: Path) -> dict[str, object]:
-    """Return one row of the table."""
     speeds: dict[str, list[float]] = {planner: [] for planner in PLANNERS}
     for number in range(rounds):
         for planner in PLANNERS:

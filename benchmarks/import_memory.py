@@ -1,7 +1,7 @@
-"""What reading weights takes beside the rank's own parameters: peak resident bytes against the largest shard.
+"""Peak memory while a rank reads weights, in addition to its own parameters, relative to the largest shard.
 
-`python benchmarks/import_memory.py` makes a model of 1 GB in 4 shards in a temporary folder and reads it, each time in
-a process of its own: into a rank's model in fp32, and through `ckpt import --out`. Linux only: it reads /proc.
+`python benchmarks/import_memory.py` writes a model of 1 GB in 4 shards to a temporary folder and reads it in two ways,
+each in a new process: into a rank's fp32 model, and with `ckpt import --out`. It needs Linux, because it reads /proc.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LARGE_VOCAB = "model.vocab=32000"
 
 
 def main() -> None:
-    """Print one line a way of reading."""
+    """Print one line for each way of reading."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--child", nargs="+", metavar=("WAY", "FOLDER"))
     child = parser.parse_args().child
@@ -42,11 +42,11 @@ def main() -> None:
         for way in ("load", "import"):
             parameters, extra = in_a_process(way, Path(place) / "theirs", [*LARGE, LARGE_VOCAB])
             held = f"parameters {parameters / 1e6:,.0f} MB, largest shard {largest / 1e6:,.0f} MB"
-            print(f"{way}: {held}, beside them {extra / 1e6:,.0f} MB = {extra / largest:.2f} shards", flush=True)
+            print(f"{way}: {held}, and {extra / 1e6:,.0f} MB more = {extra / largest:.2f} shards", flush=True)
 
 
 def generate(folder: Path, overrides: list[str], shards: int) -> int:
-    """Write a model of random bf16 weights; return the bytes of its largest shard."""
+    """Write a model of random bf16 weights, and return the bytes of its largest shard."""
     config = load(overrides)
     sizes = expected_shapes(config)
     names = [name for several in tensor_names(config.model).values() for name in several]
@@ -61,7 +61,7 @@ def generate(folder: Path, overrides: list[str], shards: int) -> int:
 
 
 def in_a_process(way: str, folder: Path, overrides: list[str]) -> tuple[int, int]:
-    """Return the bytes of the model that a fresh process holds, and its peak beyond what it held before it read."""
+    """Run `measure` in a new process; returns the same values."""
     command = [sys.executable, __file__, "--child", way, str(folder), *overrides]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     parameters, extra = json.loads(done.stdout)
@@ -69,9 +69,12 @@ def in_a_process(way: str, folder: Path, overrides: list[str]) -> tuple[int, int
 
 
 def measure(way: str, folder: Path, overrides: list[str]) -> tuple[int, int]:
-    """Read a folder in this process, into a model or as a copy beside it."""
+    """Read a folder, into a model (`load`) or as a copy (`import`).
+
+    Returns the bytes of the model's parameters, and the growth of this process's peak memory beyond these.
+    """
     config = load(overrides)
-    expected_shapes(config)  # what is imported on the way is not weights
+    expected_shapes(config)  # imports modules, which should not be counted
     if way == "import":
         before = _resident("VmRSS")
         import_weights(folder, folder.with_name("copy"))
@@ -80,11 +83,12 @@ def measure(way: str, folder: Path, overrides: list[str]) -> tuple[int, int]:
     before = _resident("VmRSS")
     load_weights(model, config.model, folder)
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    return parameters, _resident("VmHWM") - before - parameters  # no page of which was there before
+    # The pages of the parameters were not resident before.
+    return parameters, _resident("VmHWM") - before - parameters
 
 
 def _resident(field: str) -> int:
-    """Return VmRSS or VmHWM, its peak, in bytes; pages of mapped files count."""
+    """Resident memory (VmRSS) or its peak (VmHWM) in bytes, including pages of mapped files."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines[field].split()[0]) * 1024
 

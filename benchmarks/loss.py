@@ -1,7 +1,7 @@
-"""Peak memory and time of the head's loss, chunked and plain, forward and backward, in float32 on CPU.
+"""Peak memory and time of the head's loss, in chunks and without, forward and backward, in float32 on a CPU.
 
-The gradient of the head's weight is in both, and left out of what is printed. `python benchmarks/loss.py
-[--tokens 8192 --vocab 128256 --hidden 256]`; the plain form takes 13 GB there.
+`python benchmarks/loss.py [--tokens 8192 --vocab 128256 --hidden 256]`; the plain form needs 13 GB at this size. The
+gradient of the head's weight is not included in the printed memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from engine.close import error
-from engine.models.loss import choose
+from engine.models.common.loss import choose
 
 NAMES = ("plain", "chunks", "torch")
-SCALE = 0.37  # applied afterwards, as the trainer does
+SCALE = 0.37  # applied to the summed loss, as the trainer does; any number
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run: the summed loss, its gradients by x and by the weight, peak bytes without the latter, and seconds."""
+    """One run: the summed loss, its gradients by x and by the head's weight, and the peak without the latter."""
 
     loss: Tensor
     dx: Tensor
@@ -35,12 +35,12 @@ class Measured:
 
 
 def main() -> None:
-    """Print one line a form, in which the shares are of the plain form's."""
+    """Print one line per form."""
     parser = argparse.ArgumentParser()
     for name, size in (("tokens", 8192), ("vocab", 128256), ("hidden", 256)):
         parser.add_argument(f"--{name}", type=int, default=size)
     sizes = parser.parse_args()
-    measure("torch", 8, 8, 8)  # loads what its first call loads
+    measure("torch", 8, 8, 8)  # the first call imports modules for seconds
     plain = None
     for name in NAMES:
         found = measure(name, sizes.tokens, sizes.vocab, sizes.hidden)
@@ -51,14 +51,14 @@ def main() -> None:
 
 
 def measure(name: str, tokens: int, vocab: int, hidden: int, dtype: torch.dtype = torch.float32) -> Measured:
-    """Run one form of the loss on random numbers that are the same for all forms."""
+    """Run one form of the loss, such as `plain`, forward and backward; all forms get the same random inputs."""
     random = torch.Generator().manual_seed(0)
     x = torch.randn(tokens, hidden, generator=random).to(dtype).requires_grad_()
     weight = (torch.randn(vocab, hidden, generator=random) * 0.1).to(dtype).requires_grad_()
     labels = torch.randint(0, vocab, (tokens,), generator=random)
-    form = choose(x.device, dtype, name).sum
+    form = choose(x.device, dtype, name).implementation
 
-    def run() -> tuple[Tensor, Tensor, Tensor]:
+    def run() -> tuple[Tensor, ...]:
         loss = form(x, weight, labels, -100)
         return loss.detach(), *torch.autograd.grad(loss * SCALE, (x, weight))
 
@@ -68,7 +68,7 @@ def measure(name: str, tokens: int, vocab: int, hidden: int, dtype: torch.dtype 
 
 
 def peak_bytes(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor, ...]]:
-    """Return the most bytes that PyTorch's allocator held at a time beside what was there before, and the result."""
+    """Peak bytes that PyTorch's allocator held in addition to those before the run, and the result of the run."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         result = run()
     events = profiler.profiler.kineto_results.events()
@@ -77,7 +77,7 @@ def peak_bytes(run: Callable[[], tuple[Tensor, ...]]) -> tuple[int, tuple[Tensor
 
 
 def differences(found: Measured, plain: Measured) -> dict[str, float]:
-    """Return max|a - b| / max|b| of the loss and its gradients."""
+    """Relative error max|a - b| / max|b| of the loss and of each gradient."""
     pairs = {"loss": (found.loss, plain.loss), "x": (found.dx, plain.dx), "weight": (found.dweight, plain.dweight)}
     return {what: error(*pair) for what, pair in pairs.items()}
 

@@ -1,7 +1,7 @@
-"""A mixed cluster: half of the nodes at half speed. `adaptive` against its lower bound, and blind to the difference.
+"""Measures plans of `adaptive` for a mixed cluster, in which half of the nodes run at half speed.
 
-`python benchmarks/mixed.py [--seeds 8]` prints the makespan over the lower bound, in the mean and at worst; `blind` are
-the same planner's plans for equal ranks, run on the mixed cluster.
+`python benchmarks/mixed.py [--seeds 8]` prints the makespan divided by the lower bound, mean and worst over the seeds.
+`blind` is the mean for plans that were made for equal ranks and run on the mixed cluster.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.traces import TRACES, draw, settings_of
 from engine.cluster.cluster import Cluster
+from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import plan_step
-from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
 
 
 def main() -> None:
-    """Print one line a size and trace."""
+    """Print one line per size and trace."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=8)
     seeds = parser.parse_args().seeds
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def measure(trace: str, ranks: int, sequences: int, seed: int) -> tuple[float, float]:
-    """Return both makespans over the lower bound."""
+    """Makespan / lower bound on the mixed cluster, of a plan made for it and of a plan made for equal ranks."""
     equal = settings_of(trace, ranks)
     mixed = replace(equal, cluster=slowed(equal.cluster))
     lengths = draw(trace, ranks, sequences, seed)
@@ -49,14 +49,14 @@ def measure(trace: str, ranks: int, sequences: int, seed: int) -> tuple[float, f
 
 
 def slowed(cluster: Cluster) -> Cluster:
-    """Return the cluster with the second half of its nodes at half speed."""
+    """The cluster with the second half of its nodes at half speed."""
     half = len(cluster.nodes) // 2
     slow = tuple(replace(node, speed=50) for node in cluster.nodes[half:])
     return replace(cluster, nodes=cluster.nodes[:half] + slow)
 
 
 def makespan(planned: PlanSettings, lengths: np.ndarray, run: PlanSettings) -> float:
-    """Return the makespan on one cluster of a plan for another."""
+    """Simulated makespan, in ns, of a plan made with the settings `planned` and run with the settings `run`."""
     return simulate(plan_step(lengths, planned), run).makespan
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks of a GPU share: options, exit codes (3: there is none), a process for each case, what is written."""
+"""Functions that the GPU benchmarks share: options, exit codes, a process per case, and the JSON output."""
 
 from __future__ import annotations
 
@@ -14,39 +14,37 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from engine.close import in_a_line
 from engine.launch.commands import ALLOCATORS
-from engine.memory.peak import peak_bytes
+from engine.offload.peak import peak_bytes
+from engine.selection import first_line
 
-Row = dict[str, Any]  # of a case: what it is, and its figures or its `error`
+Row = dict[str, Any]  # a case, and its figures or its `error`
 
 
-class Asked(NamedTuple):
-    """What the command line says."""
+class Options(NamedTuple):
+    """The options of the command line."""
 
     json: Path | None
     only: str | None = None
 
 
-def asked(description: str | None, sections: Sequence[str] = ()) -> Asked:
-    """Return the file that `--json` names, and which section `--only` does. Leaves with 3, and one sentence, without a
-    CUDA device."""
+def parse_options(description: str | None, sections: Sequence[str] = ()) -> Options:
+    """Parse the command line. Exits with code 3 and one sentence if there is no CUDA device."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     if sections:
-        parser.add_argument("--only", choices=sections, help="one part of it")
-    found = Asked(**vars(parser.parse_args()))
+        parser.add_argument("--only", choices=sections, help="run one section only")
+    found = Options(**vars(parser.parse_args()))
     if not torch.cuda.is_available():
-        print("There is no CUDA device here: nothing was measured.", file=sys.stderr)
+        print("no CUDA device found: nothing was measured", file=sys.stderr)
         sys.exit(3)
     return found
 
 
 def alone(case: Row, work: Callable[..., Row], *arguments: Any) -> Row:
-    """Return a case's row with what `work` gives in a process that has done nothing else, with the allocators' settings
-    of training.
+    """Run `work` in a new process with the allocator settings of training; returns `case` with the figures added.
 
-    A case that fails, whatever of, is told, and its row says why: the others are measured all the same.
+    A case that fails for any reason is printed and recorded in its row, and the others still run.
     """
     for name, value in ALLOCATORS.items():
         os.environ.setdefault(name, value)
@@ -58,23 +56,23 @@ def alone(case: Row, work: Callable[..., Row], *arguments: Any) -> Row:
 
 
 def failed(case: Row, error: Exception) -> Row:
-    """Tell that a case failed, and return its row."""
-    print(f"- {', '.join(map(str, case.values()))}: failed: {in_a_line(error)}", flush=True)
-    return case | {"error": in_a_line(error)}
+    """Print that a case failed; returns the case with its error added."""
+    print(f"- {', '.join(map(str, case.values()))}: failed: {first_line(error)}", flush=True)
+    return case | {"error": first_line(error)}
 
 
 def leave(rows: Sequence[Row]) -> NoReturn:
-    """End the program: with 1 if a case failed or missed its target."""
+    """Exit with code 1 if a case failed or missed its target, else 0."""
     sys.exit(any("error" in row or not row.get("holds", True) for row in rows))
 
 
 def allocated(device: torch.device) -> int:
-    """Return the bytes of tensors that are on a GPU now; 0 elsewhere."""
+    """Bytes of tensors on a GPU now; 0 on a CPU."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
 def new_peak(device: torch.device) -> int:
-    """Return the most that was held since this was called last (`peak_bytes`); a process on a CPU: ever."""
+    """Peak bytes since the last call; on a CPU since the process started (see `peak_bytes`)."""
     most = peak_bytes(device) or 0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -82,7 +80,7 @@ def new_peak(device: torch.device) -> int:
 
 
 def write(path: Path | None, device: torch.device, **figures: Any) -> None:
-    """Write figures of a device as JSON, if a file was named."""
+    """Write the figures and the name of the device as JSON, if a path is given."""
     if path is not None:
         machine = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
         path.write_text(json.dumps(machine | figures, indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One rank alone, made as the trainer makes it: what benchmarks run micro-batches and steps of one sequence on."""
+"""A single rank, built as in the trainer, on which benchmarks run micro-batches and steps of one sequence."""
 
 from __future__ import annotations
 
@@ -11,34 +11,30 @@ from functools import partial
 import torch.distributed as dist
 
 from benchmarks import on_gpu
-from engine.attention.comm import RingComm
-from engine.attention.kernels.choice import choose
 from engine.config.schema import Config
-from engine.cost.model import PPM, Costs
-from engine.dtypes import DTYPES
+from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
 from engine.hardware.micro_batches import micro_batch, random_slices
 from engine.launch.commands import free_port
-from engine.memory.offload import Offload
-from engine.planner.estimate import estimate
-from engine.planner.memory import Load
+from engine.offload.offload import Offload
+from engine.parallel.groups import Groups, join_groups
+from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
-from engine.trainer.groups import Groups, join_groups
-from engine.trainer.model import make_model, make_offload
-from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import RankContext, micro_batch_loss
+from engine.trainer.model import build
+from engine.trainer.step import RankContext, micro_batch_loss, to_device
+from engine.units import PPM
 from engine.zero.engine import ZeroEngine
 
-_RATE = 1e-6  # of updates: nobody looks at what is learnt
-_SHORT = 8192  # tokens of a sequence that lets all be compiled
+_LEARNING_RATE = 1e-6  # any value: the trained weights are not used
+_SHORT = 8192  # tokens; long enough for everything to be compiled
 
 
 @contextmanager
-def joined() -> Iterator[Groups]:
-    """Join a world of this process alone, and leave it at the end."""
+def joined(config: Config) -> Iterator[Groups]:
+    """Create a world of this process only, as a context manager; yields its process groups."""
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(place, MASTER_PORT=str(free_port()))
-    groups = join_groups()
+    groups = join_groups(config)
     try:
         yield groups
     finally:
@@ -47,7 +43,7 @@ def joined() -> Iterator[Groups]:
 
 @dataclass(frozen=True)
 class OneRank:
-    """A model with its optimizer on this process; activations may wait in the host memory that the config names."""
+    """A model and its optimizer in this process, with activation offload up to the config's host memory."""
 
     config: Config
     engine: ZeroEngine
@@ -56,46 +52,42 @@ class OneRank:
 
     @classmethod
     def of(cls, config: Config, groups: Groups) -> OneRank:
-        """Make one."""
-        device = groups.device
-        kernel = choose(device, DTYPES[config.dtype], config.model.head_dim)
-        model = make_model(config, device)
-        room = config.cluster.host_memory - Costs.of(config).host_fixed_bytes
-        model.offload = offload = make_offload(config, device, room)
-        engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
-        return cls(config, engine, RankContext(0, device, RingComm(groups.rings), kernel, offload), offload)
+        """Build the model and its optimizer. The config must not turn offload off."""
+        _, engine, context = build(config, groups, PlanSettings.of(config))
+        assert context.offload is not None
+        return cls(config, engine, context, context.offload)
 
     def micro_batch(self, tokens: int, ratio: float = 0.0, look: Callable[[], int] = int) -> tuple[int, int]:
-        """Run a sequence forward and backward, `ratio` of what its layers save on the host meanwhile.
+        """Run a random sequence forward and backward with `ratio` of its saved activations offloaded.
 
-        Returns what `look` gives after each pass. The device may still be computing the first then.
+        `look` is called after each pass; returns both results. At the first call the device may still be computing.
         """
         micro = replace(micro_batch(Case(self.config.model.layers, (tokens,)), 0, 1), offload=ratio)
         slices = random_slices(micro, self.config.model.vocab)
         self.offload.begin(micro.offload, tokens)
-        loss = micro_batch_loss(self.engine.forward, micro, slices, self.context)
+        loss = micro_batch_loss(self.engine.forward, micro, to_device(slices, self.context.device), self.context)
         forward = look()
         self.engine.backward(loss, tokens)
         loss.item()
         return forward, look()
 
     def warm_up(self, tokens: int, ratio: float) -> None:
-        """Take the host's memory for such a sequence, and let all be compiled and the optimizer's moments be there."""
+        """Allocate host memory for such a micro-batch, compile all kernels, and create the optimizer states."""
         self.offload.make_room(ratio, tokens)
-        for share in {0.0, ratio}:
-            self.micro_batch(min(_SHORT, tokens), share)
-        self.engine.step(_RATE)
+        for offloaded in {0.0, ratio}:
+            self.micro_batch(min(_SHORT, tokens), offloaded)
+        self.engine.step(_LEARNING_RATE)
 
     def step(self, tokens: int, ratio: float) -> dict[str, int]:
-        """Run a whole step of one sequence; return the most that was held in each of its parts."""
+        """Run a step of one sequence; return the peak bytes in its forward pass, backward pass and update."""
         look = partial(on_gpu.new_peak, self.context.device)
         look()
         forward, backward = self.micro_batch(tokens, ratio, look)
-        self.engine.step(_RATE)
+        self.engine.step(_LEARNING_RATE)
         return {"forward pass": forward, "backward pass": backward, "update": look()}
 
     def estimated(self, tokens: int, ratio: float) -> int:
-        """Return the bytes of tensors that the estimate has for a step: no context, no gaps."""
+        """Estimate the peak bytes of tensors in a step, without the CUDA context and fragmentation."""
         load = Load(tokens, tokens, round(PPM * ratio))
         found = estimate(self.config, PlanSettings.of(self.config), load)
         return found.peak - found.items["other"]

@@ -1,7 +1,7 @@
-"""`adaptive` against the optimum of small steps, at true cost by the simulator.
+"""Compares plans of `adaptive` for small steps with the optimum, by simulated makespan.
 
-The optimum is over a non-empty set of ranks for each sequence and the order of gangs, each sequence a gang of its own:
-every choice is tried. `python benchmarks/optimum.py [--instances 500]` prints the ratio's mean and worst.
+The optimum is found by exhaustive search: any set of ranks for each sequence, each sequence in its own gang, any order
+of gangs. `python benchmarks/optimum.py [--instances 500]` prints the mean, worst and best ratio adaptive / optimum.
 """
 
 from __future__ import annotations
@@ -13,20 +13,17 @@ from itertools import permutations
 import numpy as np
 from numba import njit
 from numpy.random import Generator, Philox
-from numpy.typing import NDArray
 
 from engine.config.load import load
-from engine.planner.emit import emit
 from engine.planner.make import plan_step
+from engine.planner.plan.emit import emit
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from engine.units import Floats, Ints
 
 
 def main() -> None:
-    """Print one line a size."""
+    """Print one line per size."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--instances", type=int, default=500)
     parser.add_argument("--large", type=int, default=20)
@@ -38,7 +35,7 @@ def main() -> None:
 
 
 def ratio(ranks: int, sequences: int, seed: int) -> float:
-    """Return the makespan of `adaptive` over the optimum's, for lognormal lengths of one seed."""
+    """Makespan of `adaptive` / optimum, for lognormal lengths of one seed."""
     settings = small_settings(ranks)
     lengths = draw(ranks, sequences, seed, settings.capacity)
     planned = simulate(plan_step(lengths, settings), settings).makespan
@@ -46,7 +43,7 @@ def ratio(ranks: int, sequences: int, seed: int) -> float:
 
 
 def small_settings(ranks: int) -> PlanSettings:
-    """Return the paper's 7B on one node of H200, without offload."""
+    """The paper's 7B on one node of H200, without offload."""
     config = load(
         ["recipe=llama7b-256k", "cluster=h200x8", "cluster.nodes=1", f"cluster.ranks_per_node={ranks}", "context=24K"]
     )
@@ -54,18 +51,17 @@ def small_settings(ranks: int) -> PlanSettings:
 
 
 def draw(ranks: int, sequences: int, seed: int, capacity: int) -> Ints:
-    """Return lognormal lengths that all ranks hold."""
+    """Lognormal lengths, [sequences], of at most `ranks` (up to 3) times the capacity."""
     random = Generator(Philox(key=seed))
     return np.clip(random.lognormal(np.log(capacity), 1.0, sequences), 128, min(ranks, 3) * capacity).astype(np.int64)
 
 
 def least(lengths: Ints, settings: PlanSettings) -> Ints:
-    """Return the least degrees."""
     return -(-lengths // settings.capacity)
 
 
 def times_by_simulator(lengths: Ints, settings: PlanSettings) -> Floats:
-    """Return what each sequence takes on each degree, [S, P + 1], alone on the cluster."""
+    """Simulated time of each sequence alone, for each degree it fits, ns, [S, P + 1]; infinite for other degrees."""
     times = np.full((len(lengths), settings.ranks + 1), np.inf)
     for at, length in enumerate(lengths):
         for degree in range(int(least(lengths, settings)[at]), settings.ranks + 1):
@@ -76,7 +72,7 @@ def times_by_simulator(lengths: Ints, settings: PlanSettings) -> Floats:
 
 
 def optimum(times: Floats, floors: Ints, ranks: int) -> float:
-    """Return the least makespan over all sets of ranks and all orders."""
+    """Least makespan over all sets of ranks and all orders, ns. `floors` [S] are the least degrees."""
     orders = np.array(list(permutations(range(len(times)))), dtype=np.int64)
     return float(_optimum(times, floors, ranks, orders))
 

@@ -1,15 +1,15 @@
-"""How much of a device's copies to and from its host hides behind kernels, read from a trace of PyTorch's profiler."""
+"""The fraction of a device's copies to and from the host that overlaps with kernels, from a PyTorch profiler trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_HOST = ("DtoH", "HtoD")  # in the name of a copy
+_HOST = ("DtoH", "HtoD")  # one of them is part of the name of each copy
 
 
 class Span(NamedTuple):
-    """What a stream of a device does from `start` to `stop`, in any unit of time."""
+    """One operation on a stream, in any unit of time."""
 
     stream: int
     start: float
@@ -17,7 +17,7 @@ class Span(NamedTuple):
 
 
 def device_spans(events: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[Span]]:
-    """Return the copies to and from the host, and the kernels, of a trace's events (`traceEvents`)."""
+    """Return the copies to and from the host, and the kernels, among the events of a trace (`traceEvents`)."""
     copies: list[Span] = []
     kernels: list[Span] = []
     for event in events:
@@ -28,18 +28,20 @@ def device_spans(events: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[
     return copies, kernels
 
 
-def hidden_share(copies: Sequence[Span], kernels: Sequence[Span]) -> float:
-    """Return the share of the copies' time in which a kernel runs on another stream; 0 without copies."""
-    took = sum(copy.stop - copy.start for copy in copies)
+def hidden_fraction(copies: Sequence[Span], kernels: Sequence[Span]) -> float:
+    """Compute the fraction of the copies' time in which a kernel runs on another stream; 0 without copies."""
+    duration = sum(copy.stop - copy.start for copy in copies)
     hidden = 0.0
     for stream in {copy.stream for copy in copies}:
         busy = _merged(kernel for kernel in kernels if kernel.stream != stream)
-        hidden += sum(_common(copy, busy) for copy in copies if copy.stream == stream)
-    return hidden / took if took else 0.0
+        for copy in copies:
+            if copy.stream == stream:
+                hidden += sum(max(0.0, min(copy.stop, stop) - max(copy.start, start)) for start, stop in busy)
+    return hidden / duration if duration else 0.0
 
 
 def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
-    """Return the times in which any of the spans runs, none of which overlap."""
+    """Join overlapping spans into disjoint intervals."""
     merged: list[tuple[float, float]] = []
     for _, start, stop in sorted(spans, key=lambda span: span.start):
         if merged and start <= merged[-1][1]:
@@ -47,7 +49,3 @@ def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
         else:
             merged.append((start, stop))
     return merged
-
-
-def _common(span: Span, times: Iterable[tuple[float, float]]) -> float:
-    return sum(max(0.0, min(span.stop, stop) - max(span.start, start)) for start, stop in times)

@@ -1,7 +1,7 @@
-"""The paper's table (ByteScale, 1.7): speed-up over the static mesh, simulated, beside what the paper says.
+"""Simulates the table of the ByteScale paper: speed-ups over the static mesh, next to the published ones.
 
-`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted on, `table` the table, `ablation` the
-steps from static to adaptive, `offload` what offload gains each planner on Byted at 2M.
+`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted to, `table` the table, `ablation` the
+speed-ups of all variants from static to adaptive, and `offload` each planner's gain from offload on Byted at 2M.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
 from engine.data.mixes import draw
+from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import plan_step
-from engine.planner.plan import Ints
-from engine.planner.problem import lower_bound
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import host_bytes
 from engine.simulator.timeline import simulate
+from engine.units import Ints
 
 ASSUMED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "paper.yaml").read_text(encoding="utf-8"))
 CONTEXTS = ("256K", "512K", "1M", "2M")
-PAPER = {  # naive / balanced over static
+PAPER = {  # published speed-ups over static, (naive, balanced) for each of CONTEXTS
     ("llama7b", "github"): ((1.28, 1.73), (1.51, 2.49), (2.25, 4.56), (3.96, 7.89)),
     ("llama7b", "byted"): ((1.23, 1.68), (1.42, 1.98), (1.61, 2.34), (2.43, 4.26)),
     ("llama30b", "github"): ((1.18, 1.54), (1.28, 2.07), (2.15, 3.48), (3.39, 6.21)),
@@ -40,7 +40,7 @@ PLANNERS = ("static", "naive", "balanced", "adaptive")
 
 
 def settings_of(model: str, context: str) -> PlanSettings:
-    """Return the settings of a model and a context under the assumptions."""
+    """Settings of a model and a context under the assumptions of paper.yaml."""
     assumed = ASSUMED
     config = load(
         [
@@ -62,7 +62,7 @@ def settings_of(model: str, context: str) -> PlanSettings:
 
 
 def _machine() -> Calibration:
-    """Return the rates of the assumptions, and a data sheet's where there is none."""
+    """The assumed rates of paper.yaml; other rates are those of the A100's data sheet."""
     names = (
         "attention_flops_per_s",
         "network_bytes_per_s",
@@ -72,11 +72,12 @@ def _machine() -> Calibration:
         "attention_backward",
         "copy_bytes_per_s",
     )
-    return replace(nominal("a100x8"), **{name: float(ASSUMED[name]) for name in names})
+    assumed: dict[str, Any] = {name: float(ASSUMED[name]) for name in names}
+    return replace(nominal("a100x8"), **assumed)
 
 
 def steps_of(model: str, mix: str, context: str) -> list[Ints]:
-    """Return the lengths of the shared steps."""
+    """Sequence lengths of the steps that every planner plans, an array per step."""
     config = load(
         ["recipe=llama7b-2m", f"lengths={mix}", f"context={context}", f"batch_tokens={ASSUMED['batch_tokens']}"]
     )
@@ -84,7 +85,7 @@ def steps_of(model: str, mix: str, context: str) -> list[Ints]:
 
 
 def seconds(steps: list[Ints], settings: PlanSettings) -> float:
-    """Return the mean time of the steps."""
+    """Plan and simulate the steps; return their mean time in seconds, with the assumed fixed time."""
     times = [simulate(plan_step(lengths, settings), settings).makespan for lengths in steps]
     return float(np.mean(times)) / 1e9 + ASSUMED["step_s"]
 
@@ -111,23 +112,23 @@ def table() -> None:
             print(
                 f"{model} {mix} {context}: naive {ours[1]:.2f} (paper {naive}, {off[0]:+.0%}) "
                 f"balanced {ours[2]:.2f} (paper {balanced}, {off[1]:+.0%}) adaptive {ours[3]:.2f}; "
-                f"seconds {' '.join(f'{time:.1f}' for time in found)}; fall per doubling {falls}",
+                f"seconds {' '.join(f'{time:.1f}' for time in found)}; slowdown since the previous context {falls}",
                 flush=True,
             )
             before = found
-    print(f"cells of 7B within 30 %: {within} of 16")
+    print(f"figures of 7B within 30 %: {within} of 16")
 
 
 def ablation() -> None:
-    """Print the steps from the static mesh to ours, 7B on Byted at 2M."""
+    """Print the speed-ups from the static mesh to adaptive, 7B on Byted at 2M."""
     settings, steps = settings_of("llama7b", "2M"), steps_of("llama7b", "byted", "2M")
     none = replace(settings, offload=0)
     runs = (
         ("static", none.by("static")),
         ("dynamic communication (naive)", none.by("naive")),
-        ("+ offload as published (equation 3)", settings.by("naive")),
+        ("+ offload, equation 3 taken literally", settings.by("naive")),
         ("+ balance, without offload", none.by("balanced")),
-        ("+ balance, offload as published", settings.by("balanced")),
+        ("+ balance, equation 3 taken literally", settings.by("balanced")),
         ("adaptive without offload", none.by("adaptive")),
         ("adaptive with offload", settings.by("adaptive")),
     )
@@ -137,7 +138,7 @@ def ablation() -> None:
 
 
 def offload() -> None:
-    """Print what offload gains each planner on Byted at 2M, what it gains the lower bound, and its host memory."""
+    """Print each planner's gain from offload on Byted at 2M, its host memory, and the lower bounds."""
     for model in ASSUMED["devices"]:
         settings, steps = settings_of(model, "2M"), steps_of(model, "byted", "2M")
         none = settings.without_offload()
@@ -152,7 +153,7 @@ def offload() -> None:
             sum(int(settings.costs.sequence(lengths).sum()) for lengths in steps) / settings.ranks / settings.stages
         )
         over = ", ".join(f"{bound / useful:.3f}" for bound in bounds)
-        print(f"{model}: lower bounds over the work, without and with: {over}", flush=True)
+        print(f"{model}: lower bound / mean unsplit work of a rank, without and with offload: {over}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""How long `bytescale plan` takes for each recipe, a fresh process each, at the recipe's full size.
+"""Measures the time of `bytescale plan` for each recipe at its full size, each in a new process.
 
-`python benchmarks/plan_recipes.py [NAME ...]`. The planner's compiled code is there already: installing makes it.
+Run `python benchmarks/plan_recipes.py [NAME ...]` when the planner is already compiled, as after installation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from engine.config import tree
 
 
 def main() -> None:
-    """Print the table, and the slowest."""
+    """Print the table and the slowest recipe."""
     print("| recipe | ranks | sequences | plan, s |\n|---|---|---|---|")
     rows = [measure(name) for name in sys.argv[1:] or tree.recipes()]
     print(f"slowest: {max(rows):.1f} s")
 
 
 def measure(name: str) -> float:
-    """Print a recipe's row; return its seconds."""
+    """Plan a recipe and print its row; return the seconds."""
     began = time.perf_counter()
     command = [sys.executable, "-m", "bytescale_cli", "plan", f"recipe={name}", "--json"]
     shown = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)["plan"]

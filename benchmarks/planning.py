@@ -1,7 +1,9 @@
-"""How fast and how well the planners plan: milliseconds, balance, hops, and makespans against the lower bound.
+"""Speed and quality of the planners: planning time, balance, hops, and makespan / lower bound.
 
-Needed degree, hops, balance and lower bound are defined in docs/planner.md. Plans are verified; times are warm, the
-median of five, on one core. `python benchmarks/planning.py [--json] [--sizes 64/512] [--seeds 8] [--mode lockstep]`.
+    python benchmarks/planning.py [--json] [--sizes RANKS/SEQUENCES] [--seeds 8] [--mode lockstep]
+
+Terms are defined in docs/planner.md. Planning times include verification; they are medians of five runs on one core,
+after a warm-up.
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from benchmarks.traces import TRACES, Ints, compute_only, draw, settings_of
+from benchmarks.traces import TRACES, compute_only, draw, settings_of
+from engine.planner.adaptive.workload import lower_bound
 from engine.planner.make import PLANNERS, plan_step
-from engine.planner.plan import StepPlan
-from engine.planner.problem import lower_bound
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate, useful
+from engine.units import Ints
 
 SIZES = ("64/512", "512/4096", "1024/8192", "16384/131072")
-LARGE = 4096  # ranks from which the published planners are measured once, on one seed, and only for their time
+LARGE = 4096  # from this many ranks on, the baselines are measured with one seed and one repetition
 FIRST = "from benchmarks.planning import *; measure('adaptive', 'github', 512, 4096, 0, 'free', 1)"
 
 
 def main() -> None:
-    """Print the rows."""
+    """Measure all rows and print them."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--sizes", default=",".join(SIZES))
@@ -55,12 +58,12 @@ def main() -> None:
     if arguments.json:
         print(json.dumps({"rows": rows, "first_plan_s": first, "over_others": over}))
     else:
-        print(f"first plan in a new process, code cached: {first:.2f} s")
-        print(f"makespan of adaptive over the best of the others, in the worst step: {shown(over)}")
+        print(f"first plan in a new process, with cached compiled code: {first:.2f} s")
+        print(f"makespan of adaptive / that of the best other planner, in the worst step: {shown(over)}")
 
 
 def row(planner: str, trace: str, ranks: int, sequences: int, seeds: int, mode: str) -> dict[str, Any]:
-    """Return one row: medians, geometric means (`balance`, `over_bound`) and the worst of the seeds."""
+    """Measure a planner over the seeds: medians, geometric means (`balance`, `over_bound`) and worst values."""
     repeats = 1 if ranks >= LARGE and planner != "adaptive" else 5
     found = [measure(planner, trace, ranks, sequences, seed, mode, repeats) for seed in range(seeds)]
     columns = {name: np.array([one[name] for one in found]) for name in found[0]}
@@ -81,7 +84,10 @@ def row(planner: str, trace: str, ranks: int, sequences: int, seeds: int, mode: 
 
 
 def over_others(rows: list[dict[str, Any]]) -> float | None:
-    """Return the makespan of `adaptive` over the shortest of the other planners', in the worst step of all rows."""
+    """Makespan of `adaptive` / shortest makespan of the other planners, in the worst step of all rows.
+
+    None if no other planner was measured.
+    """
     worst = []
     for ours in (row for row in rows if row["planner"] == "adaptive"):
         cell = [row for row in rows if all(row[key] == ours[key] for key in ("trace", "ranks", "sequences"))]
@@ -93,7 +99,7 @@ def over_others(rows: list[dict[str, Any]]) -> float | None:
 def measure(
     planner: str, trace: str, ranks: int, sequences: int, seed: int, mode: str, repeats: int
 ) -> dict[str, float]:
-    """Return the figures of one step: the time with communication and offload, balance and hops compute only."""
+    """Measure one step: time, makespan and bound with communication and offload; the rest for compute only."""
     settings = settings_of(trace, ranks, mode).by(planner)
     lengths = draw(trace, ranks, sequences, seed)
     times = []
@@ -116,7 +122,7 @@ def measure(
 
 
 def hops(plan: StepPlan, settings: PlanSettings) -> float:
-    """Return the token hops over their value at the needed degrees; 1 where none is needed and none is made."""
+    """Sum of tokens x (degree - 1), divided by the same sum at the needed degrees; 1 if both are 0."""
     work = settings.costs.sequence(plan.lengths)
     needed = np.maximum(-(-plan.lengths // plan.capacity), np.ceil(work / (work.sum() / plan.ranks)).astype(np.int64))
     least = int((plan.lengths * (np.minimum(needed, plan.ranks) - 1)).sum())
@@ -125,12 +131,12 @@ def hops(plan: StepPlan, settings: PlanSettings) -> float:
 
 
 def least_slots(lengths: Ints, settings: PlanSettings) -> int:
-    """Return the least number of slots that hold all tokens."""
+    """Least number of slots that hold all tokens."""
     return -(-int(lengths.sum()) // (settings.ranks * settings.capacity))
 
 
 def first_plan() -> float:
-    """Return the seconds of a new process that makes one plan, importing included."""
+    """Seconds of a new process that plans one step, including imports."""
     times = []
     for _ in range(2):  # the first one fills the cache
         started = time.perf_counter()
@@ -140,12 +146,10 @@ def first_plan() -> float:
 
 
 def geometric(values: Any) -> float:
-    """Return the geometric mean."""
     return float(np.exp(np.log(values).mean()))
 
 
 def shown(value: Any) -> str:
-    """Return a value as a table shows it."""
     return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 

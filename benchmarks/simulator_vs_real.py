@@ -1,8 +1,9 @@
-"""The simulator against reality: ten plans of one batch, good and bad on purpose, on two gloo ranks of one thread each.
+"""Simulated against measured step times: ten plans of one batch, good and bad, on two gloo ranks of one thread each.
 
-`python benchmarks/simulator_vs_real.py` calibrates this machine (`bytescale profile-hardware`), runs the plans
-interleaved, and prints measured and simulated makespans, errors, and the rank correlation. Beside them two trivial
-predictors, each scaled to fit best: the largest number of tokens a rank, and the largest sum of squared lengths a rank.
+`python benchmarks/simulator_vs_real.py` calibrates this machine (`bytescale profile-hardware`) and runs all plans
+alternately. It prints measured and simulated makespans (time until the last rank finishes), the median error, and the
+rank correlation. For comparison it does the same for two trivial predictors, scaled to fit best: the largest number of
+tokens of a rank, and the largest sum of squared lengths of a rank.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
-from engine.planner import loads
-from engine.planner.emit import Group, emit
 from engine.planner.make import plan_step
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan import loads
+from engine.planner.plan.emit import Group, emit
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
-from engine.planner.verify import verify
+from engine.run.folder import RunFolder
 from engine.simulator.timeline import simulate
-from engine.trainer.folder import RunFolder
+from engine.units import Ints
 
 REPEATS = 5
 OVERRIDES = ["recipe=quickstart", "model.hidden=64", "model.heads=4", "model.ffn=192", "capacity=16K", "context=16K"]
@@ -38,7 +40,7 @@ LENGTHS = np.array([4000, 2500, 1500, 900, 600, *(24 + 7 * (number % 11) for num
 
 
 def main() -> None:
-    """Calibrate, run, compare."""
+    """Calibrate the machine, run the plans, and print the comparison."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as root:
         calibration = Path(root) / "calibration.json"
@@ -51,7 +53,7 @@ def main() -> None:
 
 
 def plans(settings: PlanSettings) -> dict[str, StepPlan]:
-    """Return the ten plans, all verified."""
+    """Make ten plans and verify them: three by planners, seven by hand."""
     count = len(LENGTHS)
     order = range(count)
     both, ring = (0, 1), [(0, 1)] * count
@@ -60,11 +62,11 @@ def plans(settings: PlanSettings) -> dict[str, StepPlan]:
     groups: dict[str, list[Group]] = {
         "all on rank 0, packed": [[(s, (0,)) for s in order if s != 0], [(0, (0,))]],
         "all on rank 0, one by one": [[(s, (0,))] for s in order],
-        "every one a ring, one by one": [[(s, ring[s])] for s in order],
-        "every one a ring, packed": [[(s, ring[s]) for s in order]],
-        "in turn, one by one": [[(s, spread[s])] for s in order],
+        "a ring each, one by one": [[(s, ring[s])] for s in order],
+        "a ring each, packed": [[(s, ring[s]) for s in order]],
+        "alternating ranks, one by one": [[(s, spread[s])] for s in order],
         "the longest alone on rank 1": [[(s, (1 if s == 0 else 0,)) for s in order]],
-        "three rings, the rest in turn, one by one": [[(s, halves[s])] for s in order],
+        "three rings, others alternating, one by one": [[(s, halves[s])] for s in order],
     }
     made = {
         name: emit("by hand", "free", settings.ranks, settings.capacity, LENGTHS, chosen)
@@ -76,7 +78,7 @@ def plans(settings: PlanSettings) -> dict[str, StepPlan]:
 
 
 def run_for_real(config: Config, root: Path) -> dict[str, float]:
-    """Return the median makespan of each plan, in seconds: from a barrier until the slower rank is done."""
+    """Measure the median makespan of each plan in seconds: from a barrier until the slower rank finishes."""
     from engine.hardware.prepare import measuring, write_folder
     from engine.launch.commands import free_port, rank_commands
     from engine.launch.ranks import run_ranks
@@ -94,7 +96,7 @@ def run_for_real(config: Config, root: Path) -> dict[str, float]:
             arguments=(sys.executable, str(Path(__file__).resolve()), "rank", str(root)),
             environment={**command.environment, "OMP_NUM_THREADS": "1"},
         )
-        for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port())
+        for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port(), gpus=False)
     ]
     run_ranks(commands, folder, lambda: None, lambda text: None)
     found: dict[str, float] = json.loads((root / "measured.json").read_text(encoding="utf-8"))
@@ -102,23 +104,23 @@ def run_for_real(config: Config, root: Path) -> dict[str, float]:
 
 
 def rank(root: Path) -> int:
-    """Run all plans on this rank; rank 0 writes what was measured."""
+    """Run all plans on this rank; rank 0 writes the measured times."""
     import torch.distributed as dist
 
     from engine.hardware.micro_batches import random_slices
-    from engine.trainer.groups import join_groups
+    from engine.parallel.groups import join_groups
     from engine.trainer.loop import Trainer
     from engine.trainer.step import run_step
 
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    groups = join_groups()
+    groups = join_groups(config)
     trainer = Trainer(folder, config, groups)
     path = json.loads((root / "config.json").read_text(encoding="utf-8"))["calibration"]
     settings = PlanSettings.of(load([*OVERRIDES, f"cluster.calibration={path}"])).without_offload()
     todo = plans(settings)
     slices = {
-        name: {m.index: random_slices(m, config.model.vocab) for m in plan.of_rank(groups.rank) if m.shards}
+        name: {m.index: random_slices(m, config.model.vocab) for m in plan.of_rank(groups.hdp_rank) if m.shards}
         for name, plan in todo.items()
     }
     idle = next(part for found in slices.values() for part in found.values())
@@ -131,14 +133,13 @@ def rank(root: Path) -> int:
                 plan,
                 trainer.engine.forward,
                 lambda loss: trainer.engine.backward(loss, int(LENGTHS.sum())),
-                lambda micro, name=name: slices[name].get(micro.index, idle_part(idle)),
+                lambda micro, name=name: slices[name].get(micro.index, idle_part(idle)),  # type: ignore[misc]
                 trainer.context,
             )
-            spent: list[Any] = [None] * groups.world
-            dist.all_gather_object(spent, time.perf_counter() - began, group=groups.control)
+            (slowest_s,) = trainer.control.largest(time.perf_counter() - began)
             trainer.engine.step(1e-6)
-            if turn:
-                times[name].append(max(spent))
+            if turn:  # the first round warms up
+                times[name].append(slowest_s)
     if groups.rank == 0:
         medians = {name: float(np.median(found)) for name, found in times.items()}
         (root / "measured.json").write_text(json.dumps(medians), encoding="utf-8")
@@ -147,14 +148,14 @@ def rank(root: Path) -> int:
 
 
 def idle_part(some: Any) -> Any:
-    """Return the slices of a rank without work: one token that counts for nothing."""
+    """Slices for an idle micro-batch: one token without a loss."""
     from engine.data.slices import IGNORE, Slices
 
     return Slices(some.tokens[:1], np.full(1, IGNORE), some.positions[:1])
 
 
 def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str, float]) -> None:
-    """Print a line a plan and the errors of all three predictors."""
+    """Print a line per plan, and the errors of the simulator and of both trivial predictors."""
     real = np.array([measured[name] for name in made])
     simulated = np.array([simulate(plan, settings).makespan / 1e9 for plan in made.values()])
     for name, was, said in zip(made, real, simulated, strict=True):
@@ -170,12 +171,12 @@ def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str
 
 
 def largest(plan: StepPlan, shards: Ints) -> int:
-    """Return the largest sum over a rank's shards."""
+    """Sum the values of `shards` [K] over each rank's shards; return the largest sum."""
     return int(np.bincount(plan.ring_ranks, weights=shards, minlength=plan.ranks).max())
 
 
 def correlation(a: Any, b: Any) -> float:
-    """Return Spearman's rank correlation."""
+    """Compute Spearman's rank correlation."""
     return float(np.corrcoef(np.argsort(np.argsort(a)), np.argsort(np.argsort(b)))[0, 1])
 
 

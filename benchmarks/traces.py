@@ -1,8 +1,9 @@
-"""The traces that planning is measured on: sequences and settings of a size, by name and seed.
+"""Traces for measurements of planners: settings and random sequence lengths.
 
-- lognormal: lengths 128..8,192 (mu 7, sigma 1), capacity 2K;
-- github, byted: the paper's mixes (engine/data/mixes.py), context 2M or what the ranks hold, capacity 8K.
-The model is the paper's 7B on nodes of eight H200, rates from the data sheet.
+- lognormal: lengths from 128 to 8,192 (mu 7, sigma 1), capacity 2K;
+- github, byted: the paper's mixes (engine/data/mixes.py), context 2M or as much as the ranks hold, capacity 8K.
+
+The model is the paper's 7B on nodes of eight H200s, with rates from the data sheet.
 """
 
 from __future__ import annotations
@@ -11,32 +12,31 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.random import Generator, Philox
-from numpy.typing import NDArray
 
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.mixes import MIXES
 from engine.planner.settings import PlanSettings
+from engine.units import Ints
 
-Ints = NDArray[np.int64]
 TRACES = ("lognormal", "github", "byted")
 _K = 1024
 _NOTHING = dict.fromkeys(("kv", "dkv", "latency", "round", "merge", "micro", "sequence"), 0.0)
 
 
 def settings_of(trace: str, ranks: int, mode: str = "free") -> PlanSettings:
-    """Return settings with communication and offload."""
+    """Settings of a trace on a number of ranks, with communication and offload."""
     return PlanSettings.of(_config(trace, ranks, mode))
 
 
 def compute_only(settings: PlanSettings) -> PlanSettings:
-    """Return the same settings where only linear layers and attention take time, without offload."""
+    """The same settings without offload, where only linear layers and attention take time."""
     rates = settings.costs.rates._replace(**_NOTHING)
     return replace(settings, offload=0, costs=replace(settings.costs, rates=rates, slot=0))
 
 
 def draw(trace: str, ranks: int, sequences: int, seed: int) -> Ints:
-    """Return the lengths of one step, [sequences]."""
+    """Random sequence lengths of one step, [sequences]."""
     random = Generator(Philox(key=seed))
     if trace == "lognormal":
         return np.clip(random.lognormal(7.0, 1.0, sequences), 128, 8 * _K).astype(np.int64)

@@ -1,4 +1,4 @@
-"""`bytescale config`: the config that overrides end in."""
+"""`bytescale config`: the resolved config."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ app = typer.Typer(help="Show the resolved config.")
 
 @app.callback()
 def group() -> None:
-    """Make `config` a group although it has one command so far."""
+    """Keep `config` a group of commands: without a callback Typer would turn its only command into `config` itself."""
 
 
 @app.command()
 def show(overrides: Overrides = None, json: Json = False, debug: Debug = False) -> None:
-    """Print every value as it will be used. Lengths are in tokens, sizes in bytes."""
+    """Print every value after all overrides. Lengths are in tokens, sizes in bytes."""
     from engine.config.load import load, resolved_yaml
 
     config = load(overrides or [])

@@ -1,4 +1,4 @@
-"""The one place where an error becomes lines and an exit code: the cause, the place, the way out."""
+"""Turns every error into lines on stderr (place, cause and hint) and an exit code. No other module does this."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import tempfile
 import traceback
 from contextlib import suppress
-from pathlib import Path
 
 import typer
 
@@ -15,22 +14,30 @@ from bytescale_cli import output
 from engine.config.spelling import nearest
 from engine.errors import BytescaleError, ExitCode, Problem, StorageError
 
-# Typer carries its own copy of Click since 0.26: the class that all usage errors share is found through Typer.
+# Typer has bundled Click since 0.26, so the base class of all usage errors is reached through Typer.
 UsageError = typer.BadParameter.__mro__[1]
 
 _STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 
 def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
-    """Say what went wrong, in JSON too if asked for, and return the exit code."""
-    # Ctrl-C in compiled code comes out of it as a SystemError that has it as its cause.
+    """Print an error and its hints on stderr and return the exit code.
+
+    `as_json` also prints a JSON object on stdout; `debug` adds the traceback.
+    """
+    # Ctrl-C inside an @njit function arrives as a SystemError whose cause is KeyboardInterrupt.
     if isinstance(error, (KeyboardInterrupt, typer.Abort)) or isinstance(error.__cause__, KeyboardInterrupt):
         output.say("interrupted")
         if as_json:
             _emit_failure(BytescaleError("interrupted"), ExitCode.INTERRUPTED)
         return ExitCode.INTERRUPTED
     known = _known(error)
-    for line in _lines(known.problems):
+    if len(known.problems) == 1:
+        (problem,) = known.problems
+        lines = [f"error: {_cause(problem)}"] + ([f"hint: {_one_line(problem.hint)}"] if problem.hint else [])
+    else:
+        lines = [f"error: {_cause(p)}" + (f"; {_one_line(p.hint)}" if p.hint else "") for p in known.problems]
+    for line in lines:
         output.say(line)
     if debug:
         output.say(_trace(error).rstrip())
@@ -40,81 +47,56 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
 
 
 def _emit_failure(error: BytescaleError, code: int) -> None:
-    """Write the failure as JSON, unless it is writing that fails: then its lines on stderr must do."""
-    with suppress(OSError):
-        output.emit_failure(_payload(error, code))
-
-
-def _known(error: BaseException) -> BytescaleError:
-    """Return the error as one of ours; what nothing here knows is a bug, and its traceback is saved."""
-    if isinstance(error, BytescaleError) and (error.traced or error.code != ExitCode.BUG):
-        return error
-    if isinstance(error, UsageError):
-        return _usage(error)
-    if isinstance(error, OSError) and error.errno in _STORAGE:
-        return StorageError(os.strerror(error.errno), key=_name(error.filename), hint="free some space or choose --out")
-    message = " ".join(f"this is a bug in ByteScale: {type(error).__name__}: {error}".split())
-    return BytescaleError(message, hint=f"please report it with {_save(_trace(error))}")
-
-
-def _usage(error: BaseException) -> BytescaleError:
-    """Return one of Typer's usage errors as ours; Typer's texts end in the nearest names, which become the hint."""
-    context = getattr(error, "ctx", None)
-    hint = f"see `{context.command_path if context else 'bytescale'} --help`"
-    place = getattr(error, "option_name", None) or _parameter(error)
-    message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
-    if hasattr(error, "possibilities"):
-        flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
-        message, meant = "there is no such flag", " or ".join(flags)
-    if meant:
-        hint = f"did you mean {meant.replace(chr(39), '').rstrip('?')}?"
-    usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)
-    usage.code = ExitCode.USAGE
-    return usage
-
-
-def _parameter(error: BaseException) -> str | None:
-    """Return the flag or argument that an error of Typer's is about."""
-    parameter = getattr(error, "param", None)
-    return None if parameter is None else str(parameter.opts[-1])
-
-
-def _lines(problems: tuple[Problem, ...]) -> list[str]:
-    """Return one mistake as its cause and the way out, or several as one line each."""
-    if len(problems) > 1:
-        return [f"error: {_cause(p)}" + (f"; {_flat(p.hint)}" if p.hint else "") for p in problems]
-    (problem,) = problems
-    return [f"error: {_cause(problem)}"] + ([f"hint: {_flat(problem.hint)}"] if problem.hint else [])
-
-
-def _cause(problem: Problem) -> str:
-    message = _flat(problem.message)
-    return f"{_flat(problem.key)}: {message}" if problem.key else message
-
-
-def _payload(error: BytescaleError, code: int) -> dict[str, object]:
+    """Print the JSON object of a failure: the results before it, and an entry per problem."""
     entries = [
         {"code": code, "message": problem.message, "key": problem.key, "hint": problem.hint}
         for problem in error.problems
     ]
-    return {**error.found, "error": entries[0], "errors": entries}
+    with suppress(OSError):  # stdout itself may have failed; stderr has the message
+        output.emit_failure({**error.found, "error": entries[0], "errors": entries})
 
 
-def _flat(text: str) -> str:
-    """Return text on one line, without the control characters that a user's value may carry."""
+def _known(error: BaseException) -> BytescaleError:
+    """Convert any exception to a BytescaleError. An unexpected one is a bug: its traceback is saved to a file."""
+    if isinstance(error, BytescaleError) and (error.traced or error.code != ExitCode.BUG):
+        return error
+    if isinstance(error, UsageError):
+        # Typer appends the nearest names to its message; move them to the hint.
+        context = getattr(error, "ctx", None)
+        hint = f"see `{context.command_path if context else 'bytescale'} --help`"
+        parameter = getattr(error, "param", None)
+        place = getattr(error, "option_name", None) or (None if parameter is None else str(parameter.opts[-1]))
+        message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
+        if hasattr(error, "possibilities"):
+            flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
+            message, meant = "unknown flag", " or ".join(flags)
+        if message.rstrip(".").endswith("requires an argument"):
+            message, hint = "needs a value", f"write it after the flag: {place} VALUE"
+        if meant:
+            hint = f"did you mean {meant.replace(chr(39), '').rstrip('?')}?"
+        usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)
+        usage.code = ExitCode.USAGE
+        return usage
+    if isinstance(error, OSError) and error.errno in _STORAGE:
+        place = None if error.filename is None else str(error.filename)
+        return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
+    message = " ".join(f"this is a bug in ByteScale: {type(error).__name__}: {error}".split())
+    handle, path = tempfile.mkstemp(prefix="bytescale-bug-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(_trace(error))
+    return BytescaleError(message, hint=f"please report it and attach {path}")
+
+
+def _cause(problem: Problem) -> str:
+    """Format a problem without its hint: `place: message`, or only the message if it has no place."""
+    message = _one_line(problem.message)
+    return f"{_one_line(problem.key)}: {message}" if problem.key else message
+
+
+def _one_line(text: str) -> str:
+    """Put text on one line and replace control characters, which a user's value may contain."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
-
-
-def _save(text: str) -> Path:
-    handle, name = tempfile.mkstemp(prefix="bytescale-bug-", suffix=".txt")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    return Path(name)
-
-
-def _name(filename: object) -> str | None:
-    return None if filename is None else str(filename)

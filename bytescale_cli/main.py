@@ -1,4 +1,4 @@
-"""`bytescale`: parses, calls, prints. Everything heavy is imported inside the command that needs it."""
+"""The `bytescale` command. Each command imports slow modules only when it runs, so `--help` stays fast."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ app.add_typer(config.app, name="config")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line (by default the process's own) and return its exit code; nothing but this catches errors."""
+    """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
     try:
         code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
-        if code == ExitCode.INTERRUPTED:  # Typer makes a code of Ctrl-C and says nothing
+        if code == ExitCode.INTERRUPTED:  # Typer turns Ctrl-C into this code without a message
             raise KeyboardInterrupt
         return code
     except BaseException as error:
-        # The process's edge: whatever comes out here is told to the user, and nothing is swallowed.
+        # The outermost frame: every error is reported to the user, and none is swallowed.
         if isinstance(error, SystemExit):
             if not isinstance(error.__context__, BrokenPipeError):
                 raise
-            if "--help" in words:  # Typer ends so when nobody reads its help, as in `--help | true`: that is no failure
+            if "--help" in words:  # not a failure: the reader has exited, as in `--help | true`
                 return ExitCode.OK
             error = error.__context__
         return report(error, as_json="--json" in words, debug="--debug" in words)

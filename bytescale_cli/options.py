@@ -1,48 +1,51 @@
-"""Flags and arguments that several commands take, and flags that are other names of keys."""
+"""Flags and arguments shared by several commands, and flags that are aliases of config keys."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from engine.config.spelling import nearest
-from engine.errors import ConfigError, Problem
+from engine.errors import BytescaleError, ConfigError, Problem
 
-_MOST_STEPS = 10_000  # to plan: hours
+_MAX_STEPS = 10_000  # planning more would take hours
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="What to change, for example recipe=quickstart optimizer.lr=1e-4."),
+    typer.Argument(metavar="KEY=VALUE", help="Config values to set, for example recipe=quickstart optimizer.lr=1e-4."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 Plot = Annotated[
-    str | None, typer.Option("--plot", metavar="FILE", help="Write a page with pictures, for example page.html.")
+    str | None, typer.Option("--plot", metavar="FILE", help="Write an HTML page with pictures, for example page.html.")
 ]
 
 
 def plot_path(plot: str | None) -> Path | None:
-    """Return where the page of `--plot` goes, links followed. Raises ConfigError for what is no place for a page.
+    """Return the path of the `--plot` page without symbolic links, or None if no page was requested.
 
-    Commands call it before they start their work.
+    Raises ConfigError if the name does not end in .html or .htm, or if the file cannot be written. Commands call this
+    before they start their work.
     """
     if plot is None:
         return None
     if Path(plot).suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{plot} is no name of a page", key="--plot", hint="pages are HTML: --plot page.html")
+        raise ConfigError(f"{plot} is not an HTML file name", key="--plot", hint="for example --plot page.html")
     return writable(plot, "--plot")
 
 
 def writable(name: str, flag: str) -> Path:
-    """Return a file's path, links followed; raise ConfigError if it could not be written.
+    """Return the path of the output file `name` without symbolic links.
 
-    Better now than after the work. A file is made and removed beside it: permissions do not tell all, root's least.
+    Raises ConfigError that names `flag` if the file cannot be written. Commands call this before they start their work.
     """
     path = Path(os.path.realpath(name))
     try:
@@ -50,32 +53,33 @@ def writable(name: str, flag: str) -> Path:
             raise OSError(0, "it is a folder or a device")
         if path.exists() and not os.access(path, os.W_OK):
             raise OSError(0, "it is read-only")
+        # Permission bits do not decide this, least of all for root: create and remove a file in the same folder.
         handle, probe = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         os.close(handle)
         Path(probe).unlink()
     except OSError as error:
         message = f"{name} cannot be written: {error.strerror}"
-        raise ConfigError(message, key=flag, hint="name a file in a folder that you may write to") from error
+        raise ConfigError(message, key=flag, hint="choose a file in a folder that you may write to") from error
     return path
 
 
 def whole_number(text: str) -> int:
-    """Return the number of a flag such as `--nproc 2`; Typer's own words for a bad one are not a user's."""
+    """Parse the whole number of a flag such as `--nproc 2`. Raises BadParameter with a clearer message than Typer's."""
     try:
         return int(text)
     except ValueError:
-        raise typer.BadParameter(f"{text} is not a whole number") from None
+        raise typer.BadParameter(f"must be a whole number, not {text}") from None
 
 
 def check_steps(steps: int, flag: str) -> None:
-    """Raise ConfigError for a number of steps that is none, or would take days to plan."""
-    if not 1 <= steps <= _MOST_STEPS:
-        bound = "at least 1" if steps < 1 else f"at most {_MOST_STEPS:,}"
+    """Raise ConfigError that names `flag` unless `steps` is between 1 and _MAX_STEPS."""
+    if not 1 <= steps <= _MAX_STEPS:
+        bound = "at least 1" if steps < 1 else f"at most {_MAX_STEPS:,}"
         raise ConfigError(f"must be {bound}, not {steps}", key=flag, hint=f"for example {flag} 3")
 
 
 def choice(*options: str) -> Callable[[str], str]:
-    """Return the parser of a flag that takes one of a few words."""
+    """Make the parser of a flag that accepts only these options. It raises BadParameter with the nearest option."""
 
     def parse(text: str) -> str:
         if text not in options:
@@ -88,21 +92,49 @@ def choice(*options: str) -> Callable[[str], str]:
     return parse
 
 
-def with_aliases(overrides: Sequence[str], aliases: Mapping[tuple[str, str], str | int | None]) -> list[str]:
-    """Return the overrides plus those that flags stand for: {("--out", "run.out"): "runs/a"} adds run.out=runs/a.
+def with_aliases(overrides: Sequence[str], flags: Mapping[tuple[str, str], str | int | None]) -> list[str]:
+    """Append an override for each flag that was given: {("--out", "run.out"): "runs/a"} adds `run.out=runs/a`.
 
-    Raises ConfigError for each flag whose key is given too, with another value.
+    `flags` maps (flag, key) to the value of the flag, or to None if it was not given. Raises ConfigError if an override
+    sets the key of a flag to another value.
     """
     given = dict(text.split("=", 1) for text in overrides if "=" in text)
     added, problems = [], []
-    for (flag, key), value in aliases.items():
+    for (flag, key), value in flags.items():
         if value is None:
             continue
         other = given.get(key)
         if other is None:
-            added.append(f"{key}={value}")  # keys that are paths take any text
+            added.append(f"{key}={value}")  # no quotes needed: paths are quoted later
         elif other.strip("'\"") != str(value):
-            problems.append(Problem(f"{value} contradicts {key}={other}", flag, "give one of the two"))
+            problems.append(Problem(f"{value} conflicts with {key}={other}", flag, "give only one"))
     if problems:
         raise ConfigError.of(problems)
     return [*overrides, *added]
+
+
+@contextmanager
+def named_as_typed(aliases: Mapping[tuple[str, str], str | int | None]) -> Iterator[None]:
+    """Rewrite errors raised in this context so that they name the flags that the user typed.
+
+    For example `--nproc 0` instead of `cluster.ranks_per_node=0`. `aliases` is the mapping for `with_aliases`.
+    """
+    flags = {key: flag for (flag, key), value in aliases.items() if value is not None}
+    try:
+        yield
+    except BytescaleError as error:
+
+        def typed(text: str | None) -> str:
+            """Replace the config keys in a message by the flags that the user typed."""
+            text = text or ""
+            for key, flag in flags.items():
+                name = rf"(?<![\w.]){re.escape(key)}"
+                text = re.sub(rf"{name}=", f"{flag} ", text)
+                text = re.sub(rf"{name}(?!\w|\.\w)", flag, text)
+            return text.strip()
+
+        error.problems = tuple(
+            Problem(typed(one.message), typed(one.key).strip() or None, typed(one.hint) or None)
+            for one in error.problems
+        )
+        raise

@@ -1,28 +1,28 @@
-"""`bytescale profile-data`: how long documents are, and what that asks of a cluster. Without any GPU and torch."""
+"""`bytescale profile-data`: shows document lengths and suggests a capacity, without a GPU and without torch."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
-from engine.errors import ConfigError
+from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
-    from engine.data.profile import Suggestion
-    from engine.planner.plan import Ints
     from engine.planner.settings import PlanSettings
 
 _BAR = 10  # characters of the longest bar of a histogram
 _SECONDS = 5.0  # between two lines of progress
 _PLANNED = ("planner", "balance", "largest ring", "micro-batches", "ring GiB", "makespan s")
+_LEGEND = """makespan: modelled time until the last rank finishes; balance: mean useful work of a rank / makespan,
+at most 1; ring GiB: data that ranks send to each other in rings"""
 
 
 def profile_data(
@@ -32,59 +32,62 @@ def profile_data(
         typer.Option(
             parser=whole_number,
             metavar="N",
-            help="Read or draw about N documents. Else all, or of a large source a part.",
+            help="Read or sample about N documents. Default: all, or a sample of a large source.",
         ),
     ] = None,
     plot: Plot = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show how long documents are, and a capacity for them. Also what each planner makes of them."""
+    """Show document lengths and suggest a capacity. Also compares the planners on one step."""
     if sample is not None and sample < 1:
         raise ConfigError(f"must be at least 1, not {sample}", key="--sample", hint="for example --sample 10000")
     path = plot_path(plot)
     from dataclasses import replace
 
     from engine.config.load import load
-    from engine.data.profile import a_step, describe, documents, suggest
+    from engine.data.lengths import document_lengths, example_step
+    from engine.data.profile import describe, suggest
+    from engine.fit.check import fit_error
+    from engine.fit.largest import largest_capacity, named_ratio
+    from engine.planner.make import PLANNERS, plan_step
     from engine.planner.settings import PlanSettings
     from engine.report.words import source
+    from engine.simulator.facts import facts
 
     config = load(overrides or [])
     output.say_when_compiling()
     settings = PlanSettings.of(config)
     with _progress() as progress:
-        found = documents(config, sample, progress)
-    suggested = suggest(found.lengths, config, settings)
-    data = describe(found, config.context) | {"source": source(config)} | _suggested(suggested)
-    planned = _planned(a_step(config, found), replace(settings, capacity=suggested.capacity)) if suggested.fits else []
-    if path is not None:
-        from engine.report.lengths_page import lengths_page
-
-        output.write_page(path, lengths_page(config, data, planned).html())
-    text = "\n\n".join([_head(data), _histogram(data["buckets"]), _advice(data, config, settings), _planners(planned)])
-    output.emit({"data": data, "planners": planned}, text, as_json=json)
-
-
-def _suggested(suggested: Suggestion) -> dict[str, Any]:
-    return {
+        found = document_lengths(config, sample, progress)
+    largest = largest_capacity(settings, named_ratio(config))
+    suggested = suggest(found.lengths, config, settings, largest)
+    data = describe(found, config.context) | {
+        "source": source(config),
+        "largest_capacity": largest,
         "suggested_capacity": suggested.capacity,
         "suggested_ring_limit": suggested.ring_limit,
         "reason": suggested.reason,
         "fits": suggested.fits,
     }
+    planned: list[dict[str, Any]] = []
+    if suggested.fits:  # otherwise the context fits at no capacity, and no plan exists
+        step = example_step(config, found)
+        by_planner = [replace(settings, capacity=suggested.capacity).by(name) for name in PLANNERS]
+        with suppress(MemoryFitError):  # a node with less memory may be too small; the error below reports it
+            planned = [dict(facts(plan_step(step, own), own)) for own in by_planner]
+    if path is not None:
+        from engine.report.lengths_page import lengths_page
+
+        output.write_page(path, lengths_page(config, data, planned).html())
+    text = f"{_lengths(data)}\n\n{_advice(data, planned, config, settings)}"
+    answer = {"data": data, "planners": planned}
+    output.emit(answer, text, as_json=json, error=fit_error(config, settings))
 
 
-def _planned(lengths: Ints, settings: PlanSettings) -> list[dict[str, Any]]:
-    """Return the facts of one verified plan by each planner."""
-    from engine.planner.make import PLANNERS, plan_step
-    from engine.simulator.facts import facts
-
-    return [dict(facts(plan_step(lengths, settings.by(name)), settings.by(name))) for name in PLANNERS]
-
-
-def _head(data: dict[str, Any]) -> str:
-    from engine.config.units import counted
+def _lengths(data: dict[str, Any]) -> str:
+    """Format counts and percentiles, then a histogram: a row per bucket with its documents, its tokens and bars."""
+    from engine.config.units import counted, format_count
 
     about = "about " if data["read"]["share"] < 1 else ""
     documents, tokens = counted(data["samples"], "document"), counted(data["tokens"], "token")
@@ -94,17 +97,13 @@ def _head(data: dict[str, Any]) -> str:
     if about:
         sample, share = counted(data["read"]["samples"], "document"), data["read"]["share"]
         text += (
-            f"\nrun.seed chose a sample to read: {sample} or {share:.2%} of the source; "
+            f"\na sample chosen by run.seed was read: {sample}, {share:.2%} of the source; "
             "counts are extrapolated, and longer documents may exist"
         )
     names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
-    return text + "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in names.items())
+    text += "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in names.items())
 
-
-def _histogram(buckets: list[dict[str, int]]) -> str:
-    """Return a line a bucket: its share of documents and of tokens, and bars against the largest share."""
-    from engine.config.units import format_count
-
+    buckets: list[dict[str, int]] = data["buckets"]
     columns = [[format_count(bucket["upto"]) for bucket in buckets]]
     for kind in ("samples", "tokens"):
         counts = [bucket[kind] for bucket in buckets]
@@ -112,31 +111,27 @@ def _histogram(buckets: list[dict[str, int]]) -> str:
         columns.append([f"{count / sum(counts):.1%}" for count in counts])
         columns.append([("#" * round(_BAR * count / max(counts))).ljust(_BAR, ".") for count in counts])
     rows = [list(row) for row in zip(*columns, strict=True)]
-    return output.table(["up to", "documents", "share", "", "tokens", "share", ""], rows, right=True).rstrip("\n")
+    table = output.table(["up to", "documents", "of all", "", "tokens", "of all", ""], rows, right=True).rstrip("\n")
+    return f"{text}\n\n{table}"
 
 
-def _advice(data: dict[str, Any], config: Config, settings: PlanSettings) -> str:
+def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config, settings: PlanSettings) -> str:
+    """Format the suggested capacity, and a table that compares each planner's plan of one step at that capacity.
+
+    If no capacity is suggested, says why nothing fits. There is no table if `planned` is empty.
+    """
     from engine.config.units import counted, format_count
 
     about = "about " if data["read"]["share"] < 1 else ""
-    cut = f"cut at context={format_count(config.context)}: {about}{counted(data['sequences'], 'sequence')}\n"
-    capacity = format_count(data["suggested_capacity"])
+    cut = f"split at context={format_count(config.context)}: {about}{counted(data['sequences'], 'sequence')}\n"
+    capacity, largest = (format_count(data[name]) for name in ("suggested_capacity", "largest_capacity"))
+    fits = f"capacity={format_count(config.capacity)} is set; at most capacity={largest} fits"
+    if not data["largest_capacity"]:
+        return f"{cut}no capacity fits: the model states leave no memory for a token"
     if not data["fits"]:
-        ranks = f"each of {counted(settings.ranks, 'rank')}"
-        held = f"{ranks} would have to hold {capacity} tokens, more than its memory allows"
-        return f"{cut}the context does not fit: {held}"
-    return (
-        f"{cut}suggested capacity={capacity} ({data['reason']}; the recipe has {format_count(config.capacity)})\n"
-        f"largest ring at that capacity: {data['suggested_ring_limit']:,} of {counted(settings.ranks, 'rank')}"
-    )
-
-
-def _planners(planned: list[dict[str, Any]]) -> str:
-    """Return a line a planner: what it makes of one step at the suggested capacity."""
-    if not planned:
-        return ""
-    from engine.config.units import counted
-
+        each = f"each of {counted(settings.ranks, 'rank')} would have to hold {capacity} tokens"
+        return f"{cut}the context does not fit: {each}; {fits}"
+    ring = f"{data['suggested_ring_limit']:,} of {counted(settings.ranks, 'rank')}"
     rows = [
         [
             fact["planner"],
@@ -148,34 +143,31 @@ def _planners(planned: list[dict[str, Any]]) -> str:
         ]
         for fact in planned
     ]
+    advice = f"{cut}suggested capacity={capacity} ({data['reason']}); {fits}\n"
+    advice += f"with a ring of up to {ring}, no other rank has to wait for the longest sequence"
+    if not planned:  # the context does not fit a node with less memory
+        return advice
     step = f"{counted(planned[0]['sequences'], 'sequence')}, {counted(planned[0]['tokens'], 'token')}"
-    head = f"one step of {step}, at that capacity:"
-    return f"{head}\n{output.table(_PLANNED, rows, right=True)}"
+    return f"{advice}\n\none step of {step}, at that capacity:\n{output.table(_PLANNED, rows, right=True)}\n{_LEGEND}"
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
-    """Give a function that takes the share that is done: a bar on a terminal, else a line from time to time."""
+    """Yield a function that shows the fraction done, 0 to 1: a bar on a terminal, else a line every 5 seconds."""
     if sys.stderr.isatty():
-        with _live() as progress:
-            yield progress
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("reading", total=1.0)
+            yield lambda fraction: bar.update(task, completed=fraction)
         return
-    told = time.monotonic()
+    last = time.monotonic()
 
-    def tell(share: float) -> None:
-        nonlocal told
-        if time.monotonic() - told >= _SECONDS:
-            told = time.monotonic()
-            output.say(f"read {share:.0%} of the documents")
+    def print_sometimes(fraction: float) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS:
+            last = time.monotonic()
+            output.say(f"read {fraction:.0%} of the documents")
 
-    yield tell
-
-
-@contextmanager
-def _live() -> Iterator[Callable[[float], None]]:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=1.0)
-        yield lambda share: bar.update(task, completed=share)
+    yield print_sometimes

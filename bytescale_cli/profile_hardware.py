@@ -1,4 +1,4 @@
-"""`bytescale profile-hardware`: measures this machine and writes the calibration that the cost model reads."""
+"""`bytescale profile-hardware`: measures this machine and writes a calibration for the cost model."""
 
 from __future__ import annotations
 
@@ -12,34 +12,50 @@ from bytescale_cli.options import Debug, Json, Overrides, writable
 if TYPE_CHECKING:
     from engine.hardware.profile import Profile
 
-_GOOD = 0.15  # relative; above it the calibration, or the machine while it was measured, is worth a warning
+_TOLERANCE = 0.15  # relative error or spread above which the user is warned
 
 
 def profile_hardware(
     overrides: Overrides = None,
-    out: Annotated[str, typer.Option(metavar="FILE", help="Where the calibration goes.")] = "calibration.json",
+    out: Annotated[str, typer.Option(metavar="FILE", help="File to write the calibration to.")] = "calibration.json",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine and write its calibration. For cluster.calibration=FILE; takes about a minute."""
+    """Measure this machine and write its calibration. Use it with cluster.calibration=FILE. Takes 1 to 3 minutes."""
     from engine.config.load import load
 
-    config = load(overrides or [])
+    # The config must name a calibration if the cluster has no data sheet. This command writes it, so any name will do.
+    config = load([*(overrides or []), "cluster.calibration=being-measured"])
     path = writable(out, "--out")
 
-    import torch
-
+    from engine.cluster.gpus import visible_gpus
+    from engine.config.devices import uses_gpus
+    from engine.config.units import counted
     from engine.hardware.profile import profile
+    from engine.hardware.terms import rows
 
-    found = profile(config, torch.cuda.device_count(), output.say)
+    found = profile(config, visible_gpus() if uses_gpus(config) else 0, output.say)
     found.calibration.write(path)
     for warning in warnings(found):
         output.say(f"warning: {warning}")
-    output.emit({"hardware": payload(found) | {"out": out}}, _text(found, out), as_json=json)
+
+    table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
+    errors = f"median error {found.median_error:.1%}, worst {abs(found.worst.error):.1%} ({found.worst.case})"
+    lines = [
+        f"{found.calibration.device}, {counted(found.measured.ranks, 'rank')}",
+        table,
+        "",
+        f"cost model against {len(found.points)} measured micro-batches: {errors}",
+        f"written to {out}; use it with cluster={found.calibration.cluster} cluster.calibration={out}",
+    ]
+    output.emit({"hardware": payload(found) | {"out": out}}, "\n".join(lines), as_json=json)
 
 
 def payload(found: Profile) -> dict[str, Any]:
-    """Return all terms, and how well the cost model gives the measured micro-batches back with them."""
+    """Build the JSON result: every calibration term, the spread of the timings, and the fit of the cost model.
+
+    The fit is the measured and the predicted time of each micro-batch, and the median and the largest error.
+    """
     points = [
         {"micro_batch": str(point.case), "measured_s": point.measured_s, "predicted_s": point.predicted_s}
         for point in found.points
@@ -49,27 +65,13 @@ def payload(found: Profile) -> dict[str, Any]:
 
 
 def warnings(found: Profile) -> list[str]:
-    """Return what to know before trusting the calibration."""
+    """List reasons not to trust the calibration: timings that vary, or a cost model that predicts them badly."""
     texts = []
-    if found.spread > _GOOD:
-        half = f"half of the timings lie {found.spread:.0%} or more above the best"
-        texts.append(f"the machine was busy: {half}; run it again when nothing else runs")
-    if found.median_error > _GOOD:
-        texts.append(f"the cost model is off by {found.median_error:.0%} in the median")
-    if abs(found.worst.error) > _GOOD:
-        texts.append(f"the cost model is off by {found.worst.error:+.0%} at worst: {found.worst.case}")
+    if found.spread > _TOLERANCE:
+        slow = f"a typical run took {found.spread:.0%} longer than the fastest"
+        texts.append(f"the machine was busy: {slow}; run it again when the machine is idle")
+    if found.median_error > _TOLERANCE:
+        texts.append(f"the median error of the cost model is {found.median_error:.0%}")
+    if abs(found.worst.error) > _TOLERANCE:
+        texts.append(f"the largest error of the cost model is {found.worst.error:+.0%}: {found.worst.case}")
     return texts
-
-
-def _text(found: Profile, out: str) -> str:
-    from engine.config.units import counted
-    from engine.hardware.terms import rows
-
-    table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
-    worst = f"worst {abs(found.worst.error):.1%} ({found.worst.case})"
-    fit = (
-        f"cost model against {len(found.points)} measured micro-batches: median error {found.median_error:.1%}, {worst}"
-    )
-    name = found.calibration.cluster
-    use = f"written to {out}; use it with cluster={name} cluster.calibration={out}"
-    return "\n".join([f"{found.calibration.device}, {counted(found.measured.ranks, 'rank')}", table, "", fit, use])

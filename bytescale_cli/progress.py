@@ -1,4 +1,4 @@
-"""How a run shows itself while it goes: a live line on a terminal, plain lines elsewhere. All of it goes to stderr."""
+"""Shows a run while it trains, on stderr: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,28 +14,14 @@ OnStep = Callable[[Mapping[str, Any]], None]
 
 @contextmanager
 def progress(steps: int) -> Iterator[tuple[Callable[[str], None], OnStep]]:
-    """Give `say` and `on_step` (called with each line of metrics.jsonl) for a run of `steps` steps."""
-    if sys.stderr.isatty():
-        with _live(steps) as functions:
-            yield functions
-    else:
+    """Show the progress of a run of `steps` steps; yield two functions for the duration of the run.
+
+    The first prints a message. The second shows the metrics of a finished step, a line of metrics.jsonl.
+    """
+    if not sys.stderr.isatty():
         yield output.say, lambda line: output.say(f"step {line['step']}/{steps}  {describe(line)}")
+        return
 
-
-def describe(line: Mapping[str, Any]) -> str:
-    """Return what a person wants to know of a step."""
-    text = (
-        f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s  "
-        f"balance {line['balance']:.2f}  largest ring {line['max_degree']}"
-    )
-    if line.get("validation_loss") is not None:
-        text += f"  validation loss {line['validation_loss']:.3f}"
-    return text
-
-
-@contextmanager
-def _live(steps: int) -> Iterator[tuple[Callable[[str], None], OnStep]]:
-    """Give the functions of one live bar; what is said meanwhile is printed above it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
@@ -53,4 +39,15 @@ def _live(steps: int) -> Iterator[tuple[Callable[[str], None], OnStep]]:
         def on_step(line: Mapping[str, Any]) -> None:
             bar.update(task, completed=line["step"], description=describe(line))
 
-        yield lambda text: bar.console.print(Text(text)), on_step
+        yield lambda text: bar.console.print(Text(text)), on_step  # as Text, so that [brackets] are not read as markup
+
+
+def describe(line: Mapping[str, Any]) -> str:
+    """Format the metrics of a step as one line."""
+    text = (
+        f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s  "
+        f"plan balance {line['balance']:.2f}  largest ring {line['max_degree']}"
+    )
+    if line.get("validation_loss") is not None:
+        text += f"  validation loss {line['validation_loss']:.3f}"
+    return text

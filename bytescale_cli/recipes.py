@@ -1,4 +1,4 @@
-"""`bytescale recipes`: what recipes there are and what each says."""
+"""`bytescale recipes`: lists recipes and prints their files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def list_(json: Json = False, debug: Debug = False) -> None:
 
 @app.command()
 def show(name: str, json: Json = False, debug: Debug = False) -> None:
-    """Print a recipe's file. `bytescale config show recipe=NAME` prints every value it ends in."""
+    """Print a recipe's file. `bytescale config show recipe=NAME` prints every resolved value."""
     from engine.config import tree
 
     names = tree.recipes()
     if name not in names:
-        hint = did_you_mean(name, names, f"there are {', '.join(names)}")
-        raise ConfigError(f"there is no recipe {name}", key="recipe", hint=hint)
+        hint = did_you_mean(name, names, f"choose one of {', '.join(names)}")
+        raise ConfigError(f"unknown recipe: {name}", key="recipe", hint=hint)
     text = (tree.folder() / "recipe" / f"{name}.yaml").read_text(encoding="utf-8")
     output.emit({"recipe": {"name": name, "about": tree.about("recipe", name), "text": text}}, text, as_json=json)

@@ -1,4 +1,4 @@
-"""`bytescale train`: launches a recipe, or shows what would be launched."""
+"""`bytescale train`: trains a recipe, or shows what training would do."""
 
 from __future__ import annotations
 
@@ -8,24 +8,37 @@ from typing import Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, choice, whole_number, with_aliases
+from bytescale_cli.options import Debug, Json, Overrides, choice, named_as_typed, whole_number, with_aliases
 
 LAUNCHERS = ("local", "hostfile")
-_MOST_COMMANDS = 2
+_SHOWN_COMMANDS = 2
 
 
 def train(
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, plan three steps, start nothing.")] = False,
-    resume: Annotated[str, typer.Option(metavar="auto|never|PATH", help="Where to go on from.")] = "auto",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan three steps, but start nothing.")] = False,
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|never|PATH",
+            help="Start from the newest checkpoint (auto), from scratch (never), or from PATH.",
+        ),
+    ] = "auto",
     nproc: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="Ranks on a node: cluster.ranks_per_node.")
+        int | None, typer.Option(parser=whole_number, metavar="N", help="Ranks per node; sets cluster.ranks_per_node.")
     ] = None,
-    hostfile: Annotated[str | None, typer.Option(metavar="FILE", help="Hosts: cluster.hostfile.")] = None,
+    hostfile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File that lists the hosts; sets cluster.hostfile.")
+    ] = None,
     launcher: Annotated[
-        str | None, typer.Option(parser=choice(*LAUNCHERS), metavar="|".join(LAUNCHERS), help="How ranks start.")
+        str | None,
+        typer.Option(
+            parser=choice(*LAUNCHERS),
+            metavar="|".join(LAUNCHERS),
+            help="Start ranks locally or on the hostfile's hosts.",
+        ),
     ] = None,
-    out: Annotated[str | None, typer.Option(metavar="DIR", help="Run folder: run.out.")] = None,
+    out: Annotated[str | None, typer.Option(metavar="DIR", help="Run folder; sets run.out.")] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -37,57 +50,39 @@ def train(
         ("--hostfile", "cluster.hostfile"): hostfile,
         ("--out", "run.out"): out,
     }
-    config = load(with_aliases(overrides or [], aliases))
-    output.say_when_compiling()
+    given = with_aliases(overrides or [], aliases)
+    with named_as_typed(aliases):
+        config = load(given)
+        output.say_when_compiling()
 
-    from bytescale_cli.progress import progress
-    from engine.launch.run import train as launch
+        from bytescale_cli.progress import progress
+        from engine.launch.run import train as launch
 
-    with progress(config.run.steps) as (say, on_step):
-        payload = launch(config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step)
-    output.emit(payload, _text(payload), as_json=json)
-
-
-def _text(payload: Mapping[str, Any]) -> str:
-    """Return what a person reads on stdout: what a dry run found, or where a run ended."""
-    if "dry_run" not in payload:
-        return str(payload["train"]["out"])
-    dry = payload["dry_run"]
-    return "\n".join(
-        [*_head(dry), *_refused(dry["refused"]), *_steps(dry["steps"]), *_commands(dry["commands"], dry["ranks"])]
-    )
+        with progress(config.run.steps) as (say, on_step):
+            payload = launch(config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step)
+    text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
+    output.emit(payload, text, as_json=json)
 
 
-def _head(dry: Mapping[str, Any]) -> list[str]:
-    """Return what was planned, in words that `bytescale plan` has too, and where the run would begin."""
+def _describe(dry: Mapping[str, Any]) -> str:
+    """Format a dry run as text: the planner, where the run begins, what would be refused, steps and commands."""
     from engine.config.units import counted
     from engine.report.words import hdp_ranks
 
     ranks, documents = hdp_ranks(dry["hdp_ranks"], dry["tp"], dry["pp"]), counted(dry["documents"], "document")
-    planned = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} of {dry['source']}"
-    other = f" (`bytescale plan` takes {dry['plan_source']})" if dry["plan_source"] != dry["source"] else ""
-    return [planned + other, f"{dry['out']}: {dry['outlook']}"]
-
-
-def _steps(steps: list[dict[str, Any]]) -> list[str]:
-    rows = [[_cell(value) for value in step.values()] for step in steps]
-    return [output.table(list(steps[0]), rows, right=True)] if steps else []
-
-
-def _commands(commands: list[str], ranks: int) -> list[str]:
-    if len(commands) <= _MOST_COMMANDS:
-        return commands
-    has = "all" if len(commands) == ranks else f"{len(commands):,}"
-    return [*commands[:_MOST_COMMANDS], f"and {ranks - _MOST_COMMANDS:,} more like these (--json has {has})"]
-
-
-def _refused(problems: list[dict[str, str]]) -> list[str]:
-    """Return what a dry run says of what training would not take: a line each, with the way out."""
-    if not problems:
-        return []
-    lines = [f"  {problem['key']}: {problem['message']} ({problem['hint']})" for problem in problems]
-    return ["without --dry-run this is refused:", *lines]
-
-
-def _cell(value: float) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else f"{value:,}"
+    first = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} of {dry['source']}"
+    if dry["plan_source"] != dry["source"]:  # the two commands read different documents, so their steps differ
+        first += f" (`bytescale plan` reads {dry['plan_source']})"
+    lines = [first, f"{dry['out']}: {dry['outlook']}"]
+    if dry["refused"]:
+        lines.append("without --dry-run this is refused:")
+        lines += [f"  {problem['key']}: {problem['message']} ({problem['hint']})" for problem in dry["refused"]]
+    if dry["steps"]:
+        rows = [[f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in step.values()] for step in dry["steps"]]
+        lines.append(output.table(list(dry["steps"][0]), rows, right=True))
+    commands = dry["commands"]
+    lines += commands[:_SHOWN_COMMANDS]
+    if len(commands) > _SHOWN_COMMANDS:
+        listed = "all" if len(commands) == dry["ranks"] else f"{len(commands):,}"
+        lines.append(f"and {dry['ranks'] - _SHOWN_COMMANDS:,} more like these (--json lists {listed})")
+    return "\n".join(lines)

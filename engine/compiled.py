@@ -1,8 +1,8 @@
-"""Compiled kernels, and where their machine code is kept.
+"""The `njit` decorator for compiled functions, and the folder of their machine code.
 
-numba keeps a kernel's code beside its source and compiles it anew when that file changes, but not when a function that
-it calls changes in another file. After an update some ranks would then plan by old formulas. So the code lies in a
-folder named by a digest of all sources that hold kernels: another version, another folder.
+numba caches the machine code of a function next to its source file and recompiles it when that file changes, but not
+when a function that it calls changes in another file. After an update some ranks would plan with old formulas. So the
+cache folder is named by a digest of all sources that compiled code depends on: a new version gets a new folder.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from numba import config, njit
+import numba
+from numba import config
 from numba.core import event
 
-_SOURCES = ("cost", "planner")  # packages of the engine that hold kernels
+_PACKAGES = ("cost", "planner")  # packages of the engine that define compiled functions
+_MODULES = ("units.py",)  # modules whose constants are frozen into compiled code
 _ENGINE = Path(__file__).parent
 
 
 def _digest(engine: Path = _ENGINE) -> str:
-    files = sorted(path for package in _SOURCES for path in (engine / package).glob("*.py"))
+    """Hash all sources that compiled code depends on, as 16 hex digits."""
+    files = sorted(path for package in _PACKAGES for path in (engine / package).rglob("*.py"))
+    files += [engine / module for module in _MODULES]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
-def _homes() -> list[Path]:
-    """Return folders that may hold compiled code: the user's choice, the package's, the user's cache."""
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "bytescale"
-    others = [_ENGINE / "__pycache__", cache, Path(tempfile.gettempdir()) / f"bytescale-{os.getuid()}"]
-    return [Path(chosen), *others] if chosen else others
-
-
 def _folder(homes: list[Path]) -> Path:
-    """Return the folder of this version's code in the first of `homes` that can be written to."""
+    """Create the folder of this version's machine code in the first writable folder of `homes`; return its path.
+
+    If no folder is writable, returns a path in the last one.
+    """
     name = f"compiled-{_digest()}"
     for home in homes:
         try:
@@ -43,27 +42,38 @@ def _folder(homes: list[Path]) -> Path:
             continue
         if os.access(home / name, os.W_OK):
             return home / name
-    return homes[-1] / name  # numba says what is wrong with it
+    return homes[-1] / name  # numba reports why it cannot write there
 
 
 class _First(event.Listener):
-    """Calls `tell` when numba first compiles something."""
+    """Calls `report` once, when numba starts its first compilation."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self.tell = tell
+    def __init__(self, report: Callable[[], None]) -> None:
+        self.report = report
 
     def on_start(self, event: event.Event) -> None:
-        tell, self.tell = self.tell, lambda: None
-        tell()
+        report, self.report = self.report, lambda: None
+        report()
 
     def on_end(self, event: event.Event) -> None:
         pass
 
 
-def when_compiling(tell: Callable[[], None]) -> None:
-    """Call `tell` once, when the first kernel is compiled in this process: never if all lie compiled on disk."""
-    event.register("numba:compile", _First(tell))  # type: ignore[no-untyped-call]
+def when_compiling(report: Callable[[], None]) -> None:
+    """Arrange that `report` is called once, when this process compiles its first function from now on.
+
+    If the machine code of all functions is cached on disk, it is never called.
+    """
+    event.register("numba:compile", _First(report))  # type: ignore[no-untyped-call]
 
 
-config.CACHE_DIR = str(_folder(_homes()))  # type: ignore[attr-defined]
-kernel = njit(cache=True)
+# Folders that may hold compiled code, best first: the user's choice, the package's, the user's cache.
+_chosen = os.environ.get("NUMBA_CACHE_DIR")
+_homes = [
+    *([Path(_chosen)] if _chosen else []),
+    _ENGINE / "__pycache__",
+    Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "bytescale",
+    Path(tempfile.gettempdir()) / f"bytescale-{os.getuid()}",
+]
+config.CACHE_DIR = str(_folder(_homes))  # type: ignore[attr-defined]
+njit = numba.njit(cache=True)

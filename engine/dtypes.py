@@ -1,4 +1,4 @@
-"""Dtypes: by the names that a config has, and the one in which sums are kept."""
+"""Dtypes by their names in a config, and the dtype for accumulation."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
 
 def wider(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which sums are kept: at least float32, and float64 stays float64."""
+    """Return the dtype for accumulation: at least float32, and float64 for float64."""
     return torch.promote_types(dtype, torch.float32)

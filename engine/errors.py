@@ -1,6 +1,6 @@
-"""What can go wrong, as types: each error knows its exit code, the place, and the way out.
+"""Error types: each has an exit code, and names the place of the mistake and a way to fix it.
 
-The command line turns any of them into at most three lines and one exit code; no other layer prints or exits.
+The command line prints every error and exits with its code; no other layer does either.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ E = TypeVar("E", bound="BytescaleError")
 
 
 class ExitCode(IntEnum):
-    """Exit codes that schedulers and scripts rely on."""
+    """Exit codes. Schedulers and scripts rely on them."""
 
     OK = 0
     USAGE = 2
@@ -26,25 +26,25 @@ class ExitCode(IntEnum):
     RUN_FOLDER = 73
     STORAGE = 74
     PREEMPTED = 75
-    HANG = 124
+    HANG = 124  # reserved, not used yet
     INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: what is wrong, where (`key` is an override or `file:line`), and the way out."""
+    """One mistake of the user."""
 
     message: str
-    key: str | None = None
-    hint: str | None = None
+    key: str | None = None  # the place: a config key or `file:line`
+    hint: str | None = None  # how to fix it
 
 
 class BytescaleError(Exception):
-    """An error whose cause the user can mend. Subclasses say which exit code it ends in."""
+    """Base class of our errors. Subclasses set the exit code."""
 
     code: ExitCode = ExitCode.BUG
-    traced: bool = False  # a traceback lies where `key` says
-    found: Mapping[str, Any] = {}  # what was found before it, for the JSON object of the command
+    traced: bool = False  # True if a traceback was written to the file that `key` names
+    found: Mapping[str, Any] = {}  # results before the failure, for the command's JSON output
 
     def __init__(self, message: str, *, key: str | None = None, hint: str | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class BytescaleError(Exception):
 
     @classmethod
     def of(cls: type[E], problems: list[Problem]) -> E:
-        """Return one error that reports all `problems` (at least one)."""
+        """Make one error that reports all `problems`, of which there must be at least one."""
         first = problems[0]
         error = cls(first.message, key=first.key, hint=first.hint)
         error.problems = tuple(problems)
@@ -60,54 +60,57 @@ class BytescaleError(Exception):
 
 
 class ConfigError(BytescaleError):
-    """A usage or config error; carries every mistake that was found, not only the first."""
+    """Wrong usage or config. Reports all mistakes, not only the first."""
 
     code = ExitCode.USAGE
 
 
 class DataError(BytescaleError):
-    """Documents that are missing, unreadable, malformed or not those the run started with."""
+    """Documents are missing, unreadable, malformed, or differ from the documents that the run started with."""
 
     code = ExitCode.DATA
 
 
 class MemoryFitError(BytescaleError):
-    """What was asked for does not fit in a rank's memory."""
+    """The configuration does not fit the memory of a device or of its host."""
 
     code = ExitCode.MEMORY
 
 
 class CheckpointError(BytescaleError):
-    """No valid checkpoint where one is needed."""
+    """No usable checkpoint: it is missing, damaged, or does not suit the config."""
 
     code = ExitCode.NO_CHECKPOINT
 
 
 class RunFolderError(BytescaleError):
-    """A run folder that is locked or not writable."""
+    """The run folder cannot be used: it is in use, not writable, overlaps the data, or contains other files."""
 
     code = ExitCode.RUN_FOLDER
 
 
 class StorageError(BytescaleError):
-    """The disk is full, or reading or writing failed."""
+    """The disk is full, reading or writing failed, or a file is damaged."""
 
     code = ExitCode.STORAGE
 
 
 class PreflightError(BytescaleError):
-    """A check before the launch failed."""
+    """This machine failed a check: it has too few GPUs, or its timings give no usable calibration."""
 
     code = ExitCode.PREFLIGHT
 
 
 class PlanError(BytescaleError):
-    """A plan that `verify` refuses. `rule` is the number of the rule in `engine/planner/verify.py` that it breaks."""
+    """A plan is invalid, or differs between ranks; this is a bug.
+
+    `rule` is the number of the broken rule in planner/proof/verify.py; 0 for any other check.
+    """
 
     def __init__(self, rule: int, message: str) -> None:
         super().__init__(message)
         self.rule = rule
 
     def __reduce__(self) -> tuple[type[PlanError], tuple[int, str]]:
-        """Return how to make it again: it travels from the planning process."""
+        """Make the error picklable, because it is raised in the planning process."""
         return PlanError, (self.rule, str(self))

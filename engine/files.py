@@ -1,13 +1,25 @@
-"""Writing files so that a reader, a full disk or a machine that stops never leaves half of one."""
+"""Writes files and folders atomically: complete or absent, even after a full disk, a signal or a power loss."""
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+LOCK = ".lock"
+_DRAFT, _RETIRED = ".writing-", ".removing-"
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: temporary file, fsync, rename, fsync of the folder."""
+    """Write a file atomically and durably: write a temporary file, fsync and rename it, then fsync the folder.
+
+    Raises OSError; an existing file is then unchanged.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
@@ -16,15 +28,96 @@ def write_durably(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk gets back what was written
+        temporary.unlink(missing_ok=True)  # a full disk gets its space back
         raise
     sync(path.parent)
 
 
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object durably."""
+    write_durably(path, (json.dumps(value) + "\n").encode())
+
+
 def sync(path: Path) -> None:
-    """Make a file's content, or a folder's entries (new, renamed, removed files), durable."""
+    """fsync a file, or a folder, which makes new, renamed and removed entries durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Lock a file, which is created if it does not exist. Raises BlockingIOError if another process has locked it.
+
+    The kernel releases the lock when this process ends, however it ends.
+    """
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Before our lock its last owner may have removed the file, or renamed its folder. Then another process may have
+        # locked a new file of the same name.
+        same = False
+        with suppress(FileNotFoundError):
+            same = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        if not same:
+            raise BlockingIOError(f"{path} was removed by the process that locked it")
+        yield
+
+
+def draft_of(final: Path) -> Path:
+    """Return the temporary path of the folder `final` while it is being written."""
+    return final.with_name(f"{_DRAFT}{final.name}")
+
+
+@contextmanager
+def locked_draft(final: Path) -> Iterator[Path]:
+    """Create an empty draft of the folder `final`, lock it, and yield its path; the caller fills and publishes it.
+
+    A draft that is not published stays on disk, and the next writer of `final` empties it. Raises BlockingIOError if
+    another process is writing the same folder.
+    """
+    draft = draft_of(final)
+    draft.mkdir(parents=True, exist_ok=True)
+    with locked(draft / LOCK):
+        for left in draft.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left)
+            elif left.name != LOCK:
+                left.unlink()
+        yield draft
+
+
+def publish(draft: Path, final: Path, replace: bool = False) -> None:
+    """Rename a locked draft folder to `final` and remove its lock file.
+
+    The caller must have synced the files; this function syncs the folders.
+
+    With `replace`, an existing folder `final` is removed. Otherwise raises OSError if `final` is a file or not empty.
+    """
+    for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
+        sync(folder)
+    old = _retire(final) if replace and final.exists() else None
+    draft.rename(final)
+    (final / LOCK).unlink()  # after the rename: else a second writer could create and lock a new file in the draft
+    sync(final)
+    sync(final.parent)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def remove_folder(folder: Path) -> None:
+    """Rename a folder and remove it, so that an interruption leaves no incomplete folder of that name."""
+    shutil.rmtree(_retire(folder))
+
+
+def remove_ruins(parent: Path) -> None:
+    """Remove the drafts and half-removed folders that killed processes left in `parent`."""
+    for prefix in (_RETIRED, _DRAFT):
+        for ruin in parent.glob(f"{prefix}*"):
+            shutil.rmtree(ruin)
+
+
+def _retire(folder: Path) -> Path:
+    """Rename a folder that is about to be removed, so that `remove_ruins` finds it; return the new path."""
+    return folder.rename(folder.with_name(f"{_RETIRED}{folder.name}"))

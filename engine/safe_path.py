@@ -1,17 +1,17 @@
-"""What a user's working directory holds is not ours: no process that we start takes its modules from there."""
+"""Child processes must not import modules from the user's working directory, such as a folder named `engine`."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-_HOME = Path(__file__).parent.parent  # where the packages of this process lie
+_HOME = Path(__file__).parent.parent  # the folder that contains this package
 
 
 def safe_path() -> dict[str, str]:
-    """Return the environment in which a Python process looks for no module in the directory that it is started in.
+    """Return environment variables that keep a child Python process from importing from its working directory.
 
-    There is nothing to set where that directory is our own, a checkout that nobody installed: it may be the only way
-    to us. Python 3.10 does not know the variable, and a folder `engine/` of the user's comes before ours there.
+    Empty if the working directory is our checkout: if the package is not installed, it can only be imported from there.
+    Python 3.10 ignores PYTHONSAFEPATH, so there a user's folder `engine/` hides ours.
     """
     return {} if _HOME.samefile(os.curdir) else {"PYTHONSAFEPATH": "1"}

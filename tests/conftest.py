@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,15 @@ import engine.config.compose
 # A machine that is busy with something else is no error.
 settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bytescale")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the machine's GPUs from all tests but those marked gpu: on some machines they would not run on CPUs.
+
+    PyTorch and DeepSpeed choose a GPU wherever they see one. Both read this variable when they first look.
+    """
+    if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""Few cases instead of all: any two values of any two factors meet in at least one of them."""
+"""Covering sets: few cases in which any two values of any two factors occur together at least once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processor time of a command: what it takes on a machine that does nothing else, whatever this one does."""
+"""Measures the processor time of a command, which does not depend on other programs on the machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""The house's rules as docs/design.md states them: who may import whom."""
+"""The rules of docs/design.md about which package may import which."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,20 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.layers import LAYERS
+
 ROOT = Path(__file__).parent.parent
-PURE = ("config", "cluster", "cost", "planner", "simulator", "data", "report")
-# Each layer may import those after it. Packages of one layer may import each other, as long as no cycle comes of it.
-LAYERS = (
-    {"bytescale_cli"},
-    {"trainer", "launch", "report", "hardware"},
-    {"zero", "memory", "attention", "models", "weights"},
-    {"data", "simulator"},
-    {"planner"},
-    {"cost"},
-    {"cluster"},
-    {"config"},
-    {"close", "compiled", "dtypes", "errors", "files", "safe_path"},
-)
+PURE = ("config", "cluster", "run", "cost", "planner", "fit", "simulator", "data", "report")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
@@ -120,3 +111,10 @@ def test_package_init_files_stay_nearly_empty() -> None:
     """An `__init__` that imports everything makes every import of one thing an import of all."""
     inits = [file for package_ in ("engine", "bytescale_cli") for file in (ROOT / package_).rglob("__init__.py")]
     assert [file for file in inits if len(file.read_text(encoding="utf-8").splitlines()) > 5] == []
+
+
+def test_no_test_imports_another() -> None:
+    """What several tests share is in helper modules, so that a test can be moved or deleted alone."""
+    files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+    used = {(file.name, name) for file in files for name, _ in imports(file) if re.match(r"tests\..*\btest_", name)}
+    assert used == set()

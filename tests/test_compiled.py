@@ -8,7 +8,7 @@ import pytest
 
 from engine import compiled
 
-SAYS = """
+REPORTS = """
 from engine.compiled import when_compiling
 when_compiling(lambda: print("compiles"))
 from engine.planner.make import plan_step
@@ -18,15 +18,15 @@ plan_step(ints(3, 40), settings("naive"))
 """
 
 
-def test_a_change_of_any_source_leads_to_another_folder(tmp_path: Path) -> None:
-    """Also of one that other files' kernels only call."""
-    for name in ("cost", "planner"):
-        (tmp_path / name).mkdir()
-    source = tmp_path / "cost" / "times.py"
-    source.write_text("a")
+@pytest.mark.parametrize("changed", ["cost/times.py", "planner/plan/emit.py", "units.py"])
+def test_a_change_of_any_source_leads_to_another_folder(changed: str, tmp_path: Path) -> None:
+    """Also of a source that other files' compiled functions only call, and of constants frozen into them."""
+    for name in ("cost/times.py", "planner/plan/emit.py", "units.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a")
     before = compiled._digest(tmp_path)
     assert compiled._digest(tmp_path) == before
-    source.write_text("b")
+    (tmp_path / changed).write_text("b")
     assert compiled._digest(tmp_path) != before
 
 
@@ -37,21 +37,22 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
     assert folder.is_dir()
 
 
-def test_all_kernels_are_in_packages_whose_sources_count(pytestconfig: pytest.Config) -> None:
+def test_the_digest_covers_every_package_with_compiled_functions(pytestconfig: pytest.Config) -> None:
     engine = pytestconfig.rootpath / "engine"
-    holding = {file.relative_to(engine).parts[0] for file in engine.rglob("*.py") if "@kernel" in file.read_text()}
-    assert holding == set(compiled._SOURCES)
-    assert not [file for file in engine.rglob("*.py") if "import njit" in file.read_text()]
+    sources = {file: file.read_text() for file in engine.rglob("*.py")}
+    holding = {file.relative_to(engine).parts[0] for file, text in sources.items() if "\n@njit" in text}
+    assert holding == set(compiled._PACKAGES)
+    assert not [file for file, text in sources.items() if "from numba import njit" in text], "not cached by the digest"
 
 
-def test_compiling_is_told_once_and_only_where_it_happens(tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    for told in ("compiles\n", ""):
+def test_compiling_is_reported_once_and_only_where_it_happens(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    for reported in ("compiles\n", ""):
         run = subprocess.run(
-            [sys.executable, "-c", SAYS],
+            [sys.executable, "-c", REPORTS],
             cwd=pytestconfig.rootpath,
             env={"PATH": "", "NUMBA_CACHE_DIR": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,
         )
-        assert run.stdout == told
+        assert run.stdout == reported

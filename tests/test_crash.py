@@ -1,4 +1,4 @@
-"""Killed runs go on as if nothing had happened: every later loss is the uninterrupted run's, to the last bit."""
+"""A killed run resumes exactly: every later loss equals that of the uninterrupted run, to the last bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine.trainer.checkpoint import newest_first, read
+from engine.run.checkpoints import newest_first, read
 
 pytestmark = pytest.mark.world
 
@@ -40,7 +40,7 @@ def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few real source files: this repository's own."""
+    """A few real source files, from this repository."""
     folder = tmp_path_factory.mktemp("data")
     for path in sorted((Path(__file__).parents[1] / "engine" / "planner").glob("*.py")):
         if path.stat().st_size:
@@ -55,7 +55,7 @@ def losses(out: Path) -> dict[int, tuple[float, float | None]]:
 
 
 def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
-    """Return the rank processes, rank 0 first."""
+    """List the rank processes, rank 0 first."""
     children = psutil.Process(process.pid).children()
     return [child for child in children if "engine.trainer" in child.cmdline()]
 
@@ -84,7 +84,7 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
         code = run_until(arguments, lambda m=metrics: m.exists() and m.read_bytes().count(b"\n") >= 7, slice(1, 2))
         assert code == 137, "128 + SIGKILL"
         again = subprocess.run(arguments, check=True, capture_output=True, text=True)
-        assert "going on from" in again.stderr
+        assert "resuming from" in again.stderr
         assert losses(killed) == losses(whole)
         assert len(losses(whole)) == 14
 
@@ -96,7 +96,7 @@ def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_pat
     def writing() -> bool:
         return bool(newest_first(folder)) and any(folder.glob(".writing-step-*"))
 
-    for _ in range(5):  # a kill that comes too late hits no write; the same command goes on to the next one
+    for _ in range(5):  # a kill after the write is too late; the same command resumes and writes the next one
         assert run_until(arguments, writing, slice(None)) == 137
         left = newest_first(folder)
         if any(folder.glob(".writing-step-*")):
@@ -113,13 +113,13 @@ def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_pat
     again.terminate()
     again.communicate(timeout=60)
     assert again.returncode == 75, "preempted, checkpoint saved"
-    assert any("going on from" in line and left[0].name in line for line in said)
+    assert any("resuming from" in line and left[0].name in line for line in said)
     assert said[-1].startswith(f"step {state.step + 1}/")
     assert read(newest_first(out / "checkpoints")[0]).step == max(losses(out))
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) -> None:
-    """Ranks, and the process that plans, end by themselves: a scheduler takes the machine for free."""
+    """Ranks and their planning processes end by themselves; otherwise they would occupy a machine that looks idle."""
     process = subprocess.Popen(
         command(tmp_path / "run", data, 1000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -128,7 +128,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) ->
         assert process.poll() is None
         time.sleep(0.02)
     started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 3, "two ranks and the planning process"
+    assert len(started) >= 4, "two ranks with a planning process each"
     process.kill()
     process.wait()
     _, left = psutil.wait_procs(started, timeout=20)

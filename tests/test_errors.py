@@ -1,4 +1,4 @@
-"""Errors travel between processes whole: the planning process's cause must not become a broken pipe."""
+"""Errors keep all of their fields when they are pickled: the planning process sends them to its parent."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine.cost.datasheets import nominal
-from engine.files import write_durably
-from engine.trainer.folder import write_json
+from engine.files import LOCK, locked_draft, publish, remove_folder, remove_ruins, write_durably, write_json
 
 
 def write_calibration(path: Path) -> None:
@@ -23,7 +23,7 @@ def write_calibration(path: Path) -> None:
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of whatever is written for others to read: a run's state, a calibration."""
+    """Holds for every kind of durable write: text, JSON, a calibration."""
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -37,3 +37,55 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert [file.name for file in tmp_path.iterdir()] == ["a"] and path.read_bytes() == b"old"
     write(path)
     assert [file.name for file in tmp_path.iterdir()] == ["a"] and path.read_bytes() != b"old"
+
+
+def test_the_next_writer_empties_the_draft_of_a_killed_one(tmp_path: Path) -> None:
+    with locked_draft(tmp_path / "a") as draft:  # never published, as after a kill
+        (draft / "inner").mkdir()
+        (draft / "inner" / "x").touch()
+        (draft / "y").touch()
+    with locked_draft(tmp_path / "a") as draft:
+        assert [path.name for path in draft.iterdir()] == [LOCK]
+        publish(draft, tmp_path / "a")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a"], "not even the lock stays"
+
+
+def test_a_second_writer_is_refused_and_takes_nothing_from_the_first(tmp_path: Path) -> None:
+    with locked_draft(tmp_path / "a") as draft:
+        (draft / "x").touch()
+        with pytest.raises(BlockingIOError), locked_draft(tmp_path / "a"):
+            pass
+        assert (draft / "x").exists()
+
+
+def test_only_a_folder_that_may_be_replaced_is_replaced(tmp_path: Path) -> None:
+    final = tmp_path / "a"
+    final.mkdir()
+    (final / "old").touch()
+    with locked_draft(final) as draft:
+        (draft / "new").touch()
+        with pytest.raises(OSError, match="not empty"):
+            publish(draft, final)
+        assert (final / "old").exists()
+        publish(draft, final, replace=True)
+    assert list(tmp_path.rglob("*")) == [final, final / "new"]
+
+
+def test_ruins_of_writers_and_removals_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted removal leaves no incomplete folder under the name that readers look for."""
+
+    def interrupted(folder: Path) -> None:
+        (folder / "x").unlink()
+        raise KeyboardInterrupt
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").touch()
+    with locked_draft(tmp_path / "b"):
+        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            remove_folder(tmp_path / "a")
+    assert len(list(tmp_path.iterdir())) == 2 and not (tmp_path / "a").exists()
+    remove_ruins(tmp_path)
+    assert not list(tmp_path.iterdir())

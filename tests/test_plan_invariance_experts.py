@@ -1,7 +1,7 @@
-"""Plan invariance of a model with experts: loss, gradients, choices and biases are those of one process.
+"""Plan invariance of a model with experts: loss, gradients, chosen experts and biases equal those of one process.
 
-The reference sees each sequence alone. In float64 no two plans may choose another expert for a token: a choice that
-flips is a jump in the loss, and would be counted here. Error of a tensor = max|a - b| / max|b|.
+The reference runs each sequence by itself. In float64 all plans must choose the same experts for every token: a
+different choice changes the loss abruptly, and the test would detect that. Error of a tensor = max|a - b| / max|b|.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
-from engine.attention.meeting import Meeting
+from engine.attention.layout import unsplit
+from engine.close import error
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import SequenceTable
-from engine.models.build import build_model
+from engine.models.common.initialise import initialise
 from engine.models.mixtral.model import Mixtral
-from engine.planner.make import PlanSettings, plan_step
-from engine.planner.plan import StepPlan
-from engine.planner.schedule import shard_spans
+from engine.planner.make import plan_step
+from engine.planner.plan.schedule import shard_spans
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
 from engine.simulator.facts import rank_ring_bytes
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
-from tests.test_plan_invariance import FakeReader, batch, config, error, rank_context
+from tests.helpers import FakeReader, batch, config, mixtral, rank_context
 from tests.world import run_world
 
 WORLDS = (1, 2, 3, 4)
@@ -52,44 +54,30 @@ def cases(world: int) -> Iterator[tuple[str, Config]]:
         yield f"world {world}, {planner}, {mode}, {capacity}, {by}", config(world, capacity, planner, *more)
 
 
-def mixtral(settings: Config) -> Mixtral:
-    """Return a model whose experts get unlike loads, with biases that change choices."""
-    model = build_model(settings)
-    assert isinstance(model, Mixtral)
-    model.initialise(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(5 if parameter.dim() > 1 else 1)
-        for experts in model._experts():
-            if experts.bias is not None:
-                experts.bias.copy_(torch.arange(settings.model.experts) * 3 % 7 - 3)
-    return model.double()
-
-
 def plan_of(settings: Config) -> tuple[SequenceTable, FakeReader, StepPlan]:
     table, reader = batch(settings.cluster.ranks_per_node, settings.capacity)
     return table, reader, plan_step(table.length, PlanSettings.of(settings))
 
 
 def on_rank(settings: Config) -> dict[str, Any]:
-    """Return what one rank's micro-batches give: loss, gradients, choices by position, moved biases, bytes sent."""
+    """Run one rank's micro-batches; return loss, gradients, choices by position, moved biases, bytes sent."""
     context, model = rank_context(torch.float64), mixtral(settings)
     table, reader, plan = plan_of(settings)
     seen = _listen(model)
     loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
     told = model.end_step(_total, int(table.loss_tokens.sum()))
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    biases = [experts.bias for experts in model._experts()]
-    choices = list(_placed(plan, context.rank, seen, settings.model.layers))
+    biases = [experts.bias for experts in model.experts()]
+    choices = list(_placed(plan, context.hdp_rank, seen, settings.model.layers))
     return {
-        "loss": loss,
+        "loss": loss.item(),
         "gradients": gradients,
         "choices": choices,
         "biases": biases,
         "told": told,
         "sent": context.comm.bytes_sent,
         "degree": int(plan.degrees.max()),
-        "idle": sum(not micro.shards for micro in plan.of_rank(context.rank)),
+        "idle": sum(not micro.shards for micro in plan.of_rank(context.hdp_rank)),
     }
 
 
@@ -99,9 +87,9 @@ def _total(values: Tensor) -> Tensor:
 
 
 def _listen(model: Mixtral) -> list[Tensor]:
-    """Return a list that grows by the choice of each layer of experts each time it runs."""
+    """Make a list to which each layer of experts adds its choices when it runs."""
     seen: list[Tensor] = []
-    for experts in model._experts():
+    for experts in model.experts():
         experts.register_forward_hook(lambda module, given, result: seen.append(result[1].chosen.sort(-1).values))
     return seen
 
@@ -126,13 +114,13 @@ def all_cases(world: int) -> list[dict[str, Any]]:
 
 
 def reference(settings: Config) -> tuple[Mixtral, float, Choices]:
-    """Return the model after a backward pass over each whole sequence by itself, the loss, and the choices."""
+    """Run each unsplit sequence by itself; return the model with its gradients, the loss, and the choices."""
     model, choices, total = mixtral(settings), {}, 0.0
     table, reader, _ = plan_of(settings)
     seen, kernel = _listen(model), choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
     for sequence, length in enumerate(table.length.tolist()):
         tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
-        loss = model(tokens[:-1], torch.arange(length), Meeting(whole(length), None, kernel), tokens[1:])
+        loss = model(tokens[:-1], torch.arange(length), tokens[1:], AttentionContext(unsplit(length), None, kernel))
         loss.backward()
         total += loss.item()
         choices |= {(sequence, layer): seen.pop(0) for layer in range(settings.model.layers)}
@@ -140,7 +128,7 @@ def reference(settings: Config) -> tuple[Mixtral, float, Choices]:
 
 
 def flips(ranks: list[dict[str, Any]], expected: Choices) -> tuple[int, int]:
-    """Return how many choices of a token in a layer differ from the reference's, and how many there are."""
+    """Count the choices of a token in a layer that differ from the reference, and all choices."""
     differ = total = 0
     for rank in ranks:
         for sequence, layer, positions, chosen in rank["choices"]:
@@ -164,7 +152,7 @@ def test_float64_is_that_of_one_process(world: int) -> None:
         told = model.end_step(lambda values: values, tokens)
         for rank in ranks:
             assert rank["told"] == pytest.approx(told, rel=1e-12), name
-            for moved, experts in zip(rank["biases"], model._experts(), strict=True):
+            for moved, experts in zip(rank["biases"], model.experts(), strict=True):
                 assert moved is experts.bias is None or torch.equal(moved, experts.bias), name
         assert [rank["sent"] for rank in ranks] == rank_ring_bytes(plan, PlanSettings.of(settings)), name
         degrees.add(ranks[0]["degree"])
@@ -180,7 +168,7 @@ def through_deepspeed(settings: Config, folder: Path) -> dict[str, Any]:
     def engine_of(seed: int) -> tuple[Mixtral, ZeroEngine]:
         model = mixtral(settings).float()
         if seed:
-            model.initialise(seed)
+            initialise(model, seed)
         return model, ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
 
     model, engine = engine_of(0)
@@ -188,12 +176,12 @@ def through_deepspeed(settings: Config, folder: Path) -> dict[str, Any]:
     tokens = int(table.loss_tokens.sum())
     backward = partial(engine.backward, step_loss_tokens=tokens)
     run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
-    norm, slots = engine.step(1.0), model._tally.slots
+    norm, slots = engine.step(1.0), model.tally.expert_counts
     model.end_step(_total, tokens)
     engine.save(folder)
     again, other = engine_of(7)
     other.load(folder)
-    return {"norm": norm, "slots": slots, "state": model.state_dict(), "loaded": again.state_dict()}
+    return {"norm": norm, "expert_counts": slots, "state": model.state_dict(), "loaded": again.state_dict()}
 
 
 def test_float32_through_deepspeed_and_back_from_a_checkpoint(tmp_path: Path) -> None:
@@ -212,7 +200,7 @@ def test_float32_through_deepspeed_and_back_from_a_checkpoint(tmp_path: Path) ->
     norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm().item()
     model.end_step(lambda values: values, 1)
     for rank in run_world(2, through_deepspeed, settings, tmp_path):
-        assert rank["slots"].min() == 0, "all experts got tokens on this rank: the test shows too little"
+        assert rank["expert_counts"].min() == 0, "all experts got tokens on this rank: the test shows too little"
         assert rank["norm"] == pytest.approx(norm, rel=1e-5)
         for name, parameter in model.named_parameters():
             change = rank["state"][name] - parameter.detach().float()

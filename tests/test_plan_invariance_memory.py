@@ -1,13 +1,14 @@
-"""Plan invariance whatever a run does for its memory: ZeRO stages, offload ratios, recompute modes, tiles of SwiGLU and
-experts, states on the host, all planners.
+"""Plan invariance with all memory settings: ZeRO stages, offload ratios, recompute modes, tiles of SwiGLU and experts,
+states on the host; and with all planners.
 
-Float32 through DeepSpeed, beside one process in float64 that sees each sequence alone: norms and how the parameters
-change over steps of SGD with momentum. Steps are uneven: rings of one to all ranks, then a step with one sequence, in
-which all ranks but one have none. Error of a tensor = max|a - b| / max|b|.
+Compares float32 training through DeepSpeed with one process in float64 that runs each sequence by itself: gradient
+norms, and the change of the parameters over steps of SGD with momentum. Steps are uneven: rings of one to all ranks,
+then a step of a single sequence, in which all ranks but one are idle. Error of a tensor = max|a - b| / max|b|.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -20,15 +21,13 @@ from engine.close import error
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import SequenceTable
-from engine.models.build import build_model
-from engine.models.llama.model import Llama
-from engine.planner.make import PlanSettings, plan_step
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_offload
 from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import RankContext, run_step
-from engine.zero.shards import sharded, whole
+from engine.trainer.step import run_step
 from tests.covering import Case, every, pairwise
-from tests.test_plan_invariance import FakeReader, batch, config, rank_context, steps_alone, table_of
+from tests.helpers import FakeReader, batch, config, model_of, rank_context, steps_alone, table_of
 from tests.world import run_world
 
 FACTORS = {
@@ -40,7 +39,7 @@ FACTORS = {
 }
 ALSO = {"tile": (0, 3), "host": (False, True)}  # not among every choice
 WORLDS = (2, 3, 4)
-CAPACITY, LR, SCALE = 16, 2.0, 5.0
+CAPACITY, LR = 16, 2.0
 
 pytestmark = pytest.mark.world
 
@@ -58,30 +57,18 @@ def steps(world: int) -> list[tuple[SequenceTable, FakeReader]]:
     return [batch(world, CAPACITY), table_of([7], seed=5), batch(world, CAPACITY, 1)]
 
 
-def drawn(settings: Config) -> Llama:
-    """Return a model of which this rank holds its share; larger weights than a training starts with."""
-    with sharded(settings):
-        model = build_model(settings)
-    model.initialise(3, whole)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            with whole(parameter):
-                parameter.mul_(SCALE if parameter.dim() > 1 else 1)
-    return model
-
-
 def on_rank(world: int, case: Case) -> dict[str, Any]:
-    """Train some steps; return how all parameters changed, the norms, the largest ring, and what went to the host."""
+    """Train some steps; return the change of all parameters, the norms, the degrees, and the bytes offloaded."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     from engine.zero.engine import ZeroEngine
 
     settings = settings_of(world, case)
-    start = drawn(settings.model_copy(update={"zero": settings.zero.model_copy(update={"stage": 1})}))
+    start = model_of(settings.model_copy(update={"zero": settings.zero.model_copy(update={"stage": 1})}))
     before = {name: parameter.detach().clone() for name, parameter in start.named_parameters()}
-    model, shared = drawn(settings), rank_context(torch.float32)
-    model.offload = make_offload(settings, torch.device("cpu"), 1 << 32)
-    context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
+    offload = make_offload(settings, torch.device("cpu"), 1 << 32)
+    model, shared = model_of(settings, offload), rank_context(torch.float32)
+    context = replace(shared, offload=offload)
     engine, norms, degrees = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], set()
     for table, reader in steps(world):
         plan = plan_step(table.length, PlanSettings.of(settings))
@@ -91,7 +78,6 @@ def on_rank(world: int, case: Case) -> dict[str, Any]:
         norms.append(engine.step(LR))
         degrees |= set(plan.degrees.tolist())
     change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}
-    offload = model.offload
     return {"change": change, "norms": norms, "degrees": degrees, "moved": (offload.moved_bytes, offload.saved_bytes)}
 
 
@@ -102,7 +88,7 @@ def on_rank_all(world: int, cases: list[Case]) -> list[dict[str, Any]]:
 @cache
 def in_one_process(world: int, experts: int) -> tuple[dict[str, Tensor], list[float]]:
     settings = settings_of(world, {"stage": 1, "planner": "naive", "recompute": "none", "experts": experts})
-    return steps_alone(drawn(settings).double(), settings, steps(world), LR)
+    return steps_alone(model_of(settings).double(), settings, steps(world), LR)
 
 
 def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:
@@ -115,7 +101,9 @@ def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:
             off = {name: error(rank["change"][name], expected) for name, expected in change.items()}
             assert max(off.values()) < 1e-5, (case, max(off, key=lambda name: off[name]))
             moved, saved = rank["moved"]
-            most = case["offload"] * saved / 2  # two of four layers stay; micro-batches of a token move no block
+            most = (
+                case["offload"] * saved / 2
+            )  # two of four layers stay; micro-batches of one token are too small to offload
             assert 0.4 * most <= moved <= most, case
         errors.append((case, max(off.values())))
         assert max(ranks[0][number]["degrees"]) == world, "no sequence needed all ranks: the test shows too little"
@@ -124,7 +112,7 @@ def compare(world: int, cases: list[Case]) -> list[tuple[Case, float]]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_any_two_choices_together(world: int) -> None:
-    """A covering set of pairs, shared out over the worlds."""
+    """A covering set of pairs, divided over the worlds."""
     cases = pairwise(FACTORS | ALSO | {"world": WORLDS})
     compare(world, [case for case in cases if case["world"] == world])
 

@@ -1,4 +1,4 @@
-"""What the README names is there."""
+"""Paths that the README names exist, and its commands have valid configs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's folder may hold files that are named as our modules are, or as Python's."""
+"""Files in the user's folder with the names of our modules or of Python's are not imported."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from engine.config.load import load
 from engine.data.scan import scan
 from engine.launch import host_adam
 from engine.launch.commands import rank_commands
+from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
-from engine.trainer.folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 WRONG = "raise SystemExit('not ours')"
@@ -24,31 +24,35 @@ FROM_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 a
 
 @pytest.fixture
 def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working directory with modules that must not be taken; ours are found in another way."""
+    """Make a working directory with modules that must not be imported; ours are found by PYTHONPATH."""
     (tmp_path / "engine").mkdir()
     for name in ("engine/__init__.py", "typing.py", "signal.py"):
         (tmp_path / name).write_text(WRONG)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that it is as before in the end
+    monkeypatch.setenv("PYTHONSAFEPATH", "")  # so that monkeypatch restores it in the end
     monkeypatch.delenv("PYTHONSAFEPATH")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @FROM_3_11
-def test_a_rank_takes_no_module_of_the_working_directory(working: Path) -> None:
-    (command,) = rank_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(working / "run"), None, 1234)
+def test_a_rank_imports_no_module_of_the_working_directory(working: Path) -> None:
+    (command,) = rank_commands(
+        Cluster((Node("localhost", 1),), 2**30), RunFolder(working / "run"), None, 1234, gpus=False
+    )
     done = subprocess.run(
         command.arguments[:3], env=os.environ | dict(command.environment), capture_output=True, text=True
     )
     assert "not ours" not in done.stderr
-    assert str(ROOT / "engine" / "trainer" / "rank.py") in done.stderr, "it fails there, for want of a run folder"
+    assert str(ROOT / "engine" / "trainer" / "rank.py") in done.stderr, (
+        "it fails there because the run folder is missing"
+    )
 
 
 @FROM_3_11
-def test_nor_does_what_compiles_the_optimizer_of_the_host(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_does_the_process_that_compiles_the_host_optimizer(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_adam, "_PROGRAM", (sys.executable, "-c", "import typing, engine"))
-    host_adam.check_host_adam(load(["optimizer.on_host=true"]).optimizer, lambda line: None)
+    host_adam.check_host_adam(load(["optimizer.on_host=true"]), lambda line: None)
 
 
 @FROM_3_11
@@ -61,12 +65,12 @@ def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pyt
     assert len(scan(data, None, seed=0).lengths) == 150
 
 
-def test_another_host_is_told_too(working: Path) -> None:
+def test_ranks_on_other_hosts_get_the_variable(working: Path) -> None:
     cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
-    commands = rank_commands(cluster, RunFolder(working), None, 1234)
+    commands = rank_commands(cluster, RunFolder(working), None, 1234, gpus=False)
     assert all(" PYTHONSAFEPATH=1 " in command.arguments[4] for command in commands)
 
 
-def test_in_our_own_checkout_it_may_be_the_only_way_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_our_own_checkout_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert safe_path() == {}

@@ -1,4 +1,4 @@
-"""The worlds that other tests run in must themselves notice a rank that fails, dies or hangs."""
+"""`run_world`, which other tests run in, reports a rank that fails, dies or hangs."""
 
 from __future__ import annotations
 

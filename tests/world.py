@@ -1,6 +1,7 @@
-"""Runs a function on a world of gloo processes and returns what each rank returned.
+"""Runs a function on a world of gloo processes and returns each rank's result.
 
-Processes start from a server that has imported torch and DeepSpeed already; still, put several cases into one world.
+Processes are forked from a server that has imported torch and DeepSpeed. Starting a world still takes seconds, so put
+several cases into one.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ _CONTEXT.set_forkserver_preload(
 
 
 def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 240) -> list[Any]:
-    """Return `function(*arguments)` of each rank of a new gloo world, rank 0 first.
+    """Call `function(*arguments)` on each rank of a new gloo world; return the results, rank 0 first.
 
-    `function` is a module's own. Raises AssertionError with the traceback of the rank that failed first; a rank that
-    dies or does not answer in time fails the world, and no process is left behind.
+    `function` must be importable. Raises AssertionError with the traceback of the rank that failed first; a rank
+    that dies or does not answer in time fails the world too. Leaves no process behind.
     """
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
-        meeting = Path(folder) / "meeting"
+        rendezvous = Path(folder) / "rendezvous"
         processes = [
-            _CONTEXT.Process(target=_rank, args=(rank, size, meeting, pipes[rank][1], function, arguments))
+            _CONTEXT.Process(target=_rank, args=(rank, size, rendezvous, pipes[rank][1], function, arguments))
             for rank in range(size)
         ]
         try:
@@ -77,7 +78,7 @@ def _collect(receivers: list[Connection], timeout_s: float) -> list[Any]:
 
 
 def _receive(receiver: Connection) -> tuple[float | None, Any]:
-    """Return what a rank answered, and when it failed if it did; of several, the one that died is the cause."""
+    """Read a rank's answer: when it failed, or None, and its result. A death counts as the earliest failure."""
     try:
         answer: tuple[float | None, Any] = pickle.loads(receiver.recv_bytes())
     except EOFError:
@@ -86,7 +87,7 @@ def _receive(receiver: Connection) -> tuple[float | None, Any]:
 
 
 def _rank(
-    rank: int, size: int, meeting: Path, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int, size: int, rendezvous: Path, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -94,7 +95,7 @@ def _rank(
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
     try:
-        method = f"file://{meeting}"
+        method = f"file://{rendezvous}"
         dist.init_process_group("gloo", method, timedelta(seconds=30), rank=rank, world_size=size)
         result = function(*arguments)
         dist.barrier()
@@ -105,5 +106,5 @@ def _rank(
 
 
 def _send(sender: Connection, failed_at: float | None, value: Any) -> None:
-    """Send by value: `sender.send` would put tensors into shared memory, which may end with this process."""
+    """Pickle by value: `sender.send` would put tensors into shared memory, which may end with this process."""
     sender.send_bytes(pickle.dumps((failed_at, value)))

@@ -1,12 +1,17 @@
-"""What rings send from and receive into: two alternating buffers of a kind, for all rounds and layers.
+"""The buffers that rings send from and receive into.
+
+Each ring has two buffers per kind of message (K,V or dK,dV), which alternate from round to round. All layers use the
+same buffers.
 
 ```
  round      0        1        2
- buffer 0   ours ->  .. <-    .. ->       what is sent is also what the round computes with
+ buffer 0   own ->   .. <-    .. ->       -> sent, and used by the computation of the round;  <- received
  buffer 1   .. <-    .. ->    .. <-
 ```
-They are those of one layout. Another layout's take their place, so what is held is what the memory model counts for
-the micro-batch that runs (`cost.activations.ring_bytes`). Letters: G key and value heads, D head size.
+The buffers of the previous micro-batch are freed when the layout changes, so only those of the current micro-batch use
+memory, as `cost.activations.ring_bytes` assumes.
+
+Letters: G key and value heads, D head size.
 """
 
 from __future__ import annotations
@@ -18,43 +23,48 @@ import torch
 from torch import Tensor
 
 from engine.attention.layout import Layout
-from engine.planner.schedule import Kind
+from engine.planner.plan.schedule import Kind
 
 
 class _Shape(NamedTuple):
-    """What buffers depend on: the tokens of each ring's largest shard, and those tensors."""
+    """Everything that determines the size of buffers."""
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # tokens of the largest shard of each ring
     heads: tuple[int, ...]  # G, D
     dtype: torch.dtype
     device: torch.device
 
 
 class Buffers:
-    """The buffers of the rings of one layout; one rank's rings share them, one attention call at a time."""
+    """Send and receive buffers for the rings of one layout. Only one attention call may use them at a time."""
 
     def __init__(self) -> None:
         self._shapes: dict[Kind, _Shape] = {}
         self._pairs: dict[Kind, list[tuple[Tensor, Tensor]]] = {}
 
     def fit(self, kind: Kind, layout: Layout, like: Tensor) -> None:
-        """Make room for the rings of a layout, for tensors such as `like` [T,G,D], unless there is just that."""
+        """Allocate buffers of one kind for all rings of `layout`, with the heads, dtype and device of `like` [T,G,D].
+
+        Existing buffers of the same shape are reused. Allocating new "kv" buffers also frees the "dkv" buffers.
+        """
         largest = tuple(-(-ring.length // ring.degree) for ring in layout.rings)
         shape = _Shape(largest, tuple(like.shape[1:]), like.dtype, like.device)
         if self._shapes.get(kind) == shape:
             return
-        for stale in ("kv", "dkv") if kind == "kv" else (kind,):  # before there is more: memory holds one layout's
+        # Free the old buffers before allocating new ones, so that two layouts never use memory at once.
+        for stale in ("kv", "dkv") if kind == "kv" else (kind,):
             self._shapes.pop(stale, None)
             self._pairs.pop(stale, None)
-        self._pairs[kind] = [(_room(shape, tokens), _room(shape, tokens)) for tokens in largest]
+        sizes = [prod((2, tokens, *shape.heads)) for tokens in largest]
+        self._pairs[kind] = [(like.new_empty(size), like.new_empty(size)) for size in sizes]
         self._shapes[kind] = shape
 
     def take(self, kind: Kind, ring: int, turn: int, tokens: int) -> Tensor:
-        """Return a ring's buffer of an even or odd turn, cut to a part's tokens: [2,tokens,G,D], contiguous."""
+        """Return a contiguous view [2,tokens,G,D] of a ring's first buffer for even turns, of its second for odd turns.
+
+        `ring` is the ring's index in the layout; `tokens` is at most the size of the ring's largest shard. `fit` must
+        have allocated buffers of this kind.
+        """
         flat = self._pairs[kind][ring][turn % 2]
         shape = (2, tokens, *self._shapes[kind].heads)
         return flat[: prod(shape)].view(shape)
-
-
-def _room(shape: _Shape, tokens: int) -> Tensor:
-    return torch.empty(prod((2, tokens, *shape.heads)), dtype=shape.dtype, device=shape.device)

@@ -1,7 +1,7 @@
-"""Ring traffic: one batched group of sends and receives a round, over one process group of all ranks.
+"""Communication of rings: one batch of sends and receives per round, over one process group of all HDP ranks.
 
-A ring is only an ordered list of ranks, so no ring needs a communicator of its own (ByteScale, communicators).
-Messages between two ranks match in the order in which they are posted: ring by ring, K,V before dK,dV.
+A ring is only an ordered list of ranks, so rings share this group and create no communicators (ByteScale,
+communicators). Messages between two ranks are matched in posting order: ring by ring, K,V before dK,dV.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from engine.attention.buffers import Buffers
 
 
 class Exchange(NamedTuple):
-    """What one ring does in a round: send a buffer to the next rank and fill one from the previous. Empty ones rest."""
+    """One message in each direction of a ring: `send` goes to HDP rank `next_rank`, `receive` is filled by
+    `previous_rank`. Empty tensors are not transferred."""
 
     send: Tensor
     next_rank: int
@@ -25,22 +26,24 @@ class Exchange(NamedTuple):
 
 
 class Pending(Protocol):
-    """A round's transfers under way."""
+    """Transfers that have been started and may still be in progress."""
 
     def wait(self) -> None:
-        """Return when all buffers are sent and filled."""
+        """Wait until every send and receive is complete."""
 
 
 class Comm(Protocol):
-    """How rings talk; tests put a transport of their own behind it."""
+    """The communication interface of rings. `RingComm` implements it; tests use other implementations."""
 
     buffers: Buffers
 
     def post(self, exchanges: Sequence[Exchange]) -> Pending:
-        """Start the transfers of a round."""
+        """Start all transfers of a round, and return them for `wait`."""
 
 
 class _Works:
+    """The `Pending` of `RingComm`."""
+
     def __init__(self, works: list[dist.Work]) -> None:
         self._works = works
 
@@ -50,7 +53,10 @@ class _Works:
 
 
 class RingComm:
-    """Ring traffic over a process group; ranks are its global ranks. `bytes_sent` counts what this rank has sent."""
+    """Ring communication over a process group of all HDP ranks. Peers are HDP ranks, as in plans.
+
+    `bytes_sent` is the total number of bytes that this rank has sent.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -58,12 +64,15 @@ class RingComm:
         self.bytes_sent = 0
 
     def post(self, exchanges: Sequence[Exchange]) -> Pending:
-        """Start the transfers of a round as one batch. Both sides know each size, so both skip what is empty."""
+        """Start all transfers of a round as one batch, and return them for `wait`.
+
+        Empty messages are skipped. Sender and receiver know the size of each message, so both skip the same ones.
+        """
         operations = []
         for send, next_rank, receive, previous_rank in exchanges:
             if send.numel():
-                operations.append(dist.P2POp(dist.isend, send, next_rank, self._group))
+                operations.append(dist.P2POp(dist.isend, send, group=self._group, group_peer=next_rank))
                 self.bytes_sent += send.numel() * send.element_size()
             if receive.numel():
-                operations.append(dist.P2POp(dist.irecv, receive, previous_rank, self._group))
+                operations.append(dist.P2POp(dist.irecv, receive, group=self._group, group_peer=previous_rank))
         return _Works(dist.batch_isend_irecv(operations) if operations else [])

@@ -1,4 +1,7 @@
-"""Where the shards of a micro-batch lie in a rank's packed tokens, and which of them are in a ring. No torch here."""
+"""The layout of a micro-batch: the position of each shard in a rank's packed tokens, and the shards that are in rings.
+
+The rounds and transfers of a ring are defined in `engine/planner/plan/schedule.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,97 +9,86 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from engine.planner.plan import MicroBatch, Shard
-from engine.planner.schedule import Block, Direction, Transfer, block, kv_part, rounds, shard_tokens, transfers
+from engine.planner.plan.schedule import Block, Direction, Transfer, block, kv_part, rounds, shard_tokens, transfers
+from engine.planner.plan.step_plan import MicroBatch
 
 
 @dataclass(frozen=True)
 class RingShard:
-    """This rank's shard of a sequence that other ranks share; tokens offset .. offset + tokens of its packed tokens."""
+    """This rank's shard of a sequence that is split over a ring."""
 
-    offset: int
+    offset: int  # of its first token in the rank's packed tokens
     tokens: int
-    length: int  # of the whole sequence
+    length: int  # tokens of the whole sequence
     degree: int
-    part: int
-    next_rank: int
+    part: int  # position of this rank in the ring
+    next_rank: int  # HDP ranks, as in the plan
     previous_rank: int
 
     @property
     def rows(self) -> slice:
-        """Return where the shard lies in the rank's packed tokens."""
+        """The rows of the shard in the rank's packed tokens."""
         return slice(self.offset, self.offset + self.tokens)
 
     def block(self, round_: int) -> Block:
-        """Return which of our queries meet which keys of the part that we hold in a round."""
+        """Return which queries of this shard attend to which keys in a round, as offsets into the two shards.
+
+        The keys are those of the shard whose K,V this rank holds in that round; in round 0 its own.
+        """
         return block(self.length, self.degree, self.part, kv_part(self.degree, self.part, round_))
 
     def transfers(self, round_: int, direction: Direction) -> tuple[Transfer, ...]:
-        """Return what we send and receive in a round."""
+        """Return the messages that this rank sends and receives in a round, in posting order."""
         return transfers(self.degree, self.part, round_, direction)
 
     def tokens_of(self, part: int) -> int:
-        """Return how many tokens another part holds."""
+        """Return the number of tokens of the shard at position `part` of the ring."""
         return shard_tokens(self.length, self.degree, part)
 
 
 class ShardRows(NamedTuple):
-    """Where a shard lies in the packed tokens, the length of its whole sequence, and whether a ring shares that."""
+    """A shard as the rows start .. stop - 1 of the rank's packed tokens."""
 
     start: int
     stop: int
-    length: int
-    ring: bool
+    length: int  # tokens of the whole sequence
+    ring: bool  # whether the sequence is split over a ring
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A rank's packed tokens: shards one after the other; `bounds` are those of the shards that are not empty."""
+    """The packed tokens of a rank in one micro-batch: its shards, one after the other."""
 
     tokens: int
-    bounds: tuple[int, ...]
+    bounds: tuple[int, ...]  # cumulative lengths, from 0, of the shards that are not empty
     rings: tuple[RingShard, ...]
-    shards: tuple[ShardRows, ...]  # all of them, in rings and not; the tokens of an idle micro-batch are of none
+    shards: tuple[ShardRows, ...]  # all shards, with or without a ring; empty for an idle micro-batch
 
     def rounds(self, direction: Direction) -> int:
-        """Return the rounds of the largest ring; all rings advance together. Without rings there is one."""
+        """Return the number of rounds of the largest ring, because all rings advance together; 1 without rings."""
         return max((rounds(ring.degree, direction) for ring in self.rings), default=1)
 
 
 def layout(micro: MicroBatch) -> Layout:
-    """Return the layout of a micro-batch that has at least one shard. Shards may be empty."""
+    """Create the layout of a micro-batch with at least one shard. Shards may be empty."""
     sizes = [shard_tokens(shard.length, shard.degree, shard.part) for shard in micro.shards]
     offsets = list(accumulate(sizes, initial=0))
-    rings = (
-        _ring_shard(shard, offset, size)
-        for shard, offset, size in zip(micro.shards, offsets, sizes, strict=False)
-        if shard.degree > 1
-    )
-    rows = (
-        ShardRows(offset, offset + size, shard.length, shard.degree > 1)
-        for shard, offset, size in zip(micro.shards, offsets, sizes, strict=False)
-    )
+    rings, rows = [], []
+    for shard, offset, size in zip(micro.shards, offsets, sizes, strict=False):
+        rows.append(ShardRows(offset, offset + size, shard.length, shard.degree > 1))
+        if shard.degree > 1:
+            following, previous = (shard.ring[(shard.part + step) % shard.degree] for step in (1, -1))
+            rings.append(RingShard(offset, size, shard.length, shard.degree, shard.part, following, previous))
     return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows))
 
 
-def whole(tokens: int) -> Layout:
-    """Return the layout of one whole sequence, which may be empty."""
+def unsplit(tokens: int) -> Layout:
+    """Create the layout of one unsplit sequence of `tokens` tokens, which may be 0."""
     rows = (ShardRows(0, tokens, tokens, ring=False),) if tokens else ()
     return Layout(tokens, tuple(sorted({0, tokens})), (), rows)
 
 
 def idle(tokens: int) -> Layout:
-    """Return the layout of an idle micro-batch: its tokens belong to no sequence and count for nothing."""
+    """Create the layout of an idle micro-batch: its tokens attend to each other, but belong to no shard and do not
+    affect the loss."""
     return Layout(tokens, tuple(sorted({0, tokens})), (), ())
-
-
-def _ring_shard(shard: Shard, offset: int, tokens: int) -> RingShard:
-    return RingShard(
-        offset=offset,
-        tokens=tokens,
-        length=shard.length,
-        degree=shard.degree,
-        part=shard.part,
-        next_rank=shard.ring[(shard.part + 1) % shard.degree],
-        previous_rank=shard.ring[(shard.part - 1) % shard.degree],
-    )

@@ -1,7 +1,14 @@
-"""Ring attention: executes the schedule of a micro-batch, one autograd Function a layer.
+"""Ring attention: executes the ring schedule of a micro-batch, as one autograd Function per layer.
 
-Round 0 is one packed causal call over all shards, whole sequences and ring shards alike. Then all rings advance
-together, round by round: the next part's K,V travel while the present block is computed, and blocks are merged.
+Round 0 is one packed causal call over all shards of the rank: unsplit sequences and ring shards. Then all rings advance
+together, round by round. While a round computes its blocks, the K,V of the next round are being transferred. The
+result of each block is merged into the output of the earlier rounds.
+
+```
+ round       0               1               2            on rank r of a ring
+ compute     own shard       keys of r-1     keys of r-2
+ receive     K,V of r-1      K,V of r-2      ...          from rank r-1
+```
 
 Letters: T tokens of this rank in the micro-batch, H query heads, G key and value heads, D head size.
 """
@@ -20,15 +27,15 @@ from engine.attention.comm import Comm, Exchange, Pending
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.layout import Layout
 from engine.dtypes import wider
-from engine.planner.schedule import Direction, Kind
+from engine.planner.plan.schedule import Direction, Kind
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel) -> Tensor:
-    """Return causal attention within each sequence of the micro-batch, [T,H,D], in the dtype of `q`.
+    """Compute causal attention within each sequence of a micro-batch. Returns [T,H,D] in the dtype of `q`.
 
-    q is [T,H,D], k and v are [T,G,D]. `comm` may be None where the layout has no ring. All members of a ring call this
-    for the same layer in the same order, forward and backward. Raises ValueError where the arguments do not belong
-    together: what came out would be uninitialised memory.
+    q is [T,H,D], k and v are [T,G,D]. `comm` may be None for a layout without rings. All ranks of a ring must call this
+    for the same layers in the same order, forward and backward. Raises ValueError if `q` has another number of tokens
+    than `layout`, or if `layout` has rings and `comm` is None.
     """
     if len(q) != layout.tokens:
         raise ValueError(f"{len(q)} tokens for a layout of {layout.tokens}")
@@ -40,6 +47,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, k
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel) -> Tensor:
+        # A separate function, so that the tensors of the rounds are freed before the results are cast.
         out, lse = _forward(q, k, v, layout, comm, kernel)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
@@ -54,7 +62,7 @@ class _RingAttention(torch.autograd.Function):
 
 
 class _Saved(NamedTuple):
-    """What the backward pass starts from; `out` and `lse` are the merged ones, which blocks need."""
+    """The inputs of the backward pass. For each block, kernels need the merged `out` and `lse` over all keys."""
 
     dout: Tensor  # [T,H,D]
     q: Tensor  # [T,H,D]
@@ -65,9 +73,12 @@ class _Saved(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Queries `rows` of this rank meet the first keys of the part that ring number `ring` holds; neither is empty."""
+    """One ring's part of a round: queries `rows` of this rank attend to all S keys of `kv`. Neither is empty.
 
-    ring: int
+    All blocks of a round are computed in one kernel call.
+    """
+
+    ring: int  # index in `Layout.rings`
     rows: slice
     kv: Tensor  # [2,S,G,D]
 
@@ -75,9 +86,9 @@ class _Block(NamedTuple):
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
-    """Return the merged output [T,H,D] and log-sum-exp [T,H]; with rings in the wider dtype, else in the kernel's."""
+    """Compute the output [T,H,D] and log-sum-exp [T,H]: in the wider dtype with rings, else in the kernel's."""
     held = _pack("kv", k, v, layout, comm)
-    out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # of no token
+    out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # if T is 0
     for round_ in range(layout.rounds("forward")):
         pending, arriving, _ = _post(layout, round_, "forward", comm, held, [])
         if round_ == 0 and layout.tokens:
@@ -86,16 +97,22 @@ def _forward(
             part_out, part_lse = kernel.forward(_rows(q, blocks), *_keys(blocks), _call(blocks))
             for block, o, part in zip(blocks, *_split(blocks, part_out, part_lse), strict=True):
                 _merge(out[block.rows], lse[block.rows], o, part)
-        _wait(pending)
+        if pending is not None:
+            pending.wait()
         held = arriving
     return out, lse
 
 
 def _backward(saved: _Saved, layout: Layout, comm: Comm | None, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dq [T,H,D], dk and dv [T,G,D]; with rings in the wider dtype, in which dK,dV also travel."""
+    """Compute dq [T,H,D], dk and dv [T,G,D].
+
+    With rings they are in the wider dtype, also while dK,dV are transferred: in bf16 their error would grow with the
+    degree of the ring. The dK,dV of a shard follow its K,V around the ring, one round later, and each rank adds its
+    contribution. In the last round they return to the rank that owns the shard.
+    """
     dout, q, k, v, out, lse = saved
     held, sums = _pack("kv", k, v, layout, comm), list[Tensor]()
-    dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # of no token
+    dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
     for round_ in range(layout.rounds("backward")):
         pending, arriving, sums_arriving = _post(layout, round_, "backward", comm, held, sums)
         blocks = _blocks(layout, round_, held) if round_ else []
@@ -103,23 +120,33 @@ def _backward(saved: _Saved, layout: Layout, comm: Comm | None, kernel: Kernel) 
             dq, dk, dv = _widened(layout, *kernel.backward(*saved, Call(layout.bounds, layout.bounds, causal=True)))
         elif blocks:
             inputs = (_rows(dout, blocks), _rows(q, blocks), *_keys(blocks), _rows(out, blocks), _rows(lse, blocks))
-            shares = kernel.backward(*inputs, _call(blocks))
-        _wait(pending)
+            block_dq, block_dk, block_dv = kernel.backward(*inputs, _call(blocks))
+        if pending is not None:
+            pending.wait()
         held, sums = arriving, sums_arriving if round_ else _pack("dkv", dk, dv, layout, comm)
         if blocks:
-            _add_shares(dq, sums, blocks, *shares)
+            # After the wait, because the dK,dV of the shard that this round computes with arrive in this round.
+            sizes = [block.kv.shape[1] for block in blocks]
+            parts = (*_split(blocks, block_dq), block_dk.split(sizes), block_dv.split(sizes))
+            for block, dq_part, dk_part, dv_part in zip(blocks, *parts, strict=True):
+                dq[block.rows] += dq_part
+                sums[block.ring][0, : len(dk_part)] += dk_part
+                sums[block.ring][1, : len(dv_part)] += dv_part
     for ring, home in zip(layout.rings, sums, strict=True):
         dk[ring.rows], dv[ring.rows] = home
     return dq, dk, dv
 
 
 def _widened(layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return what blocks of rings are merged into or added to in the wider dtype; without rings nothing is."""
+    """With rings, cast to the wider dtype, because the results of later rounds are added to these tensors."""
     return tuple(x.to(wider(x.dtype)) for x in tensors) if layout.rings else tensors
 
 
 def _pack(kind: Kind, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None) -> list[Tensor]:
-    """Return a buffer [2,S,G,D] of each ring shard's keys and values: one message instead of two."""
+    """Copy k and v (or dk and dv) of each ring shard of S tokens into one buffer [2,S,G,D], sent as one message.
+
+    Returns one buffer per ring; none if `comm` is None.
+    """
     if comm is None:
         return []
     comm.buffers.fit(kind, layout, k)
@@ -132,26 +159,29 @@ def _pack(kind: Kind, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None) -
 def _post(
     layout: Layout, round_: int, direction: Direction, comm: Comm | None, held: list[Tensor], sums: list[Tensor]
 ) -> tuple[Pending | None, list[Tensor], list[Tensor]]:
-    """Start a round's transfers; return them and the buffers (K,V and dK,dV) that hold the next round when they end."""
-    exchanges, buffers = [], {"kv": list(held), "dkv": list(sums)}
+    """Start a round's transfers, of the K,V in `held` and the dK,dV in `sums` (one tensor per ring).
+
+    Returns the transfers (None if there are none), and the K,V and the dK,dV of the next round, which are valid once
+    the transfers are complete.
+    """
     if comm is None or not layout.rings:
         return None, [], []
+    exchanges, buffers = [], {"kv": list(held), "dkv": list(sums)}
     for number, ring in enumerate(layout.rings):
         for kind, _, receive in ring.transfers(round_, direction):
-            turn = round_ + 1 if kind == "kv" else round_  # our K,V leave in round 0, our dK,dV in round 1
+            # Buffers alternate. Buffer 0 contains the rank's own K,V in round 0 and its own dK,dV in round 1.
+            turn = round_ + 1 if kind == "kv" else round_
             incoming = comm.buffers.take(kind, number, turn, ring.tokens_of(receive))
             exchanges.append(Exchange(buffers[kind][number], ring.next_rank, incoming, ring.previous_rank))
             buffers[kind][number] = incoming
     return comm.post(exchanges) if exchanges else None, buffers["kv"], buffers["dkv"]
 
 
-def _wait(pending: Pending | None) -> None:
-    if pending is not None:
-        pending.wait()
-
-
 def _blocks(layout: Layout, round_: int, held: list[Tensor]) -> list[_Block]:
-    """Return the blocks of a round, without those that have an empty side: they would kill the kernel."""
+    """Return the blocks of a round. `held` has the K,V of each ring in that round.
+
+    Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
+    """
     blocks = []
     for number, ring in enumerate(layout.rings):
         if round_ < ring.degree and not (block := ring.block(round_)).empty:
@@ -161,44 +191,37 @@ def _blocks(layout: Layout, round_: int, held: list[Tensor]) -> list[_Block]:
 
 
 def _call(blocks: Sequence[_Block]) -> Call:
+    """Return the call that computes all blocks, packed one after the other."""
     queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
     keys = accumulate((block.kv.shape[1] for block in blocks), initial=0)
     return Call(tuple(queries), tuple(keys), causal=False)
 
 
 def _rows(x: Tensor, blocks: Sequence[_Block]) -> Tensor:
+    """Pack the query rows of all blocks, taken from x [T,...]."""
     return x[blocks[0].rows] if len(blocks) == 1 else torch.cat([x[block.rows] for block in blocks])
 
 
 def _keys(blocks: Sequence[_Block]) -> tuple[Tensor, Tensor]:
+    """Pack the keys and the values of all blocks: two tensors [tokens,G,D]."""
     kv = blocks[0].kv if len(blocks) == 1 else torch.cat([block.kv for block in blocks], dim=1)
     return kv[0], kv[1]
 
 
 def _split(blocks: Sequence[_Block], *packed: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-    """Return packed rows as one piece a block."""
+    """Split each of the `packed` tensors, whose rows are those of `_rows`, into one part per block."""
     sizes = [block.rows.stop - block.rows.start for block in blocks]
     return tuple(x.split(sizes) for x in packed)
 
 
 def _merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-    """Merge a block into the rows `out` [T,H,D] and `lse` [T,H], in place.
+    """Merge the result of a block into `out` [T,H,D] and `lse` [T,H] of the same queries, in place.
 
-    Softmax over keys A and B together, from softmax over each (online softmax; Milakov and Gimelshein 2018):
+    Attention over the keys A and B together follows from attention over A and over B (online softmax; Milakov and
+    Gimelshein 2018):
         out = (exp(lse_A) out_A + exp(lse_B) out_B) / (exp(lse_A) + exp(lse_B))
-    which overflows; the stable form, in one pass over the rows:
+    This form overflows. The stable form, in one pass over the rows, is
         out = out_A + sigmoid(lse_B - lse_A) (out_B - out_A)
     """
     out.lerp_(part_out.to(out.dtype), (part_lse - lse).sigmoid()[..., None])
     lse.copy_(torch.logaddexp(lse, part_lse))
-
-
-def _add_shares(dq: Tensor, sums: list[Tensor], blocks: Sequence[_Block], *shares: Tensor) -> None:
-    """Add the blocks' dq [T,H,D] to our queries, and their dk, dv [S,G,D] to what travels with the keys."""
-    block_dq, block_dk, block_dv = shares
-    sizes = [block.kv.shape[1] for block in blocks]
-    for block, share in zip(blocks, *_split(blocks, block_dq), strict=True):
-        dq[block.rows] += share
-    for block, dk, dv in zip(blocks, block_dk.split(sizes), block_dv.split(sizes), strict=True):
-        sums[block.ring][0, : len(dk)] += dk
-        sums[block.ring][1, : len(dv)] += dv

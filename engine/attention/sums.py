@@ -1,8 +1,9 @@
-"""Sums over the shards of a sequence: whole numbers that every member of its ring needs from all the others.
+"""Sums integers over the shards of each sequence, so that every rank of a ring gets the sum.
 
-They take D - 1 rounds of the ring (schedule.py, direction "counts"): each member passes on what it last received and
-adds it up. All members take part, one with an empty shard too.
-Letters: S shards of this rank in the micro-batch, N numbers of a shard.
+A sum takes D - 1 rounds on a ring of degree D (schedule.py, direction "counts"): in each round a rank sends the counts
+that it received in the previous round, and adds those that it receives. Ranks with an empty shard take part too.
+
+Letters: S shards of this rank in the micro-batch, N integers per shard.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from engine.attention.comm import Comm, Exchange
 from engine.attention.layout import Layout
 
 
-def summed(counts: Tensor, layout: Layout, comm: Comm | None) -> Tensor:
-    """Return counts [S,N] with those of each ring's other shards added. Whole numbers, so their order does not matter.
+def sum_over_rings(counts: Tensor, layout: Layout, comm: Comm | None) -> Tensor:
+    """Sum counts over all shards of each sequence: [S,N] to [S,N]; row s is the sum over the sequence of shard s.
 
-    `comm` may be None where the layout has no ring.
+    Collective: all ranks of a ring must call it. `comm` may be None for a layout without rings.
     """
     if layout.rings and comm is None:
         raise ValueError("a layout with rings needs a comm")

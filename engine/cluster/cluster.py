@@ -1,4 +1,4 @@
-"""The machine as nodes and ranks. All rank arithmetic is here: nobody else writes `rank // 8`."""
+"""The cluster as nodes and ranks, with the speed and memory of each rank."""
 
 from __future__ import annotations
 
@@ -7,138 +7,129 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.cluster.hostfile import Node, parse
+from engine.cluster import hostfile
+from engine.cluster.hostfile import Node
+from engine.cluster.mesh import Mesh
 from engine.config import schema
 from engine.config.units import counted
 from engine.errors import ConfigError
-
-Ints = NDArray[np.int64]
+from engine.units import Ints
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes in order; ranks are counted through them. `device_memory` is in bytes a rank, where a node has no own.
+    """Nodes in order. Ranks are numbered node by node, so the ranks of a node are consecutive.
 
-    Beside processes the same object stands for HDP ranks, each of d_tp x d_pp devices (`of` with degrees).
+    A rank is one device, or one HDP rank of tp x pp devices if the cluster was made with those degrees.
     """
 
     nodes: tuple[Node, ...]
-    device_memory: int
+    device_memory: int  # bytes per rank, for nodes that do not set their own
 
     @classmethod
     def of(cls, config: schema.Cluster, parallel: schema.Parallel | None = None) -> Cluster:
-        """Return the cluster of a config: its hostfile's nodes if it names one, else `nodes` x `ranks_per_node`.
+        """Make the cluster of a config: the nodes of its hostfile if set, else `nodes` x `ranks_per_node`.
 
-        With `parallel` its ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
-        malformed, and for degrees that do not divide its devices or cut a rank's at the border of two nodes.
+        With `parallel`, ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
+        malformed; there is no fallback to this machine. Also raises it if tp x pp does not divide the devices, or if
+        the tp devices of a stage would be parts of two nodes.
         """
-        nodes = _read(config.hostfile) if config.hostfile is not None else _alike(config.nodes, config.ranks_per_node)
+        if config.hostfile is None:
+            nodes = _equal_nodes(config.nodes, config.ranks_per_node)
+        else:
+            nodes = hostfile.read(config.hostfile)
         cluster = cls(nodes, config.device_memory)
-        return cluster if parallel is None else cluster._hdp(parallel.tp, parallel.pp)
+        return cluster if parallel is None else cluster._hdp(parallel)
 
-    def _hdp(self, tp: int, pp: int) -> Cluster:
-        """Return the HDP ranks. The d_tp devices of one are neighbours, and stages lie in other nodes if they can.
+    def _hdp(self, parallel: schema.Parallel) -> Cluster:
+        """Group the devices into HDP ranks of tp x pp devices, placed as in `Mesh`; return the cluster of these ranks.
 
-        So a ring, which is one stage's, sees slots / d_tp ranks in a node; one that spans nodes is a node of its own.
-        The slowest of their devices, and the one of the least memory, say what the ranks of a node are.
+        The tp devices of a stage are neighbours, and stages lie in different nodes where possible. Rings connect
+        devices of one stage, so a rank belongs to the node of its first stage; nodes without a first stage are left
+        out. A rank whose tp devices fill several nodes is a node by itself. A rank has the speed of its slowest device
+        and the memory of its smallest.
         """
+        tp, pp = parallel.tp, parallel.pp
         if tp == pp == 1:
             return self
         if self.ranks % (tp * pp):
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {counted(self.ranks, 'device')}"
             key = "parallel.tp" if self.ranks % tp else "parallel.pp"
-            raise ConfigError(message, key=key, hint="choose degrees that divide them")
-        devices = np.arange(self.ranks).reshape(pp, -1, tp)
-        self._check_borders(devices.reshape(-1, tp))
+            raise ConfigError(message, key=key, hint="choose degrees whose product divides the number of devices")
+        devices = Mesh.of(self.ranks, parallel).devices()
+
+        # The cost model knows all-reduces over tp devices inside one node or across whole nodes only.
+        first, last = devices[..., 0].ravel(), devices[..., -1].ravel()
+        in_one_node = self.node_of[first] == self.node_of[last]
+        of_whole_nodes = np.isin(first, self._first_ranks) & np.isin(last + 1, self._first_ranks)
+        split = np.flatnonzero(~in_one_node & ~of_whole_nodes)
+        if len(split):
+            hosts = [self.nodes[self.node_of[end[split[0]]]].host for end in (first, last)]
+            message = f"parallel.tp={tp} puts devices of {hosts[0]} and of {hosts[1]} into one rank"
+            hint = "choose a degree that divides the number of devices of each node"
+            raise ConfigError(message, key="parallel.tp", hint=hint)
+
+        # A rank belongs to the node of its first device. `begin`: the first rank of each node that has ranks.
         homes, begin = np.unique(self.node_of[devices[0, :, 0]], return_index=True)
         speeds, memories = (
             np.minimum.reduceat(each[devices].min(axis=(0, 2)), begin).tolist() for each in (self.speed, self.memory)
         )
-        slots = np.diff(begin, append=devices.shape[1]).tolist()
+        ranks = np.diff(begin, append=devices.shape[1]).tolist()
         hosts = [self.nodes[home].host for home in homes.tolist()]
-        nodes = map(Node, hosts, slots, speeds, memories)
-        return Cluster(tuple(nodes), self.device_memory)
+        return Cluster(tuple(map(Node, hosts, ranks, speeds, memories)), self.device_memory)
 
-    def _check_borders(self, groups: Ints) -> None:
-        """Refuse groups of d_tp devices, [groups, d_tp], that hold only parts of two nodes: costs know no such rank."""
-        first, last = groups[:, 0], groups[:, -1]
-        inside = self.node_of[first] == self.node_of[last]
-        whole = np.isin(first, self._first) & np.isin(last + 1, self._first)
-        cut = np.flatnonzero(~inside & ~whole)
-        if len(cut):
-            hosts = [self.nodes[self.node_of[end[cut[0]]]].host for end in (first, last)]
-            message = f"parallel.tp={groups.shape[1]} puts devices of {hosts[0]} and of {hosts[1]} into one rank"
-            hint = "choose a degree that divides the slots of each node"
-            raise ConfigError(message, key="parallel.tp", hint=hint)
-
-    def leaving(self, usable: Callable[[int], int]) -> Cluster:
-        """Return the same ranks with what `usable` leaves of each one's memory."""
+    def with_memory(self, usable: Callable[[int], int]) -> Cluster:
+        """Return the cluster with the memory of each rank, in bytes, replaced by `usable(memory)`."""
         nodes = (node if node.memory is None else replace(node, memory=usable(node.memory)) for node in self.nodes)
         return Cluster(tuple(nodes), usable(self.device_memory))
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks."""
-        return self._first[-1]
+        """The number of ranks of all nodes."""
+        return self._first_ranks[-1]
 
     @property
     def largest_node(self) -> int:
-        """Return the ranks of the node that has the most."""
-        return max(self._slots)
+        """The number of ranks of the node with the most ranks."""
+        return max(self._ranks_per_node)
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Return the node's index and the rank's place in that node. Raises IndexError out of 0..ranks-1."""
+        """Return the node's index and the local rank in that node. Raises IndexError for a rank that does not exist."""
         if not 0 <= rank < self.ranks:
-            raise IndexError(f"rank {rank} is not one of {self.ranks} ranks")
-        node = bisect_right(self._first, rank) - 1
-        return node, rank - self._first[node]
+            raise IndexError(f"rank {rank} is out of range for {self.ranks} ranks")
+        node = bisect_right(self._first_ranks, rank) - 1
+        return node, rank - self._first_ranks[node]
 
     @cached_property
     def node_of(self) -> Ints:
-        """Return the node of each rank, [ranks]."""
-        return np.repeat(np.arange(len(self.nodes), dtype=np.int64), self._slots)
+        """The index of each rank's node, [ranks]."""
+        return np.repeat(np.arange(len(self.nodes), dtype=np.int64), self._ranks_per_node)
 
     @cached_property
     def speed(self) -> Ints:
-        """Return each rank's speed in percent, [ranks]."""
-        return np.repeat(np.array([node.speed for node in self.nodes], dtype=np.int64), self._slots)
+        """Each rank's speed in percent of full speed, [ranks]."""
+        return np.repeat(np.array([node.speed for node in self.nodes], dtype=np.int64), self._ranks_per_node)
 
     @cached_property
     def memory(self) -> Ints:
-        """Return each rank's memory in bytes, [ranks]."""
+        """Each rank's memory in bytes, [ranks]."""
         own = [self.device_memory if node.memory is None else node.memory for node in self.nodes]
-        return np.repeat(np.array(own, dtype=np.int64), self._slots)
+        return np.repeat(np.array(own, dtype=np.int64), self._ranks_per_node)
 
     @property
-    def _slots(self) -> list[int]:
-        return [node.slots for node in self.nodes]
+    def _ranks_per_node(self) -> list[int]:
+        return [node.devices for node in self.nodes]
 
     @cached_property
-    def _first(self) -> tuple[int, ...]:
-        """Return the first rank of each node, and behind them the number of ranks."""
-        return tuple(accumulate(self._slots, initial=0))
+    def _first_ranks(self) -> tuple[int, ...]:
+        """The first rank of each node, then the number of ranks."""
+        return tuple(accumulate(self._ranks_per_node, initial=0))
 
 
-@lru_cache(maxsize=4)  # tens of thousands take a moment, and a command asks several times
-def _alike(nodes: int, slots: int) -> tuple[Node, ...]:
-    return tuple(Node(_host(index, nodes), slots) for index in range(nodes))
-
-
-def _host(index: int, nodes: int) -> str:
-    return "localhost" if nodes == 1 else f"node-{index}"
-
-
-def _read(path: str) -> tuple[Node, ...]:
-    """Return the nodes of a hostfile. A missing one is an error, never a silent fall back to this machine."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a mark of its encoding
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        message = f"the hostfile {path} cannot be read: {reason}"
-        raise ConfigError(message, key="cluster.hostfile", hint="name a file of lines `HOST slots=N`") from error
-    return parse(text, path)
+@lru_cache(maxsize=4)  # making tens of thousands of nodes is slow, and a command asks for them several times
+def _equal_nodes(nodes: int, devices: int) -> tuple[Node, ...]:
+    hosts = ["localhost"] if nodes == 1 else [f"node-{index}" for index in range(nodes)]
+    return tuple(Node(host, devices) for host in hosts)

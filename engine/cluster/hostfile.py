@@ -1,13 +1,15 @@
-"""DeepSpeed's hostfile: one host a line with its number of ranks, `worker-0 slots=8`; `#` starts a comment.
+"""DeepSpeed's hostfile format: one host per line with its number of devices, `worker-0 slots=8`; `#` starts a comment.
 
-Of a mixed cluster a line may say more, each rank's share of full speed and its memory:
+Clusters of unequal nodes add the speed of a node's devices (percent of full speed) and the memory of each device:
 `old-0 slots=8 speed=50% memory=40GiB`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.config.checks import MOST_RANKS
 from engine.config.units import parse_count
@@ -15,92 +17,106 @@ from engine.errors import ConfigError, Problem
 
 _HOST = re.compile(r"\w[\w.:@-]*")  # a leading dash would reach ssh as an option
 _SLOTS = re.compile(r"slots=([0-9]+)")
-_SPEED = re.compile(r"speed=([0-9]+)%")
-_MOST_MEMORY = 2**50  # as of cluster.device_memory
+_MOST_MEMORY = 2**50  # the limit of cluster.device_memory
 _FORM = "write HOST slots=N, for example worker-0 slots=8"
-_EXTRAS = {
-    "speed": ("a speed from 1% to 100%", "write speed=N%, for example speed=50%"),
-    "memory": ("a memory of 1 byte to 1024T", "write memory=SIZE, for example memory=40GiB"),
-}
-_NO_EXTRA = ("speed=N% or memory=SIZE", "behind HOST slots=N write what is special, for example speed=50% memory=40GiB")
 
 
 @dataclass(frozen=True)
 class Node:
-    """One host and the number of ranks that it runs; their speed in percent, their memory in bytes if it is special."""
+    """One host. In a cluster of HDP ranks (`Cluster.of` with `parallel`), `devices` counts the node's HDP ranks."""
 
     host: str
-    slots: int
-    speed: int = 100
-    memory: int | None = None
+    devices: int
+    speed: int = 100  # percent of full speed
+    memory: int | None = None  # bytes per device; None: cluster.device_memory
+
+
+def read(path: str) -> tuple[Node, ...]:
+    """Read the nodes of a hostfile. Raises ConfigError if it is missing, unreadable, empty or malformed."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        message = f"the hostfile {path} cannot be read: {reason}"
+        raise ConfigError(message, key="cluster.hostfile", hint="choose a file with lines `HOST slots=N`") from error
+    return parse(text, path)
 
 
 def parse(text: str, name: str) -> tuple[Node, ...]:
-    """Return the nodes of a hostfile's text, in its order; `name` is the file's, for messages.
+    """Parse the text of a hostfile; nodes keep its order.
 
-    Raises ConfigError with every bad line, each under the key `name:line`.
+    Raises ConfigError with one problem per malformed line, under the key `name:line`.
     """
     nodes: dict[str, Node] = {}
     problems: list[Problem] = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split("#", 1)[0].split()
-        found = _problem(words, nodes) if words else None
-        if found is not None:
-            message, hint = found
-            problems.append(Problem(message, f"{name}:{number}", hint))
-        elif words:
-            nodes[words[0]] = _node(words)
+        if not words:
+            continue
+        key = f"{name}:{number}"
+        try:
+            node = _parse_line(words, key)
+            if node.host in nodes:
+                hint = "list each host once, with all of its slots"
+                raise ConfigError(f"host {node.host} appears twice", key=key, hint=hint)
+            nodes[node.host] = node
+        except ConfigError as error:
+            problems += error.problems
     if not nodes and not problems:
-        problems.append(Problem("the hostfile names no host", name, _FORM))
+        problems.append(Problem("the hostfile lists no host", name, _FORM))
     if problems:
         raise ConfigError.of(problems)
     return tuple(nodes.values())
 
 
-def _problem(words: list[str], seen: dict[str, Node]) -> tuple[str, str] | None:
-    """Return what is wrong with the words of one line and how it is written, or None."""
+def _parse_line(words: list[str], key: str) -> Node:
+    """Parse the words of one line. Raises ConfigError, with `key` as the place, for the first mistake."""
     host, *rest = words
     if _HOST.fullmatch(host) is None:
-        return f"{host!r} is not a host name", _FORM
-    if host in seen:
-        return f"host {host} is named twice", "give all its ranks in one line"
+        raise ConfigError(f"{host!r} is not a host name", key=key, hint=_FORM)
     if not rest:
-        return f"host {host} has no slots", _FORM
-    wrong = _slots_problem(host, rest[0])
-    if wrong is not None:
-        return wrong, _FORM
-    for word in rest[1:]:
-        what, form = _EXTRAS.get(word.split("=")[0], _NO_EXTRA)
-        if not _is_extra(word):
-            return f"host {host}: {word!r} is not {what}", form
-    keys = [word.split("=")[0] for word in rest[1:]]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    return None if twice is None else (f"host {host}: {twice}= is given twice", "leave one of the two out")
-
-
-def _slots_problem(host: str, word: str) -> str | None:
-    slots = _SLOTS.fullmatch(word)
+        raise ConfigError(f"host {host} has no slots", key=key, hint=_FORM)
+    slots = _SLOTS.fullmatch(rest[0])
     if slots is None:
-        return f"host {host}: {word!r} is not slots=N"
-    ranks = int(slots[1])
-    if ranks == 0:
-        return f"host {host} has 0 slots; a host runs at least one rank"
-    return f"host {host} has {ranks:,} slots; at most {MOST_RANKS:,} ranks are planned" if ranks > MOST_RANKS else None
+        raise ConfigError(f"host {host}: {rest[0]!r} is not slots=N", key=key, hint=_FORM)
+    devices = int(slots[1])
+    if devices == 0:
+        raise ConfigError(f"host {host} has 0 slots; a host needs at least one", key=key, hint=_FORM)
+    if devices > MOST_RANKS:
+        message = f"host {host} has {devices:,} slots; at most {MOST_RANKS:,} ranks are supported"
+        raise ConfigError(message, key=key, hint=_FORM)
+    options: dict[str, int] = {}
+    for word in rest[1:]:
+        name, _, value = word.partition("=")
+        if name not in _OPTIONS:
+            hint = "after HOST slots=N only speed and memory are allowed, for example speed=50% memory=40GiB"
+            raise ConfigError(f"host {host}: {word!r} is not speed=N% or memory=SIZE", key=key, hint=hint)
+        parse_value, meaning, hint = _OPTIONS[name]
+        amount = parse_value(value)
+        if amount is None:
+            raise ConfigError(f"host {host}: {word!r} is not {meaning}", key=key, hint=hint)
+        if name in options:
+            raise ConfigError(f"host {host}: {name}= is given twice", key=key, hint="remove one of them")
+        options[name] = amount
+    return Node(host, devices, **options)
 
 
-def _is_extra(word: str) -> bool:
-    speed = _SPEED.fullmatch(word)
-    if speed is not None:
-        return 1 <= int(speed[1]) <= 100
-    name, _, value = word.partition("=")
+def _parse_speed(value: str) -> int | None:
+    """Parse a speed such as `50%`; None unless it is from 1% to 100%."""
+    match = re.fullmatch(r"([0-9]{1,3})%", value)
+    return int(match[1]) if match and 1 <= int(match[1]) <= 100 else None
+
+
+def _parse_memory(value: str) -> int | None:
+    """Parse a size such as `40GiB` into bytes; None unless it is from 1 byte to 1024T."""
     try:
-        return name == "memory" and 1 <= parse_count(value, bytes_=True) <= _MOST_MEMORY
+        amount = parse_count(value, bytes_=True)
     except ValueError:
-        return False
+        return None
+    return amount if 1 <= amount <= _MOST_MEMORY else None
 
 
-def _node(words: list[str]) -> Node:
-    """Return the node of a line without mistakes."""
-    values = dict(word.split("=", 1) for word in words[1:])
-    memory = parse_count(values["memory"], bytes_=True) if "memory" in values else None
-    return Node(words[0], int(values["slots"]), int(values.get("speed", "100%").rstrip("%")), memory)
+_OPTIONS: dict[str, tuple[Callable[[str], int | None], str, str]] = {  # parser, what it expects, hint
+    "speed": (_parse_speed, "a speed from 1% to 100%", "write speed=N%, for example speed=50%"),
+    "memory": (_parse_memory, "a memory size from 1 byte to 1024T", "write memory=SIZE, for example memory=40GiB"),
+}

@@ -1,6 +1,6 @@
-"""Composes the recipes with Hydra: the only file that runs it, in the launcher only and never on ranks.
+"""Composes the recipes with Hydra. Only the launcher runs this file; ranks never import it.
 
-Beyond this file there is no DictConfig, no Hydra logging and no run directory of Hydra's.
+Nothing outside this file sees a DictConfig, and Hydra's logging and run directories stay off.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from engine.errors import ConfigError
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the composed recipe as plain values; `???` stands where a value must be set.
+    """Compose a recipe and overrides into nested plain values; `???` marks a value that must still be set.
 
-    Overrides are those that `overrides.check` let through. Raises ConfigError if they do not go together.
+    `overrides` are those that `overrides.check` accepted. Raises ConfigError if they cannot be composed.
     """
     try:
         with hydra.initialize_config_dir(str(tree.folder()), version_base="1.3"):
@@ -28,6 +28,6 @@ def compose(overrides: Sequence[str]) -> dict[str, Any]:
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         text = next((text for text in overrides if "${" in text), None)
-        raise ConfigError("cannot be composed", key=text, hint="${...} must name another key of the recipe") from error
+        raise ConfigError("cannot be resolved", key=text, hint="${...} must name another key of the recipe") from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""The keys of the typed schema, for lookups by name."""
+"""The keys of the schema, for lookups by name."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ PATHS = ("data.path", "run.out", "run.weights", "cluster.hostfile", "cluster.cal
 
 
 def leaves() -> dict[str, FieldInfo]:
-    """Return every key that holds a value: {"context": ..., "run.steps": ..., ...}."""
-    return dict(_walk(Config, ""))
+    """Return the pydantic field of every key that has a value: {"context": field, "run.steps": field, ...}."""
+
+    def walk(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
+        for name, field in section.model_fields.items():
+            inner = section_of(field)
+            if inner:
+                yield from walk(inner, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", field
+
+    return dict(walk(Config, ""))
 
 
 def sections() -> list[str]:
-    """Return the keys that hold other keys: ["run", "model", "model.rope", ...]."""
+    """List every key that contains other keys: ["balance", "cluster", ..., "model", "model.rope", ...]."""
     return sorted({key.rpartition(".")[0] for key in leaves()} - {""})
 
 
-def _walk(section: type[Section], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in section.model_fields.items():
-        inner = section_of(field)
-        if inner:
-            yield from _walk(inner, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
-
-
 def section_of(field: FieldInfo) -> type[Section] | None:
-    """Return the section that a field holds, or None if it holds a value."""
+    """Return the class of a field that is a section, or None for a field that has a value."""
     kind = field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None

@@ -1,4 +1,4 @@
-"""The door: from KEY=VALUE overrides to one typed, frozen Config, or to one error with every mistake."""
+"""Turns KEY=VALUE overrides into a typed, frozen Config, or one error that lists every mistake."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from engine.errors import ConfigError
 __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"]
 
 
-def load(overrides: Sequence[str], refuses: bool = True) -> Config:
-    """Return the recipe that the overrides choose and change; `load([])` is the quickstart.
+def load(overrides: Sequence[str]) -> Config:
+    """Load the config of a recipe with these overrides; `load([])` is the quickstart.
 
-    Raises ConfigError with every bad key, type and bound, and every rule that right values break. Behind a mistyped
-    key or name no rule is judged: it would speak of values that the user did not mean. A context that the ranks do not
-    hold is let through for whoever only wants to know what they do (`refuses`).
+    Raises ConfigError with every wrong key, type and bound, and with every broken rule between keys. Rules run only if
+    all keys and names are spelt correctly; otherwise they would check values that the user did not mean.
     """
-    # Ranks import this file too, and they read a resolved text: they never pay for Hydra.
+    # Imported here because ranks import this module to read a resolved config, and Hydra is slow to import.
     from engine.config.compose import compose
     from engine.config.overrides import check
 
@@ -29,7 +28,7 @@ def load(overrides: Sequence[str], refuses: bool = True) -> Config:
     values = compose(good)
     config, invalid = validate(values)
     if not problems:
-        problems = checks.check(config, refuses) if config else invalid + checks.check_part(right_part(values, invalid))
+        problems = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
     else:
         problems += invalid
     if config is None or problems:

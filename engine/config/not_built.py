@@ -1,22 +1,32 @@
-"""Values that the design names and that are not built yet: refused with a sentence of their own, not as mistakes."""
+"""Values that this version does not support yet. The errors say so, because the values are not typing mistakes."""
 
 from __future__ import annotations
 
+from engine.config.schema import Config
 from engine.errors import Problem
-
-_VALUES: dict[str, tuple[object, ...]] = {"data.runtime": ("ray",)}
 
 
 def not_built(key: str, value: object, available: str) -> Problem | None:
-    """Return the refusal of a value that will exist one day, or None if it never will."""
-    if not _is_planned(key.removesuffix(".name"), value):
-        return None
-    return Problem(f"{value} is not built yet", key, f"available: {available}")
+    """Return the problem with a value that only a later version will accept; None for any other value.
+
+    `available` lists the values that can be chosen today.
+    """
+    key_or_group = key.removesuffix(".name")
+    expert_parallel = key_or_group == "parallel.ep" and type(value) is int and value > 1  # `true` is no degree
+    if (key_or_group, value) == ("data.runtime", "ray") or expert_parallel:
+        return Problem(f"{value} is not built yet", key, f"available: {available}")
+    return None
 
 
-def _is_planned(key: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return False
-    if key == "parallel.ep":
-        return isinstance(value, int) and value > 1
-    return value in _VALUES.get(key, ())
+def not_trained(config: Config) -> list[Problem]:
+    """Return a problem for each parallelism degree that can be planned and simulated but not trained."""
+    degrees = {"parallel.tp": config.parallel.tp, "parallel.pp": config.parallel.pp}
+    return [
+        Problem(
+            f"{degree} can be planned but not trained yet",
+            key,
+            f"train with {key}=1; `bytescale plan` accepts {key}={degree}",
+        )
+        for key, degree in degrees.items()
+        if degree > 1
+    ]

@@ -1,6 +1,6 @@
-"""The typed config: what a recipe may say. Frozen, strict at every level; the field's description is its help text.
+"""The typed config: every key of a recipe. Frozen and strict at every level; a field's description is its help text.
 
-Nothing beyond `engine/config` sees YAML or a DictConfig. Lengths are tokens, sizes are bytes, rates are per step.
+Nothing outside `engine/config` sees YAML or a DictConfig. Lengths are in tokens, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from engine.config.units import Bytes, Tokens
 
-_STEPS = 99_999_999  # the digits of a checkpoint's name
+_STEPS = 99_999_999  # a checkpoint's name has eight digits
 _TOKENS = 2**32
 
 
 class Section(BaseModel):
-    """A frozen part of the config that accepts no unknown key."""
+    """A frozen part of the config; unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -26,7 +26,9 @@ class Run(Section):
 
     steps: int = Field(ge=1, le=_STEPS, description="optimizer updates")
     seed: int = Field(ge=0, lt=2**63, description="seed of the initial weights and of the order of documents")
-    weights: str | None = Field(description="Hugging Face folder to start from; null draws the weights with seed")
+    weights: str | None = Field(
+        description="Hugging Face folder with initial weights; null initialises them from run.seed"
+    )
     out: str = Field(min_length=1, description="run folder")
     validate_every: int = Field(
         ge=1, le=_STEPS, description="steps between two validations; the last step always validates"
@@ -34,64 +36,82 @@ class Run(Section):
     checkpoint_every: int = Field(
         ge=1, le=_STEPS, description="steps between two checkpoints; the last step always saves one"
     )
-    keep_checkpoints: int = Field(ge=1, le=_STEPS, description="how many of the newest checkpoints stay")
+    keep_checkpoints: int = Field(ge=1, le=_STEPS, description="number of newest checkpoints to keep")
 
 
 class Rope(Section):
-    """How rotary angles are scaled for contexts longer than the original one; names as in Hugging Face's configs."""
+    """Scaling of the rotary angles for contexts longer than the original one; names as in Hugging Face's configs."""
 
-    kind: Literal["none", "linear", "yarn", "llama3"] = Field(description="`none` is the plain model.rope_theta")
-    factor: float | None = Field(ge=1, le=1e6, description="how many times longer the context becomes")
+    kind: Literal["none", "linear", "yarn", "llama3"] = Field(
+        description="kind of scaling; `none` uses model.rope_theta unscaled"
+    )
+    factor: float | None = Field(ge=1, le=1e6, description="new context / original context")
     original_max_position_embeddings: Tokens | None = Field(
-        ge=1, le=_TOKENS, description="context before scaling; yarn, llama3"
+        ge=1, le=_TOKENS, description="original context, in tokens; for yarn and llama3"
     )
     low_freq_factor: float | None = Field(
-        gt=0, le=1e6, description="llama3: pairs of fewer turns in it are slowed by factor"
+        gt=0,
+        le=1e6,
+        description="llama3: rotary pairs with fewer than this many turns over the original context are slowed by "
+        "model.rope.factor",
     )
-    high_freq_factor: float | None = Field(gt=0, le=1e6, description="llama3: pairs of more turns in it stay")
-    beta_fast: float | None = Field(gt=0, le=1e6, description="yarn: pairs of more turns in it stay; null is 32")
+    high_freq_factor: float | None = Field(
+        gt=0,
+        le=1e6,
+        description="llama3: rotary pairs with more than this many turns over the original context are not scaled",
+    )
+    beta_fast: float | None = Field(
+        gt=0,
+        le=1e6,
+        description="yarn: rotary pairs with more than this many turns over the original context are not scaled; "
+        "null is 32",
+    )
     beta_slow: float | None = Field(
-        gt=0, le=1e6, description="yarn: pairs of fewer turns are slowed by factor; null is 1"
+        gt=0,
+        le=1e6,
+        description="yarn: rotary pairs with fewer than this many turns over the original context are slowed by "
+        "model.rope.factor; null is 1",
     )
     attention_factor: float | None = Field(
-        gt=0, le=1e6, description="yarn: scale of cos and sin; null follows from factor"
+        gt=0, le=1e6, description="yarn: factor on cos and sin; null computes it from model.rope.factor"
     )
     mscale: float | None = Field(gt=0, le=1e6, description="yarn, with mscale_all_dim: DeepSeek's attention factor")
     mscale_all_dim: float | None = Field(gt=0, le=1e6, description="yarn, with mscale: DeepSeek's attention factor")
 
 
 class Model(Section):
-    """The shape of a LLaMA model, with experts of a Mixtral one."""
+    """The shape of a LLaMA model, or of a Mixtral model if it has experts."""
 
     name: str
     layers: int = Field(ge=1, le=2**20, description="transformer blocks")
     hidden: int = Field(ge=2, le=2**31, description="width of the residual stream")
     heads: int = Field(ge=1, le=2**31, description="query heads")
-    kv_heads: int = Field(ge=1, le=2**31, description="key and value heads; divides heads")
-    ffn: int = Field(ge=1, le=2**31, description="width of the SwiGLU layer, or of each expert")
-    experts: int = Field(ge=1, le=2**20, description="experts of a layer; 1 is a dense model")
-    top_k: int = Field(ge=1, le=2**20, description="experts that a token is sent to")
-    vocab: int = Field(ge=1, le=2**31, description="rows of the embedding")
+    kv_heads: int = Field(ge=1, le=2**31, description="key-value heads; a divisor of model.heads")
+    ffn: int = Field(ge=1, le=2**31, description="inner width of the SwiGLU layer, or of each expert")
+    experts: int = Field(ge=1, le=2**20, description="experts per layer; 1 is a dense model")
+    top_k: int = Field(ge=1, le=2**20, description="experts per token")
+    vocab: int = Field(ge=1, le=2**31, description="vocabulary size: rows of the embedding")
     rope_theta: float = Field(gt=1, le=1e12, description="base of the rotary angles")
     rope: Rope
-    norm_eps: float = Field(ge=1e-12, le=1, description="what RMSNorm adds under its root")
-    tied: bool = Field(description="the output head shares the embedding's weights")
+    norm_eps: float = Field(ge=1e-12, le=1, description="epsilon under the square root of RMSNorm")
+    tied: bool = Field(description="share weights between the embedding and the output head")
 
     @property
     def head_dim(self) -> int:
-        """Return the size of a head."""
         return self.hidden // self.heads
 
 
 class Balance(Section):
-    """What keeps the experts of a layer equally busy; a dense model has none of it."""
+    """Load balancing of experts; a dense model ignores it."""
 
-    by: Literal["none", "loss", "bias"] = Field(description="a loss of each sequence, or a bias moved after each step")
-    loss_weight: float = Field(ge=0, le=1000, description="of the balance loss, beside the cross-entropy")
-    bias_rate: float = Field(
-        ge=0, le=1, description="how far a step moves a bias; router probabilities are from 0 to 1"
+    by: Literal["none", "loss", "bias"] = Field(
+        description="method: `loss` adds a loss per sequence, `bias` adjusts a bias per expert after each step"
     )
-    z_weight: float = Field(ge=0, le=1000, description="of the router's z-loss, which keeps its logits small")
+    loss_weight: float = Field(ge=0, le=1000, description="weight of the load balancing loss")
+    bias_rate: float = Field(
+        ge=0, le=1, description="change of a bias per step; router probabilities are between 0 and 1"
+    )
+    z_weight: float = Field(ge=0, le=1000, description="weight of the router's z-loss, which keeps its logits small")
 
 
 class Data(Section):
@@ -99,42 +119,51 @@ class Data(Section):
 
     name: str
     path: str = Field(
-        min_length=1, description="a folder, a .jsonl file, or `stdlib`: the running Python's own library"
+        min_length=1, description="a folder, a .jsonl file, or `stdlib`: the standard library of the running Python"
     )
     format: Literal["folder", "jsonl"]
-    pattern: str = Field(description="which files of a folder are documents, as a glob")
-    field: str = Field(description="which field of a JSONL line is the text")
-    encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` takes files as they are, UTF-8 or not")
+    pattern: str = Field(description="glob of the files in a folder that are documents")
+    field: str = Field(description="field of a JSONL line that contains the text")
+    encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` also reads files that are not UTF-8")
     tokenizer: Literal["bytes"]
     runtime: Literal["local"] = Field(description="`ray` is not built yet")
-    validation_share: float = Field(ge=0, lt=1, description="share of the documents, by hash, kept for validation")
+    validation_share: float = Field(
+        ge=0, lt=1, description="fraction of the documents held out for validation, chosen by hash"
+    )
     validation_tokens: Tokens = Field(
-        ge=0, le=_TOKENS, description="at most this many inputs are validated on; 0 turns it off"
+        ge=0, le=_TOKENS, description="maximum tokens per validation; 0 turns validation off"
     )
 
 
 class Cluster(Section):
-    """The machine that is planned for or trained on."""
+    """The machines to plan for or to train on."""
 
     name: str
-    nodes: int = Field(ge=1, le=65536, description="machines")
-    ranks_per_node: int = Field(ge=1, le=64, description="one rank is one GPU or one CPU process")
+    nodes: int = Field(ge=1, le=65536, description="number of machines")
+    ranks_per_node: int = Field(ge=1, le=64, description="ranks per machine; a rank is one GPU or one CPU process")
     device_memory: Bytes = Field(
-        gt=0, le=2**50, description="bytes of a device, its runtime's included (docs/memory.md)"
+        gt=0, le=2**50, description="memory of a device in bytes, including what CUDA itself uses (docs/memory.md)"
     )
-    host_memory: Bytes = Field(ge=0, le=2**50, description="bytes of the host that one rank may offload to")
-    hostfile: str | None = Field(description="DeepSpeed's format; then nodes and ranks come from it")
-    calibration: str | None = Field(description="file of `profile-hardware`; else the data sheet's figures")
+    host_memory: Bytes = Field(ge=0, le=2**50, description="host memory in bytes that one rank may use for offload")
+    hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
+    calibration: str | None = Field(
+        description="file written by `bytescale profile-hardware`; null uses figures from data sheets"
+    )
 
 
 class Planner(Section):
-    """Who computes what."""
+    """The assignment of sequences to ranks."""
 
-    name: Literal["static", "naive", "balanced", "adaptive"] = Field(description="the two middle ones are the paper's")
-    mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(
-        description="`auto` follows zero.stage and parallel.pp"
+    name: Literal["static", "naive", "balanced", "adaptive"] = Field(
+        description="planning algorithm; naive and balanced follow the paper's algorithms 1 and 2"
     )
-    max_peers: int = Field(ge=1, le=2**20, description="ranks that one rank may talk to in a step")
+    mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(
+        description="where ranks wait for each other: free: only in rings and at the end of a step; lockstep: at every "
+        "micro-batch; pipeline: between stages; auto: chosen from zero.stage and parallel.pp"
+    )
+    max_peers: int = Field(
+        ge=1, le=2**20, description="maximum number of ranks that one rank communicates with in a step"
+    )
 
 
 class Optimizer(Section):
@@ -142,64 +171,76 @@ class Optimizer(Section):
 
     name: Literal["adamw", "sgd"]
     lr: float = Field(gt=0, le=1e30, description="learning rate after the warm-up")
-    min_lr_ratio: float = Field(ge=0, le=1, description="where the cosine ends, as a share of lr")
-    warmup_steps: int = Field(ge=0, le=_STEPS, description="steps in which the learning rate rises")
-    betas: tuple[float, float] = Field(description="AdamW's; SGD's momentum is the first")
-    eps: float = Field(gt=0, le=1, description="what AdamW adds to its divisor")
-    weight_decay: float = Field(ge=0, le=1000, description="on matrices only")
-    clip_norm: float = Field(ge=0, le=1e12, description="largest gradient norm over all ranks; 0 turns clipping off")
-    on_host: bool = Field(description="moments and fp32 masters wait on the host; AdamW is DeepSpeedCPUAdam then")
+    min_lr_ratio: float = Field(ge=0, le=1, description="final learning rate as a fraction of optimizer.lr")
+    warmup_steps: int = Field(ge=0, le=_STEPS, description="steps of linear warm-up of the learning rate")
+    betas: tuple[float, float] = Field(
+        description="AdamW's two betas, such as [0.9,0.95]; SGD uses the first one as its momentum"
+    )
+    eps: float = Field(gt=0, le=1, description="AdamW's epsilon")
+    weight_decay: float = Field(ge=0, le=1000, description="weight decay, applied to matrices only")
+    clip_norm: float = Field(ge=0, le=1e12, description="maximum gradient norm over all ranks; 0 turns clipping off")
+    on_host: bool = Field(
+        description="CPU offload of the optimizer: moments and fp32 master weights stay on the host, where AdamW runs"
+    )
 
 
 class Zero(Section):
-    """How model states are sharded over all ranks."""
+    """Sharding of the model states over all ranks."""
 
-    stage: Literal[1, 2, 3] = Field(description="1 shards optimizer states, 2 gradients too, 3 also weights")
-    weights_on_host: bool = Field(description="stage 3: a rank's share of the weights waits on the host")
+    stage: Literal[1, 2, 3] = Field(
+        description="ZeRO-1 shards optimizer states, ZeRO-2 also gradients, ZeRO-3 also weights"
+    )
+    weights_on_host: bool = Field(description="stage 3 only: keep a rank's shard of the weights on the host")
 
 
 class Offload(Section):
     """Activation offload."""
 
-    ratio: Literal["auto"] | float = Field(description="most of a micro-batch that may go to the host, 0 to 1")
+    ratio: Literal["auto"] | float = Field(
+        description="upper bound on the fraction of a micro-batch's activations that is offloaded to the host, 0 to 1; "
+        "auto: as much as the host has memory for"
+    )
 
 
 class Lengths(Section):
-    """Where `plan` takes sequence lengths from: the recipe's data, a named mix, or a file."""
+    """Where `plan` and `simulate` take document lengths from: the recipe's data, a named mix, or a file."""
 
     name: Literal["data", "github", "byted", "lognormal", "file"]
-    path: str | None = Field(description="of `file`: one length a line")
-    mean: float = Field(gt=0, le=_TOKENS, description="mean length of `lognormal`, tokens")
-    sigma: float = Field(gt=0, le=10, description="spread of `lognormal`")
-    max: Tokens = Field(ge=1, le=_TOKENS, description="longest document of a mix")
+    path: str | None = Field(description="file with one length per line, for lengths=file")
+    mean: float = Field(gt=0, le=_TOKENS, description="mean of the `lognormal` lengths, in tokens")
+    sigma: float = Field(gt=0, le=10, description="sigma of `lognormal`")
+    max: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a document in a mix, in tokens")
 
 
 class Parallel(Section):
-    """Degrees orthogonal to HDP; tp and pp can be planned, not trained yet."""
+    """Degrees of the other kinds of parallelism. tp and pp can be planned, but not trained yet."""
 
-    tp: int = Field(ge=1, le=2**16, description="devices that share each layer's matrices")
-    pp: int = Field(ge=1, le=2**16, description="stages of a pipeline")
+    tp: int = Field(ge=1, le=2**16, description="degree of tensor parallelism")
+    pp: int = Field(ge=1, le=2**16, description="degree of pipeline parallelism (stages)")
     ep: Literal[1]
 
 
 class Config(Section):
-    """A whole recipe."""
+    """The complete config of a recipe."""
 
     recipe: str = Field(description="name of the recipe")
-    context: Tokens = Field(ge=1, le=_TOKENS, description="most inputs of one sequence; longer documents are split")
-    capacity: Tokens = Field(ge=1, le=_TOKENS, description="tokens that a rank holds in one micro-batch")
+    context: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a sequence; longer documents are split")
+    capacity: Tokens = Field(ge=1, le=_TOKENS, description="maximum tokens per rank in one micro-batch")
     batch_tokens: Tokens = Field(
-        ge=1, le=_TOKENS, description="inputs of a step; a longer document is a step of its own"
+        ge=1, le=_TOKENS, description="maximum tokens of a step; a longer document is a step by itself"
     )
-    dtype: Literal["bf16", "fp32", "fp64"] = Field(description="bf16 trains beside fp32 masters; fp64 is for tests")
+    dtype: Literal["bf16", "fp32", "fp64"] = Field(
+        description="bf16 trains with fp32 master weights; fp64 is for tests"
+    )
     recompute: Literal["none", "layer", "layer_keep_attention"] = Field(
-        description="compute anew in the backward pass: each layer, or all of it but attention"
+        description="what to recompute in the backward pass: nothing, each layer, or each layer except attention"
     )
     mlp_tile: Tokens = Field(
-        ge=0, description="tokens that SwiGLU computes at a time, and anew in the backward pass; 0 is all"
+        ge=0,
+        description="compute SwiGLU in tiles of this many tokens, recomputed in the backward pass; 0 disables tiling",
     )
     compile: Literal["auto", "always", "never"] = Field(
-        description="pointwise parts of layers by torch.compile; `auto` does so on GPUs"
+        description="torch.compile for the pointwise parts of layers; `auto` means on GPUs only"
     )
     run: Run
     model: Model

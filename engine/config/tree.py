@@ -1,8 +1,9 @@
-"""The recipes' folder as it lies on disk: its groups and their options. Needs neither Hydra nor pydantic."""
+"""The recipes folder on disk: its groups and their options. Imports neither Hydra nor pydantic."""
 
 from __future__ import annotations
 
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 
 
@@ -12,7 +13,7 @@ def folder() -> Path:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the options of each group, sorted: {"planner": ["balanced", "naive", "static"], ...}."""
+    """Return the sorted options of each group: {"planner": ["adaptive", "balanced", ...], ...}."""
     return {
         group.name: sorted(file.stem for file in group.glob("*.yaml"))
         for group in sorted(folder().iterdir())
@@ -21,12 +22,12 @@ def groups() -> dict[str, list[str]]:
 
 
 def recipes() -> list[str]:
-    """Return the names of the recipes, sorted."""
+    """Return the sorted names of all recipes."""
     return groups()["recipe"]
 
 
 def about(group: str, option: str) -> str:
-    """Return what an option's file says of itself: the comment at its top."""
+    """Return the comment at the top of an option's file as one line, without Hydra's `@package`."""
     lines = (folder() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()
-    comment = [line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line]
-    return " ".join(comment)
+    top = takewhile(lambda line: line.startswith("#"), lines)
+    return " ".join(line[1:].strip() for line in top if "@package" not in line)

@@ -1,39 +1,41 @@
-"""What a device's memory holds beside what is counted: stated, not computed."""
+"""Allowances for device memory that is not in counted tensors: assumed constants, not computed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engine.cluster.cluster import Cluster
+from engine.config.devices import uses_gpus
 from engine.config.schema import Config
-from engine.cost.states import on_cpus
 
-_CONTEXT = 1 << 30  # of a GPU: CUDA's context, libraries' handles and workspaces
-_NCCL = 1 << 30  # of a GPU among others: the communicators' buffers
-_FRAGMENTATION = 5  # percent of the tensors: gaps that PyTorch's allocator leaves with expandable segments
-_PROCESS = 480 << 20  # of a rank on a CPU: Python, PyTorch and DeepSpeed, resident
+_CONTEXT = 1 << 30  # of a GPU: CUDA context, handles and workspaces of libraries
+_NCCL = 1 << 30  # of a GPU, if there are several: buffers of the communicators
+_FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
+# A rank of cluster=local is a process on a CPU. The memory table describes GPUs; one allowance covers the differences:
+# gloo copies what it gathers and reduces, and the C library keeps freed memory (see tests/fit/test_resident.py).
+_PROCESS = 480 << 20  # Python, PyTorch and DeepSpeed
+_PROCESS_PERCENT = 100  # of the tensors: a run of ZeRO-3 used 78 % more than its tensors, one of ZeRO-1 25 %
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """Bytes of a device's runtime, and percent of its tensors that the allocator's gaps come to."""
+    """Bytes of the CUDA context or the process, and the percentage that fragmentation adds to the tensors."""
 
     context: int
     percent: int
 
     @classmethod
     def of(cls, config: Config, devices: int | None = None) -> Allowance:
-        """Return what one of so many devices, by default those of the cluster, takes: a GPU if its data sheet is
-        known, else a process on a CPU."""
-        if on_cpus(config):
-            return cls(_PROCESS, 0)
+        """The allowance of a device in a run on `devices` devices, by default all of the cluster."""
+        if not uses_gpus(config):
+            return cls(_PROCESS, _PROCESS_PERCENT)
         devices = devices or Cluster.of(config.cluster).ranks
         return cls(_CONTEXT + (_NCCL if devices > 1 else 0), _FRAGMENTATION)
 
     def usable(self, memory: int) -> int:
-        """Return the bytes of tensors that fit a device: the most whose gaps and context fit beside them."""
+        """Most bytes of tensors that fit on a device of `memory` bytes beside context and fragmentation."""
         return max(0, memory - self.context) * 100 // (100 + self.percent)
 
     def fragmentation(self, tensors: int) -> int:
-        """Return the gaps beside so many bytes of tensors."""
+        """Bytes that fragmentation adds to `tensors` bytes."""
         return -(-tensors * self.percent // 100)

@@ -1,7 +1,7 @@
-"""What planner, simulator and memory estimate know of a model and a machine. Frozen, equal on every rank.
+"""Costs of a model on a machine: times, FLOPs and bytes for planner, simulator and memory estimate.
 
-Times are whole nanoseconds; they come from rates (calibration.py) by arithmetic alone, so no measured time of a run
-enters a plan. Memory and traffic are whole bytes.
+Costs are frozen and equal on every rank. Times are in nanoseconds, computed from rates (calibration.py) by arithmetic
+alone: no measured time of a run enters a plan. Memory and traffic are whole bytes.
 """
 
 from __future__ import annotations
@@ -12,65 +12,53 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost import activations, calibration, flops
-from engine.cost.activations import Moment
+from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.states import (
-    closing_bytes,
-    element_bytes,
-    filling_bytes,
-    parameters,
-    passing_bytes,
-    states,
-    update_bytes,
-)
-from engine.cost.times import Rates, wholes
-
-Ints = NDArray[np.int64]
-PPM = 1_000_000  # offload ratios are parts per million: plans are integers
-NS = 1e9
+from engine.cost.sizes import element_bytes, parameters, update_bytes
+from engine.cost.states import states
+from engine.cost.times import Rates, unsplit_times
+from engine.units import NS, PPM, Ints
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds (as nanoseconds), FLOPs and bytes of one HDP rank: d_tp x d_pp devices, counted a device."""
+    """Nanoseconds, FLOPs and bytes of one HDP rank. A rank is d_tp x d_pp devices; bytes are those of each device."""
 
     source: str  # where the rates come from
     parameters: int
     layers: int
-    linear_flops: int  # forward, a token
-    attention_flops: int  # forward, a (query, key) pair
-    peak_flops_per_s: float  # of one device, by its data sheet: what MFU is a share of
+    linear_flops: int  # forward, per token
+    attention_flops: int  # forward, per (query, key) pair
+    peak_flops_per_s: float  # of one device, by its data sheet: MFU is relative to this
     devices: int  # of one HDP rank
     rates: Rates
-    nics: float  # network cards of a node, for each of a rank's d_tp devices
-    slot: int  # ns that a lockstep slot takes beside its micro-batch: weights are gathered
-    step: int  # ns of a step beside its micro-batches: gradients reduced, weights updated
-    token_bytes: int  # what layers save of a token
-    moments: tuple[Moment, ...]  # beside those: a layer's backward pass, then the loss
-    ring_bytes: int  # ring buffers, a token of a ring's largest shard
-    fixed_bytes: int  # model states, a rank
-    passing_bytes: int  # gradients that replace saved activations during the backward pass, a rank
+    nics: float  # network cards of a node / d_tp
+    slot: int  # ns of a lockstep slot in addition to its micro-batch, for gathering weights
+    step: int  # ns of a step in addition to its micro-batches, for reducing gradients and updating weights
+    token_bytes: int  # activations that all layers save, per token; may be offloaded
+    instants: tuple[Instant, ...]  # other bytes of a micro-batch: in a layer's backward pass (first), at the loss
+    ring_bytes: int  # ring buffers, per token of a ring's largest shard
+    fixed_bytes: int  # model states and ZeRO's buffers on the device
+    passing_bytes: int  # gradients that grow during the backward pass while saved activations are released
     forward_hop_bytes: int  # K,V of a token in all layers, sent once
     backward_hop_bytes: int  # dK,dV of a token in all layers, sent once
-    forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward one is run again
-    counts_bytes: int  # what a shard's experts got in all layers, sent once for each hop of the counts' rounds
-    host_fixed_bytes: int = 0  # model states that wait on the host, a rank
-    closing_bytes: int = 0  # what the end of a step holds when activations are gone, a rank
-    filling_bytes: int = 0  # of the states: gradients that a rank's first micro-batch of a step fills
+    forward_rings: int  # passes in which K,V travel: 2, or 3 if the forward pass is recomputed
+    counts_bytes: int  # of a shard's message of expert counts, sent once in each hop of its rounds; 0 without counts
+    host_fixed_bytes: int = 0  # model states on the host
+    closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
+    filling_bytes: int = 0  # part of `fixed_bytes` not yet allocated when a step's first backward pass begins
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
-        """Return the costs of a config, on the machine that it names or on one of these rates.
+        """The costs of a config with the given rates, by default those of its cluster (`machine`).
 
-        Its model states are sharded over all ranks of its cluster.
-
-        Raises ConfigError for a calibration that cannot be used.
+        Model states are partitioned over all ranks of the cluster. Raises ConfigError for a calibration that cannot be
+        used.
         """
         cluster = Cluster.of(config.cluster, config.parallel)
         rates = rates or machine(config)
@@ -98,42 +86,42 @@ class Costs:
         )
 
     def among(self, config: Config, ranks: int) -> Costs:
-        """Return the same costs with the bytes of the config on so many HDP ranks; times stay what they are."""
+        """A copy of the costs with the bytes for a cluster of `ranks` HDP ranks. Times do not change."""
         return replace(self, **_bytes(config, ranks))
 
     @property
     def fixed(self) -> int:
-        """Return the ns of a micro-batch, however small."""
+        """Fixed cost of a micro-batch, in ns."""
         return round(self.rates.micro)
 
     def sequence(self, lengths: Ints) -> Ints:
-        """Return the time of uncut sequences, ns: the useful work, which every ring shares out and none makes less."""
-        return wholes(self.rates, np.ascontiguousarray(lengths, dtype=np.int64))
+        """Time of each sequence if unsplit, in ns, [S]: its useful work, which rings distribute but never reduce."""
+        return unsplit_times(self.rates, np.ascontiguousarray(lengths, dtype=np.int64))
 
     def flops(self, lengths: Ints) -> int:
-        """Return the model FLOPs of a step of these sequences, forward and backward."""
+        """Model FLOPs of a step of sequences of `lengths` [S], forward and backward."""
         tokens = int(lengths.sum())
         pairs = sum(length * (length + 1) // 2 for length in lengths.tolist())
         return flops.PASSES * (self.linear_flops * tokens + self.attention_flops * pairs)
 
     def peak_bytes(self, tokens: Ints, ring_tokens: Ints, offload: Ints | int = 0, first: Any = False) -> Ints:
-        """Return the peak memory of a rank in a micro-batch of `tokens`, of which `offload` ppm go to the host.
+        """Peak bytes on a device of a rank in micro-batches of `tokens` [M] with offload ratio `offload` (ppm).
 
-        `ring_tokens` are those of the largest shard of each ring of two or more in it, summed: the buffers' size.
-        `first`, a flag or an array of them, says that it is its rank's first of the step. The end of the step, when
-        activations are gone, may hold more than any.
+        `ring_tokens` [M] is the size of the ring buffers: the sum of the largest shards of all rings of a micro-batch.
+        `first` is true for the first micro-batch of a rank in a step. The result is at least the bytes at the end of
+        the step (`closing_bytes`), where activations are already released.
         """
         during = self.fullest(tokens, offload, first) + self.ring_bytes * ring_tokens
         return self.fixed_bytes + np.maximum(during, self.closing_bytes)
 
     def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False) -> Ints:
-        """Return the most that a micro-batch holds of what layers save, of gradients that pass and of the rest.
+        """Peak bytes of micro-batches without states and ring buffers: the largest of three instants (docs/memory.md).
 
-        All activations and no gradient when the backward pass begins, all gradients when it ends, and just before that
-        two layers, also those that were offloaded, and the gradients of the others. It is less by the gradients that a
-        first micro-batch still has to fill.
+        When the backward pass begins: all activations that were not offloaded. When two layers are left: the
+        activations of these layers, copied back if they were offloaded, and the passing gradients of the others. At its
+        end: all passing gradients. At the first two, a step's first micro-batch has not yet allocated `filling_bytes`.
         """
-        left, layer = min(2, self.layers), self.moments[0].of(tokens)
+        left, layer = min(2, self.layers), self.instants[0].of(tokens)
         fill = np.where(first, self.filling_bytes, 0)
         begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens) - fill
         two = -(-self.token_bytes * left * tokens // self.layers)  # exact: `most_tokens` relies on it
@@ -142,85 +130,90 @@ class Costs:
         return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
 
     def working(self, tokens: Any) -> Any:
-        """Return what a micro-batch of `tokens`, a number or an array of them, holds beside what its layers save."""
-        return reduce(np.maximum, (moment.of(tokens) for moment in self.moments))
+        """Bytes of a micro-batch in addition to what its layers save, at the fullest of `instants`.
+
+        `tokens` is a number or an array.
+        """
+        return reduce(np.maximum, (instant.of(tokens) for instant in self.instants))
 
     def resident(self, tokens: Ints, offload: Ints | int) -> Ints:
-        """Return how many tokens' saved activations stay: those of two layers, and 1 - r of the others (equation 3)."""
+        """Saved activations that stay on the device, in tokens (equation 3 of ByteScale).
+
+        At offload ratio r, given as `offload` in ppm, all activations of two layers stay, and 1 - r of the others.
+        """
         if self.layers <= 2:
             return np.asarray(tokens)
         stays = 2 * PPM + (PPM - np.asarray(offload, dtype=np.int64)) * (self.layers - 2)
         return -(-tokens * stays // (self.layers * PPM))
 
     def host_bytes(self, tokens: Ints, offload: Ints | int) -> Ints:
-        """Return the bytes of a micro-batch that wait on the host."""
+        """Bytes that micro-batches of `tokens` put on the host at offload ratio `offload` (ppm)."""
         return self.token_bytes * (tokens - self.resident(tokens, offload))
 
     def most_tokens(self, device_memory: int) -> int:
-        """Return the most tokens of a micro-batch, all of them in rings, that fit the device; 0 if none do.
-
-        When two layers are left (`fullest`) there is never more than at the beginning or at the end: it is between.
-        """
-        free, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
-        if free < self.closing_bytes:
+        """Most tokens of a micro-batch, all in rings, that fit on a device of this size without offload; 0 if none."""
+        # Without offload, the instant with two layers left (`fullest`) never needs the most.
+        available, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
+        if available < self.closing_bytes:
             return 0
-        most = [moment.most(free, saved) for moment in self.moments]
-        most.append(self.moments[0].most(free - self.passing_bytes, self.ring_bytes))
+        most = [instant.most(available, saved) for instant in self.instants]
+        most.append(self.instants[0].most(available - self.passing_bytes, self.ring_bytes))
         return max(0, min(most))
 
     def seconds(self, ns: float) -> float:
-        """Return nanoseconds as seconds."""
         return ns / NS
 
 
 def _bytes(config: Config, ranks: int) -> dict[str, Any]:
-    """Return the fields of `Costs` that say what a device of one of `ranks` HDP ranks holds."""
+    """The fields of `Costs` that depend on the number of ranks: bytes of a device."""
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
     tp, held = config.parallel.tp, states(config, ranks)
     return {
         "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) // tp),
-        "moments": activations.moments(config),
+        "instants": activations.instants(config),
         "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
-        "passing_bytes": passing_bytes(config),
-        "closing_bytes": closing_bytes(config, ranks),
-        "filling_bytes": filling_bytes(config, ranks),
+        "passing_bytes": held.passing,
+        "closing_bytes": held.closing,
+        "filling_bytes": held.filling,
         "host_fixed_bytes": held.host,
     }
 
 
 def machine(config: Config) -> Calibration:
-    """Return the measured rates of the config's cluster, or those of its data sheet."""
+    """The measured rates of the config's cluster if it names a calibration, else those of the data sheet."""
     path = config.cluster.calibration
     return nominal(config.cluster.name) if path is None else calibration.read(Path(path), config.cluster.name)
 
 
 def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
-    """Return a calibration as nanoseconds of this model on one HDP rank.
+    """Convert a calibration to nanoseconds of the config's model on one HDP rank.
 
-    Tensor parallelism divides everything by d_tp and adds, in each layer, two sums of a token's hidden state over the
-    d_tp devices in each pass; stages of a pipeline each hold a part of the layers (simulator).
+    Tensor parallelism divides FLOPs, ring traffic, merging of block outputs and offload copies by tp, but not latencies
+    and measured fixed times. It adds two all-reduces of the hidden states per layer and pass. Pipeline
+    stages, each with a part of the layers, are accounted for in planner/time/makespan.py.
     """
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
     pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
-    inside = tp <= min(node.slots for node in Cluster.of(config.cluster).nodes)
+    inside = tp <= min(node.devices for node in Cluster.of(config.cluster).nodes)
     link = rates.node_bytes_per_s if inside else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / link
-    tiled = flops.ffn_share(model) if config.mlp_tile else 0.0
-    again = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
+    tiled = flops.ffn_ratio(model) if config.mlp_tile else 0.0
+    recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
-    # Two layers stay (equation 3). Of two layers or fewer nothing goes; a rate is only there to be divided by.
-    goes = max(1, model.layers - 2) / model.layers
+    # Two layers stay (equation 3). With two or fewer nothing is copied, but callers divide by the rate.
+    copied_part = max(1, model.layers - 2) / model.layers
     saved = activations.layers_bytes(model, config.dtype, config.recompute, config.mlp_tile)
-    copied = goes * saved / tp / rates.copy_bytes_per_s
+    copied = copied_part * saved / tp / rates.copy_bytes_per_s
     forward, backward = linear + sums, rates.linear_backward * linear + sums
+    slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(cluster.nodes) > 1 else 1.0
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
-    merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # read twice, written once
+    merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(
         token_f=NS * forward,
-        token_b=NS * (backward + again * forward),
+        token_b=NS * (backward + recomputed * forward),
         pair_f=NS * pair,
         pair_b=NS * rates.attention_backward * pair,
         micro=NS * (fixed + rates.micro_batch_s + model.layers * rates.layer_s),
@@ -230,17 +223,17 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         latency=NS * model.layers * rates.latency_s,
         kv=NS * kv * b,
         dkv=NS * kv * w,
-        far=max(1.0, rates.node_bytes_per_s / rates.network_bytes_per_s) if len(cluster.nodes) > 1 else 1.0,
+        inter_node_slowdown=max(1.0, slowdown),
         overlap=rates.overlap,
-        again=1.0 if config.recompute == "layer" else 0.0,
+        recompute_factor=1.0 if config.recompute == "layer" else 0.0,
         copy=NS * copied,
     )
 
 
 def _slot_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
-    """Return the gathers of a slot that computing does not hide: ZeRO-3 gathers all weights, forward and backward.
+    """Seconds of a slot in which ZeRO-3 gathers weights while nothing computes: for one layer in each pass.
 
-    They run one layer ahead of the computing; what is counted is one layer's gather a pass, which nothing precedes.
+    The gathers of the other layers run one layer ahead of the computation, which hides them.
     """
     if config.zero.stage < 3:
         return 0.0
@@ -250,17 +243,17 @@ def _slot_seconds(config: Config, rates: Calibration, devices: int, cluster: Clu
 
 
 def _step_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
-    """Return the reduction of gradients (a reduce-scatter and a gather of weights) and the update of a rank's share."""
+    """Seconds of a step's reduction (reduce-scatter of gradients, all-gather of weights) and optimizer update."""
     b, w = element_bytes(config.dtype)
     ranks, count = cluster.ranks, parameters(config.model) / devices
     travel = (ranks - 1) / ranks * count * (w + b) / _reduce_rate(rates, cluster)
-    # A host's memory is taken to be as fast as copies to it.
+    # The memory of a host is assumed to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
     update = count / ranks * update_bytes(config.optimizer, config.dtype) / speed
     return rates.step_s + travel + update
 
 
 def _reduce_rate(rates: Calibration, cluster: Cluster) -> float:
-    """Return the bytes/s of a reduction or a gather over all HDP ranks: as in a node, or what a network card lets."""
+    """Bytes/s of a reduction or a gather over all HDP ranks: the rate inside a node, at most that of a network card."""
     one_node = len(cluster.nodes) == 1
     return rates.reduce_bytes_per_s if one_node else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)

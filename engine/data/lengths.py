@@ -1,6 +1,6 @@
-"""The lengths of the sequences of each step, from wherever a recipe takes them. The one place that does.
+"""Lengths of documents and sequences from the source that `lengths` names: the recipe's data, a file, or a mix.
 
-Letters: N documents, S sequences of a step. Lengths are inputs (tokens).
+Letters: N documents, S sequences of a step. Lengths are numbers of inputs (tokens).
 """
 
 from __future__ import annotations
@@ -11,27 +11,34 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.random import Generator, Philox
 
 from engine.config.schema import Config
-from engine.data.files import kind, reading
 from engine.data.index import build_index
-from engine.data.mixes import draw
+from engine.data.mixes import MIXES, draw
+from engine.data.scan import Documents, Progress, scan
+from engine.data.sources.files import kind, reading
 from engine.data.steps import Cursor, fitting, next_step, piece_bounds
-from engine.errors import DataError, Problem
-from engine.planner.plan import Ints
+from engine.errors import ConfigError, DataError, Problem
+from engine.units import Ints
 
-_SHOWN = 10  # wrong lines that are told one by one
-_MOST = 2**32  # tokens; what is longer is a mistake, not a document
+_DRAWN = 1 << 20  # documents to draw from a mix
+_SHOWN = 10  # invalid lines that an error lists
+_MOST = 2**32  # tokens; larger numbers are refused as mistakes
 
 
 def step_lengths(config: Config, steps: int) -> Iterator[Ints]:
-    """Yield the sequence lengths [S] of each step, as `lengths` says: the recipe's documents, a file, or a named mix.
+    """Yield the sequence lengths, int64 [S], of each of the first `steps` steps.
 
-    Raises DataError for documents or a file that cannot be used.
+    With the recipe's own data they are exactly those of training. Raises DataError for documents or a file of lengths
+    that cannot be used.
     """
     source = config.lengths
     if source.name == "data":
-        yield from _of_documents(config, steps)
+        index, cursor = build_index(config.data), Cursor()
+        for _ in range(steps):
+            table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+            yield table.length
     elif source.name == "file":
         documents = read_lengths(Path(str(source.path)))
         yield from islice(packed(documents, config.batch_tokens, config.context), steps)
@@ -40,12 +47,44 @@ def step_lengths(config: Config, steps: int) -> Iterator[Ints]:
             yield draw(source, config.batch_tokens, config.context, config.run.seed, step)
 
 
-def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
-    """Yield the sequence lengths [S] of steps without end, from the lengths of documents [N], in their order.
+def document_lengths(config: Config, sample: int | None, progress: Progress = lambda done: None) -> Documents:
+    """Return document lengths for statistics: from a scan of the recipe's data, from a file, or 1M drawn from a mix.
 
-    A step takes documents until the next would pass `batch_tokens`, and at least one; they are cut at `context`. After
-    the last document the first follows.
+    With `sample`, about that many documents are read or drawn; a file of lengths refuses it with a ConfigError.
+    `progress` is called with the fraction of the scan that is done. Raises DataError for a source that cannot be used.
     """
+    source = config.lengths
+    if source.name == "data":
+        return scan(config.data, sample, config.run.seed, progress)
+    if source.name == "file":
+        if sample is not None:
+            raise ConfigError("a file of lengths is always read completely", key="--sample", hint="remove --sample")
+        return Documents(read_lengths(Path(str(source.path))))
+    random = Generator(Philox(key=config.run.seed))
+    return Documents(MIXES[source.name](random, source, sample or _DRAWN))
+
+
+def example_step(config: Config, found: Documents) -> Ints:
+    """Return the sequence lengths, int64 [S], of one step.
+
+    For a file or a mix, it is the first step of `bytescale plan`. For the recipe's own data, it takes the `found`
+    documents in random order, because the training order would need an index of all documents.
+    """
+    if config.lengths.name != "data":
+        return next(step_lengths(config, 1))
+    # Random order, because documents of one folder often have similar lengths.
+    shuffled = Generator(Philox(key=config.run.seed)).permutation(found.lengths)
+    return next(islice(packed(shuffled, config.batch_tokens, config.context), 1))
+
+
+def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
+    """Yield the sequence lengths, int64 [S], of one step after another, without end.
+
+    `documents` [N] are the lengths of the documents, which are taken in order, again from the first after the last. A
+    step takes documents until the next one would exceed `batch_tokens`, but at least one. Documents are split at
+    `context`.
+    """
+    # A step may contain all documents several times; `rounds + 1` copies, from `start` on, always suffice.
     start, rounds = 0, batch_tokens // int(documents.sum())
     while True:
         ahead = np.tile(np.roll(documents, -start), rounds + 1)
@@ -55,27 +94,19 @@ def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
 
 
 def read_lengths(path: Path) -> Ints:
-    """Return the lengths of documents [N] in a file: text with a whole number a line, or a .npy array of integers.
+    """Read document lengths [N] from a text file with one whole number per line, or from a .npy array of integers.
 
-    In text `#` begins a comment, and blank lines do not count. Raises DataError, which names the first ten wrong lines,
-    and for a file that is missing, unreadable or holds no length.
+    In text, `#` starts a comment and blank lines are skipped. Raises DataError for invalid lines, of which it lists the
+    first ten, and for a file that is missing, unreadable or contains no length.
     """
     found = kind(path)
     if found != "file":
-        message = "there is no such file" if found == "missing" else "is a folder, not a file"
-        raise DataError(message, key=str(path), hint="set lengths.path to a file of one length a line")
+        message = "no such file" if found == "missing" else "is a folder, not a file"
+        raise DataError(message, key=str(path), hint="set lengths.path to a file with one length per line")
     lengths = _read_array(path) if path.suffix == ".npy" else _read_text(path)
     if len(lengths) == 0:
-        raise DataError("holds no length", key=str(path), hint="write one whole number of tokens a line")
+        raise DataError("contains no length", key=str(path), hint="write one whole number of tokens per line")
     return lengths
-
-
-def _of_documents(config: Config, steps: int) -> Iterator[Ints]:
-    """Yield what training would take: its documents, in its order."""
-    index, cursor = build_index(config.data), Cursor()
-    for _ in range(steps):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
-        yield table.length
 
 
 def _read_text(path: Path) -> Ints:
@@ -95,42 +126,35 @@ def _read_text(path: Path) -> Ints:
     return np.array(lengths, dtype=np.int64)
 
 
-def _fault(text: bytes) -> str | None:
-    """Return what is wrong with a line, or None."""
-    digits = text.removeprefix(b"-")
-    if not digits.isdigit():
-        shown = text[:40].decode("utf-8", "replace")
-        return f"{shown!r} is not a whole number of tokens"
-    if len(digits) > 10 or int(digits) > _MOST:
-        return f"{text[:40].decode()} tokens are more than the largest length, {_MOST}"
-    return None if int(text) > 0 else f"a length is at least 1, not {int(text)}"
-
-
 def _read_array(path: Path) -> Ints:
     with reading(path) as file:
         try:
             array = np.lib.format.read_array(file, allow_pickle=False)
         except (ValueError, EOFError) as error:
-            message = "is not an array that numpy reads"
-            raise DataError(message, key=str(path), hint="write it with numpy.save") from error
+            raise DataError("is not a numpy array", key=str(path), hint="write it with numpy.save") from error
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        message = f"holds {array.dtype} of shape {array.shape}, not integers in one row"
+        message = f"contains {array.dtype} of shape {array.shape}, not a row of integers"
         raise DataError(message, key=str(path), hint="save an int64 array of shape [N]")
     places = np.flatnonzero((array < 1) | (array > _MOST)).tolist()
-    faults = (_fault(str(array[place]).encode()) for place in places)
-    _refuse(path, [Problem(str(fault), f"{path}[{place}]") for place, fault in zip(places, faults, strict=True)])
+    _refuse(path, [Problem(str(_fault(str(array[place]).encode())), f"{path}[{place}]") for place in places])
     return array.astype(np.int64)
 
 
+def _fault(text: bytes) -> str | None:
+    """Return what is wrong with a length, or None if it is valid."""
+    digits = text.removeprefix(b"-")
+    if not digits.isdigit():
+        return f"{text[:40].decode('utf-8', 'replace')!r} is not a whole number of tokens"
+    if len(digits) > 10 or int(digits) > _MOST:  # int() raises an error for thousands of digits
+        return f"{text[:40].decode()} tokens exceed the largest length, {_MOST}"
+    return None if int(text) > 0 else f"a length is at least 1, not {int(text)}"
+
+
 def _refuse(path: Path, wrong: list[Problem]) -> None:
-    """Raise one DataError that names the first wrong lines, and how many more there are."""
-    if not wrong:
-        return
-    first, more = wrong[:_SHOWN], len(wrong) - _SHOWN
-    if more > 0:
-        first.append(Problem(f"{more} more are wrong", str(path)))
-    if len(first) == 1:
-        first = [Problem(wrong[0].message, wrong[0].key, "write one whole number of tokens a line")]
-    error = DataError(first[0].message, key=first[0].key)
-    error.problems = tuple(first)
-    raise error
+    """Raise a DataError that lists the first invalid lines and the number of others; do nothing if there are none."""
+    if len(wrong) == 1:
+        raise DataError(wrong[0].message, key=wrong[0].key, hint="write one whole number of tokens per line")
+    if wrong:
+        more = len(wrong) - _SHOWN
+        others = [Problem(f"{more} more invalid lengths", str(path))] if more > 0 else []
+        raise DataError.of([*wrong[:_SHOWN], *others])

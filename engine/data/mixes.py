@@ -1,6 +1,9 @@
-"""Named mixes of document lengths, for plans and benchmarks without the documents.
+"""Named mixes of document lengths, for plans and benchmarks without documents.
 
-Lengths are inputs of documents (tokens). A mix is a function of a random generator, the config and a count.
+Lengths are numbers of inputs per document (tokens). A mix is a function that draws the lengths of `count` documents,
+from a random generator and the `lengths` section of the config.
+
+Letters: N documents of a step, S sequences of a step.
 """
 
 from __future__ import annotations
@@ -12,67 +15,68 @@ from pathlib import Path
 
 import numpy as np
 from numpy.random import Generator, Philox
-from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.data.steps import fitting, piece_bounds
-from engine.planner.plan import Ints
-
-Floats = NDArray[np.float64]
+from engine.units import Floats, Ints
 
 _K = 1024
-_LONGEST = 2048 * _K  # of the paper's mixes
-_DRAWN_FIRST = 4096
+_LONGEST = 2048 * _K  # longest document of the paper's mixes
+_FEWEST_DRAWN = 4096
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """A mix in parts: a share of the documents has lengths from low to high, of density length^-(1 + fall).
+    """A mix of several parts. In each part, lengths from low to high have the density length^-(1 + exponent).
 
-    A fall of 0 is log-uniform: as many documents in each doubling.
+    An exponent of 0 is log-uniform: each doubling of the length has equally many documents.
     """
 
     low: Floats
     high: Floats
-    documents: Floats  # sums to 1
-    fall: Floats
+    documents: Floats  # fraction of the documents in each part; sums to 1
+    exponent: Floats
 
     def draw(self, random: Generator, longest: int, count: int) -> Ints:
-        """Return lengths of documents, int64[count]; below 2M every length is multiplied by longest / 2M."""
+        """Draw document lengths, int64 [count]. If `longest` is below 2M, lengths are multiplied by longest / 2M."""
         part = random.choice(len(self.low), size=count, p=self.documents)
-        low, high, fall = self.low[part], self.high[part], self.fall[part]
-        place = random.random(count)
-        with np.errstate(divide="ignore", invalid="ignore"):  # the other branch of `where`
-            falling = low * (1 - place * (1 - (low / high) ** fall)) ** (-1 / fall)
-        drawn = np.where(fall == 0, low * (high / low) ** place, falling)
+        low, high, exponent = self.low[part], self.high[part], self.exponent[part]
+        uniform = random.random(count)
+        with np.errstate(divide="ignore", invalid="ignore"):  # np.where evaluates both branches
+            power = low * (1 - uniform * (1 - (low / high) ** exponent)) ** (-1 / exponent)
+        drawn = np.where(exponent == 0, low * (high / low) ** uniform, power)
         scaled: Ints = np.maximum(1, drawn * min(longest / _LONGEST, 1.0)).astype(np.int64)
         return scaled
 
 
-def _github() -> _Parts:
-    """ByteScale, evaluation, GitHub: the share of the *tokens* in documents of a length between two bounds, in percent.
+def github(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
+    """Draw document lengths, int64 [count], from the paper's GitHub mix (ByteScale, evaluation, GitHub).
 
-    Stated: 34.0 up to 2K, 6.4 in 128-256K, 4.5 in 256-512K, 9.8 above 256K, 16.2 above 128K.
-    Assumed: the rest is spread evenly over the doublings from 2K to 128K (49.8 over 6) and from 512K to 2M (5.3 over
-    2); no document is shorter than 128 tokens; lengths are log-uniform inside a part.
+    If `lengths.max` is below 2M, all lengths are scaled by lengths.max / 2M. The percentages below are of *tokens* in
+    documents with a length in the given range.
+    The paper states: 34.0 up to 2K, 6.4 in 128-256K, 4.5 in 256-512K, 9.8 above 256K, 16.2 above 128K.
+    We assume: the rest is spread evenly over the doublings from 2K to 128K (49.8 over 6) and from 512K to 2M (5.3 over
+    2); no document is shorter than 128 tokens; lengths are log-uniform within each range.
     """
     bounds = np.array([0.125, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]) * _K
     tokens = np.array([34.0, 8.3, 8.3, 8.3, 8.3, 8.3, 8.3, 6.4, 4.5, 2.65, 2.65])
     low, high = bounds[:-1], bounds[1:]
-    mean = (high - low) / np.log(high / low)  # of a log-uniform length
+    mean = (high - low) / np.log(high / low)  # mean of a log-uniform length
     documents = tokens / mean
-    return _Parts(low, high, documents / documents.sum(), np.zeros(len(low)))
+    parts = _Parts(low, high, documents / documents.sum(), np.zeros(len(low)))
+    return parts.draw(random, lengths.max, count)
 
 
-def _byted() -> _Parts:
-    """ByteScale, evaluation, Byted.
+def byted(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
+    """Draw document lengths, int64 [count], from the paper's Byted mix (ByteScale, evaluation, Byted).
 
-    Stated: about 80 % of the documents have up to 4K; 1 % have 128K or more, and 44.3 % of the tokens; 37 % of the
-    tokens are in documents above 256K; 0.05 % of the documents reach 2M and have 12.1 % of the tokens. If these have 2M
-    each, the mean is 8,666 tokens.
-    Assumed: they do, as documents are cut at the longest context; no document is shorter than 128 tokens; up to 4K
-    lengths are log-uniform; above, each part falls by a power of the length. What is stated then fixes the falls
-    (one for both parts from 128K to 2M) and how the 0.95 % split at 256K.
+    If `lengths.max` is below 2M, all lengths are scaled by lengths.max / 2M.
+    The paper states: about 80 % of the documents have up to 4K tokens; the 1 % with 128K or more contain 44.3 % of the
+    tokens; documents above 256K contain 37 % of the tokens; the 0.05 % that reach 2M contain 12.1 % of the tokens.
+    We assume: documents that reach 2M have exactly 2M tokens, because documents are split at the longest context, so
+    the mean is 8,666 tokens; no document is shorter than 128 tokens; lengths are log-uniform up to 4K and follow a
+    power law in each range above. The stated figures then determine the exponents (one for both ranges from 128K to
+    2M), and how many of the 0.95 % of documents between 128K and 2M are above 256K.
     """
     parts = [
         (0.125, 4, 0.80, 0.0),  # 10.6 % of the tokens
@@ -81,25 +85,16 @@ def _byted() -> _Parts:
         (256, 2048, 0.0057188, 3.2116),  # 24.9 %
         (2048, 2048, 0.0005, 0.0),  # 12.1 %
     ]
-    low, high, documents, fall = np.array(parts).T
-    return _Parts(low * _K, high * _K, documents, fall)
-
-
-_GITHUB, _BYTED = _github(), _byted()
-
-
-def github(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
-    """Return document lengths of the paper's GitHub mix, int64[count], scaled if `lengths.max` is below 2M."""
-    return _GITHUB.draw(random, lengths.max, count)
-
-
-def byted(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
-    """Return document lengths of the paper's Byted mix, int64[count], scaled if `lengths.max` is below 2M."""
-    return _BYTED.draw(random, lengths.max, count)
+    low, high, documents, exponent = np.array(parts).T
+    return _Parts(low * _K, high * _K, documents, exponent).draw(random, lengths.max, count)
 
 
 def lognormal(random: Generator, lengths: schema.Lengths, count: int) -> Ints:
-    """Return lognormal lengths of documents, int64[count], clipped to 1..max (`mean` is that before clipping)."""
+    """Draw lognormal document lengths, int64 [count], clipped to 1 .. lengths.max.
+
+    `lengths.mean` is the mean before clipping, `lengths.sigma` the standard deviation of the logarithm.
+    """
+    # exp(mu + sigma^2 / 2) is the mean of a lognormal distribution.
     mu = np.log(lengths.mean) - lengths.sigma**2 / 2
     drawn: Ints = np.rint(random.lognormal(mu, lengths.sigma, count)).clip(1, lengths.max).astype(np.int64)
     return drawn
@@ -113,26 +108,32 @@ MIXES: Mapping[str, Callable[[Generator, schema.Lengths, int], Ints]] = {
 
 
 def draw_documents(lengths: schema.Lengths, tokens: int, seed: int, step: int = 0) -> Ints:
-    """Return the document lengths of one step: drawn until the next would pass `tokens`, and at least one.
+    """Draw the document lengths, int64 [N], of one step from a mix.
 
-    Steps of a seed, and any two seeds, are independent of each other: a sum of both would give one step to several.
+    Documents are added until the next one would exceed `tokens`, but at least one. Equal `seed` and `step` give equal
+    lengths.
     """
+    # The key contains seed and step separately: with their sum, different seeds would share steps.
     random = Generator(Philox(key=np.array([seed, step], dtype=np.uint64)))
     drawn = np.empty(0, dtype=np.int64)
     while drawn.sum() <= tokens:
-        drawn = np.concatenate([drawn, MIXES[lengths.name](random, lengths, max(_DRAWN_FIRST, len(drawn)))])
+        drawn = np.concatenate([drawn, MIXES[lengths.name](random, lengths, max(_FEWEST_DRAWN, len(drawn)))])
     return drawn[: fitting(drawn, tokens)]
 
 
 def draw(lengths: schema.Lengths, batch_tokens: int, context: int, seed: int, step: int = 0) -> Ints:
-    """Return the sequence lengths of one step of a mix, int64[S]: its documents, cut at `context`."""
+    """Draw the sequence lengths, int64 [S], of one step from a mix: its documents, split at `context`.
+
+    Equal `seed` and `step` give equal lengths.
+    """
     return piece_bounds(draw_documents(lengths, batch_tokens, seed, step), context)[2]
 
 
 def write_jsonl(path: Path, lengths: Iterable[int], text: bytes, seed: int) -> None:
-    """Write documents of the given lengths (inputs, 2 or more), cut from random places of a text, around its end.
+    """Write a JSONL file with a document for each of `lengths`, in input tokens: BOS and at least one byte of text.
 
-    Bytes that are not ASCII become `?`, so that a cut never splits a character and a length stays what was asked.
+    Each document is copied from a random position of `text`, and continues at the start of `text` after its end.
+    Non-ASCII bytes become `?`, so that no character is split and every length is exact.
     """
     ascii_ = np.frombuffer(text, dtype=np.uint8)
     ascii_ = np.where(ascii_ < 128, ascii_, ord("?")).astype(np.uint8)

@@ -1,16 +1,15 @@
-"""`python -m engine.hardware FOLDER SECONDS`: what `profile-hardware` starts once a rank."""
+"""`python -m engine.hardware FOLDER SECONDS`: one rank of `profile-hardware`."""
 
 import sys
 
 if __name__ == "__main__":  # the planning process imports this module again and must not measure
     from pathlib import Path
 
-    from engine.trainer.folder import RunFolder
+    from engine.run.folder import RunFolder
     from engine.trainer.rank import run_rank
 
     def work(folder: RunFolder) -> int:
-        """Measure in a folder; imported here, so that a failing import is told too."""
-        from engine.hardware.rank import measure
+        from engine.hardware.rank import measure  # inside `run_rank`, which reports a failing import
 
         return measure(folder, float(sys.argv[2]))
 

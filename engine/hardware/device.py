@@ -1,4 +1,8 @@
-"""Times what a rank does beside the model's micro-batches: transfers, copies, updates, one linear layer."""
+"""Times the work of a rank outside micro-batches: transfers, copies, optimizer updates, single linear layers.
+
+Functions that are timed here return (seconds, 0.0), because `interleaved` expects a forward and a backward time.
+`seconds` is always the approximate time to spend on a measurement.
+"""
 
 from __future__ import annotations
 
@@ -10,44 +14,43 @@ from torch import nn
 
 from engine.attention.comm import Exchange, Pending
 from engine.config.schema import Model, Optimizer
-from engine.cost.states import update_bytes
+from engine.cost.sizes import update_bytes
 from engine.hardware.timing import Run, Stopwatch, interleaved
-from engine.trainer.groups import Groups
+from engine.parallel.groups import Groups
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
 
 TRANSFERS = (1 << 12, 1 << 16, 1 << 19, 1 << 22)  # bytes
-# Bytes of a message and width of a product that take about as long.
-_AT_ONCE = {"cpu": (1 << 22, 512), "cuda": (1 << 28, 8192)}
+_OVERLAPPED = {"cpu": (1 << 22, 512), "cuda": (1 << 28, 8192)}  # bytes of a message, width of a product: equal times
 _BUFFER = 1 << 24  # elements: larger than caches
-_SQUARE = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}  # widths of products that reach the most
-_FULL = 256  # tokens of a product that computing bounds, not reading the weights
+_SQUARE = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}  # widths of matrix products that reach the highest rate
+_FULL = 256  # tokens with which a linear layer is limited by compute, not by reading its weights
 
 
 def name(device: torch.device) -> str:
-    """Return what the device calls itself."""
+    """Return the name of the GPU, or the CPU's model and the threads of a rank."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else 'CPU'}, {torch.get_num_threads()} threads a rank"
+    return f"{models[0] if models else 'CPU'}, {torch.get_num_threads()} threads per rank"
 
 
 def transfers(context: RankContext, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:
-    """Return (bytes, seconds) of messages that neighbours of a ring exchange, each way at the same time."""
+    """Time messages that ring neighbours exchange in both directions at once; return (bytes, seconds) of each size."""
     runs = [_Exchange(size, context, groups) for size in TRANSFERS]
     timed = interleaved(runs, groups, seconds)
     return tuple((size, timing.total_s) for size, timing in zip(TRANSFERS, timed, strict=False))
 
 
 def overlap(context: RankContext, groups: Groups, seconds: float) -> float:
-    """Return which share of the shorter of a message and a product hides behind the longer, 0 to 1."""
-    size, width = _AT_ONCE[groups.device.type]
+    """Measure which fraction, 0 to 1, of the shorter of a message and a matrix product is hidden behind the longer."""
+    size, width = _OVERLAPPED[groups.device.type]
     exchange, watch = _Exchange(size, context, groups), Stopwatch(groups.device)
     x = torch.randn(width, width, device=groups.device)
 
-    def at_once(send: bool, compute: bool) -> tuple[float, float]:
+    def both(send: bool, compute: bool) -> tuple[float, float]:
         began = watch.now()
         pending = exchange.post() if send else None
         if compute:
@@ -56,15 +59,16 @@ def overlap(context: RankContext, groups: Groups, seconds: float) -> float:
             pending.wait()
         return watch.now() - began, 0.0
 
-    runs = [partial(at_once, *what) for what in ((True, False), (False, True), (True, True))]
-    message, product, both = (timing.total_s for timing in interleaved(runs, groups, seconds))
-    return min(max((message + product - both) / min(message, product), 0.0), 1.0)
+    runs = [partial(both, *what) for what in ((True, False), (False, True), (True, True))]
+    message, product, together = (timing.total_s for timing in interleaved(runs, groups, seconds))
+    return min(max((message + product - together) / min(message, product), 0.0), 1.0)
 
 
 def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float) -> float:
-    """Return how many tokens of work reading the weights of a linear layer takes, from one token and from many.
+    """Measure how many tokens a linear layer computes in the time in which it reads its weights.
 
-    T(t) = launch + (t + half) u: a product of one weight gives the launch.
+    A layer with t tokens takes T(t) = launch + (t + half) u, with u seconds per token. Measured are T(1), T(256) and
+    `launch`, the time of a layer with a single weight; `half` is returned, or 0 if the times do not give it.
     """
     sizes = ((1, 1, 1), (shape.hidden, shape.ffn, 1), (shape.hidden, shape.ffn, _FULL))
     runs = [_product(*size, dtype, groups.device) for size in sizes]
@@ -73,14 +77,14 @@ def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float
 
 
 def product_flops_per_s(dtype: torch.dtype, groups: Groups, seconds: float) -> float:
-    """Return the rate of the fastest product of square matrices: it stands for a peak that no data sheet tells."""
+    """Measure the highest FLOP/s of square matrix products, the peak of a device that has no data sheet."""
     widths = _SQUARE[groups.device.type]
     timed = interleaved([_product(width, width, width, dtype, groups.device) for width in widths], groups, seconds)
     return max(2 * width**3 / timing.total_s for width, timing in zip(widths, timed, strict=True))
 
 
 def copy_bytes_per_s(groups: Groups, seconds: float) -> float:
-    """Return the rate of copies from device to host; on a CPU rank, of copies in memory."""
+    """Measure the rate of copies from device to pinned host memory; on a CPU rank, of copies in memory."""
     device, watch = groups.device, Stopwatch(groups.device)
     source = torch.zeros(_BUFFER, device=device)
     target = torch.zeros(_BUFFER, pin_memory=device.type == "cuda")
@@ -95,7 +99,7 @@ def copy_bytes_per_s(groups: Groups, seconds: float) -> float:
 
 
 def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds: float) -> float:
-    """Return the rate of the optimizer's update: bytes counted as the cost model counts them."""
+    """Measure the memory bandwidth of the optimizer's update, with bytes counted as in the cost model."""
     device, watch = groups.device, Stopwatch(groups.device)
     model = nn.Linear(_BUFFER // 4, 1, bias=False, device=device)
     model.weight.grad = torch.zeros_like(model.weight)
@@ -111,26 +115,25 @@ def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds:
 
 
 class _Exchange:
-    """A message to the next rank and one from the previous, at the same time."""
+    """Sends a message of `size` bytes to the next rank while receiving one from the previous rank; a call times it."""
 
     def __init__(self, size: int, context: RankContext, groups: Groups) -> None:
         send = torch.zeros(size // 4, device=groups.device)
-        following, previous = (groups.rank + 1) % groups.world, (groups.rank - 1) % groups.world
+        following, previous = (groups.hdp_rank + 1) % groups.mesh.hdp, (groups.hdp_rank - 1) % groups.mesh.hdp
         self._exchange = Exchange(send, following, torch.empty_like(send), previous)
         self._comm, self._watch = context.comm, Stopwatch(groups.device)
 
     def post(self) -> Pending:
-        """Start it."""
         return self._comm.post([self._exchange])
 
     def __call__(self) -> tuple[float, float]:
-        """Return how long it takes."""
         began = self._watch.now()
         self.post().wait()
         return self._watch.now() - began, 0.0
 
 
 def _product(inputs: int, outputs: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Run:
+    """Make a function that times the forward pass of a linear layer."""
     layer = nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
     x, watch = torch.randn(tokens, inputs, device=device, dtype=dtype), Stopwatch(device)
 

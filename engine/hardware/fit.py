@@ -1,38 +1,45 @@
-"""From what was measured to the calibration, and how well the cost model with it gives the measured times back.
+"""Fits a calibration to the measurements, and compares the resulting cost model with the measured times.
 
-Micro-batches of whole sequences give the terms of T(s) = a s^2 + b s + g, which is linear in them:
+Micro-batches of unsplit sequences determine the terms of their time T, which is linear in the unknowns (the inverse
+rates and the times that end in _s):
 
 ```
  T = attention FLOPs / rate + linear FLOPs of (tokens + half_tokens) / rate
      + sequence_s x layers x sequences + layer_s x layers + micro_batch_s
 ```
-once for forward and backward together, and once for the forward pass, which gives the two ratios.
+T is fitted to forward and backward together, and to the forward pass alone; the two fits give the ratios of backward
+to forward time. Micro-batches with rings then determine the terms of a ring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 
+from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost import flops
-from engine.cost.activations import saved_bytes
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal, sheet_peak
-from engine.cost.states import element_bytes, update_bytes
+from engine.cost.model import rates_of
+from engine.cost.sizes import element_bytes, update_bytes
+from engine.cost.times import shared, unsplit
 from engine.errors import PreflightError
-from engine.hardware.least_squares import Floats, fit
-from engine.hardware.measured import Case, Measured
-from engine.hardware.predict import seconds
+from engine.hardware.measured import Case, Measured, Timing
 from engine.hardware.prepare import with_layers
-from engine.hardware.ring_fit import fit_rings, link
+from engine.units import NS, Floats
+
+_NEWTON_STEPS = 6
+_SLOPE_STEPS = (1e-6, 1e-12)  # finite differences of round_s, and of seconds per merged byte, for the slopes
+_LEAST_S_PER_BYTE = 1e-15  # keeps a rate finite if the fit attributes no time to its bytes
 
 
 @dataclass(frozen=True)
 class Point:
-    """A micro-batch: its measured time, and what the cost model says with the calibration."""
+    """A micro-batch: its measured time, and the cost model's prediction with the calibration."""
 
     case: Case
     measured_s: float
@@ -40,14 +47,29 @@ class Point:
 
     @property
     def error(self) -> float:
-        """Return the relative error of the prediction."""
+        """Relative error of the prediction."""
         return self.predicted_s / self.measured_s - 1
 
 
-def calibrate(measured: Measured, config: Config) -> Calibration:
-    """Return the calibration of the config's cluster; `config` is the one that was measured with.
+def predict(case: Case, calibration: Calibration, config: Config) -> float:
+    """Predict the seconds of a case with the cost model of planner and simulator. Rings span all ranks."""
+    cluster = Cluster.of(config.cluster)
+    rates = rates_of(with_layers(config, case.layers), calibration, cluster)
+    alone = sum(unsplit(rates, float(length)) for length in case.unsplit)
+    rings = sum(shared(rates, float(length), cluster.ranks, 1.0) for length in case.ring)
+    return float(rates.micro + alone + rings) / NS
 
-    Raises PreflightError where the timings are too disturbed to give a rate.
+
+def points(measured: Measured, calibration: Calibration, config: Config) -> list[Point]:
+    """Return all measured micro-batches, with and without rings, with their predictions."""
+    return [Point(case, timing.total_s, predict(case, calibration, config)) for case, timing in measured.micro_batches]
+
+
+def calibrate(measured: Measured, config: Config) -> Calibration:
+    """Fit the calibration of the config's cluster; `config` is the one that the ranks measured with.
+
+    With one rank no communication is measured, and its terms keep their nominal values. Raises PreflightError if the
+    timings are too noisy to give a rate.
     """
     reduce_rate, step_s = _whole_step(measured, config)
     found = replace(_compute(measured, config), reduce_bytes_per_s=reduce_rate, step_s=step_s)
@@ -55,80 +77,117 @@ def calibrate(measured: Measured, config: Config) -> Calibration:
         return found
     latency, rate = link(measured.transfers)
     found = replace(found, latency_s=latency, node_bytes_per_s=rate, overlap=measured.overlap)
-    return fit_rings([timed for timed in measured.micro_batches if timed[0].shared], found, config)
-
-
-def points(measured: Measured, calibration: Calibration, config: Config) -> list[Point]:
-    """Return all measured micro-batches, those with rings too, beside what the cost model says of them."""
-    return [Point(case, timing.total_s, seconds(case, calibration, config)) for case, timing in measured.micro_batches]
-
-
-def saved_line(measured: Measured) -> tuple[float, float]:
-    """Return a and b of Act(s) = a s + b, in bytes (equation 3 of ByteScale), all measured layers together."""
-    tokens, counted = (np.array(column, dtype=np.float64) for column in zip(*measured.saved, strict=True))
-    a, b = fit(np.stack([tokens, np.ones_like(tokens)], axis=1), counted, counted).tolist()
-    return a, b
+    return fit_rings([timed for timed in measured.micro_batches if timed[0].ring], found, config)
 
 
 def _compute(measured: Measured, config: Config) -> Calibration:
-    """Return the data sheet's calibration with the terms of micro-batches replaced by measured ones."""
-    chosen = [(case, timing) for case, timing in measured.micro_batches if not case.shared]
-    terms = np.array([_terms(case, config, measured.half_tokens) for case, _ in chosen])
-    both = _rates(terms, [timing.total_s for _, timing in chosen])
-    forward = _rates(terms, [timing.forward_s for _, timing in chosen])
-    attention, linear, sequence, layer, micro_batch = both.tolist()
-    linear_rate, name = 1 / float(forward[1]), config.cluster.name
+    """Return the nominal calibration with its compute and memory terms replaced by measured ones."""
+    timed = [(case, timing) for case, timing in measured.micro_batches if not case.ring]
+    rows = []  # per case: FLOPs of attention, FLOPs of linear layers, layers x sequences, layers, 1
+    for case, _ in timed:
+        model = with_layers(config, case.layers).model
+        pairs = sum(length * (length + 1) / 2 for length in case.unsplit)
+        linear = flops.linear_flops(model) * (sum(case.unsplit) + measured.half_tokens)
+        rows.append([flops.attention_flops(model) * pairs, linear, model.layers * len(case.unsplit), model.layers, 1.0])
+
+    def fitted(times: Sequence[float]) -> list[float]:
+        values = np.array(times)
+        found = least_squares(np.array(rows), values, values)
+        if not (found[:2] > 0).all():
+            message = "the timings are too noisy to separate attention from linear layers"
+            raise PreflightError(message, hint="run it again while no other program uses the machine")
+        return list(found.tolist())
+
+    attention, linear, sequence, layer, micro_batch = fitted([timing.total_s for _, timing in timed])
+    attention_forward, linear_forward, *_ = fitted([timing.forward_s for _, timing in timed])
+    name = config.cluster.name
     return replace(
         nominal(name),
         device=measured.device,
         source="measured",
-        peak_flops_per_s=sheet_peak(name) or max(measured.product_flops_per_s, linear_rate),
-        linear_flops_per_s=linear_rate,
-        linear_backward=_ratio(linear, float(forward[1])),
-        attention_flops_per_s=1 / float(forward[0]),
-        attention_backward=_ratio(attention, float(forward[0])),
+        # At least the rate of linear layers, or the MFU could exceed 1.
+        peak_flops_per_s=sheet_peak(name) or max(measured.product_flops_per_s, 1 / linear_forward),
+        # Ratios backward / forward are at least a tenth, because two fits of noisy timings may contradict each other.
+        linear_flops_per_s=1 / linear_forward,
+        linear_backward=max(linear / linear_forward - 1, 0.1),
+        attention_flops_per_s=1 / attention_forward,
+        attention_backward=max(attention / attention_forward - 1, 0.1),
         half_tokens=measured.half_tokens,
         micro_batch_s=micro_batch,
         layer_s=layer,
         sequence_s=sequence,
         copy_bytes_per_s=measured.copy_bytes_per_s,
-        saved_ratio=saved_line(measured)[0] / saved_bytes(config.model, config.dtype),
         memory_bytes_per_s=measured.memory_bytes_per_s,
     )
 
 
-def _terms(case: Case, config: Config, half: float) -> list[float]:
-    """Return what a case has of each unknown: FLOPs of attention and of linear layers, layers x shards, layers, 1."""
-    model = with_layers(config, case.layers).model
-    pairs = sum(length * (length + 1) / 2 for length in case.whole)
-    linear = flops.linear_flops(model) * (sum(case.whole) + half)
-    return [flops.attention_flops(model) * pairs, linear, model.layers * len(case.whole), model.layers, 1.0]
-
-
-def _rates(terms: Floats, times: Sequence[float]) -> Floats:
-    values = np.array(times)
-    found = fit(terms, values, values)
-    if not (found[:2] > 0).all():
-        message = "the timings are too disturbed to tell attention from linear layers"
-        raise PreflightError(message, hint="run it again while the machine is quiet")
-    return found
-
-
-def _ratio(both: float, forward: float) -> float:
-    """Return backward over forward. Two fits on disturbed timings may contradict each other: never below a tenth."""
-    return max(both / forward - 1, 0.1)
-
-
 def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
-    """Return the rate of the reduction, from steps of two sizes, and what is left of a real step."""
+    """Return the bytes/s of the gradient reduction, and the fixed seconds of a training step.
+
+    The reduction follows from the optimizer's steps of models of two sizes; with one rank its rate is nominal. The
+    fixed time is a step without its micro-batches, update and reduction.
+    """
     (small, small_s), (large, large_s) = measured.updates
-    a_parameter = (large_s - small_s) / (large - small)
+    s_per_parameter = (large_s - small_s) / (large - small)
     update = update_bytes(config.optimizer, config.dtype) / measured.ranks / measured.memory_bytes_per_s
-    known = nominal(config.cluster.name).reduce_bytes_per_s
     if measured.ranks == 1:
+        known = nominal(config.cluster.name).reduce_bytes_per_s
         return known, max(0.0, measured.fixed_s - small * update)
-    # What is not the update; at least a tenth, should disturbed timings say that nothing is left for it.
-    travel = max(a_parameter - update, a_parameter / 10, 1e-13)
+    # The time that the update does not explain, but at least a tenth: noisy timings may leave nothing.
+    reduce = max(s_per_parameter - update, s_per_parameter / 10, 1e-13)
     moved = (measured.ranks - 1) / measured.ranks * sum(element_bytes(config.dtype))
-    left = measured.fixed_s - small * (travel + update)
-    return moved / travel, max(0.0, left)
+    return moved / reduce, max(0.0, measured.fixed_s - small * (reduce + update))
+
+
+def link(transfers: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Fit the latency in seconds and the bytes/s to the (bytes, seconds) of messages."""
+    sizes, times = (np.array(column, dtype=np.float64) for column in zip(*transfers, strict=True))
+    latency, s_per_byte = least_squares(np.stack([np.ones_like(sizes), sizes], axis=1), times, times).tolist()
+    return latency, 1 / max(s_per_byte, _LEAST_S_PER_BYTE)
+
+
+def fit_rings(timed: Sequence[tuple[Case, Timing]], known: Calibration, config: Config) -> Calibration:
+    """Fit round_s and merge_bytes_per_s to micro-batches with rings, with all other terms known.
+
+    The time of a ring (engine/cost/times.py) is piecewise linear in x = (round_s, 1 / merge_bytes_per_s), so a few
+    Newton steps suffice. Overlap is measured separately, because it cannot be seen in rings whose compute takes longer
+    than their transfers.
+    """
+    times = np.array([timing.total_s for _, timing in timed])
+
+    def calibration(x: Floats) -> Calibration:
+        return replace(known, round_s=float(x[0]), merge_bytes_per_s=1 / max(float(x[1]), _LEAST_S_PER_BYTE))
+
+    def predicted(x: Floats) -> Floats:
+        return np.array([predict(case, calibration(x), config) for case, _ in timed])
+
+    x = np.zeros(2)
+    for _ in range(_NEWTON_STEPS):
+        here = predicted(x)
+        columns = [(predicted(x + step) - here) / step.sum() for step in np.diag(_SLOPE_STEPS)]
+        slopes = np.stack(columns, axis=1)
+        x = least_squares(slopes, times - here + slopes @ x, times)
+    return calibration(x)
+
+
+def least_squares(terms: Floats, values: Floats, scale: Floats) -> Floats:
+    """Solve non-negative least squares: the x >= 0, [unknowns], that minimises sum(((terms @ x - values) / scale)^2).
+
+    terms is [points, unknowns]; values and scale, which is positive, are [points]. The best x solves the unconstrained
+    problem of its non-zero unknowns (Lawson and Hanson 1974), so all subsets of the unknowns are tried, which is fast
+    for a few.
+    """
+    rows, target = terms / scale[:, None], values / scale
+    size = np.abs(rows).max(0)  # scales each column to a maximum of 1, whatever its unit
+    size[size == 0] = 1.0
+    best, least = np.zeros(terms.shape[1]), float((target**2).sum())  # the error of x = 0
+    for count in range(1, terms.shape[1] + 1):
+        for support in combinations(range(terms.shape[1]), count):
+            columns = (rows / size)[:, support]
+            found = np.linalg.lstsq(columns, target, rcond=None)[0]
+            error = float(((columns @ found - target) ** 2).sum())
+            if (found >= 0).all() and error < least * (1 - 1e-9):
+                best, least = np.zeros(terms.shape[1]), error
+                best[list(support)] = found
+    x: Floats = best / size
+    return x

@@ -1,7 +1,7 @@
-"""What is measured, as plain data: the ranks write it (torch), the command fits it (numpy).
+"""The micro-batches to measure, and all measurements as plain data. Rank 0 writes them; the command fits them.
 
-All times are seconds: the lower quartile over repetitions, the mean over ranks. All ranks measure the same at the same
-time, as in training, where the neighbours' work shares caches and memory.
+All times are in seconds: the lower quartile over repetitions, then the mean over ranks. All ranks measure the same at
+the same time, as in training, where neighbours share caches and memory bandwidth. Does not import torch.
 """
 
 from __future__ import annotations
@@ -14,26 +14,53 @@ from typing import Any
 from engine.config.units import counted
 
 RESULT = "measured.json"  # in the folder of the ranks
+_SHORTEST = 32  # tokens
+# (length, count): micro-batches of several sequences of equal length
+_PACKS = ((32, 4), (32, 16), (32, 64), (128, 4), (128, 8), (128, 32), (512, 2), (512, 8), (2048, 2), (2048, 4))
+_OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
+_MIXED = ((512, (128, 128)), (2048, (512, 128, 128, 32, 32)))  # (ring, unsplit sequences) of one micro-batch
 
 
 @dataclass(frozen=True)
 class Case:
-    """A micro-batch of a model of so many layers: whole sequences, and sequences on a ring of all ranks, by length."""
+    """A micro-batch of a model with `layers` layers, by the lengths of its sequences."""
 
     layers: int
-    whole: tuple[int, ...] = ()
-    shared: tuple[int, ...] = ()
+    unsplit: tuple[int, ...] = ()
+    ring: tuple[int, ...] = ()  # sequences that are split over all ranks
 
     def __str__(self) -> str:
-        """Return the case as people say it: `2 layers, 4 x 128, ring of 2048`."""
-        counts = [f"{self.whole.count(length)} x {length}" for length in sorted(set(self.whole))]
-        rings = [f"ring of {length}" for length in self.shared]
+        """For example `2 layers, 4 x 128, ring of 2048`."""
+        counts = [f"{self.unsplit.count(length)} x {length}" for length in sorted(set(self.unsplit))]
+        rings = [f"ring of {length}" for length in self.ring]
         return ", ".join([counted(self.layers, "layer"), *counts, *rings])
+
+
+def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case]:
+    """List micro-batches of at most `longest` tokens, chosen so that each term of their time can be fitted (`fit.py`).
+
+    `other` is a second number of layers, which separates the fixed time per layer from that per micro-batch; None
+    leaves it out. Cases with rings are included if there are at least two ranks.
+    """
+    lengths = [_SHORTEST]
+    while 2 * lengths[-1] <= longest:
+        lengths.append(2 * lengths[-1])
+    found = [Case(layers, (length,)) for length in lengths]
+    found += [Case(layers, (length,) * count) for length, count in _PACKS if length * count <= longest]
+    if other is not None:
+        found += [Case(other, (length,)) for length in _OTHER if length <= longest]
+    if ranks > 1:
+        found += [Case(layers, ring=(length,)) for length in lengths]
+        found += [Case(layers, unsplit, (ring,)) for ring, unsplit in _MIXED if ring + sum(unsplit) <= longest]
+    return found
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A forward and a backward pass; `spread` is how far the median of both together lies above the best."""
+    """Seconds of a forward and a backward pass; `spread` is (median - best) / best of their sum over repetitions.
+
+    For an operation without passes, such as a copy, `forward_s` is its time and `backward_s` is 0.
+    """
 
     forward_s: float
     backward_s: float
@@ -41,43 +68,38 @@ class Timing:
 
     @property
     def total_s(self) -> float:
-        """Return both together."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True)
 class Measured:
-    """All that the ranks have measured."""
+    """All measurements of the ranks."""
 
     device: str
     ranks: int
-    layers: int  # of the model that was trained
-    half_tokens: float
+    layers: int  # of the trained model
+    half_tokens: float  # tokens that a linear layer computes in the time in which it reads its weights
     product_flops_per_s: float  # of the fastest product of square matrices
     micro_batches: tuple[tuple[Case, Timing], ...]
-    transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); none on one rank
-    overlap: float  # of a transfer and compute, as in the calibration; 0 on one rank
-    updates: tuple[tuple[int, float], ...]  # (parameters, s) of the optimizer's step of models of two sizes
-    copy_bytes_per_s: float
-    memory_bytes_per_s: float
-    saved: tuple[tuple[int, float], ...]  # (tokens, bytes) that a forward pass keeps
-    fixed_s: float  # a real step of the trainer, without its micro-batches
+    transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); empty on one rank
+    overlap: float  # of transfer and compute, 0 to 1, as in the calibration; 0 on one rank
+    updates: tuple[tuple[int, float], ...]  # (parameters, s) of an optimizer step, for models of two sizes
+    copy_bytes_per_s: float  # device to host
+    memory_bytes_per_s: float  # device memory, in the optimizer's update
+
+    fixed_s: float  # a training step without its micro-batches: lower quartile over steps, on rank 0; 0 if unknown
 
     def write(self, path: Path) -> None:
-        """Write the file that `read` reads."""
+        """Write the measurements as JSON; `read` is the inverse."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
 def read(path: Path) -> Measured:
-    """Return what `write` wrote."""
+    """Read a file written by `Measured.write`."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    cases = [(_case(case), Timing(**timing)) for case, timing in found["micro_batches"]]
-    pairs = {
-        name: tuple((int(size), float(value)) for size, value in found[name])
-        for name in ("transfers", "updates", "saved")
-    }
-    return Measured(**found | pairs | {"micro_batches": tuple(cases)})
-
-
-def _case(found: dict[str, Any]) -> Case:
-    return Case(found["layers"], tuple(found["whole"]), tuple(found["shared"]))
+    timed = tuple(
+        (Case(case["layers"], tuple(case["unsplit"]), tuple(case["ring"])), Timing(**timing))
+        for case, timing in found["micro_batches"]
+    )
+    pairs = {name: tuple((int(size), float(value)) for size, value in found[name]) for name in ("transfers", "updates")}
+    return Measured(**found | pairs | {"micro_batches": timed})

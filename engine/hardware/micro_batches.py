@@ -1,4 +1,4 @@
-"""Times micro-batches as training runs them: the trainer's own forward and backward pass through ZeRO."""
+"""Runs micro-batches as training does, with random tokens."""
 
 from __future__ import annotations
 
@@ -9,44 +9,46 @@ import numpy as np
 from engine.data.slices import Slices
 from engine.hardware.measured import Case
 from engine.hardware.timing import Run, Stopwatch
-from engine.planner.plan import MicroBatch, Shard
-from engine.planner.schedule import shard_spans
-from engine.trainer.step import RankContext, micro_batch_loss
+from engine.planner.plan.schedule import shard_spans
+from engine.planner.plan.step_plan import MicroBatch, Shard
+from engine.trainer.step import RankContext, micro_batch_loss, to_device
 from engine.zero.engine import ZeroEngine
 
 
 def runs(
     cases: list[Case], engines: Mapping[int, ZeroEngine], context: RankContext, ranks: int, vocab: int
 ) -> list[Run]:
-    """Return what times each case on this rank; `engines` are the models by their number of layers."""
-    return [_run(engines[case.layers], micro_batch(case, context.rank, ranks), context, vocab) for case in cases]
+    """Make a function for each case that runs it on this rank and returns its forward and backward seconds.
+
+    `engines` maps numbers of layers to models; `ranks` is the number of HDP ranks.
+    """
+
+    def timed(engine: ZeroEngine, micro: MicroBatch) -> Run:
+        slices, watch = random_slices(micro, vocab), Stopwatch(context.device)
+
+        def run() -> tuple[float, float]:
+            began = watch.now()
+            loss = micro_batch_loss(engine.forward, micro, to_device(slices, context.device), context)
+            middle = watch.now()
+            engine.backward(loss, len(slices.tokens))
+            loss.item()
+            return middle - began, watch.now() - middle
+
+        return run
+
+    return [timed(engines[case.layers], micro_batch(case, context.hdp_rank, ranks)) for case in cases]
 
 
 def micro_batch(case: Case, rank: int, ranks: int) -> MicroBatch:
-    """Return this rank's part of a case."""
+    """Build the micro-batch of `rank` for a case: its shards of sequences on rings, and all unsplit sequences."""
     ring = tuple(range(ranks))
-    shards = [Shard(number, length, ring, rank) for number, length in enumerate(case.shared)]
-    shards += [Shard(len(ring) + number, length, (rank,), 0) for number, length in enumerate(case.whole)]
+    shards = [Shard(number, length, ring, rank) for number, length in enumerate(case.ring)]
+    shards += [Shard(len(case.ring) + number, length, (rank,), 0) for number, length in enumerate(case.unsplit)]
     return MicroBatch(index=0, rank=rank, gang=0, slot=-1, shards=tuple(shards))
 
 
-def _run(engine: ZeroEngine, micro: MicroBatch, context: RankContext, vocab: int) -> Run:
-    slices, watch = random_slices(micro, vocab), Stopwatch(context.device)
-    loss_tokens = len(slices.tokens)
-
-    def run() -> tuple[float, float]:
-        began = watch.now()
-        loss = micro_batch_loss(engine.forward, micro, slices, context)
-        middle = watch.now()
-        engine.backward(loss, loss_tokens)
-        loss.item()
-        return middle - began, watch.now() - middle
-
-    return run
-
-
 def random_slices(micro: MicroBatch, vocab: int) -> Slices:
-    """Return random tokens at the positions of the micro-batch's shards."""
+    """Make random tokens and labels at the positions of the micro-batch's shards."""
     spans = [span for shard in micro.shards for span in shard_spans(shard.length, shard.degree, shard.part)]
     positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])
     tokens = np.random.default_rng(0).integers(0, vocab, len(positions) + 1)

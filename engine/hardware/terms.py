@@ -1,16 +1,15 @@
-"""The terms of a calibration for people: each with its value, its unit, and how it was measured."""
+"""The terms of a calibration as a table: name, value with unit, and how it was measured."""
 
 from __future__ import annotations
 
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import sheet_peak
-from engine.hardware.fit import saved_line
 from engine.hardware.measured import Measured
 
-_MICRO = "fit of micro-batches of whole sequences, forward and backward"
-_FORWARD = "fit of micro-batches of whole sequences, forward"
-_RING = "fit of micro-batches with rings of two ranks"
-_MESSAGES = "messages of 4 KiB to 4 MiB, both ways at once"
+_MICRO = "fit to micro-batches of unsplit sequences, forward and backward"
+_FORWARD = "fit to micro-batches of unsplit sequences, forward"
+_RING = "fit to micro-batches with rings of two ranks"
+_MESSAGES = "messages of 4 KiB to 4 MiB, in both directions at once"
 
 _HOW = {
     "peak_flops_per_s": "no data sheet: the fastest product of square matrices",
@@ -18,9 +17,9 @@ _HOW = {
     "linear_backward": _MICRO,
     "attention_flops_per_s": _FORWARD,
     "attention_backward": _MICRO,
-    "half_tokens": "one linear layer, of one token and of many",
-    "micro_batch_s": f"{_MICRO}, and of fewer layers",
-    "layer_s": f"{_MICRO}, and of fewer layers",
+    "half_tokens": "one linear layer, with one token and with many",
+    "micro_batch_s": f"{_MICRO}, with two numbers of layers",
+    "layer_s": f"{_MICRO}, with two numbers of layers",
     "sequence_s": _MICRO,
     "round_s": _RING,
     "merge_bytes_per_s": _RING,
@@ -30,30 +29,26 @@ _HOW = {
     "copy_bytes_per_s": "copies of 64 MiB",
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
-    "step_s": "real training steps without their micro-batches",
+    "step_s": "training steps without their micro-batches",
 }
-_SAVED = "Act(s) counted at {} tokens: {:,.0f} bytes a token and {:,.0f} more in {} layers; formula {:,.0f} ({:+.1%})"
-_SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine shows nothing of a network
+_SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine cannot measure the network
 _NEED_TWO = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
-NOT_MEASURED = "not measured: data sheet or round figure"
+NOT_MEASURED = "not measured: from the data sheet, or a nominal value"
 _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s", 1e-3, "ms"))
 
 
 def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, str]]:
-    """Return (term, value with its unit, how it was measured) of all terms."""
+    """Return (term, value with its unit, how it was measured) for all terms."""
     unmeasured = _SHEET + (("peak_flops_per_s",) if sheet_peak(calibration.cluster) else ())
     unmeasured += _NEED_TWO if measured.ranks == 1 else ()
-    a, b = saved_line(measured)
-    lengths = ", ".join(str(tokens) for tokens, _ in measured.saved)
-    saved = _SAVED.format(lengths, a, b, measured.layers, a / calibration.saved_ratio, calibration.saved_ratio - 1)
-    how = _HOW | {"saved_ratio": saved} | dict.fromkeys(unmeasured, NOT_MEASURED)
+    how = _HOW | dict.fromkeys(unmeasured, NOT_MEASURED)
     return [
         (name, shown(name, value), how[name]) for name, value in vars(calibration).items() if not isinstance(value, str)
     ]
 
 
 def shown(name: str, value: float) -> str:
-    """Return a value with the unit that its name says."""
+    """Format a value in the unit that its name ends with, such as GB/s for `copy_bytes_per_s`; else as a number."""
     for ending, size, unit in _UNITS:
         if name.endswith(ending):
             return f"{value / size:.4g} {unit}"

@@ -1,6 +1,6 @@
-"""Timing on all ranks at once: every rank runs the same things in the same order, repeated in turns.
+"""Timing on all ranks at once: every rank runs the same list in the same order, and repeats the whole list.
 
-In turns, so that a slow minute of the machine spoils a little of everything and not one point wholly.
+Repetitions are interleaved so that a slow minute of the machine adds a little to all results instead of spoiling one.
 """
 
 from __future__ import annotations
@@ -16,32 +16,41 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from engine.hardware.measured import Timing
-from engine.trainer.groups import Groups
+from engine.parallel.groups import Groups
 
-Run = Callable[[], tuple[float, float]]  # forward and backward of something, seconds; or one time and 0
-_MOST, _FEWEST = 25, 2  # repetitions
-QUANTILE = 0.25  # of repetitions: what others do on the machine makes times longer, never shorter
+Run = Callable[[], tuple[float, float]]  # runs something; returns (forward, backward) in seconds, or (seconds, 0)
+_MOST, _FEWEST = 25, 2  # repetitions of each run
+QUANTILE = 0.25  # of repetitions: other work on the machine makes times longer, never shorter
 
 
 class Stopwatch:
-    """Times what a device does."""
+    """A clock that first waits for the device to finish its work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> float:
-        """Return the time, once the device has done all it was given."""
+        """The time in seconds after all work queued on the device is done."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
 
 def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s: float = math.inf) -> list[Timing]:
-    """Return the timings of `runs`, which come in rising cost, within about `seconds`.
+    """Time `runs` on all ranks for about `seconds`, each at least twice; return a timing for each.
 
-    The list ends with the first that takes longer than `too_long_s`, or before it: those that follow take longer still.
+    The list ends with the first run that takes longer than `too_long_s`. If that is given, `runs` must be sorted by
+    increasing cost, because the runs after it are not timed.
     """
-    first = _first_times(runs, groups, too_long_s)
+    # Each runs twice, first to warm up (once if over 1 s); the slowest rank's time decides how often it is repeated.
+    first: list[float] = []
+    for run in runs:
+        dist.barrier(groups.control)
+        once = max(gather(sum(run()), groups))
+        first.append(once if once > 1 else max(gather(sum(run()), groups)))
+        if first[-1] > too_long_s:
+            break
+    # Equal time for each run: short ones are noisier and are repeated more often.
     repeats = [int(np.clip(seconds / len(first) / s, _FEWEST, _MOST)) for s in first]
     samples: list[list[tuple[float, float]]] = [[] for _ in first]
     began = time.monotonic()
@@ -56,30 +65,21 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
 
 
 def gather(value: Any, groups: Groups) -> list[Any]:
-    """Return every rank's value."""
-    values: list[Any] = [None] * groups.world
+    """Return the values of all ranks, in rank order, on every rank."""
+    values: list[Any] = [None] * groups.mesh.ranks
     dist.all_gather_object(values, value, group=groups.control)
     return values
 
 
-def _first_times(runs: Sequence[Run], groups: Groups, too_long_s: float) -> list[float]:
-    """Run each twice, the first time to warm up, and return the slowest rank's times."""
-    times: list[float] = []
-    for run in runs:
-        dist.barrier(groups.control)
-        once = max(gather(sum(run()), groups))
-        times.append(once if once > 1 else max(gather(sum(run()), groups)))
-        if times[-1] > too_long_s:
-            break
-    return times
-
-
 def _timing(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
-    """Return the mean over ranks of the lower quartiles of [ranks, repeats, 2] times."""
+    """Summarise times [ranks, repeats, 2] (forward, backward): lower quartile over repeats, then mean over ranks.
+
+    Also computes the spread of the repeats.
+    """
     taken: NDArray[np.float64] = np.array(samples, dtype=np.float64)
     totals = taken.sum(2)
     forward, backward = np.quantile(taken, QUANTILE, axis=1).mean(0)
-    # Quantiles of parts do not add up to that of their sum: the parts share it in their own proportion.
+    # Quantiles of forward and backward do not add up to the quantile of their sum: scale both to it.
     scale = np.quantile(totals, QUANTILE, axis=1).mean() / (forward + backward)
     spread = float((np.median(totals, axis=1) / totals.min(1)).mean() - 1)
     return Timing(float(forward * scale), float(backward * scale), spread)

@@ -1,31 +1,35 @@
-"""What a start would do, without doing it: what is planned with what, the next steps, and the ranks' commands."""
+"""Describes what a launch would do: the settings, the next steps, and the commands of the ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from engine.cluster.cluster import Cluster
+from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.errors import Problem
 from engine.launch.commands import free_port, rank_commands
 from engine.launch.prepare import Start
-from engine.planner.make import PlanSettings
-from engine.planner.plan import StepPlan
+from engine.planner.settings import PlanSettings
 from engine.report.words import source
+from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
-from engine.trainer.folder import RunFolder
 
-PLANNED = 3  # steps
-_COMMANDS = 2**14  # as many ranks as the paper's largest run; of millions nobody needs all
+PLANNED = 3  # steps that a dry run plans
+_COMMANDS = 2**14  # most commands listed: enough for the paper's largest run; a cluster may have millions of ranks
 
 
 def dry_run_of(
     config: Config, cluster: Cluster, folder: RunFolder, start: Start, refused: list[Problem]
 ) -> dict[str, Any]:
-    """Return what the command prints as JSON; the first commands, none if no step is left to run."""
+    """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
+
+    `commands` lists at most _COMMANDS ranks, and none if all steps are done.
+    """
     settings = PlanSettings.of(config)
-    steps = [_step(number, plan, settings) for number, plan in enumerate(start.plans, start=start.step + 1)]
-    commands = rank_commands(cluster, folder, start.checkpoint, free_port(), _COMMANDS) if steps else []
+    commands = []
+    if start.plans:
+        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), uses_gpus(config), _COMMANDS)
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,
@@ -40,18 +44,17 @@ def dry_run_of(
         "outlook": start.outlook(config),
         "checkpoint": str(start.checkpoint) if start.checkpoint else None,
         "steps_done": start.step,
-        "steps": steps,
+        "steps": [
+            {
+                "step": number,
+                "sequences": plan.sequences,
+                "tokens": int(plan.lengths.sum()),
+                "micro_batches": plan.micro_batches,
+                "max_degree": int(plan.degrees.max()),
+                "balance": balance(plan, settings),
+            }
+            for number, plan in enumerate(start.plans, start=start.step + 1)
+        ],
         "commands": [str(command) for command in commands],
-        "refused": [{"key": lack.key, "message": lack.message, "hint": lack.hint} for lack in refused],
-    }
-
-
-def _step(number: int, plan: StepPlan, settings: PlanSettings) -> dict[str, Any]:
-    return {
-        "step": number,
-        "sequences": plan.sequences,
-        "tokens": int(plan.lengths.sum()),
-        "micro_batches": plan.micro_batches,
-        "max_degree": int(plan.degrees.max()),
-        "balance": balance(plan, settings),
+        "refused": [{"key": problem.key, "message": problem.message, "hint": problem.hint} for problem in refused],
     }

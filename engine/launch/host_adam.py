@@ -1,4 +1,4 @@
-"""AdamW on the host has to be compiled on this machine once: that is done, or refused, before any rank starts."""
+"""Compiles DeepSpeedCPUAdam on this machine before any rank starts, or refuses the launch."""
 
 from __future__ import annotations
 
@@ -7,39 +7,42 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from engine.config.schema import Optimizer
+from engine.config.devices import uses_gpus
+from engine.config.schema import Config
 from engine.errors import ConfigError
 from engine.safe_path import safe_path
 
 _PROGRAM = (sys.executable, "-m", "engine.zero.host_adam")
-_LONGEST_S = 1800  # one core needs four minutes; a compiler that was killed may have left a lock, which is waited for
+_TIMEOUT_S = 1800  # one core needs four minutes; if a killed compiler left its lock, the next one waits for it
 
 
-def check_host_adam(optimizer: Optimizer, say: Callable[[str], None]) -> None:
-    """Compile what an optimizer on the host needs, if this machine has it not yet. Raises ConfigError if it cannot.
+def check_host_adam(config: Config, say: Callable[[str], None]) -> None:
+    """Compile DeepSpeedCPUAdam if the config needs it, unless this machine has done so before.
 
-    In a process of its own: DeepSpeed talks on standard output. Other hosts compile when their ranks start.
+    Raises ConfigError if that fails. Other hosts compile it when their ranks start.
     """
+    optimizer = config.optimizer
     if not optimizer.on_host or optimizer.name != "adamw":
         return
-    say("optimizer.on_host: DeepSpeedCPUAdam is compiled now, unless this machine has it; that takes minutes, once")
+    say("optimizer.on_host: compiling DeepSpeedCPUAdam, unless already done on this machine; takes minutes, once")
     try:
+        # In a separate process, because DeepSpeed prints to standard output.
         done = subprocess.run(
             _PROGRAM,
-            env=os.environ | safe_path(),
+            env=os.environ | safe_path() | ({} if uses_gpus(config) else {"CUDA_VISIBLE_DEVICES": ""}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_LONGEST_S,
+            timeout=_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        raise _refusal(f"not done after {_LONGEST_S // 60} minutes; a file named lock may be left") from None
+        raise _refusal(f"no result after {_TIMEOUT_S // 60} minutes; a killed compiler may have left a lock") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        told = [line for line in lines if "not found" in line or "error:" in line] or lines[-1:]
-        raise _refusal(told[0] if told else f"exit code {done.returncode}")
+        errors = [line for line in lines if "not found" in line or "error:" in line] or lines[-1:]
+        raise _refusal(errors[0] if errors else f"exit code {done.returncode}")
 
 
 def _refusal(why: str) -> ConfigError:
-    hint = "it needs ninja and a C++ compiler; or set optimizer.on_host=false"
-    return ConfigError(f"DeepSpeedCPUAdam cannot be compiled here: {why}", key="optimizer.on_host", hint=hint)
+    hint = "install ninja and a C++ compiler, or set optimizer.on_host=false"
+    return ConfigError(f"cannot compile DeepSpeedCPUAdam: {why}", key="optimizer.on_host", hint=hint)

@@ -1,4 +1,4 @@
-"""Running ranks: starts them, passes signals on, waits, and finds out which failed first and why."""
+"""Runs the ranks: starts them, forwards requests to stop, waits, and finds out which rank failed first and why."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 from engine.errors import BytescaleError, ExitCode
 from engine.launch.commands import RankCommand
-from engine.trainer.checkpoint import newest_first
-from engine.trainer.folder import RunFolder
+from engine.run.checkpoints import newest_first
+from engine.run.folder import RunFolder
 
 P = ParamSpec("P")
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one but under nohup, which has it ignored
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
-_GRACE_S = 5.0  # how long the others may take to say what they saw when one has failed
+_GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
 
 
 class RankError(BytescaleError):
-    """A rank ended with an error; `code` is that rank's own exit code, or 128 + N if signal N killed it."""
+    """A rank failed. `code` is the rank's exit code, 128 + N if signal N killed it, or BUG if it gave no reason."""
 
     traced = True
 
     def __init__(self, message: str, code: int, folder: RunFolder, rank: int, hint: str | None) -> None:
-        super().__init__(message, key=str(folder.log(rank)), hint=hint or f"the other ranks' logs are in {folder.logs}")
-        self.code = code  # type: ignore[assignment]  # a signal's code is outside the table
+        super().__init__(message, key=str(folder.log(rank)), hint=hint or f"the logs of all ranks are in {folder.logs}")
+        self.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
 
 
 class PreemptedError(BytescaleError):
-    """The run was asked to stop, and there is a checkpoint to go on from."""
+    """The run was asked to stop. It has a checkpoint to resume from, unless this is an InterruptedRunError."""
 
     code = ExitCode.PREEMPTED
 
 
 class InterruptedRunError(PreemptedError):
-    """The run was stopped before it had saved anything."""
+    """The run was stopped before it had saved a checkpoint."""
 
     code = ExitCode.INTERRUPTED
 
 
 @dataclass
 class RankProcess:
-    """A started rank. It lives in a session of its own, so that a signal reaches it only through the launcher."""
+    """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
 
     rank: int
     process: subprocess.Popen[bytes]
 
     def ask_to_stop(self) -> None:
-        """Write to the rank's standard input. A signal would end an ssh before the rank behind it has saved."""
+        """Write a byte to the rank's standard input. A signal would end ssh before the remote rank has saved."""
         assert self.process.stdin is not None
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # it has already ended
             os.write(self.process.stdin.fileno(), b"\n")
 
     def kill(self) -> None:
-        """End the rank and all that it started, now."""
+        """Kill the rank and every process that it started."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
 class End:
-    """How a rank ended by itself: its exit code, and when that was seen, as time.time() counts."""
+    """The exit code of a rank that ended by itself, and the time.time() at which the launcher noticed."""
 
     code: int
     seen: float
@@ -78,45 +78,44 @@ class End:
 def run_ranks(
     commands: Sequence[RankCommand], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
 ) -> None:
-    """Start the ranks and wait until all have ended; `tick` is called while waiting.
+    """Start the ranks and wait until all have ended; call `tick` every 0.05 s while waiting.
 
-    Raises RankError with the first failing rank's cause, or PreemptedError. No rank outlives this call, and the run
-    outlives its terminal: a `tick` or `say` that fails to write is passed over.
+    Raises RankError with the cause of the first failure, or PreemptedError if the run was asked to stop. When this
+    returns or raises, all ranks have ended. If `tick` or `say` cannot write to a closed terminal, the run continues.
     """
     for command in commands:
         folder.error(command.rank).unlink(missing_ok=True)
     ranks: list[RankProcess] = []
     try:
         for command in commands:
-            ranks.append(_start(command, folder))
-        with _signals_passed_on(ranks) as asked:
-            ends = _wait(ranks, asked, unfailing(tick), unfailing(say))
+            with folder.log(command.rank).open("ab") as log:
+                process = subprocess.Popen(
+                    command.arguments,
+                    env={**os.environ, **command.environment},
+                    stdin=subprocess.PIPE,  # a byte asks the rank to stop; the pipe closes when this process ends
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            ranks.append(RankProcess(command.rank, process))
+        with _stop_requests(ranks) as requests:
+            ends = _wait(ranks, requests, unfailing(tick), unfailing(say))
     finally:
         for rank in ranks:
             rank.kill()
             rank.process.communicate()  # waits, and closes the pipe
-    _judge(ends, folder, asked=len(asked))
-
-
-def _start(command: RankCommand, folder: RunFolder) -> RankProcess:
-    with folder.log(command.rank).open("ab") as log:
-        process = subprocess.Popen(
-            command.arguments,
-            env={**os.environ, **command.environment},
-            stdin=subprocess.PIPE,  # a byte asks the rank to stop; it closes when this process ends, however
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    return RankProcess(command.rank, process)
+    _raise_first_failure(ends, folder, requests=len(requests))
 
 
 def _wait(
-    ranks: Sequence[RankProcess], asked: Sequence[int], tick: Callable[[], None], say: Callable[[str], None]
+    ranks: Sequence[RankProcess], requests: Sequence[int], tick: Callable[[], None], say: Callable[[str], None]
 ) -> dict[int, End]:
-    """Return the ends of the ranks that ended by themselves: all, or those within a grace after a failure."""
+    """Wait for all ranks; after a failure, only for the grace period. Returns the end of each rank.
+
+    Ranks that still run after the grace period are left out.
+    """
     ended: dict[int, End] = {}
-    deadline, told = math.inf, False
+    deadline, announced = math.inf, False
     while True:
         for rank in ranks:
             code = rank.process.poll()
@@ -124,9 +123,9 @@ def _wait(
                 ended.setdefault(rank.rank, End(code, time.time()))
         if any(end.code not in (0, ExitCode.PREEMPTED) for end in ended.values()):
             deadline = min(deadline, time.monotonic() + _GRACE_S)
-        if asked and not told:
-            told = True
-            say("stopping when this step is done and saved; once more stops at once")
+        if requests and not announced:
+            announced = True
+            say("stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately")
         tick()
         if len(ended) == len(ranks) or time.monotonic() > deadline:
             return ended
@@ -134,29 +133,30 @@ def _wait(
 
 
 @contextmanager
-def _signals_passed_on(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
-    """Let the first signal to stop ask the ranks to save and end, and the second one kill them; yield both.
+def _stop_requests(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
+    """Handle signals and yield the list of those received: the first asks the ranks to save and end, the second kills.
 
-    The handler says nothing: it may run in the middle of a print, and printing may fail.
+    The handler prints nothing: it may interrupt another print, and printing may fail.
     """
-    asked: list[int] = []
+    requests: list[int] = []
 
-    def forward(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         for rank in ranks:
-            rank.kill() if asked else rank.ask_to_stop()
-        asked.append(number)
+            rank.kill() if requests else rank.ask_to_stop()
+        requests.append(number)
 
-    heard = [number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, forward) for number in heard}
+    # nohup starts a process with SIGHUP ignored; keep it ignored.
+    numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
-        yield asked
+        yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
-    """Return `talk` for a run that outlives its terminal, and whoever reads its pipe."""
+    """Wrap a function that writes to a terminal or a pipe: ignore its OSErrors, so that the run continues."""
 
     def safely(*args: P.args, **kwargs: P.kwargs) -> None:
         with suppress(OSError):
@@ -165,50 +165,57 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
     return safely
 
 
-def _judge(ends: dict[int, End], folder: RunFolder, asked: int) -> None:
+def _raise_first_failure(ends: dict[int, End], folder: RunFolder, requests: int) -> None:
+    """Raise RankError for the rank that failed first, or PreemptedError if ranks only stopped on request.
+
+    Does nothing if no rank failed. `requests` is the number of requests to stop.
+    """
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
-    # A scheduler may send its signal to the ranks too, also before they listen; asked twice, all are killed.
-    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + asked]
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
-    if asked > 1:  # what failed by no known cause has seen the others being killed
+    # Exit codes of ranks that were asked to stop. A scheduler may signal the ranks too, even before they handle
+    # signals; after a second request all are killed.
+    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + requests]
+    if requests > 1:
+        # An unexpected error then only means that the rank noticed the others being killed.
         causes = {rank: cause for rank, cause in causes.items() if cause["code"] != ExitCode.BUG}
         stopped += (ExitCode.BUG,)
     blamed = {rank: end for rank, end in failed.items() if rank in causes or end.code not in stopped}
-    if failed and not blamed:
-        saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
-        stop = PreemptedError if saved else InterruptedRunError
-        raise stop("stopped as asked", key=str(folder.root), hint=_way_on(folder))
     if not blamed:
+        if failed:
+            saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
+            stop = PreemptedError if saved else InterruptedRunError
+            raise stop("stopped on request", key=str(folder.root), hint=_how_to_continue(folder))
         return
-    rank = min(blamed, key=lambda rank: _blame(blamed[rank], causes.get(rank)))
-    if rank not in causes:
-        raise _died(rank, blamed[rank].code, folder)
-    cause = causes[rank]
-    place = f" ({cause['key']})" if cause["key"] else ""
-    raise RankError(f"rank {rank} failed: {cause['message']}{place}", cause["code"], folder, rank, cause["hint"])
+
+    def order(rank: int) -> tuple[bool, float]:
+        """Sort key: the first failure is smallest. Unexpected errors come last: another one may have caused them.
+
+        A failure with a cause has the time at which the cause was written, because other ranks may fail because of it
+        before its own rank has ended.
+        """
+        cause = causes.get(rank)
+        if cause is None:
+            return False, blamed[rank].seen
+        return cause["code"] == ExitCode.BUG, min(blamed[rank].seen, float(cause["time"]))
+
+    rank = min(blamed, key=order)
+    if rank in causes:
+        cause = causes[rank]
+        place = f" ({cause['key']})" if cause["key"] else ""
+        raise RankError(f"rank {rank} failed: {cause['message']}{place}", cause["code"], folder, rank, cause["hint"])
+    code = blamed[rank].code
+    if code < 0:  # a signal killed it, so it wrote no cause
+        message = f"rank {rank} was killed by {signal.Signals(-code).name}"
+        if -code == signal.SIGKILL:
+            message += " (Linux does this when a host runs out of memory)"
+        raise RankError(message, 128 - code, folder, rank, _how_to_continue(folder))
+    if code == ExitCode.STORAGE:  # the rank could not write the cause either
+        message = f"rank {rank} could not write its files: the disk is full, or storage failed"
+        raise RankError(message, code, folder, rank, f"free some space; then {_how_to_continue(folder)}")
+    raise RankError(f"rank {rank} exited with code {code} without an error message", ExitCode.BUG, folder, rank, None)
 
 
-def _blame(end: End, cause: dict[str, Any] | None) -> tuple[bool, float]:
-    """Return a key by which the first failure is the least.
-
-    A rank that fails by an error of no known type may only have seen another one go, so it comes last. A cause counts
-    from when it was written: until its rank has ended, the others may have died of it.
-    """
-    if cause is None:
-        return False, end.seen
-    return cause["code"] == ExitCode.BUG, min(end.seen, float(cause["time"]))
-
-
-def _died(rank: int, code: int, folder: RunFolder) -> RankError:
-    if code < 0:
-        name = signal.Signals(-code).name
-        return RankError(f"rank {rank} was killed by {name}", 128 - code, folder, rank, _way_on(folder))
-    if code == ExitCode.STORAGE:
-        return RankError(f"rank {rank}: the disk is full, or writing failed", code, folder, rank, _way_on(folder))
-    return RankError(f"rank {rank} ended with exit code {code} and gave no reason", ExitCode.BUG, folder, rank, None)
-
-
-def _way_on(folder: RunFolder) -> str:
+def _how_to_continue(folder: RunFolder) -> str:
     if newest_first(folder.checkpoints):
-        return "the same command goes on from the last checkpoint"
-    return "the same command starts again: there is no checkpoint yet"
+        return "run the same command to resume from the last checkpoint"
+    return "run the same command to start again; no checkpoint had been saved yet"

@@ -1,14 +1,32 @@
-"""The model of a config: the one place that knows which there are."""
+"""Creates the model that a config describes. New model families are added here."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
 
 from engine.config.schema import Config
 from engine.models.llama.model import Llama
 from engine.models.mixtral.model import Mixtral
 
+Transformer = Llama | Mixtral
 
-def build_model(config: Config) -> Llama:
-    """Return the model of a config; its weights are not drawn yet."""
+
+def build_model(config: Config) -> Transformer:
+    """Create the single-device model of a config: Mixtral if it has several experts, else Llama.
+
+    Its weights are uninitialised.
+    """
     if config.model.experts > 1:
-        return Mixtral(config.model, config.balance, mode=config.recompute, tile=config.mlp_tile)
-    return Llama(config.model, mode=config.recompute, tile=config.mlp_tile)
+        return Mixtral(config.model, config.balance)
+    return Llama(config.model)
+
+
+def end_step(model: Transformer, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
+    """Run the model's own update after an optimizer step (`Mixtral.end_step`), and return its additional metrics.
+
+    A LLaMA model has no such update and no metrics.
+    Collective: all ranks must call it. `sum_over_ranks` all-reduces a tensor, `loss_tokens` is T of the whole step.
+    """
+    return model.end_step(sum_over_ranks, loss_tokens) if isinstance(model, Mixtral) else {}

@@ -1,98 +1,84 @@
-"""The compiled loops of `verify`, one pass over the plan each: the first place that breaks a rule, or -1.
+"""Checks of settings and lengths before a step is planned: each function raises an error that names the user's mistake.
 
-They read plans whose arrays are well-formed (rule 0, rows.py). Letters: P ranks, K shards, M micro-batches (plan.py).
+`plan_step` calls them for one step. `engine/fit` checks a whole config before any step is planned, and suggests changes
+with which it would fit. It imports the planner, so the checks that both need are here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.compiled import kernel
-from engine.planner.plan import Ints
-from engine.planner.rows import following
+from engine.config.checks import MOST_RANKS
+from engine.config.units import counted, format_apart, format_count
+from engine.cost.budget import fits, least
+from engine.errors import ConfigError, MemoryFitError
+from engine.planner.settings import PlanSettings
+
+SHOW_FIT = "`bytescale estimate-memory --fit` shows what fits"
+NODE_HOLDS_NOTHING = "leave the node out, or use more ranks or a higher zero.stage"
+# Rings connect neighbouring ranks and are folded (rings.py), so four peers are always enough. A static mesh needs two.
+_PEERS, _MESH_PEERS = 4, 2
 
 
-@kernel
-def not_once(shard_order: Ints) -> int:
-    """Return the first shard that is in several micro-batches; if there is none, every shard is in one."""
-    held = np.zeros(len(shard_order), np.bool_)
-    for shard in shard_order:
-        if held[shard]:
-            return shard
-        held[shard] = True
-    return -1
+def check_planner(settings: PlanSettings) -> None:
+    """Raise ConfigError for more ranks than can be planned, or for a `max_peers` below what the planner needs."""
+    if settings.ranks > MOST_RANKS:  # without a hostfile, the rules of the config have already refused this
+        message = f"{settings.ranks:,} HDP ranks are more than the {MOST_RANKS:,} that can be planned"
+        hint = "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp"
+        raise ConfigError(message, key="cluster.hostfile", hint=hint)
+    needed = min(_MESH_PEERS if settings.planner == "static" else _PEERS, settings.ranks - 1)
+    if settings.max_peers < needed:
+        message = (
+            f"the {settings.planner} planner needs up to {counted(needed, 'peer')} per rank, "
+            f"but max_peers is {settings.max_peers}"
+        )
+        raise ConfigError(message, key="planner.max_peers", hint=f"set it to at least {needed}")
 
 
-@kernel
-def astray(micro_start: Ints, shard_start: Ints, shard_order: Ints, ring_ranks: Ints) -> int:
-    """Return the first place in `shard_order` whose shard is on another rank than its ring says."""
-    for rank in range(len(micro_start) - 1):
-        for place in range(shard_start[micro_start[rank]], shard_start[micro_start[rank + 1]]):
-            if ring_ranks[shard_order[place]] != rank:
-                return place
-    return -1
+def check_nodes(settings: PlanSettings) -> None:
+    """Raise MemoryFitError for a node whose ranks have no memory for a single token."""
+    if settings.least_capacity < 1:
+        host = settings.host(int(np.argmin(settings.cluster.memory)))
+        message = f"a rank of node {host} has no memory left for even one token after the model states"
+        raise MemoryFitError(message, key="cluster.hostfile", hint=NODE_HOLDS_NOTHING)
 
 
-@kernel
-def twice_in_row(start: Ints, values: Ints, end: int) -> int:
-    """Return the first place whose value, one of 0 .. end - 1, stands before it in the same row."""
-    latest = np.full(end, -1)  # by value: the row of its latest place
-    for row in range(len(start) - 1):
-        for place in range(start[row], start[row + 1]):
-            if latest[values[place]] == row:
-                return place
-            latest[values[place]] = row
-    return -1
+def check_longest(tokens: int, settings: PlanSettings) -> None:
+    """Raise MemoryFitError for a sequence of `tokens` that does not fit on a ring of all ranks."""
+    holds = settings.ranks * settings.least_capacity
+    if tokens <= holds:
+        return
+    each = f"{counted(settings.ranks, 'rank')} x capacity {format_count(settings.least_capacity)}"
+    message = f"a sequence of {format_count(tokens)} tokens does not fit: {each} = {format_count(holds)}"
+    hint = f"set context={format_count(holds)}, or use more ranks; {SHOW_FIT}"
+    if settings.least_capacity < settings.capacity:
+        host = settings.host(int(np.argmin(settings.capacities)))
+        message += f", because the memory of node {host} is too small for capacity={settings.capacity}"
+        hint = f"set context={holds}, use more ranks, or leave the node out"
+    raise MemoryFitError(message, key="context", hint=hint)
 
 
-@kernel
-def other_gang(gang: Ints, label: Ints) -> int:
-    """Return the first micro-batch whose gang differs from another's that rings connect with it (`label` [M])."""
-    for micro in range(len(gang)):
-        if gang[micro] != gang[label[micro]]:
-            return micro
-    return -1
+def check_memory(step_tokens: int, settings: PlanSettings) -> None:
+    """Raise MemoryFitError if model states and a full micro-batch do not fit, whatever the offload ratio.
 
-
-@kernel
-def mixed_gang(gang: Ints, values: Ints) -> int:
-    """Return the first micro-batch whose gang has one before it of another value, [M]; values are not negative."""
-    found = np.full(len(gang), -1)  # by gang
-    for micro in range(len(gang)):
-        if found[gang[micro]] < 0:
-            found[gang[micro]] = values[micro]
-        elif found[gang[micro]] != values[micro]:
-            return micro
-    return -1
-
-
-@kernel
-def out_of_order(slot: Ints, micro_start: Ints) -> int:
-    """Return the first micro-batch whose slot is not its place among those of its rank."""
-    for rank in range(len(micro_start) - 1):
-        for micro in range(micro_start[rank], micro_start[rank + 1]):
-            if slot[micro] != micro - micro_start[rank]:
-                return micro
-    return -1
-
-
-@kernel
-def crossed(ring_start: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -> int:
-    """Return the first shard that its rank sends to another before one that it receives later.
-
-    Shards come rank by rank, in the order in which each runs them. So for a sender and each of its receivers the places
-    at which these receive must ascend.
+    A full micro-batch has as many tokens as the capacity, or as the step if that has fewer, all in rings.
     """
-    place = np.empty(len(shard_order), np.int64)
-    for at in range(len(shard_order)):
-        place[shard_order[at]] = at
-    after = following(ring_start)
-    sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the rank that `latest` is of
-    for shard in shard_order:
-        if after[shard] == shard:
-            continue
-        source, target = ring_ranks[shard], ring_ranks[after[shard]]
-        if sender[target] == source and place[after[shard]] < latest[target]:
-            return shard
-        sender[target], latest[target] = source, place[after[shard]]
-    return -1
+    costs, device = settings.costs, settings.device_memory
+    if settings.host_memory < 0:
+        states = costs.host_fixed_bytes
+        needs, given = format_apart(states, states + settings.host_memory)
+        message = f"the model states on the host need {needs} per rank, and cluster.host_memory is {given}"
+        hint = "use more ranks, or set zero.weights_on_host or optimizer.on_host to false"
+        raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
+    tokens = min(settings.capacity, step_tokens)
+    if fits(costs, tokens, settings.budget(device)):
+        return
+    number = np.array([tokens], dtype=object)  # Python integers: the bytes of a huge model exceed 64 bits
+    peak, place, has = int(costs.peak_bytes(number, number, settings.offload)[0]), "device", device
+    if peak <= device:  # this offload is enough for the device, so the host is too small
+        needed = min(settings.offload, least(costs, tokens, tokens, device))
+        peak, place, has = int(costs.host_bytes(number, needed)[0]), "host", settings.host_memory
+    needs, leaves = format_apart(peak, has)
+    of = f"a micro-batch of {format_count(tokens)} tokens"
+    message = f"{of} needs {needs} of {place} memory, but a rank has only {leaves} available"
+    raise MemoryFitError(message, key="capacity", hint=SHOW_FIT)

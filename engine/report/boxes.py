@@ -1,6 +1,6 @@
-"""The boxes of a timeline: what a plan says of each measured or simulated micro-batch. Numbers only.
+"""The boxes of a timeline: times of measured or simulated micro-batches, and their positions in the plan.
 
-Letters: M spans that are shown, R ranks that are shown.
+Letters: M boxes, R ranks that the timeline shows.
 """
 
 from __future__ import annotations
@@ -10,26 +10,23 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.cost.model import NS
-from engine.planner.durations import gang_times
-from engine.planner.loads import micro_tokens
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan.loads import micro_tokens
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import gang_times
 from engine.simulator.timeline import Timeline, simulate
+from engine.units import NS, Bools, Floats, Ints
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-
-MOST_GROUPS = 6  # ring sizes that still have clearly different colours
-MOST_ROWS = 64  # ranks that still have legible rows
+MOST_GROUPS = 6  # ring sizes that can be told apart by colour
+MOST_ROWS = 64  # ranks; the rows of more would be illegible
 
 
 class Span(NamedTuple):
-    """When a rank ran a micro-batch, in seconds from the step's start. `micro_batch` is the plan's number of it.
+    """The time that a rank spent on a micro-batch, in seconds from the start of the step.
 
-    `exposed_s` of it are spent on nothing but transfers, in truth over its rounds; drawn as the last part of its box.
+    `micro_batch` is its index in the plan. For `exposed_s` seconds of the span the rank only waits for transfers. This
+    waiting is spread over the rounds, but drawn at the end of the box.
     """
 
     rank: int
@@ -41,15 +38,16 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """One row a span. `degree` is its largest ring: 1 without rings, 0 when it is idle.
+    """The boxes of a timeline, one per span.
 
-    `above` and `below` say whether the row before or after its own runs a micro-batch of the same gang.
+    `degree` is the largest ring of a box's micro-batch: 1 if it has no rings, 0 if it is idle. `above` and `below` are
+    true where the previous or the next row has a micro-batch of the same gang.
     """
 
     all_ranks: int
-    end_s: float  # of the step's last micro-batch, shown or not
-    ranks: Ints  # [R] those that are shown, ascending
-    row: Ints  # [M] place in `ranks`
+    end_s: float  # of the step's last micro-batch, whether it is shown or not
+    ranks: Ints  # [R] shown, ascending
+    row: Ints  # [M] index into `ranks`
     start_s: Floats  # [M]
     stop_s: Floats  # [M]
     exposed_s: Floats  # [M]
@@ -60,9 +58,9 @@ class Boxes:
 
 
 def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints, end_s: float | None = None) -> Boxes:
-    """Return the boxes of those spans, in their order, that ran on `ranks` [R]. The spans must be of the plan.
+    """Make the boxes of a timeline from spans of `plan`, in their order; leaves out ranks that are not in `ranks` [R].
 
-    The step ends at `end_s`; without it all spans are there, and it ends with the last.
+    `end_s` is the end of the step; by default that of the last span.
     """
     columns = np.array(spans, dtype=np.float64).reshape(-1, len(Span._fields)).T
     columns = columns[:, np.isin(columns[0], ranks)]
@@ -86,64 +84,63 @@ def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints, end_s: float | Non
 
 
 def largest_rings(plan: StepPlan) -> Ints:
-    """Return the largest ring of each micro-batch of the plan: 1 without rings, 0 when it is idle."""
+    """Degree of the largest ring of each micro-batch, [micro-batches]: 1 without rings, 0 if it is idle."""
     largest = np.zeros(plan.micro_batches, dtype=np.int64)
     np.maximum.at(largest, plan.shard_micro, plan.degrees[plan.shard_sequence])
     return largest
 
 
 def simulated(plan: StepPlan, settings: PlanSettings, most: int = MOST_ROWS) -> Boxes:
-    """Return the boxes of a plan as the simulator runs it, on at most so many ranks."""
+    """Simulate a plan and make the boxes of its timeline, for at most `most` ranks."""
     line, ranks = simulate(plan, settings), shown_ranks(plan.ranks, most)
     return boxes(plan, simulated_spans(plan, settings, line, ranks), ranks, line.makespan / NS)
 
 
 def simulated_spans(plan: StepPlan, settings: PlanSettings, line: Timeline, ranks: Ints) -> list[Span]:
-    """Return the spans of a simulated plan on `ranks` [R], each as long as the rank itself computes and transfers.
+    """Return the spans of a simulated plan on `ranks` [R]: each lasts while its rank computes or waits for transfers.
 
-    What a gang's slowest member takes longer is left blank. Of a pipeline it is the first stage: each micro-batch has a
-    span for its forward pass and one for its backward pass, which share compute and transfers as they share the time.
+    The wait for slower members of the gang is not part of a span. A pipeline is represented by its first stage, with
+    separate spans for the forward and the backward pass of a micro-batch, which share its compute and transfers in
+    proportion to their durations. `line` is the simulated timeline of the plan.
     """
     gangs = gang_times(plan, settings.costs, settings.cluster)
     chosen = np.flatnonzero(np.isin(line.rank, ranks))
-    micro = line.micro_batch[chosen]
+    rank, micro, start = line.rank[chosen], line.micro_batch[chosen], line.start[chosen]
     gang = plan.gang[micro]
     exposed = gangs.exposed[gang] / plan.stages
     busy = gangs.compute[micro] / plan.stages + exposed
     idle = busy == 0
-    busy[idle] = (line.stop - line.start)[chosen][idle]
+    # An idle micro-batch computes nothing but takes part in its slot. It is drawn as long as the simulator runs it.
+    busy[idle] = (line.stop[chosen] - start)[idle]
+
+    def spans(start: Ints | Floats, fraction: float | Floats) -> list[Span]:
+        columns = (start / NS, (start + fraction * busy) / NS, fraction * exposed / NS)
+        return list(map(Span, rank.tolist(), micro.tolist(), *(column.tolist() for column in columns)))
+
     if plan.mode != "pipeline":
-        return _spans(line.rank[chosen], micro, line.start[chosen], busy, exposed)
-    share = gangs.forward[gang] / np.maximum(1.0, gangs.forward[gang] + gangs.backward[gang])
+        return spans(start, 1.0)
+    forward = gangs.forward[gang] / np.maximum(1.0, gangs.forward[gang] + gangs.backward[gang])
     backward = line.stop[chosen] - gangs.backward[gang] / plan.stages
-    return [
-        *_spans(line.rank[chosen], micro, line.start[chosen], share * busy, share * exposed),
-        *_spans(line.rank[chosen], micro, backward, (1 - share) * busy, (1 - share) * exposed),
-    ]
-
-
-def _spans(rank: Ints, micro: Ints, start: Ints | Floats, busy: Floats, exposed: Floats) -> list[Span]:
-    """Return spans from arrays in nanoseconds."""
-    columns = (start / NS, (start + busy) / NS, exposed / NS)
-    return list(map(Span, rank.tolist(), micro.tolist(), *(column.tolist() for column in columns)))
+    return [*spans(start, forward), *spans(backward, 1 - forward)]
 
 
 def of_plan(plan: StepPlan, spans: Sequence[Span]) -> bool:
-    """Return whether the spans are those of this plan: each micro-batch once, on its rank.
+    """Whether spans belong to a plan: they contain each micro-batch of the ranks shown once, on the right rank.
 
-    A crash between the writing of the two files leaves the plan of one step beside the trace of another.
+    After a crash, a run folder may have the plan of one step and the trace of another.
     """
-    ran = sorted((span.micro_batch, span.rank) for span in spans)
-    return ran == list(enumerate(plan.micro_rank.tolist()))
+    shown = set(shown_ranks(plan.ranks).tolist())
+    ran = sorted((span.micro_batch, span.rank) for span in spans if span.rank in shown)  # older runs wrote all ranks
+    return ran == [(micro, rank) for micro, rank in enumerate(plan.micro_rank.tolist()) if rank in shown]
 
 
 def shown_ranks(ranks: int, most: int = MOST_ROWS) -> Ints:
-    """Return the ranks that a timeline shows, [R]: all, or `most` of them, evenly chosen from the first to the last."""
+    """The ranks that a timeline shows, [R]: all, or `most` of them, evenly spaced from the first to the last."""
     return np.unique(np.linspace(0, ranks - 1, min(ranks, most)).round().astype(np.int64))
 
 
 def degree_groups(degree: Ints) -> list[range]:
-    """Return the ring sizes above 1, in at most MOST_GROUPS ranges, each from a size that occurs to one that does."""
+    """Group the ring degrees above 1 that occur in `degree` into at most MOST_GROUPS ranges, one per colour."""
     sizes = np.unique(degree[degree > 1])
     if len(sizes) == 0:
         return []
@@ -152,5 +149,5 @@ def degree_groups(degree: Ints) -> list[range]:
 
 
 def group_name(group: range) -> str:
-    """Return a range of ring sizes as the legend has it."""
+    """The legend label of a range of ring degrees, such as `rings of 2 to 7`."""
     return f"ring of {group[0]}" if len(group) == 1 else f"rings of {group[0]} to {group[-1]}"

@@ -1,26 +1,27 @@
-"""What fills a device, a bar an item, against what the device has. Numbers in, SVG text out."""
+"""A chart of the memory items of a device, one bar per item, next to the device's memory: numbers in, SVG text out."""
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from matplotlib.axes import Axes
 
-from engine.planner.estimate import Estimate
-from engine.report.bars import ROW, write_ends
-from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, Size, Words, draw
+from engine.fit.estimate import Estimate
+from engine.report.charts import ROW, write_ends
+from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, AltText, Size, draw
 from engine.report.words import memory_parts, memory_unit
 
 
 def memory_picture(found: Estimate, size: Size = WIDE) -> str:
-    """Return the items of a device from the top down, each beginning where the one above it ends."""
+    """Draw an estimate's items as bars; each bar begins where the one above it ends. Returns an `<svg>` element."""
     parts, (name, unit) = memory_parts(found), memory_unit(found.peak)
-    starts = [sum(list(parts.values())[:row]) / unit for row in range(len(parts))]
     sizes = [part / unit for part in parts.values()]
+    ends = list(accumulate(sizes))
     rows, total = range(len(parts)), found.device_total / unit
 
     def paint(axes: Axes) -> None:
-        beside = (len(parts) - 2) * [FIRST] + 2 * [QUIET]  # the last two are allowances
-        axes.barh(rows, sizes, left=starts, height=0.7, color=beside)
-        ends = [start + part for start, part in zip(starts, sizes, strict=True)]
+        colors = (len(parts) - 2) * [FIRST] + 2 * [QUIET]  # the last two are allowances
+        axes.barh(rows, sizes, left=[0, *ends[:-1]], height=0.7, color=colors)
         write_ends(axes, rows, ends, [f"{part:,.1f}" for part in sizes], size)
         axes.axvline(total, color=INK if found.fits else SECOND, linestyle="--", linewidth=1.4)
         axes.set_xlim(0, max(axes.get_xlim()[1], 1.05 * total))
@@ -28,7 +29,8 @@ def memory_picture(found: Estimate, size: Size = WIDE) -> str:
         axes.set_ylim(len(parts) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
-        axes.set_xlabel(f"{name} of a device")
+        axes.set_xlabel(f"{name} per device")
 
-    told = f"{found.peak / unit:,.1f} of {total:,.1f} {name}: " + ("it fits." if found.fits else "it does not fit.")
-    return draw(Words("memory", "What fills a device", told), size, ROW * len(parts) + 80, paint)
+    verdict = "it fits." if found.fits else "it does not fit."
+    caption = f"{found.peak / unit:,.1f} of {total:,.1f} {name}: {verdict}"
+    return draw(AltText("memory", "Memory of a device by item", caption), size, ROW * len(parts) + 80, paint)

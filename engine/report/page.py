@@ -1,4 +1,4 @@
-"""The page: a head, pictures with their sentences and tables, put into page.html. What stands in it others say."""
+"""The layout of a page: a head, figures with captions, and tables, rendered with page.html."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.report.words import Pair
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture as SVG, for a wide page and for a narrow one, with its sentence; undrawn, the sentence says why."""
+    """A picture as SVG text, for a wide page and for a narrow one. If both are empty, the caption says why."""
 
     title: str
     caption: str
@@ -23,22 +23,23 @@ class Figure:
 
     @classmethod
     def of(cls, title: str, caption: str, picture: Callable[[Size], str]) -> Figure:
-        """Return the figure of a picture that can be drawn in any size."""
+        """Draw a picture in both sizes: `picture` gets a size and returns an `<svg>` element."""
         return cls(title, caption, picture(WIDE), picture(NARROW))
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, the first cell of each its name; without `columns` they are pairs of name and value."""
+    """A table of text. The first cell of a row is its name; without `columns`, rows are pairs of name and value."""
 
     title: str
     rows: Sequence[Sequence[str]]
     columns: Sequence[str] = ()
+    note: str = ""  # a line below the table that explains its terms
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that a page says. `kind` is the small line under its title, such as `a ByteScale run`."""
+    """The contents of a page. `kind` is the line under the title, such as `a ByteScale run`; `head` is shown first."""
 
     title: str
     kind: str
@@ -48,7 +49,7 @@ class Page:
     warning: str | None = None
 
     def html(self) -> str:
-        """Return the page as text that needs nothing else: no network, no other file, no script."""
+        """Render the page as self-contained HTML, without scripts and without links to other files or the network."""
         template = files("engine.report").joinpath("page.html").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         return environment.from_string(template).render(vars(self))

@@ -1,4 +1,4 @@
-"""The page of plans: a step on imagined ranks, how long its sequences are, and what they cost."""
+"""The page of `plan`: one step on simulated ranks, the lengths of its sequences, their costs, and its memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from dataclasses import dataclass
 from engine.config.schema import Config
 from engine.data.profile import describe
 from engine.data.scan import Documents
-from engine.planner.estimate import of_plans
-from engine.planner.plan import Ints, StepPlan
+from engine.fit.estimate import estimate_plans
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.report.boxes import simulated
-from engine.report.cost_curve import cost_picture, costs_of
-from engine.report.histogram import histogram_picture
+from engine.report.charts import cost_curve, cost_picture, histogram_picture
 from engine.report.memory_page import memory_figure
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import NAMES, cell, machine
+from engine.report.words import BALANCE, BOUND, MAKESPAN, NAMES, cell, machine
 from engine.simulator.facts import Facts
 
-_TOLD = (
+_SHOWN = (
     "sequences",
     "tokens",
     "micro_batches",
@@ -38,7 +37,7 @@ PERCENTILES = ("p50", "p90", "p99")
 
 @dataclass(frozen=True)
 class Planned:
-    """A config's plans of some steps (one at least), and their facts, as `plan --json` has them."""
+    """Plans of one or more steps of a config, and for each plan the facts that `plan --json` prints."""
 
     config: Config
     settings: PlanSettings
@@ -47,61 +46,42 @@ class Planned:
 
 
 def plan_page(planned: Planned) -> Page:
-    """Return the page; its pictures are of the first step."""
+    """Build the page of some plans. Its pictures show the first step."""
+    plan, settings = planned.plans[0], planned.settings
+    found = simulated(plan, settings)
+    lengths = describe(Documents(plan.lengths), planned.config.context)
+    marks = {name: lengths[name] for name in PERCENTILES}
+    curve = cost_curve(plan, settings, float(planned.facts[0]["makespan_s"]))
+    box = "one pass of a micro-batch through the first stage" if plan.mode == "pipeline" else "one micro-batch"
+    timeline_caption = (
+        f"The first step as simulated, until the last rank finishes. Each box is {box}. Boxes that touch across rows "
+        "share rings. The hatched end of a box is the time spent waiting for transfers; it is drawn in one piece, "
+        "although the waiting is spread over the rounds of the rings. In an empty space the rank waits for others, or "
+        "has finished." + some_ranks(found)
+    )
+    lengths_caption = (
+        "Lengths of the first step's sequences, as percentages of all sequences and of all tokens: a few long ones may "
+        "contain most tokens. Each bucket includes the length at its right end. p50 is the median."
+    )
+    cost_caption = (
+        "Time of a sequence by its length, forward and backward, on ranks of full speed. The curve is the time on one "
+        "rank; each dot is the time of a ring of the plan. Where the curve is above the dashed line, an unsplit "
+        "sequence alone would take longer than the whole step."
+    )
+
+    steps = len(planned.facts)
+    rows = [(NAMES.get(name, name), *(cell(fact, name) for fact in planned.facts)) for name in _SHOWN]
+    columns = ("", *(f"step {step}" for step in range(1, steps + 1))) if steps > 1 else ()
+    title = "Figures of the plans" if steps > 1 else "Figures of the plan"
     return Page(
         title=planned.config.recipe,
         kind="a ByteScale plan",
-        head=machine(planned.config, planned.plans[0], planned.settings.costs.source),
+        head=machine(planned.config, plan, settings.costs.source),
         figures=[
-            _timeline(planned),
-            _lengths(planned.plans[0].lengths, planned.config.context),
-            _costs(planned),
-            _memory(planned),
+            Figure.of("Timeline of a step", timeline_caption, lambda size: timeline_picture(found, size)),
+            Figure.of("Lengths", lengths_caption, lambda size: histogram_picture(lengths["buckets"], marks, size=size)),
+            Figure.of("Cost against length", cost_caption, lambda size: cost_picture(curve, size)),
+            memory_figure(estimate_plans(planned.config, settings, planned.plans)),
         ],
-        tables=[_table(planned.facts)],
+        tables=[Table(title, rows, columns, f"{MAKESPAN} {BALANCE} {BOUND}")],
     )
-
-
-def _timeline(planned: Planned) -> Figure:
-    plan = planned.plans[0]
-    found = simulated(plan, planned.settings)
-    staged = plan.mode == "pipeline"
-    what = "one pass of a micro-batch through a rank's first stage" if staged else "one micro-batch"
-    caption = (
-        f"The first step as the simulator runs it, until the last micro-batch is done. A box is {what}, boxes that "
-        "touch from row to row share rings, and the hatched end of a box is the part in which it waits for transfers "
-        "alone (in truth spread over its rounds). Where a row is empty, its rank waits for others or is done."
-        + some_ranks(found)
-    )
-    return Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
-
-
-def _lengths(lengths: Ints, context: int) -> Figure:
-    data = describe(Documents(lengths), context)
-    marks = {name: data[name] for name in PERCENTILES}
-    caption = (
-        "The sequences of the first step by length, each bucket up to the length at its right end: few long ones hold "
-        "much of the tokens. Half of the sequences are no longer than p50."
-    )
-    return Figure.of("Lengths", caption, lambda size: histogram_picture(data["buckets"], marks, size=size))
-
-
-def _costs(planned: Planned) -> Figure:
-    found = costs_of(planned.plans[0], planned.settings, float(planned.facts[0]["makespan_s"]))
-    caption = (
-        "What a sequence of the first step takes, forward and backward, at the rates of a full-speed rank: the curve "
-        "on one rank, a dot on each rank of the ring that the plan gave it. Where the curve is above the dashed line, "
-        "a sequence alone would take longer uncut than the whole step."
-    )
-    return Figure.of("Cost against length", caption, lambda size: cost_picture(found, size))
-
-
-def _memory(planned: Planned) -> Figure:
-    return memory_figure(of_plans(planned.config, planned.settings, planned.plans))
-
-
-def _table(facts: Sequence[Facts]) -> Table:
-    """Return a row a fact and a column a step."""
-    rows = [(NAMES.get(name, name), *(cell(fact, name) for fact in facts)) for name in _TOLD]
-    columns = ("", *(f"step {step}" for step in range(1, len(facts) + 1))) if len(facts) > 1 else ()
-    return Table("The plans in numbers" if columns else "The plan in numbers", rows, columns)

@@ -1,24 +1,83 @@
-"""From a run folder to its page."""
+"""Reads a run folder, and writes the report of its run."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from engine.files import write_durably
-from engine.report.data import RunData, read_run
-from engine.trainer.folder import RunFolder
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["RunData", "read_run", "write_report"]
+from engine.config.load import read_resolved
+from engine.config.schema import Config
+from engine.errors import StorageError
+from engine.planner.plan.step_plan import StepPlan
+from engine.report.boxes import Span, of_plan
+from engine.run.folder import RunFolder
+from engine.run.metrics import read_metrics
 
 
-def write_report(folder: Path) -> Path:
-    """Write RUN/report.html from what the run folder holds, whole or not at all; return its path.
+@dataclass(frozen=True)
+class Trace:
+    """One measured step: its number, its plan, and the times of each micro-batch of the ranks shown."""
 
-    Raises ConfigError if the folder has no readable resolved.yaml.
+    step: int
+    plan: StepPlan
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The contents of a run folder. `trace` is None without a measured step; `summary` may be empty."""
+
+    config: Config
+    summary: Mapping[str, float | None]
+    lines: tuple[Mapping[str, Any], ...]  # one per step, as in metrics.jsonl
+    trace: Trace | None
+
+    def column(self, name: str) -> NDArray[np.float64]:
+        """The values of a metric over all steps, [steps]; NaN for steps without it."""
+        values = (line.get(name) for line in self.lines)
+        return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    @property
+    def bigram_nats(self) -> float:
+        """Bigram entropy of the corpus in nats per token; NaN if the run has not computed it."""
+        found = self.summary.get("bigram_nats")
+        return float("nan") if found is None else found
+
+
+def read_run(folder: Path) -> RunData:
+    """Read the folder of a run, which may have stopped early.
+
+    Raises ConfigError if resolved.yaml cannot be read, and StorageError if another file is damaged.
     """
-    # The launcher imports this file before it starts the ranks; matplotlib can wait until they are done.
-    from engine.report.run_page import run_page
+    run = RunFolder(folder)
+    with _named(run.summary):
+        summary = {**json.loads(run.summary.read_text(encoding="utf-8"))} if run.summary.exists() else {}
+    config, lines = read_resolved(run.resolved), tuple(read_metrics(run.metrics))
+    trace = None
+    if run.plan.exists() and run.trace.exists():
+        with _named(run.plan):
+            plan = StepPlan.from_bytes(run.plan.read_bytes())
+        with _named(run.trace):
+            measured = json.loads(run.trace.read_text(encoding="utf-8"))
+            spans = tuple(Span(*span) for span in measured["spans"])
+            # After a crash between the writes of the two files, they may be of different steps.
+            if of_plan(plan, spans):
+                trace = Trace(measured["step"], plan, spans)
+    return RunData(config, summary, lines, trace)
 
-    path = RunFolder(folder).report
-    write_durably(path, run_page(read_run(folder)).html().encode())
-    return path
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn any failure of a reader into a StorageError that names the file: a damaged file may contain anything."""
+    try:
+        yield
+    except Exception as error:
+        message = f"is damaged: {type(error).__name__}: {error}"
+        raise StorageError(message, key=str(path), hint="remove it; the report then omits its contents") from error

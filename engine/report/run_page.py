@@ -1,55 +1,124 @@
-"""The page of a run: its loss, one measured step, its throughput."""
+"""The page of a run: its loss, the timeline of one measured step, and its throughput."""
 
 from __future__ import annotations
 
-from engine.report import facts
+import math
+from pathlib import Path
+
+import numpy as np
+
+from engine.cluster.cluster import Cluster
+from engine.config.units import counted
+from engine.files import write_durably
 from engine.report.boxes import boxes, shown_ranks
-from engine.report.curves import loss_picture, throughput_picture
-from engine.report.data import RunData
+from engine.report.charts import loss_picture, throughput_picture
 from engine.report.page import Figure, Page, Table
+from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
+from engine.report.words import MODES, Pair
+from engine.run.folder import RunFolder
 
 
 def run_page(run: RunData) -> Page:
-    """Return the page of a run, whole or stopped early."""
-    table = facts.table(run)
+    """Build the page of a run, which may have stopped early."""
+    if run.lines:
+        steps, loss, validation = (run.column(name) for name in ("step", "loss", "validation_loss"))
+        caption = "Mean loss of the tokens of each step."
+        if not math.isnan(run.bigram_nats):
+            caption += (
+                " The dashed line is the bigram entropy of the corpus: the lowest loss of a model that sees only the "
+                "previous token."
+            )
+        losses = Figure.of("Loss", caption, lambda size: loss_picture(steps, loss, validation, run.bigram_nats, size))
+        rate = run.column("tokens_per_s")
+        caption = "Tokens of each step per second, over all ranks. The time includes waiting, but not validation."
+        throughput = Figure.of("Throughput", caption, lambda size: throughput_picture(steps, rate, size))
+    else:
+        losses = Figure("Loss", "No step was completed, so there is no loss to show.")
+        throughput = Figure("Throughput", "No step was completed, so there is no throughput to show.")
+
+    timeline = Figure("Timeline of a step", "The run stopped before a complete step was measured.")
+    if run.trace is not None:
+        plan = run.trace.plan
+        found = boxes(plan, run.trace.spans, shown_ranks(plan.ranks))
+        caption = (
+            f"Step {run.trace.step:,} as measured. Each box is one micro-batch, forward and backward, labelled with "
+            "its ring size and its tokens on that rank (K = 1,024) where they fit. Boxes that touch across rows share "
+            "rings." + some_ranks(found)
+        )
+        timeline = Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
+
+    totals = table(run)
     return Page(
         title=run.config.recipe,
         kind="a ByteScale run",
-        head=facts.head(run),
-        figures=[_loss(run), _timeline(run), _throughput(run)],
-        tables=[Table("The run in numbers", table)] if table else [],
-        warning=facts.warning(run),
+        head=head(run),
+        figures=[losses, timeline, throughput],
+        tables=[Table("Figures of the run", totals)] if totals else [],
+        warning=warning(run),
     )
 
 
-def _loss(run: RunData) -> Figure:
+def head(run: RunData) -> list[Pair]:
+    """The facts at the top of the page: model, ranks, planner, steps and final losses."""
+    config, loss, parameters = run.config, run.column("loss"), run.summary.get("parameters")
+    validated = [line["validation_loss"] for line in run.lines if line.get("validation_loss") is not None]
+    validation = _nats(validated[-1]) if validated else "no step was validated"
+    if validated and not math.isnan(run.bigram_nats):
+        verdict = "below" if validated[-1] < run.bigram_nats else "not below"
+        validation += f", {verdict} the corpus's bigram entropy of {run.bigram_nats:.3f}"
+    pairs = [
+        ("model", config.model.name + (f", {parameters:,} parameters" if parameters is not None else "")),
+        ("ranks", f"{run.trace.plan.ranks if run.trace else Cluster.of(config.cluster).ranks:,}"),
+        ("planner", config.planner.name),
+        ("steps", f"{len(run.lines):,} of {config.run.steps:,}"),
+        ("final training loss", _nats(loss[-1]) if len(loss) else "no step was completed"),
+        ("final validation loss", validation),
+    ]
+    return [*pairs, ("mode", MODES[run.trace.plan.mode])] if run.trace else pairs
+
+
+def table(run: RunData) -> list[Pair]:
+    """Totals and medians over all steps; empty if no step was completed."""
     if not run.lines:
-        return Figure("Loss", "No step has finished, so there is no loss to show.")
-    steps, loss, validation = (run.column(name) for name in ("step", "loss", "validation_loss"))
-    caption = (
-        "The mean loss of each step's tokens; the dashed line is the bigram entropy of the corpus, "
-        "the least that a model could reach which sees only the token before."
-    )
-    return Figure.of("Loss", caption, lambda size: loss_picture(steps, loss, validation, run.bigram_nats, size))
+        return []
+    degree, rate, seconds = run.column("max_degree"), run.column("tokens_per_s"), float(np.nansum(run.column("step_s")))
+    rings, largest = int((degree >= 2).sum()), int(np.nanmax(degree))
+    measured = rate[np.isfinite(rate)]
+
+    def wait(name: str) -> str:
+        waited = float(np.nansum(run.column(name)))
+        return f"{waited:,.2f} s ({waited / seconds:.1%} of step time)" if seconds > 0 else f"{waited:,.2f} s"
+
+    return [
+        ("steps", f"{len(run.lines):,}"),
+        ("tokens", f"{int(np.nansum(run.column('tokens'))):,}"),
+        ("steps with a ring of 2 or more", f"{rings:,} ({rings / len(degree):.0%})"),
+        ("largest ring", f"{largest:,} ranks" if largest > 1 else "none"),
+        ("median throughput", f"{float(np.median(measured)) if len(measured) else math.nan:,.0f} tokens/s"),
+        ("wait for plans", wait("plan_wait_s")),
+        ("wait for data", wait("data_wait_s")),
+    ]
 
 
-def _timeline(run: RunData) -> Figure:
-    trace = run.trace
-    if trace is None:
-        return Figure("Timeline of a step", "The run stopped before it had measured a whole step, so none is shown.")
-    caption = (
-        f"Step {trace.step:,} as it was measured: each box is one micro-batch, forward and backward, with its ring "
-        "size and its rank's tokens (K = 1,024) where they fit, and boxes that touch from row to row share rings."
-    )
-    found = boxes(trace.plan, trace.spans, shown_ranks(trace.plan.ranks))
-    caption += some_ranks(found)
-    return Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
+def warning(run: RunData) -> str | None:
+    """A sentence about steps whose loss is not finite, or None."""
+    bad = np.flatnonzero(~np.isfinite(run.column("loss")))
+    if len(bad) == 0:
+        return None
+    first = run.lines[int(bad[0])]["step"]
+    return f"The loss is not finite in {len(bad):,} of {counted(len(run.lines), 'step')}, first in step {first:,}."
 
 
-def _throughput(run: RunData) -> Figure:
-    if not run.lines:
-        return Figure("Throughput", "No step has finished, so there is no throughput to show.")
-    steps, rate = run.column("step"), run.column("tokens_per_s")
-    caption = "Tokens of each step over its seconds, all ranks together, waits included and validation left out."
-    return Figure.of("Throughput", caption, lambda size: throughput_picture(steps, rate, size))
+def _nats(loss: float) -> str:
+    return f"{loss:.3f} nats per token" if math.isfinite(loss) else "not finite"
+
+
+def write_report(folder: Path) -> Path:
+    """Write RUN/report.html atomically from the contents of the run folder, and return its path.
+
+    Raises ConfigError and StorageError as `read_run` does.
+    """
+    path = RunFolder(folder).report
+    write_durably(path, run_page(read_run(folder)).html().encode())
+    return path

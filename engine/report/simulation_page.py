@@ -1,88 +1,83 @@
-"""The page of a simulation: planners side by side, and a step of each on imagined ranks."""
+"""The page of `simulate`: a comparison of planners, and the timeline of one simulated step of each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from engine.config.schema import Config
 from engine.planner.make import plan_step
-from engine.planner.plan import Ints
 from engine.planner.settings import PlanSettings
-from engine.report.bars import Run, seconds_picture, speedup_picture
 from engine.report.boxes import simulated
+from engine.report.charts import Run, seconds_picture, speedup_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import NAMES, cell, short_tokens, source
+from engine.report.words import MODES, NAMES, cell, hdp_ranks, short_tokens, source
+from engine.units import Ints
 
 _ROWS = 24  # ranks in each of several timelines
 _COLUMNS = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
+_NOTE = (
+    "Bubble: fraction of the step in which a rank neither computes nor waits for transfers. "
+    "MFU: model FLOPs divided by the peak FLOPs of all devices."
+)
 
 
 def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
-    """Return the page of runs; `config` is that of the first sweep point, `lengths` [S] are its first step's.
+    """Build the page of simulated runs.
 
-    That step is planned once more under each planner: a run keeps no plans.
+    `config` is that of the first simulated sweep point, `lengths` [S] are those of its first step. Runs do not contain
+    their plans, so this step is planned again by each planner for the timelines.
     """
-    return Page(
-        title=config.recipe,
-        kind="a ByteScale simulation",
-        head=_head(config, runs),
-        figures=[_speedups(runs), _seconds(runs), *_timelines(config, runs, lengths)],
-        tables=[_table(runs)],
-    )
-
-
-def _head(config: Config, runs: Sequence[Run]) -> list[tuple[str, str]]:
     settings = PlanSettings.of(config)
     steps = int(runs[0]["steps"])
-    pairs = [
+    head = [
         ("model", config.model.name),
-        ("cluster", f"{config.cluster.name}, {settings.mode} mode"),
+        ("cluster", config.cluster.name),
+        ("mode", MODES[settings.mode]),
         ("rates", settings.costs.source),
         ("steps", f"means over {steps:,} steps" if steps > 1 else "one step"),
     ]
-    if "sweep" not in runs[0]:
-        return [
-            *pairs,
-            ("ranks", f"{settings.ranks:,}"),
+    swept = ["sweep"] if "sweep" in runs[0] else []
+    if swept:  # points may differ in ranks, lengths and context, which are columns of the table
+        head += [("sweep", f"{len({run['sweep'] for run in runs}):,} points")]
+    else:
+        head += [
+            ("ranks", hdp_ranks(settings.ranks, config.parallel.tp, config.parallel.pp)),
             ("lengths", source(config)),
             ("context", f"{short_tokens(config.context)} tokens"),
         ]
-    return [*pairs, ("sweep", f"{len({run['sweep'] for run in runs}):,} points")]
 
-
-def _speedups(runs: Sequence[Run]) -> Figure:
-    caption = "How many times faster a step is than with the fixed mesh (static) of the same point, on the same steps."
-    return Figure.of("Speed-up", caption, lambda size: speedup_picture(runs, size))
-
-
-def _seconds(runs: Sequence[Run]) -> Figure:
-    caption = (
-        "What ranks do in a step, in the mean: compute, wait for nothing but transfers, reduce gradients and update "
-        "weights, or wait for other ranks (the bubble)."
+    columns = ["planner", *swept, "ranks", "context", "lengths", *_COLUMNS]
+    rows = [[cell(run, column) for column in columns] for run in runs]
+    speed = "Step time of the fixed mesh (static) divided by that of the planner, for the same steps and sweep point."
+    time = (
+        "How ranks spend a step, on average: they compute, wait for transfers, reduce gradients and update weights, or "
+        "are idle because they wait for other ranks (the bubble)."
     )
-    return Figure.of("Where the time goes", caption, lambda size: seconds_picture(runs, size))
+    return Page(
+        title=config.recipe,
+        kind="a ByteScale simulation",
+        head=head,
+        figures=[
+            Figure.of("Speed-up", speed, partial(speedup_picture, runs)),
+            Figure.of("Where the time goes", time, partial(seconds_picture, runs)),
+            *_timelines(settings, runs, lengths),
+        ],
+        tables=[Table("Figures of the runs", rows, [NAMES.get(name, name) for name in columns], _NOTE)],
+    )
 
 
-def _timelines(config: Config, runs: Sequence[Run], lengths: Ints) -> list[Figure]:
-    """Return the first step under each planner, all on one scale of time."""
-    settings = PlanSettings.of(config)
+def _timelines(settings: PlanSettings, runs: Sequence[Run], lengths: Ints) -> list[Figure]:
+    """Draw the timeline of the first step for each planner, all on the same time scale."""
     names = list(dict.fromkeys(str(run["planner"]) for run in runs))
     found = {name: simulated(plan_step(lengths, settings.by(name)), settings.by(name), _ROWS) for name in names}
     until = max(each.end_s for each in found.values())
     point = f" of {runs[0]['sweep']}" if "sweep" in runs[0] else ""
 
-    def figure(name: str) -> Figure:
-        caption = f"The first step{point} by {name}, on the same scale as the others; hatched ends wait for transfers."
-        each = found[name]
-        draw = lambda size: timeline_picture(each, size, key=f"timeline-{name}", until_s=until)  # noqa: E731
-        return Figure.of(f"Timeline: {name}", caption + some_ranks(each), draw)
-
-    return [figure(name) for name in names]
-
-
-def _table(runs: Sequence[Run]) -> Table:
-    swept = ["sweep"] if "sweep" in runs[0] else []
-    columns = ["planner", *swept, "ranks", "context", "lengths", *_COLUMNS]
-    rows = [[cell(run, column) for column in columns] for run in runs]
-    return Table("The runs in numbers", rows, [NAMES.get(name, name) for name in columns])
+    figures = []
+    for name, each in found.items():
+        caption = f"The first step{point} by {name}; all timelines have the same scale. Hatched: waits for transfers."
+        picture = partial(timeline_picture, each, key=f"timeline-{name}", until_s=until)
+        figures.append(Figure.of(f"Timeline: {name}", caption + some_ranks(each), picture))
+    return figures

@@ -1,4 +1,4 @@
-"""A matplotlib figure as SVG text that sits well in a page: named, scalable, in the page's colours, reproducible."""
+"""Draws a chart with matplotlib as an SVG element for a page: scalable, reproducible, in CSS colours, with alt text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Size:
-    """A width to draw for, in CSS pixels, and its font size: a picture is drawn anew for a phone, not shrunk."""
+    """Width and font size in CSS pixels. Pictures are drawn in two sizes: shrunk text would be hard to read."""
 
     name: str
     width: int
@@ -29,17 +29,17 @@ NARROW = Size("narrow", 400, 12)
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a reader who does not see the picture gets. `key` starts the ids of its elements; unique in the page."""
+class AltText:
+    """Title and description for screen readers. `key`, which must be unique in the page, is the prefix of all ids."""
 
     key: str
     title: str
     description: str
 
 
-# Colours that the page chooses, for light and for dark. matplotlib knows no CSS, so it draws with these stand-ins.
+# The page sets these colours, for light and dark mode. matplotlib cannot use CSS variables: it draws placeholders.
 INK, GRID, QUIET, PAPER = "#010203", "#040506", "#070809", "#0a0b0c"
-FIRST, SECOND = "#0d0e0f", "#101112"  # of curves
+FIRST, SECOND = "#0d0e0f", "#101112"  # colours of curves
 _CSS = {
     INK: "currentColor",
     GRID: "var(--grid, #d9dde3)",
@@ -48,7 +48,7 @@ _CSS = {
     FIRST: "var(--first, #0072b2)",
     SECOND: "var(--second, #d55e00)",
 }
-# Okabe and Ito's colours that stand out from white and from black, for ring sizes; the ink is what is read on each.
+# Colours of ring sizes, by Okabe and Ito: visible on white and on black. The second is the text colour on the first.
 RINGS = (
     ("#0072b2", "white"),
     ("#e69f00", "black"),
@@ -57,12 +57,12 @@ RINGS = (
     ("#56b4e9", "black"),
     ("#d55e00", "black"),
 )
-_LINE = 1.6  # of a font's size: a row of a legend
-_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # they would name the day, and load nothing
+_LINE = 1.6  # height of a row of a legend, relative to the font size
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date would differ between runs
 
 _STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, selected and read aloud
-    "svg.hashsalt": "bytescale",  # ids are random without it
+    "svg.fonttype": "none",  # keep text as text: searchable, selectable, readable by screen readers
+    "svg.hashsalt": "bytescale",  # without it, ids are random
     "figure.constrained_layout.use": True,
     "savefig.transparent": True,
     "text.color": INK,
@@ -83,36 +83,31 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def draw(words: Words, size: Size, height: float, paint: Callable[[Axes], None]) -> str:
-    """Return what `paint` draws on a pair of axes as an `<svg>` element that scales with its place.
+def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], None]) -> str:
+    """Draw a chart and return it as an `<svg>` element that scales to the width of its parent.
 
-    It is `height` pixels high, and a legend's second and further rows beside. The same input gives the same text,
-    whatever the user's own matplotlib settings are.
+    `paint` draws on matplotlib axes. The picture is `height` pixels high, plus any further rows of its legend. The same
+    input gives the same text, whatever the user's matplotlib settings are.
     """
     with style.context(["default", _STYLE | {"font.size": size.font}]):
-        figure = Figure(figsize=(size.width / 72, height / 72), dpi=72)  # so that a point is a pixel
+        figure = Figure(figsize=(size.width / 72, height / 72), dpi=72)  # one point is one pixel
         axes = figure.add_subplot()
         paint(axes)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            rows = _legend_rows(labels, size)
+            entry = size.font * (0.56 * max(map(len, labels)) + 4.5)  # width of the letters and of the symbol
+            rows = math.ceil(len(labels) / max(1, int(size.width / entry)))
             columns = math.ceil(len(labels) / rows)
             figure.legend(handles, labels, loc="outside upper left", ncols=columns)
             figure.set_figheight((height + (rows - 1) * _LINE * size.font) / 72)
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
-    return _for_page(buffer.getvalue(), f"{words.key}-{size.name}", words)
 
-
-def _legend_rows(labels: list[str], size: Size) -> int:
-    """Return in how many rows a legend fits the picture."""
-    entry = size.font * (0.56 * max(map(len, labels)) + 4.5)  # a letter's width, and the sign before the text
-    return math.ceil(len(labels) / max(1, int(size.width / entry)))
-
-
-def _for_page(svg: str, name: str, words: Words) -> str:
-    """Return the element alone: no XML head, no fixed size, ids that no other picture has, colours of the page."""
-    _, view_box, body = _parts(svg)
+    # matplotlib writes a whole file. The page needs the element only, with unique ids and with colours from CSS.
+    svg, name = buffer.getvalue(), f"{alt.key}-{size.name}"
+    match = re.search(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", svg)
+    assert match is not None, "matplotlib always writes a view box"
+    view_box, body = match[1], svg[match.end() :]
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(url\(|href=")#', rf"\1#{name}-", body)
     for stand_in, css in _CSS.items():
@@ -120,13 +115,6 @@ def _for_page(svg: str, name: str, words: Words) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view_box} '
         f'role="img" aria-labelledby="{name}-title {name}-description">\n'
-        f'<title id="{name}-title">{escape(words.title)}</title>\n'
-        f'<desc id="{name}-description">{escape(words.description)}</desc>{body}'
+        f'<title id="{name}-title">{escape(alt.title)}</title>\n'
+        f'<desc id="{name}-description">{escape(alt.description)}</desc>{body}'
     )
-
-
-def _parts(svg: str) -> tuple[str, str, str]:
-    """Return what precedes the `<svg>` tag, the tag's view box, and all that follows the tag."""
-    match = re.search(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", svg)
-    assert match is not None, "matplotlib always writes a view box"
-    return svg[: match.start()], match[1], svg[match.end() :]

@@ -1,4 +1,4 @@
-"""Numbers as a page writes them, and what several pages say of a config."""
+"""Text that pages and commands share: formatted numbers, labels, explanations of terms, and facts of a config."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.config.units import counted
-from engine.planner.estimate import Estimate
-from engine.planner.plan import StepPlan
+from engine.fit.estimate import Estimate
+from engine.planner.plan.step_plan import StepPlan
 
 Pair = tuple[str, str]  # a name and its value, as text
 Triple = tuple[str, str, str]
 
 
 def short_tokens(tokens: float) -> str:
-    """Return a number of tokens in a few letters: 640, 1.5K, 2M (K = 1024)."""
+    """Format a number of tokens in a few letters: 640, 1.5K, 2M (K = 1,024)."""
     for unit, letter in ((1024**2, "M"), (1024, "K")):
         if tokens >= unit:
             return f"{tokens / unit:.1f}".removesuffix(".0") + letter
@@ -23,26 +23,26 @@ def short_tokens(tokens: float) -> str:
 
 
 def short_seconds(seconds: float) -> str:
-    """Return a time in three digits and a unit: 1.25 s, 340 ms, 18 us; whole seconds from 1,000 on."""
+    """Format a time with three digits and a unit: 1.25 s, 340 ms, 18 µs; whole seconds from 1,000 on."""
     for unit, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= unit or name == "µs":
             value = seconds / unit
             return f"{value:,.0f} {name}" if value >= 1000 else f"{value:.3g} {name}"
-    raise AssertionError("the last unit takes all")
+    raise AssertionError("the last unit applies to every time")
 
 
 def number(value: str | int | float) -> str:
-    """Return a number with separators, three digits behind the point if it is small and no whole one; text as it is."""
+    """Format a number with thousands separators; floats below 1,000 get three decimals. Returns text unchanged."""
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
     return value if isinstance(value, str) else f"{value:,}"
 
 
-# Facts whose names in JSON do not read well, or lack a unit.
+# Labels of facts whose JSON keys do not read well, or lack a unit.
 NAMES = {
     "max_degree": "largest ring (ranks)",
     "micro_batches": "micro-batches",
-    "offloaded_micro_batches": "of them with offload",
+    "offloaded_micro_batches": "micro-batches with offload",
     "max_peers": "most peers of a rank",
     "makespan_s": "makespan (s)",
     "lower_bound_s": "lower bound (s)",
@@ -55,10 +55,21 @@ NAMES = {
     "exposed_comm_s": "waits for transfers (s)",
     "mfu": "MFU",
 }
+MAKESPAN = "Makespan: the time until the last rank finishes its micro-batches."
+BALANCE = (
+    "Balance: mean useful work of a rank, at the speed of unsplit sequences, divided by the makespan; 1 is perfect."
+)
+BOUND = "Lower bound: no plan of this step has a shorter makespan."
+# Values of planner.mode. HDP ranks are explained by `hdp_ranks`.
+MODES = {
+    "free": "free: ranks wait for each other only in their rings and at the end of a step (ZeRO-1)",
+    "lockstep": "lockstep: all ranks wait for each other at every micro-batch, where ZeRO-2 and ZeRO-3 communicate",
+    "pipeline": "pipeline: each rank is a pipeline of stages, through which its micro-batches pass in order (1F1B)",
+}
 
 
 def cell(facts: Mapping[str, Any], name: str) -> str:
-    """Return a fact as its table has it, in the unit that NAMES says."""
+    """Format the fact `name` of a plan or a run, in the unit of its label in NAMES."""
     return number(facts[name] / 2**30 if name == "ring_bytes" else facts[name])
 
 
@@ -70,40 +81,40 @@ MEMORY = {
     "working_set": "working set",
     "logits": "loss",
     "ring_buffers": "ring buffers",
-    "gather_buffers": "ZeRO's buffers",
-    "context": "runtime",
-    "fragmentation": "gaps",
+    "gather_buffers": "ZeRO buffers",
+    "context": "CUDA context or process",
+    "fragmentation": "fragmentation",
 }
 
 
 def memory_parts(found: Estimate) -> dict[str, int]:
-    """Return the bytes of a device by name, activations and what is beside the tensors in their parts."""
+    """Return the bytes on a device by label of MEMORY.
+
+    The items `activations` and `other` of the estimate are split into their parts.
+    """
     parts = found.items | {"saved": found.items["activations"] - found.working_set, **vars(found)}
     return {name: parts[key] for key, name in MEMORY.items()}
 
 
 def memory_unit(peak: int) -> tuple[str, int]:
-    """Return the unit that an estimate is written in, and its bytes: one that shows the parts of a tiny model too.
-
-    The runtime of a GPU alone takes two GiB.
-    """
+    """Return the name and the bytes of the unit to show an estimate in: GiB from a peak of 4 GiB on, else MiB."""
     return ("GiB", 2**30) if peak >= 4 * 2**30 else ("MiB", 2**20)
 
 
 def memory_rows(found: Estimate) -> list[Triple]:
-    """Return rows of a name, its size in the unit of the estimate and its share of the device.
+    """Return rows (label, size, percentage) of the device, then of its host; sizes are in the unit of `memory_unit`.
 
-    The last ones are the sum and the host.
+    Percentages are of the total memory of the device or the host; empty if that is 0.
     """
     _, unit = memory_unit(found.peak)
-    rows = [*memory_parts(found).items(), ("peak", found.peak), ("of a device's", found.device_total)]
-    on_host = [("on the host", found.host, found.host_total), ("of a rank's share", found.host_total, found.host_total)]
-    told = [(name, size, found.device_total) for name, size in rows] + on_host
-    return [(name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "") for name, size, of in told]
+    rows = [*memory_parts(found).items(), ("peak", found.peak), ("device total", found.device_total)]
+    device = [(name, size, found.device_total) for name, size in rows]
+    host = [("on the host", found.host, found.host_total), ("host total", found.host_total, found.host_total)]
+    return [(name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "") for name, size, of in device + host]
 
 
 def source(config: Config) -> str:
-    """Return where the lengths come from, as people say it."""
+    """The override that sets the source of lengths, such as `lengths=github`."""
     lengths = config.lengths
     if lengths.name == "data":
         return f"data.path={config.data.path}"
@@ -111,19 +122,20 @@ def source(config: Config) -> str:
 
 
 def hdp_ranks(ranks: int, tp: int, pp: int) -> str:
-    """Return a number of HDP ranks as people say it, with their devices where they have several."""
+    """Format a number of HDP ranks, with the devices per rank if there are several."""
     if tp * pp == 1:
         return counted(ranks, "rank")
     return f"{counted(ranks, 'HDP rank')} of {tp * pp} devices (tp {tp} x pp {pp})"
 
 
 def machine(config: Config, plan: StepPlan, rates: str) -> list[Pair]:
-    """Return the model, the ranks and the lengths that a plan was made for; `rates` are the cost model's."""
-    stages = f", each a pipeline of {plan.stages}" if plan.stages > 1 else ""
+    """The head of a plan's page: model, ranks and lengths. `rates` is the source of the cost model's rates."""
+    parallel = config.parallel
     return [
         ("model", config.model.name),
         ("planner", plan.planner),
-        ("ranks", f"{plan.ranks:,} of cluster={config.cluster.name}{stages}, {plan.mode} mode"),
+        ("ranks", f"{hdp_ranks(plan.ranks, parallel.tp, parallel.pp)}, cluster={config.cluster.name}"),
+        ("mode", MODES[plan.mode]),
         ("rates", rates),
         ("lengths", source(config)),
         ("context", f"{short_tokens(config.context)} tokens"),

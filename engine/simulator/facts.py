@@ -1,52 +1,56 @@
-"""What a plan amounts to, in the numbers that people compare plans by."""
+"""Figures of a plan and of its simulated step, as shown to users: time, balance, bytes, memory."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.planner import loads
-from engine.planner.durations import crossing
-from engine.planner.plan import StepPlan
-from engine.planner.problem import problem_of
+from engine.planner.adaptive.workload import workload_of
+from engine.planner.plan import loads
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import crossing
 from engine.simulator.timeline import Timeline, simulate, useful
 
 Facts = dict[str, str | int | float]
 
 
 def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
-    """Return the facts of a verified plan. The lower bound is that of docs/design.md; ring bytes are of all ranks.
+    """Return the figures of a verified plan.
 
-    `least_ranks` hold the longest sequence, `ring_ranks` are the members of all rings.
+    `lower_bound_s` is the lower bound of docs/planner.md, and `least_ranks` the smallest ring degree at which the
+    longest sequence fits, with offload if it is on. `ring_ranks` is the sum of the degrees of all rings of two ranks or
+    more, and `ring_bytes` the bytes that all ranks send in rings.
     """
     makespan = simulate(plan, settings).makespan
-    problem = problem_of(plan.lengths, settings)
+    workload = workload_of(plan.lengths, settings)
+    tokens = int(plan.lengths.sum())
+    stay = settings.costs.resident(loads.micro_tokens(plan), plan.offload)  # tokens whose activations are not offloaded
     return {
         "planner": plan.planner,
         "ranks": plan.ranks,
         "sequences": plan.sequences,
-        "tokens": int(plan.lengths.sum()),
+        "tokens": tokens,
         "micro_batches": plan.micro_batches,
         "max_degree": int(plan.degrees.max()),
-        "least_ranks": int(problem.floors[0]),
+        "least_ranks": int(workload.least_degrees[0]),
         "ring_ranks": int(plan.degrees[plan.degrees > 1].sum()),
-        "max_peers": max_peers(plan),
+        "max_peers": int(loads.peers(plan).max()),
         "makespan_s": settings.costs.seconds(makespan),
-        "lower_bound_s": settings.costs.seconds(problem.bound / plan.stages),
+        "lower_bound_s": settings.costs.seconds(workload.bound / plan.stages),
         "balance": useful(plan.lengths, settings) / makespan,
         "ring_bytes": sum(ring_bytes(plan, settings)),
         "offloaded_micro_batches": int((plan.offload > 0).sum()),
-        "offloaded_share": offloaded_share(plan, settings),
+        "offloaded_share": 1.0 - int(stay.sum()) / tokens,
         "host_bytes": host_bytes(plan, settings),
     }
 
 
 def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts:
-    """Return what a simulated step amounts to: seconds, tokens a second, shares, bytes by link, memory.
+    """Return the figures of a simulated step: time, throughput, ring bytes by link, memory.
 
-    `compute_s` and `exposed_comm_s` are means over ranks; the bubble is the share of the step in which a rank does
-    neither. MFU counts model FLOPs over the peak of all devices.
+    `compute_s` and `exposed_comm_s` are means over ranks and their stages; `bubble` is the mean fraction of the step in
+    which a rank is idle. `mfu` is the model FLOPs of the step divided by those of all devices at their peak rate.
     """
     costs = settings.costs
     step = timeline.makespan + costs.step
@@ -69,28 +73,18 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
     }
 
 
-def max_peers(plan: StepPlan) -> int:
-    """Return the largest number of ranks that one rank sends to or receives from: its neighbours in all its rings."""
-    return int(loads.peers(plan).max())
-
-
 def host_bytes(plan: StepPlan, settings: PlanSettings) -> int:
-    """Return the most bytes that a device has on the host at once: model states, and what a micro-batch offloads."""
+    """Return the most bytes that a rank keeps on the host at once: model states and offloaded activations."""
     costs = settings.costs
     return costs.host_fixed_bytes + int(costs.host_bytes(loads.micro_tokens(plan), plan.offload).max())
 
 
-def offloaded_share(plan: StepPlan, settings: PlanSettings) -> float:
-    """Return which share of all saved activations goes to the host."""
-    tokens = loads.micro_tokens(plan)
-    return 1.0 - int(settings.costs.resident(tokens, plan.offload).sum()) / int(tokens.sum())
-
-
 def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
-    """Return the bytes that rings send inside nodes and between them in a step, all layers and passes (schedule.py).
+    """Return the bytes that all rings send in a step, all layers and passes: (inside nodes, between nodes).
 
-    The hop to a member carries the K,V of all tokens but its own in each pass that runs the ring forward, and the dK,dV
-    of all tokens. So a token's K,V makes D - 1 hops, and its dK,dV makes D. Experts' counts make D - 1 of a shard.
+    In a ring of degree D, the K,V of a token make D - 1 hops in each pass that runs the ring forward, its dK,dV make D
+    hops, and the expert counts of a shard make D - 1. So each member receives the K,V of all tokens except its own, and
+    the dK,dV of all tokens.
     """
     ring, leaves = plan.degrees[plan.shard_sequence] > 1, crossing(plan, settings.cluster) == 1
     return _sent(plan, settings, ring & ~leaves), _sent(plan, settings, ring & leaves)
@@ -103,11 +97,11 @@ def rank_ring_bytes(plan: StepPlan, settings: PlanSettings) -> list[int]:
 
 
 def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> int:
-    """Return the bytes of some hops, [K]: a hop is from a shard's rank to the next of its ring."""
+    """Return the bytes of the selected hops, [K]: hop k leads from the rank of shard k to the next one in its ring."""
     costs = settings.costs
     tokens = plan.lengths[plan.shard_sequence]
-    others = tokens - loads.shard_loads(plan)[0][loads.next_shards(plan)]
-    # Tokens are summed first: bytes of one hop, times hops, pass 2^63 at 16,384 ranks and 2M tokens.
+    others = tokens - loads.shard_loads(plan)[0][plan.next_shard]
+    # Tokens are summed before they become Python integers: bytes exceed 2^63 at 16,384 ranks and 2M tokens.
     kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
     counts = int((plan.degrees[plan.shard_sequence][hops] - 1).sum()) * costs.counts_bytes
     return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes + counts

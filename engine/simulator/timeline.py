@@ -1,6 +1,6 @@
-"""A plan on imagined ranks: when each micro-batch runs, what it waits for, and what that makes of the step.
+"""Simulate a plan: when each micro-batch runs, and how much of the step is compute and exposed communication.
 
-Times are nanoseconds from the start of the step. The order is that of the real thing (planner/timing.py).
+The order of execution is the real one (planner/time/makespan.py). Times are nanoseconds from the start of the step.
 """
 
 from __future__ import annotations
@@ -9,30 +9,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.planner.durations import gang_times
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
-from engine.planner.timing import timing
+from engine.planner.time.durations import gang_times
+from engine.planner.time.makespan import timing
+from engine.units import Ints
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One row for each micro-batch, idle ones included; in a pipeline from its first stage's start to its end there."""
+    """A simulated step. Arrays have one entry per micro-batch, idle ones included.
+
+    In a pipeline, start and stop are those on the first stage.
+    """
 
     rank: Ints  # [M]
-    start: Ints  # [M]
-    stop: Ints  # [M]
-    micro_batch: Ints  # [M] the plan's number of it
-    makespan: int  # when the last rank is done with its micro-batches
-    compute: float  # mean over ranks, and their stages, of what they compute
-    exposed: float  # mean of what they wait for transfers alone
+    start: Ints  # [M] ns
+    stop: Ints  # [M] ns
+    micro_batch: Ints  # [M] its number in the plan
+    makespan: int  # ns until the last rank has finished its micro-batches
+    compute: float  # ns of computing, mean over ranks and their stages
+    exposed: float  # ns of only waiting for transfers, mean over the same
 
 
 def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
-    """Return when each micro-batch of a verified plan runs."""
+    """Compute when each micro-batch of a verified plan runs on modelled ranks."""
     gangs = gang_times(plan, settings.costs, settings.cluster)
     start, stop, makespan = timing(plan, gangs, settings.costs.slot)
-    devices = plan.ranks * plan.stages  # each stage computes and waits for its part of the layers
+    devices = plan.ranks * plan.stages  # each stage computes its part of the layers
     exposed = float(gangs.exposed[plan.gang].sum()) / devices
     compute = float(gangs.compute.sum()) / devices
     whole_start, whole_stop = (np.rint(times).astype(np.int64) for times in (start, stop))
@@ -41,11 +45,15 @@ def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
 
 
 def balance(plan: StepPlan, settings: PlanSettings) -> float:
-    """Return the mean over ranks of useful work, at the rate of uncut sequences, over the makespan; 1 is perfect."""
+    """Balance of a plan: the mean useful work of a rank divided by the makespan; 1 is perfect."""
     return useful(plan.lengths, settings) / simulate(plan, settings).makespan
 
 
 def useful(lengths: Ints, settings: PlanSettings) -> float:
-    """Return the mean work of a rank, ns: all sequences, uncut, over the speed of all ranks and their stages."""
+    """Return the mean useful work of a rank, in ns.
+
+    This is the time of all sequences if unsplit, divided by the total speed of all ranks (1 is full speed) and by the
+    number of stages.
+    """
     work = int(settings.costs.sequence(lengths).sum())
     return work / (int(settings.cluster.speed.sum()) / 100) / settings.stages

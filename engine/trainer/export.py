@@ -1,9 +1,9 @@
-"""From a checkpoint to Hugging Face's form, in one process."""
+"""Exports a checkpoint as Hugging Face weights, in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from engine.config.schema import Config
 from engine.data.tokenizer import BOS, EOS
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError
-from engine.trainer import checkpoint as checkpoints
-from engine.trainer.folder import RunFolder
-from engine.trainer.lineage import check_lineage
-from engine.trainer.saved import verified
+from engine.run import checkpoints
+from engine.run.compatibility import check_compatible
+from engine.run.folder import RunFolder
+from engine.run.saved import verified
 from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
@@ -29,16 +29,23 @@ from engine.zero.states import Weights, master_weights, model_weights
 def export_weights(
     source: Path, out: Path, dtype: str | None, shard_bytes: int, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Write a checkpoint, or the newest whole one of a run, as safetensors and config.json; return what was written.
+    """Write a checkpoint to the new folder `out` as safetensors files and config.json, in Hugging Face's format.
 
-    `dtype` is bf16 or fp32; None is the run's. fp32 of a bf16 run are its masters. `left_out` names what the model
-    holds and their form has no place for. Raises CheckpointError if there is no whole checkpoint, ConfigError if `out`
-    is there already.
+    `source` is a checkpoint, or a run, whose newest intact checkpoint is used. `dtype` is bf16 or fp32; None keeps the
+    dtype of the run. fp32 exports the master weights of a bf16 run. Each file contains at most `shard_bytes`, or one
+    larger tensor. `say` gets warnings about damaged checkpoints. Returns a summary for the user; its `left_out` lists
+    tensors of the model that Hugging Face's format does not have. Raises CheckpointError if there is no intact
+    checkpoint, ConfigError if `out` exists.
     """
-    with new_folder(out) as draft:  # first of all: a target that is refused must not cost the reading of a checkpoint
+    with new_folder(out) as draft:  # first, because checking the checkpoint takes minutes
         folder = verified(source, say)
         state = checkpoints.read_state(folder)
-        config = _config_of(folder, state)
+        run = RunFolder(folder.absolute().parent.parent)
+        if not run.resolved.exists():
+            hint = "name a checkpoint inside its run folder: RUN/checkpoints/step-..."
+            raise CheckpointError(f"its run has no {run.resolved.name}", key=str(folder), hint=hint)
+        config = read_resolved(run.resolved)
+        check_compatible(folder, state, config, state.ranks)
         dtype = dtype or config.dtype
         held = model_weights(folder)
         weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
@@ -56,37 +63,19 @@ def export_weights(
     }
 
 
-def _config_of(folder: Path, state: checkpoints.TrainState) -> Config:
-    """Return the config of the run that a checkpoint lies in; its own record of the model must agree."""
-    run = RunFolder(folder.absolute().parent.parent)
-    if not run.resolved.exists():
-        hint = "name a checkpoint inside its run folder: RUN/checkpoints/step-..."
-        raise CheckpointError(f"there is no {run.resolved.name} of its run", key=str(folder), hint=hint)
-    config = read_resolved(run.resolved)
-    check_lineage(folder, state, config, state.ranks)
-    return config
-
-
-@dataclass(frozen=True)
-class _Part:
-    """How one of their tensors is read: a parameter of ours, or an expert's entry of a stacked one."""
-
-    weights: Weights
-    ours: str
-    expert: int | None
-    dtype: torch.dtype
-
-    def __call__(self) -> Tensor:
-        whole = self.weights[self.ours]()
-        if self.expert is None:
-            return whole.to(self.dtype).contiguous()
-        return whole[self.expert].to(self.dtype, copy=True)  # no view: it would keep all experts in memory
-
-
 def _entries(weights: Weights, config: Config, dtype: torch.dtype) -> list[Entry]:
+    """Return the tensors to write, with Hugging Face's names. Stacked experts become one tensor per expert."""
+
+    def read(ours: str, expert: int | None) -> Tensor:
+        """Read our tensor `ours`, or only its slice of one expert, in the dtype of the export."""
+        tensor = weights[ours]()
+        if expert is None:
+            return tensor.to(dtype).contiguous()
+        return tensor[expert].to(dtype, copy=True)  # a view would keep all experts in memory
+
     sizes = {name: torch.Size(size).numel() * dtype.itemsize for name, size in expected_shapes(config).items()}
     return [
-        Entry(theirs, sizes[theirs], _Part(weights, ours, expert if len(names) > 1 else None, dtype))
+        Entry(theirs, sizes[theirs], partial(read, ours, expert if len(names) > 1 else None))
         for ours, names in tensor_names(config.model).items()
         for expert, theirs in enumerate(names)
     ]

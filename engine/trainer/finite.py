@@ -1,4 +1,4 @@
-"""A run whose numbers are no longer finite ends, and its last checkpoint stays the last good one."""
+"""Ends a run whose loss or gradients are not finite, before it can save a useless checkpoint."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import math
 from pathlib import Path
 
 from engine.errors import BytescaleError, ExitCode
-from engine.trainer.checkpoint import newest_first
+from engine.run.checkpoints import newest_first
 
 
 class DivergedError(BytescaleError):
-    """The loss or the gradients are not finite: to go on, or to try the same again, would only hide it."""
+    """The loss or the gradient norm is not finite. The run is not retried, because it would diverge again."""
 
     code = ExitCode.USAGE
 
 
 def check_finite(step: int, checkpoints: Path, **values: float) -> None:
-    """Raise DivergedError, with all `values` of the step, unless they are finite. All ranks must pass the same."""
+    """Raise DivergedError unless all `values` of a step are finite. All ranks must pass the same values.
+
+    `checkpoints` is the run's folder of checkpoints; the hint names the newest one.
+    """
     if all(math.isfinite(value) for value in values.values()):
         return
-    told = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
     kept = newest_first(checkpoints)
-    way = f"and go on in another run.out with --resume {kept[0]}" if kept else "and start again in another run.out"
-    raise DivergedError(f"training diverged at step {step}: {told}", key="optimizer.lr", hint=f"lower it, {way}")
+    action = f"resume into a new folder: run.out=NEW --resume {kept[0]}" if kept else "start again: run.out=NEW"
+    raise DivergedError(f"training diverged at step {step}: {shown}", key="optimizer.lr", hint=f"lower it and {action}")

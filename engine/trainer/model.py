@@ -1,4 +1,4 @@
-"""The model of a run on one rank: made, drawn or loaded, and put on its device."""
+"""Builds the objects that a rank trains with: the model on its device, the ZeRO engine, and activation offload."""
 
 from __future__ import annotations
 
@@ -7,55 +7,85 @@ from pathlib import Path
 
 import torch
 
+from engine.attention.comm import RingComm
+from engine.attention.kernels.choice import choose
 from engine.config.schema import Config
 from engine.cost.activations import layers_bytes
-from engine.cost.model import PPM
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
-from engine.memory.arena import Arena
-from engine.memory.offload import GAPS, Offload
-from engine.models.build import build_model
-from engine.models.fuse import fuse
-from engine.models.llama.model import Llama
-from engine.planner.loads import micro_tokens
-from engine.planner.plan import StepPlan
+from engine.models.build import Transformer, build_model
+from engine.models.common.initialise import initialise
+from engine.models.parallelize import parallelize
+from engine.offload.arena import Arena
+from engine.offload.offload import GAPS, Offload
+from engine.parallel.groups import Groups
+from engine.planner.plan.loads import micro_tokens
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext
+from engine.units import PPM
 from engine.weights.load import load_weights
-from engine.zero.shards import sharded, whole
+from engine.zero.engine import ZeroEngine
+from engine.zero.shards import gathered, sharded
 
 
-def make_model(config: Config, device: torch.device, weights: str | None = None) -> Llama:
-    """Return a config's model with the weights of the Hugging Face folder `weights`, or drawn; all ranks call it."""
-    dtype = DTYPES[config.dtype]
+def build(
+    config: Config, groups: Groups, settings: PlanSettings, weights: str | None = None
+) -> tuple[Transformer, ZeroEngine, RankContext]:
+    """Build the model, its ZeRO engine, and the context of its micro-batches. All ranks must call it.
+
+    `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
+    """
+    kernel = choose(groups.device, DTYPES[config.dtype], config.model.head_dim)
+    offload = make_offload(config, groups.device, settings.host_memory) if settings.offload else None
+    model = make_model(config, groups.device, weights, offload)
+    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+    context = RankContext(groups.hdp_rank, groups.device, RingComm(groups.rings), kernel, offload)
+    return model, engine, context
+
+
+def make_model(
+    config: Config, device: torch.device, weights: str | None = None, offload: Offload | None = None
+) -> Transformer:
+    """Create the model of a config on a device, with recompute, tiles, offload and compiled operations applied.
+
+    All ranks must call it. Weights are loaded from the Hugging Face folder `weights`, or initialised from the run's
+    seed if it is None.
+    """
     with sharded(config):
         model = build_model(config)
     if weights is None:
-        model.initialise(config.run.seed, whole)
+        initialise(model, config.run.seed, gathered)
     else:
-        load_weights(model.to(dtype), config.model, Path(weights), whole)
+        load_weights(model.to(DTYPES[config.dtype]), config.model, Path(weights), gathered)
     model.to(device)
-    fuse(model, device, dtype, config.compile)
+    parallelize(model, config, device, offload)
     return model
 
 
-def room_for(plan: StepPlan, rank: int, offload: Offload) -> Problem | None:
-    """Let the host have the room that a rank's part of a step takes there; return why not, if it does not give it."""
-    mine = slice(plan.micro_start[rank], plan.micro_start[rank + 1])
+def make_offload(config: Config, device: torch.device, host_bytes: int) -> Offload:
+    """Create the activation offload of a rank. Plans offload at most `host_bytes` in a micro-batch.
+
+    The limit of the host arena is larger by the padding that aligns tensors, which plans do not count. Without it, the
+    last tensors of a micro-batch that offloads all of `host_bytes` would stay on the device.
+    """
+    layers = config.model.layers
+    saved = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers
+    return Offload(layers, device, Arena(device, host_bytes + layers * GAPS), saved)
+
+
+def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload) -> Problem | None:
+    """Allocate a rank's host memory, as much as the micro-batch that offloads the most needs.
+
+    Returns the problem if the allocation fails, else None.
+    """
+    mine = slice(plan.micro_start[hdp_rank], plan.micro_start[hdp_rank + 1])
     loads = zip(plan.offload[mine].tolist(), micro_tokens(plan)[mine].tolist(), strict=True)
     ratio, tokens = max(loads, key=lambda load: load[0] * load[1])
     try:
         offload.make_room(ratio / PPM, tokens)
     except MemoryFitError as error:
         problem = error.problems[0]
-        return replace(problem, message=f"rank {rank}: {problem.message}")
+        return replace(problem, message=f"rank {hdp_rank}: {problem.message}")
     return None
-
-
-def make_offload(config: Config, device: torch.device, room: int) -> Offload:
-    """Return where a config's activations wait that plans send to the host: in `room` bytes of it, and small gaps.
-
-    The launcher has looked that the host has them (engine/launch/host_memory.py). Plans know no gaps, so without them a
-    plan that fills the room would leave its last tensors on the device.
-    """
-    layers = config.model.layers
-    kept = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers
-    return Offload(layers, device, Arena(device, room + layers * GAPS), kept)

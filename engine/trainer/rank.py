@@ -1,13 +1,15 @@
-"""One rank's process: joins the groups, trains, and says why it ended.
+"""The process of one rank: joins the process groups, trains, and reports an error.
 
-The exit code is the error's own; the cause goes to `RUN/logs/rank-N.error.json`, where the launcher looks for it. A
-rank lives as long as its launcher: its standard input is a pipe that the launcher holds. A byte there asks the rank to
-stop, through ssh too and from the rank's first moment on; when the pipe closes, the rank ends at once.
+After an error, the exit code is the kind of error, and the cause is written to `RUN/logs/rank-N.error.json`, which the
+launcher reads. The standard input of a rank is a pipe from the launcher. A byte in it asks the rank to stop, which also
+works through ssh and before Python handles signals. When the pipe closes, the launcher is gone and the rank exits
+immediately.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import threading
@@ -19,48 +21,66 @@ from functools import partial
 from pathlib import Path
 
 from engine.errors import BytescaleError, ExitCode, Problem
-from engine.trainer.folder import RunFolder, write_json
+from engine.files import write_json
+from engine.run.folder import RunFolder
 
 
 def main(arguments: list[str]) -> int:
-    """Run `python -m engine.trainer RUN [CHECKPOINT]`; return the exit code."""
+    """Train as one rank, with the command-line arguments RUN [CHECKPOINT]. Returns the exit code."""
     folder = RunFolder(Path(arguments[0]))
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
 
     def work(stop: Callable[[], bool]) -> int:
-        from engine.trainer.loop import train
+        # Imported here, so that the rank already listens to its launcher, and a failed import is reported.
+        from engine.config.load import read_resolved
+        from engine.parallel.groups import join_groups
+        from engine.trainer.loop import Trainer
 
-        return train(folder, checkpoint, stop)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+        config = read_resolved(folder.resolved)
+        trainer = Trainer(folder, config, join_groups(config), config.run.weights if checkpoint is None else None)
+        trainer.begin(checkpoint)
+        code = trainer.run(stop)
+        trainer.close()  # not after an error: it would wait for ranks that may be gone, and delay the report
+        return code
 
     return run_rank(folder, work)
 
 
 def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int], saves: bool = True) -> int:
-    """Run `work` as the rank that the launcher's environment names, and return its exit code.
+    """Run `work` as the rank RANK of the environment. Returns its exit code, or that of the error it raised.
 
-    `work` gets a function that says whether the rank was asked to stop; one that saves nothing is ended then.
+    An error is also written to the run folder. `work` gets a function that returns whether the rank was asked to stop.
+    If `saves` is false, `work` saves nothing, and the process exits immediately when it is asked to stop.
     """
     rank = int(os.environ["RANK"])
     stop = threading.Event()
     ask = stop.set if saves else partial(os._exit, ExitCode.PREEMPTED)
-    threading.Thread(target=_heed_launcher, args=(ask,), daemon=True).start()
+
+    def listen() -> None:
+        while os.read(0, 4096):  # not sys.stdin: its lock would still be held when Python shuts down
+            ask()
+        os._exit(ExitCode.BUG)
+
+    threading.Thread(target=listen, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: ask())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides what Ctrl-C means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     try:
         return work(stop.is_set)
     except BaseException as error:
         code, problem = explain(error)
         cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}
         failed_at = time.time()
+        # If the disk is full, both may fail; the exit code still reports the kind of error.
         with suppress(OSError):
             traceback.print_exc()
-        with suppress(OSError):  # on a full disk there is no room for the reason either; the exit code tells it
+        with suppress(OSError):
             write_json(folder.error(rank), cause | {"time": failed_at})
         return int(code)
 
 
 def explain(error: BaseException) -> tuple[ExitCode, Problem]:
-    """Return the exit code and the cause of an error in one sentence."""
+    """Return the exit code for an error, and its cause in one sentence."""
     if isinstance(error, BytescaleError):
         return error.code, error.problems[0]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
@@ -68,12 +88,6 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
     if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
         return ExitCode.STORAGE, Problem("storage failed while a checkpoint was written")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return ExitCode.MEMORY, Problem("out of memory", "capacity", "a smaller capacity needs less")
+        return ExitCode.MEMORY, Problem("out of memory", "capacity", "set a smaller capacity")
     text = str(error).strip().splitlines()
     return ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}")
-
-
-def _heed_launcher(ask: Callable[[], None]) -> None:
-    while os.read(0, 4096):  # not sys.stdin: its lock would still be held when Python shuts down
-        ask()
-    os._exit(ExitCode.BUG)

@@ -1,82 +1,183 @@
-"""One step on one rank: the micro-batches that the plan gives it, in the plan's order, and nothing else."""
+"""One training step on one rank: runs its micro-batches, forward and backward, in the order of the plan.
+
+Note: [host synchronisation]. The host never waits for the device during a step: slices are copied ahead on a separate
+stream, losses are added on the device, and times are device events. The caller reads losses and times after the update.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.attention.comm import RingComm
+from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
-from engine.attention.meeting import Meeting
 from engine.data.slices import Slices
-from engine.memory.offload import Offload
-from engine.planner.plan import MicroBatch, StepPlan
+from engine.offload.offload import Offload
+from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
-Forward = Callable[[Tensor, Tensor, Meeting, Tensor], Tensor]  # tokens, positions, meeting, labels -> summed loss
+# (tokens, positions, labels, attention) -> summed loss
+Forward = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]
 Slicer = Callable[[MicroBatch], Slices]
+Mark = torch.cuda.Event | float  # a point in time: a CUDA event, or seconds on a CPU
 
 
 @dataclass(frozen=True)
 class RankContext:
-    """What every micro-batch of a rank needs: where it runs, how it talks to its rings, which kernel attends, and where
-    activations wait that the plan sends to the host; None where no plan does."""
+    """What every micro-batch of a rank needs besides the model; fixed for the whole run.
 
-    rank: int
+    `offload` is None if activations are never offloaded.
+    """
+
+    hdp_rank: int
     device: torch.device
     comm: RingComm
     kernel: Kernel
     offload: Offload | None = None
 
 
+class Inputs(NamedTuple):
+    """The slices of a micro-batch (data/slices.py) on the device, int64 [T] each."""
+
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+
+
 @dataclass
 class StepTimes:
-    """What a step took on this rank: seconds of reading, and the spans (micro-batch, start, stop) from its start."""
+    """The times of a step on this rank. `marks` contains each micro-batch's number in the plan, start and end."""
 
-    data_wait_s: float = 0.0
-    spans: list[tuple[int, float, float]] = field(default_factory=list)
+    began: Mark
+    data_wait_s: float = 0.0  # time that the host waited for slices to be read
+    marks: list[tuple[int, Mark, Mark]] = field(default_factory=list)
 
-
-def micro_batch_loss(forward: Forward, micro: MicroBatch, slices: Slices, context: RankContext) -> Tensor:
-    """Return the summed loss of a rank's part of a micro-batch; an idle one gives a connected zero."""
-    shards = layout(micro) if micro.shards else idle(len(slices.tokens))
-    meeting = Meeting(shards, context.comm, context.kernel)
-    tokens, labels, positions = (
-        torch.from_numpy(part).to(context.device) for part in (slices.tokens, slices.labels, slices.positions)
-    )
-    return forward(tokens, positions, meeting, labels)
+    def spans(self) -> list[tuple[int, float, float]]:
+        """Return (micro-batch number, start, end) in seconds from the start of the step. Waits for the device."""
+        return [(number, _seconds(self.began, start), _seconds(self.began, end)) for number, start, end in self.marks]
 
 
 def run_step(
     plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], slicer: Slicer, context: RankContext
-) -> tuple[float, StepTimes]:
-    """Run forward and backward of this rank's micro-batches; return its summed loss and what it took."""
-    loss_sum, times, began = 0.0, StepTimes(), time.perf_counter()
-    for micro in plan.of_rank(context.rank):
-        start = time.perf_counter()
-        slices = slicer(micro)
-        times.data_wait_s += time.perf_counter() - start
-        if context.offload is not None:
-            context.offload.begin(micro.offload, len(slices.tokens))
-        loss = micro_batch_loss(forward, micro, slices, context)
-        backward(loss)
-        loss_sum += loss.item()
-        times.spans.append((micro.index, start - began, time.perf_counter() - began))
+) -> tuple[Tensor, StepTimes]:
+    """Run forward and backward of all micro-batches of this rank.
+
+    `slicer` reads the slices of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the times.
+    """
+    loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+    times = StepTimes(_mark(context.device))
+    start = times.began
+    with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
+        for micro, inputs, waited_s in loaded:
+            if context.offload is not None:
+                context.offload.begin(micro.offload, len(inputs.tokens))
+            loss = micro_batch_loss(forward, micro, inputs, context)
+            backward(loss)
+            loss_sum += loss.detach()
+            end = _mark(context.device)
+            times.marks.append((micro.index, start, end))
+            times.data_wait_s += waited_s
+            start = end
     return loss_sum, times
 
 
 @torch.no_grad()
-def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> float:
-    """Return this rank's summed cross-entropy of a forward-only plan.
+def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> Tensor:
+    """Run only the forward passes of a plan, and return the summed cross-entropy of this rank's tokens.
 
-    Idle micro-batches add nothing, and run all the same: under ZeRO-3 ranks meet in every slot.
+    The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run because ranks meet
+    in every slot under ZeRO-3.
     """
     model.eval()
-    micros = plan.of_rank(context.rank)
-    loss_sum = sum(micro_batch_loss(model, micro, slicer(micro), context).item() for micro in micros)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+    with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
+        for micro, inputs, _ in loaded:
+            loss_sum += micro_batch_loss(model, micro, inputs, context)
     model.train()
     return loss_sum
+
+
+def micro_batch_loss(forward: Forward, micro: MicroBatch, inputs: Inputs, context: RankContext) -> Tensor:
+    """Compute the summed loss of a micro-batch. An idle one gives a zero that is connected to the autograd graph."""
+    shards = layout(micro) if micro.shards else idle(len(inputs.tokens))
+    attention = AttentionContext(shards, context.comm, context.kernel)
+    return forward(inputs.tokens, inputs.positions, inputs.labels, attention)
+
+
+def to_device(slices: Slices, device: torch.device) -> Inputs:
+    """Copy slices to the device on the current stream, from pinned memory so that the host does not wait."""
+    parts = [torch.from_numpy(part) for part in (slices.tokens, slices.labels, slices.positions)]
+    if device.type == "cuda":
+        parts = [part.pin_memory() for part in parts]
+    return Inputs(*(part.to(device, non_blocking=True) for part in parts))
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    # One stream for the whole run, because PyTorch's allocator caches memory per stream.
+    return torch.cuda.Stream(device)
+
+
+def _load_ahead(
+    micros: Iterator[MicroBatch], slicer: Slicer, device: torch.device
+) -> Generator[tuple[MicroBatch, Inputs, float], None, None]:
+    """Yield each micro-batch with its inputs and the seconds that the host waited for them.
+
+    A thread reads and copies the slices of the next micro-batch while the caller computes.
+    """
+    side = _copy_stream(device) if device.type == "cuda" else None
+
+    def load(micro: MicroBatch) -> tuple[Inputs, torch.cuda.Event | None]:
+        slices = slicer(micro)
+        if side is None:
+            return to_device(slices, device), None
+        with torch.cuda.stream(side):
+            return to_device(slices, device), side.record_event()
+
+    # A new thread uses device 0 by default; if the rank has another device, that would create an unused CUDA context.
+    on_device = (torch.cuda.set_device, (device,)) if side is not None else (None, ())
+    with ThreadPoolExecutor(1, "slices", *on_device) as reader:
+        mine = list(micros)
+        loading = [reader.submit(load, micro) for micro in mine[:1]]
+        for micro, following in zip_longest(mine, mine[1:]):
+            began = time.perf_counter()
+            inputs, copied = loading.pop().result()
+            waited_s = time.perf_counter() - began
+            if following is not None:
+                loading.append(reader.submit(load, following))
+            if copied is not None:
+                computing = torch.cuda.current_stream(device)
+                computing.wait_event(copied)
+                # They were allocated on the side stream, which must not reuse their memory before the computation has.
+                for tensor in inputs:
+                    tensor.record_stream(computing)
+            yield micro, inputs, waited_s
+
+
+def _mark(device: torch.device) -> Mark:
+    """Return the current time; on a GPU, an event that the device records when it has done the work so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _seconds(start: Mark, end: Mark) -> float:
+    """Return the seconds between two points in time. Waits until a GPU has reached `end`."""
+    if isinstance(start, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000
+    assert isinstance(end, float)
+    return end - start

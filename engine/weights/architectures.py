@@ -1,6 +1,6 @@
-"""The models that Hugging Face and we both know, as data: what they are called there, their tensors, their keys.
+"""Our model families and the matching ones of Hugging Face, as data: names, tensors and config keys.
 
-A new architecture is an entry here and a table of names beside its model.
+To add a family, add an entry here and a table of tensor names in the folder of its model.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _KEYS = {
     "tied": "tie_word_embeddings",
 }
 _MOE_KEYS = {"experts": "num_local_experts", "top_k": "num_experts_per_tok"}
-HEAD = "head.weight"  # no tensor of its own where it is the embedding's
+HEAD = "head.weight"  # tied models do not have this tensor
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model as config.json and the tensors' files name it."""
+    """A model family, with the names that Hugging Face's config.json and safetensors files use."""
 
     name: str
     model_type: str
-    tensors: Mapping[str, str]  # ours -> theirs; `{}` is the layer, a second one the expert, whose tensors are stacked
-    keys: Mapping[str, str]  # keys of our model's shape -> those of config.json
-    rope_theta: float  # where config.json does not say
+    tensors: Mapping[str, str]  # our parameter -> their tensor; `{}` is the layer, a second one the expert
+    keys: Mapping[str, str]  # our keys of `model` -> keys of config.json
+    rope_theta: float  # the default if config.json has none
 
 
 ARCHITECTURES = (
@@ -44,13 +44,17 @@ ARCHITECTURES = (
 
 
 def architecture_of(shape: Model) -> Architecture:
-    """Return the architecture of a model's shape."""
-    dense, moe = ARCHITECTURES
-    return moe if shape.experts > 1 else dense
+    """Return the family of a model: Mixtral if it has several experts, else LLaMA, as in `engine/models/build.py`."""
+    name = "mixtral" if shape.experts > 1 else "llama"
+    return next(one for one in ARCHITECTURES if one.model_type == name)
 
 
 def tensor_names(shape: Model) -> dict[str, tuple[str, ...]]:
-    """Return ours -> theirs for every parameter; of several, tensor e is entry e of ours."""
+    """Map the name of each of our parameters to the names of Hugging Face's tensors.
+
+    A parameter that stacks the experts has one tensor per expert, in the order of its entries; every other parameter
+    has one tensor. The head of a tied model is left out.
+    """
     names: dict[str, tuple[str, ...]] = {}
     for ours, theirs in architecture_of(shape).tensors.items():
         if ours == HEAD and shape.tied:

@@ -1,10 +1,13 @@
-"""Whether weights fit a model: its keys first, since heads do not show in a shape, then every tensor."""
+"""Checks whether the weights of a folder fit a model: first its config.json, then the headers of its tensors.
+
+config.json is needed because some values, such as the number of heads, do not follow from tensor shapes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -14,58 +17,69 @@ from engine.config.schema import Config, Model
 from engine.errors import Problem
 from engine.models.build import build_model
 from engine.weights.architectures import tensor_names
-from engine.weights.config_json import CONFIG, model_values, read_config, word
+from engine.weights.config_json import CONFIG, model_values, override_value, read_config
 from engine.weights.finite import STORED
-from engine.weights.folder import WAY_OUT, Header, read_headers, told
+from engine.weights.folder import COPY_AGAIN, Header, error_of, read_headers
 
-_FREE = ("name", "rope_theta")  # longer contexts want other angles than the weights were trained with
 _EMBEDDING, _HEAD = "embedding.weight", "lm_head.weight"
-_UNUSED = ("rotary_emb.inv_freq", _HEAD)  # computed here; or the embedding's, where it is tied
+# Tensors in some files that are not loaded: angles are computed, and a tied head is the embedding.
+_UNUSED = ("rotary_emb.inv_freq", _HEAD)
 
 
 def check_weights(folder: Path, config: Config) -> list[str]:
-    """Check that a folder's weights fit a config's model; return what differs and may: the rotary angles, a line each.
+    """Check that the weights of a Hugging Face folder fit the model of a config.
 
-    Reads config.json and the headers of the files, not the tensors. Raises DataError: of a folder that is not whole,
-    or with the mismatches, ten at most, and how many more there are.
+    Settings of the rotary embedding may differ, because training for longer contexts changes them: returns one line
+    for each that differs. Reads config.json and the headers of the files, not the tensors, except for the head of a
+    tied model. Raises DataError if the folder is incomplete, or with the first ten mismatches and the number of others.
     """
-    values = {"rope.kind": "none"} | model_values(read_config(folder), folder / CONFIG)
-    ours = _flat(config.model.model_dump(mode="json"))
+    theirs = {"rope.kind": "none"} | model_values(read_config(folder), folder / CONFIG)
+    ours = config.model.model_dump(mode="json")
+    ours |= {f"rope.{key}": value for key, value in ours.pop("rope").items()}
     headers = read_headers(folder)
-    keys = [*_keys(ours, values)]
-    way_out = None if keys else f"{CONFIG} and the files are not of one model: {WAY_OUT}"
-    problems = [*keys, *_tensors(headers, config, folder, way_out)] or [*_heads(headers, config, folder)]
+    problems = []
+    for key, value in theirs.items():
+        if ours.get(key) != value and key != "name" and not key.startswith("rope"):
+            message = f"is {override_value(ours.get(key))}, but the weights have {override_value(value)}"
+            problems.append(Problem(message, f"model.{key}", f"set model.{key}={override_value(value)}"))
+    # If config.json fits the model but tensors do not, config.json does not belong to these files.
+    hint = None if problems else f"{CONFIG} and the files are not from the same model: {COPY_AGAIN}"
+    problems += _mismatches(headers, config, folder, hint)
+    if not problems and config.model.tied and _HEAD in headers:
+        problems += _check_tied_head(headers, config.model, folder)
     if problems:
-        raise told(problems, "tensors that do not fit")
+        raise error_of(problems, "tensors that do not fit")
     return [
-        f"the weights were made with model.{key}={word(values.get(key))}; here it is {word(ours.get(key))}"
-        for key in _rope(ours, values)
+        f"the weights were made with model.{key}={override_value(theirs.get(key))}; "
+        f"this run has {override_value(ours.get(key))}"
+        for key in {**ours, **theirs}
+        if key.startswith("rope") and ours.get(key) != theirs.get(key)
     ]
 
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor, under their names, that a config's model needs."""
+    """Return the shape of every tensor that the model of a config needs, by Hugging Face's names."""
     with torch.device("meta"):
         model = build_model(config)
     return {name: tuple(place.tensor.shape) for name, place in places(model, config.model).items()}
 
 
 class Place(NamedTuple):
-    """Where one of their tensors lies in a model: a parameter, or one expert's entry of a stacked one."""
+    """Where our model stores a Hugging Face tensor: in a parameter, or as one expert's entry of a stacked parameter."""
 
     parameter: nn.Parameter
     expert: int | None
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return what is to be filled; under ZeRO-3 only while the parameter is gathered."""
+        """The tensor to fill. Under ZeRO-3 it is valid only while the parameter is gathered."""
         return self.parameter if self.expert is None else self.parameter[self.expert]
 
 
 def places(model: nn.Module, shape: Model) -> dict[str, Place]:
-    """Return the place of each of their tensors in a model."""
+    """Return, for each of Hugging Face's tensor names, where it is stored in our model."""
     parameters, names = dict(model.named_parameters()), tensor_names(shape)
-    assert parameters.keys() == names.keys(), "the table of names is not this model's"
+    assert parameters.keys() == names.keys(), "the table of names does not match this model"
     return {
         name: Place(parameters[ours], expert if len(theirs) > 1 else None)
         for ours, theirs in names.items()
@@ -73,57 +87,35 @@ def places(model: nn.Module, shape: Model) -> dict[str, Place]:
     }
 
 
-def _keys(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Problem]:
-    for key, value in theirs.items():
-        if ours.get(key) != value and key not in _FREE and not key.startswith("rope."):
-            message = f"is {word(ours.get(key))}, but the weights have {word(value)}"
-            yield Problem(message, f"model.{key}", f"set model.{key}={word(value)}")
-
-
-def _rope(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Return the keys of the rotary angles that differ."""
-    return [key for key in {**ours, **theirs} if key.startswith("rope") and ours.get(key) != theirs.get(key)]
-
-
-def _tensors(headers: Mapping[str, Header], config: Config, folder: Path, way_out: str | None) -> Iterator[Problem]:
-    place = str(folder)
-    if config.model.layers > len(headers):  # nobody waits for a list of all that a million layers would need
-        yield Problem(f"has fewer tensors than model.layers={config.model.layers}", place, way_out)
-        return
-    needed = expected_shapes(config)
-    for name, size in needed.items():
+def _mismatches(headers: Mapping[str, Header], config: Config, folder: Path, hint: str | None) -> list[Problem]:
+    """Return a problem for each tensor that is missing, unknown, or of a wrong shape or an unsupported dtype."""
+    key = str(folder)
+    if config.model.layers > len(headers):  # listing the missing tensors of a million layers would take minutes
+        return [Problem(f"has fewer tensors than model.layers={config.model.layers}", key, hint)]
+    needed, problems = expected_shapes(config), []
+    for name, shape in needed.items():
         if name not in headers:
-            yield Problem(f"{name} is missing: the model needs {list(size)}", place, way_out)
-        elif headers[name].shape != size:
-            yield Problem(f"{name} is {list(headers[name].shape)}, but the model needs {list(size)}", place, way_out)
+            problems.append(Problem(f"{name} is missing: the model needs {list(shape)}", key, hint))
+        elif headers[name].shape != shape:
+            message = f"{name} is {list(headers[name].shape)}, but the model needs {list(shape)}"
+            problems.append(Problem(message, key, hint))
         elif headers[name].dtype not in STORED:
-            told = f"{name} is stored as {headers[name].dtype}, not as one of {', '.join(STORED)}"
-            yield Problem(told, place, "save it in one of them, for example with model.bfloat16()")
-    for name in sorted(headers.keys() - needed.keys()):
-        if not name.endswith(_UNUSED):
-            yield Problem(f"{name} has no place in the model", place, way_out)
+            message = f"{name} is stored as {headers[name].dtype}, which is not one of {', '.join(STORED)}"
+            problems.append(Problem(message, key, "save it as one of these, for example with model.bfloat16()"))
+    unknown = [name for name in sorted(headers.keys() - needed.keys()) if not name.endswith(_UNUSED)]
+    return problems + [Problem(f"{name} does not belong to the model", key, hint) for name in unknown]
 
 
-def _heads(headers: Mapping[str, Header], config: Config, folder: Path) -> Iterator[Problem]:
-    """A head beside tied embeddings is their copy, or the weights are another model's."""
-    if not (config.model.tied and _HEAD in headers):
-        return
+def _check_tied_head(headers: Mapping[str, Header], shape: Model, folder: Path) -> list[Problem]:
+    """Return a problem if the head in the files of a tied model differs from the embedding."""
     if headers[_HEAD].dtype not in STORED:
-        hint = f"leave {_HEAD} out, or save it as the embedding is"
-        yield Problem(f"{_HEAD} is stored as {headers[_HEAD].dtype}, and the embedding is not", str(folder), hint)
-        return
-    head, embedding = (_tensor(folder, headers, name) for name in (_HEAD, tensor_names(config.model)[_EMBEDDING][0]))
-    if not torch.equal(head.nan_to_num(), embedding.nan_to_num()):  # NaN is no reason to speak of ties
-        hint = f"set model.tied=false, and tie_word_embeddings in {CONFIG}"
-        yield Problem(f"{_HEAD} is not the embedding, though they are tied", str(folder), hint)
-
-
-def _tensor(folder: Path, headers: Mapping[str, Header], name: str) -> torch.Tensor:
-    with safe_open(folder / headers[name].file, framework="pt") as shard:
-        found: torch.Tensor = shard.get_tensor(name)
-    return found
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    rope = values.get("rope", {})
-    return {key: value for key, value in values.items() if key != "rope"} | {f"rope.{k}": v for k, v in rope.items()}
+        message = f"{_HEAD} is stored as {headers[_HEAD].dtype}, unlike the embedding that it is tied to"
+        return [Problem(message, str(folder), f"remove {_HEAD}, or save it with the dtype of the embedding")]
+    tensors = []
+    for name in (_HEAD, tensor_names(shape)[_EMBEDDING][0]):
+        with safe_open(folder / headers[name].file, framework="pt") as shard:
+            tensors.append(shard.get_tensor(name).nan_to_num())  # NaN is unequal to NaN, and is reported elsewhere
+    if torch.equal(*tensors):
+        return []
+    hint = f"set model.tied=false, and tie_word_embeddings in {CONFIG}"
+    return [Problem(f"{_HEAD} differs from the embedding, although they are tied", str(folder), hint)]

@@ -1,4 +1,4 @@
-"""Import: check a Hugging Face folder wholly, say which keys make a recipe's model this one, and keep a copy."""
+"""Imports weights: checks a Hugging Face folder, finds the overrides that fit a recipe to its model, and copies it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,46 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.load import load
-from engine.config.schema import Config
 from engine.errors import ConfigError, DataError, Problem
 from engine.weights.check import check_weights
-from engine.weights.config_json import CONFIG, MEND, in_their_words, model_values, read_config, word
-from engine.weights.finite import not_finite, refusal
+from engine.weights.config_json import CONFIG, FIX, model_values, override_value, read_config, with_their_keys
+from engine.weights.finite import not_finite, not_finite_error
 from engine.weights.folder import INDEX, SINGLE, Header, read_headers
 from engine.weights.write import new_folder
 
 
 def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
-    """Check a Hugging Face folder and copy what training needs of it to `out`; return its facts and overrides.
+    """Check a Hugging Face folder, and copy the files that training needs to the new folder `out` if it is given.
 
-    `angles` are the overrides of its rotary embedding, apart: a recipe for a longer context has its own.
-    The copy is byte for byte, file by file: what training reads is Hugging Face's own form, so there is no second one.
-    Every byte is read once, copied or not. Raises DataError of a folder that is not whole, is no model of ours, or
-    holds NaN or infinity; ConfigError if `out` is there already.
+    Returns a summary for the user. Its `overrides` set a recipe's model and weights to these; `angles` are the
+    overrides of the rotary embedding, listed separately because recipes for longer contexts set their own. Files are
+    copied unchanged, because training reads Hugging Face's format. Without a copy, all weights are read too, to find
+    NaN and infinity. Raises DataError for a folder that is incomplete, contains NaN or infinity, or has an unsupported
+    model, and ConfigError if `out` is `folder`, or exists and is not empty.
     """
     if out is not None and out.exists() and folder.exists() and out.samefile(folder):
-        raise ConfigError("is the folder that is imported", key="--out", hint="leave it out: training reads the folder")
+        hint = "omit --out: training can read this folder"
+        raise ConfigError("is the folder that is imported", key="--out", hint=hint)
     values = model_values(read_config(folder), folder / CONFIG)
-    words = {key: f"model.{key}={word(value)}" for key, value in values.items()}
-    angles = [text for key, text in words.items() if key.startswith("rope")]
-    shape = [text for key, text in words.items() if not key.startswith("rope")]
-    config, headers = _config(shape + angles, folder / CONFIG), read_headers(folder)
+    overrides = {key: f"model.{key}={override_value(value)}" for key, value in values.items()}
+    angles = [text for key, text in overrides.items() if key.startswith("rope")]
+    shape = [text for key, text in overrides.items() if not key.startswith("rope")]
+    try:
+        config = load(shape + angles)  # checks the values by the rules for recipes: heads, sizes, rotary scaling
+    except ConfigError as error:
+        path = str(folder / CONFIG)
+        problems = [Problem(with_their_keys(f"{one.key}: {one.message}"), path, FIX) for one in error.problems]
+        raise DataError.of(problems) from error
+    headers = read_headers(folder)
     check_weights(folder, config)
     if out is None:
-        _read(folder, headers, None)
+        _read_files(folder, headers, None)
     else:
-        _copy(folder, out, headers)
+        with new_folder(out) as draft:
+            _read_files(folder, headers, draft)
+            single = SINGLE in {header.file for header in headers.values()}
+            for file in [CONFIG] if single else [INDEX, CONFIG]:
+                shutil.copyfile(folder / file, draft / file)
     return {
         "out": str(out or folder),
         "model": config.model.model_dump(mode="json"),
@@ -50,33 +61,16 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     }
 
 
-def _config(overrides: list[str], path: Path) -> Config:
-    """Return a config with the model of a config.json; recipes' rules judge it: heads, sizes, rotary scaling."""
-    try:
-        return load(overrides)
-    except ConfigError as error:
-        problems = [Problem(in_their_words(f"{one.key}: {one.message}"), str(path), MEND) for one in error.problems]
-        raise DataError.of(problems) from error
+def _read_files(folder: Path, headers: Mapping[str, Header], draft: Path | None) -> None:
+    """Read all weights to check them, and copy the files to `draft` if given. `headers` has an entry per tensor.
 
-
-def _copy(folder: Path, out: Path, headers: Mapping[str, Header]) -> None:
-    with new_folder(out) as draft:
-        _read(folder, headers, draft)
-        index = [INDEX] if SINGLE not in {header.file for header in headers.values()} else []
-        for file in [*index, CONFIG]:
-            shutil.copyfile(folder / file, draft / file)
-
-
-def _read(folder: Path, headers: Mapping[str, Header], draft: Path | None) -> None:
-    """Read all weights, and copy them to `draft` if there is one. Raises DataError if some are not finite."""
+    Raises DataError if a value is NaN or infinite.
+    """
     bad: list[str] = []
-    for file, several in groupby(sorted(headers.items(), key=_file), key=_file):
+    by_file = sorted(headers.items(), key=lambda entry: entry[1].file)
+    for file, entries in groupby(by_file, key=lambda entry: entry[1].file):
         if draft is not None:
             shutil.copyfile(folder / file, draft / file)
-        bad += not_finite((draft or folder) / file, several)  # a copy's bytes are still in the system's cache
+        bad += not_finite((draft or folder) / file, entries)  # the bytes of a copy are still in the page cache
     if bad:
-        raise refusal(bad, folder)
-
-
-def _file(entry: tuple[str, Header]) -> str:
-    return entry[1].file
+        raise not_finite_error(bad, folder)

@@ -1,13 +1,11 @@
-"""A Hugging Face folder's tensors by name, from the headers of its files alone; no torch here.
+"""Reads the headers of the tensors in a Hugging Face folder. Needs no torch.
 
-A folder that is not whole is refused: a shard that its index names and that is not there, one that is cut short, a
-tensor that its shard does not hold.
+A folder is refused if a file that its index names is missing, cut short, or does not contain its tensors.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,14 @@ from engine.errors import DataError, Problem
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-SHOWN = 10  # mismatches that are told one by one
-WAY_OUT = "copy the folder again, whole, from where it came"
-_POINTER = b"version https://git-lfs"
+COPY_AGAIN = "copy the complete folder again from its source"
+_SHOWN = 10  # problems
+_LFS_POINTER = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of a tensor; `dtype` as safetensors spells it: BF16, F32; `start` and `stop` are its bytes."""
+    """The location and type of a tensor: bytes start .. stop - 1 of `file`, `dtype` as in safetensors (BF16, F32)."""
 
     file: str
     shape: tuple[int, ...]
@@ -35,79 +33,75 @@ class Header:
 
 
 def read_headers(folder: Path) -> dict[str, Header]:
-    """Return every tensor of a folder, in the order of its files. Raises DataError with all that is missing in it."""
+    """Return the header of every tensor of a folder by name. Raises DataError if a file is missing or damaged."""
     if (folder / SINGLE).exists():
-        return _of_file(folder, SINGLE)
+        return _headers_of(folder, SINGLE)
     if not (folder / INDEX).exists():
-        raise _no_weights(folder)
-    index = _read_index(folder / INDEX)
+        # Tell the user which files the folder contains instead.
+        files = sorted(path.name for path in folder.glob("*.safetensors"))
+        if files:
+            more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+            hint = f"copy the index from the same source; if one file contains the whole model, rename it to {SINGLE}"
+            raise DataError(f"has {files[0]}{more}, but no {INDEX}", key=str(folder), hint=hint)
+        pickled = any(folder.glob("*.bin"))
+        hint = "save it with save_pretrained(..., safe_serialization=True)" if pickled else COPY_AGAIN
+        raise DataError(f"has neither {SINGLE} nor {INDEX}", key=str(folder), hint=hint)
+    try:
+        index: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        # Names with a folder are invalid: all files must be next to the index.
+        valid = bool(index) and all(isinstance(file, str) and Path(file).name == file for file in index.values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        valid = False
+    if not valid:
+        raise DataError("is not an index of safetensors files", key=str(folder / INDEX), hint=COPY_AGAIN)
     files = sorted(set(index.values()))
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
-        problems = [Problem(f"shard {file} is missing", str(folder), WAY_OUT) for file in missing]
-        raise told(problems, "missing shards")
-    found = {name: header for file in files for name, header in _of_file(folder, file).items()}
-    lost = [f"{file} does not hold {name}" for name, file in index.items() if _file(found.get(name)) != file]
+        problems = [Problem(f"shard {file} is missing", str(folder), COPY_AGAIN) for file in missing]
+        raise error_of(problems, "missing shards")
+    found = {name: header for file in files for name, header in _headers_of(folder, file).items()}
+    lost = [
+        f"{file} does not contain {name}"
+        for name, file in index.items()
+        if name not in found or found[name].file != file
+    ]
     if lost:
-        problems = [Problem(text, str(folder / INDEX), WAY_OUT) for text in lost]
-        raise told(problems, "tensors that their shards do not hold")
+        problems = [Problem(text, str(folder / INDEX), COPY_AGAIN) for text in lost]
+        raise error_of(problems, "tensors that their shards do not contain")
     return found
 
 
-def told(problems: list[Problem], what: str) -> DataError:
-    """Return one error that tells the first ten problems, and how many more of `what` there are.
+def error_of(problems: list[Problem], what: str) -> DataError:
+    """Create one error with the first ten problems and the number of the remaining ones.
 
-    A way out that several share in a row is told once.
+    `what` is the plural noun for that number ("missing shards"). If consecutive problems have the same hint, only the
+    first of them keeps it.
     """
-    more = len(problems) - SHOWN
+    more = len(problems) - _SHOWN
     rest = [Problem(f"and {more} more {what}", problems[-1].key)] if more > 0 else []
     before = [None, *(problem.hint for problem in problems)]
-    pairs = zip(problems[:SHOWN], before, strict=False)
+    pairs = zip(problems[:_SHOWN], before, strict=False)
     return DataError.of([replace(one, hint=None if one.hint == last else one.hint) for one, last in pairs] + rest)
 
 
-def _no_weights(folder: Path) -> DataError:
-    """Return the refusal of a folder that has neither the one file nor an index: other files of weights tell why."""
-    files = sorted(path.name for path in folder.glob("*.safetensors"))
-    if files:
-        more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        hint = f"copy it too from where they came; one file that holds the whole model is called {SINGLE}"
-        return DataError(f"{INDEX} is missing beside {files[0]}{more}", key=str(folder), hint=hint)
-    hint = "save it with save_pretrained(..., safe_serialization=True)" if any(folder.glob("*.bin")) else WAY_OUT
-    return DataError(f"there is neither {SINGLE} nor {INDEX}", key=str(folder), hint=hint)
-
-
-def _file(header: Header | None) -> str | None:
-    return header.file if header else None
-
-
-def _read_index(path: Path) -> Mapping[str, str]:
-    """Return the index's map from a tensor to its file, which lies in the same folder."""
-    try:
-        files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        sound = bool(files) and all(isinstance(file, str) and Path(file).name == file for file in files.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        sound = False
-    if not sound:
-        raise DataError("is no index of safetensors files", key=str(path), hint=WAY_OUT)
-    return dict(files)
-
-
-def _of_file(folder: Path, file: str) -> dict[str, Header]:
+def _headers_of(folder: Path, file: str) -> dict[str, Header]:
     path = folder / file
     try:
-        with safe_open(path, framework="np"):  # it checks that the header is sound and the file as long as it says
-            begin, tensors = _header(path)
+        with safe_open(path, framework="np"):  # checks the header and the length of the file
+            begin, tensors = _read_header(path)
     except (SafetensorError, OSError) as error:
-        raise _unsound(path) from error
+        raise _unreadable(path) from error
     return {
         name: Header(file, tuple(one["shape"]), one["dtype"], *(begin + at for at in one["data_offsets"]))
         for name, one in tensors.items()
     }
 
 
-def _header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return where the tensors begin in a file, and its header: eight bytes of length, then JSON."""
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Read the header of a safetensors file: eight bytes with its length, then JSON.
+
+    Returns the offset at which the data of the tensors begins, and the JSON entry of each tensor by name.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
@@ -117,21 +111,22 @@ def _header(path: Path) -> tuple[int, dict[str, Any]]:
     return 8 + length, tensors
 
 
-def _unsound(path: Path) -> DataError:
-    """Return the refusal of a file that safetensors cannot read, with what is wrong with it."""
-    hint = f"copy {path.name} again from where it came"
+def _unreadable(path: Path) -> DataError:
+    """Create the error for a file that safetensors cannot read. Finds the reason, which safetensors does not report."""
+    hint = f"copy {path.name} again from its source"
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            if file.read(len(_POINTER)) == _POINTER:
-                return DataError("is a pointer of Git LFS, not the file", key=str(path), hint="run `git lfs pull`")
-        begin, tensors = _header(path)
-        whole = begin + max(one["data_offsets"][1] for one in tensors.values())
+            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                return DataError("is a Git LFS pointer, not the file itself", key=str(path), hint="run `git lfs pull`")
+        begin, tensors = _read_header(path)
+        expected = begin + max(one["data_offsets"][1] for one in tensors.values())
     except OSError as error:
         return DataError(f"cannot be read: {error.strerror}", key=str(path), hint=hint)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return DataError("is cut short in its header, or no safetensors file", key=str(path), hint=hint)
-    if size == whole:
-        return DataError("has a header that contradicts itself", key=str(path), hint=hint)
-    how = "cut short" if size < whole else "too long"
-    return DataError(f"is {how}: {size:,} bytes, where its header says {whole:,}", key=str(path), hint=hint)
+        return DataError("is cut short in its header, or is not a safetensors file", key=str(path), hint=hint)
+    if size == expected:
+        return DataError("has an inconsistent header", key=str(path), hint=hint)
+    how = "cut short" if size < expected else "too long"
+    message = f"is {how}: {size:,} bytes, but its header says {expected:,}"
+    return DataError(message, key=str(path), hint=hint)

@@ -1,4 +1,4 @@
-"""Weights into a model: shard by shard, tensor by tensor, so that a rank never holds two copies of a model."""
+"""Loads weights into a model, one file and one tensor at a time, so that no rank needs memory for two copies."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.config.schema import Model
-from engine.models.llama.model import Whole, all_of_it
+from engine.models.common.initialise import Gather, no_gather
 from engine.weights.check import places
-from engine.weights.finite import is_finite, refusal
+from engine.weights.finite import is_finite, not_finite_error
 from engine.weights.folder import read_headers
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Whole = all_of_it) -> None:
-    """Fill every parameter of a model from a Hugging Face folder that `check_weights` has passed.
+def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Gather = no_gather) -> None:
+    """Load every parameter of a model, in place, from a Hugging Face folder that `check_weights` has accepted.
 
-    Beside the model's own bytes it needs those of the largest shard at most: files are mapped, one at a time, and each
-    tensor is copied into its place, in the parameter's dtype, by the ranks that `gather` names. Raises DataError if
-    some are not finite there.
+    `gather` gives access to parameters that are sharded over ranks (`initialise.py`). Tensors are cast to the dtype of
+    the parameter. Only one file is memory-mapped at a time, so the additional memory is at most that of the largest
+    file. Raises DataError if a loaded value is not finite.
     """
     target = places(model, shape)
     names = sorted((header.file, name) for name, header in read_headers(folder).items() if name in target)
@@ -36,4 +36,4 @@ def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Whole = a
                     target[name].tensor.copy_(shard.get_tensor(name))
                     bad += [] if is_finite(target[name].tensor) else [name]
     if bad:
-        raise refusal(bad, folder)
+        raise not_finite_error(bad, folder)

@@ -1,8 +1,8 @@
-"""DeepSpeed under HDP: the one place that knows it.
+"""DeepSpeed's ZeRO under HDP. Only `engine/zero` imports DeepSpeed.
 
-Model states are sharded over all ranks, whatever rings exist. The loss of a step is the sum over the loss tokens of all
-ranks divided by their number T; DeepSpeed averages gradients over the world, so the loss is multiplied by the world
-size first (ByteScale, token-level loss).
+Model states are sharded over all HDP ranks, independently of the rings of a plan. The loss of a step is the sum over
+the loss tokens of all ranks, divided by the number T of these tokens (ByteScale, token-level loss). DeepSpeed averages
+gradients over its data-parallel ranks, which are the HDP ranks, so the loss is first multiplied by the number of ranks.
 """
 
 from __future__ import annotations
@@ -14,49 +14,55 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
-from engine.attention.meeting import Meeting
+from engine.attention.context import AttentionContext
 from engine.config.schema import Config
-from engine.cost.states import is_bf16_optimizer
+from engine.cost.sizes import is_bf16_optimizer
 from engine.zero.settings import deepspeed_settings
-from engine.zero.shards import join
+from engine.zero.shards import init_deepspeed
 
 _TAG = "zero"
 
 
 class ZeroEngine:
-    """A model whose optimizer states are sharded over the world.
+    """Trains a model with DeepSpeed's ZeRO.
 
-    `torch.distributed` must be initialised; its default group is ZeRO's. A step is any number (at least one) of
-    `forward` and `backward`, then one `step` on all ranks.
+    `torch.distributed` must be initialised; ZeRO uses its default group. In each training step, every rank calls
+    `forward` and `backward` at least once, and then all ranks call `step`. In free mode ranks may run different
+    numbers of `forward` and `backward`.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
-        join()
-        self._world = torch.distributed.get_world_size()
-        self._passes = is_bf16_optimizer(config)
+        init_deepspeed()
+        self._clears_low_precision = is_bf16_optimizer(config)
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]
 
     @property
     def module(self) -> nn.Module:
-        """Return the model in the dtype in which it computes."""
+        """The model; its parameters have the dtype of the run."""
         return self._engine.module  # type: ignore[no-any-return]
 
-    def forward(self, tokens: Tensor, positions: Tensor, meeting: Meeting, labels: Tensor) -> Tensor:
-        """Return the summed loss of one micro-batch; tokens, positions and labels are [T]."""
-        return self._engine(tokens, positions, meeting, labels)  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Tensor:
+        """Compute the summed loss of one micro-batch, a scalar. `tokens`, `positions` and `labels` are int64 [T]."""
+        return self._engine(tokens, positions, labels, attention)  # type: ignore[no-any-return]
 
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
-        """Accumulate the gradient of a micro-batch's summed loss, as its share of the whole step's mean."""
-        self._engine.backward(loss_sum * (self._world / step_loss_tokens), scale_wrt_gas=False)
-        if self._passes:  # added to the fp32 ones; DeepSpeed would keep them beside the next micro-batch's activations
+        """Run the backward pass of a micro-batch and accumulate its gradients.
+
+        `loss_sum` is the result of `forward`. It is divided by `step_loss_tokens`, T of the whole step on all ranks, so
+        that gradients are those of the step's mean loss.
+        """
+        self._engine.backward(loss_sum * (self._engine.dp_world_size / step_loss_tokens), scale_wrt_gas=False)
+        if self._clears_low_precision:
+            # The bf16 gradients have been added to fp32 ones. DeepSpeed would keep them during the next micro-batch.
             self._engine.optimizer.clear_lp_grads(set_to_none=True)
 
     def step(self, lr: float) -> float:
-        """Reduce, clip and update on all ranks; return the gradient's norm over all ranks, before clipping.
+        """Reduce and clip gradients, and update the parameters with learning rate `lr`. All ranks must call it.
 
-        It is inf for gradients that are not finite: then DeepSpeed has updated nothing.
+        Returns the norm of the whole gradient before clipping. It is inf if a gradient is not finite; DeepSpeed then
+        skips the update. The host waits for the device.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
@@ -64,9 +70,9 @@ class ZeroEngine:
         return float(self._engine.get_global_grad_norm())
 
     def save(self, folder: Path) -> None:
-        """Write this rank's share of the states into `folder`; all ranks call it."""
+        """Write this rank's part of the model and optimizer states into `folder`. All ranks must call it."""
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Read what `save` wrote with the same number of ranks; all ranks call it."""
+        """Load the states that `save` wrote into `folder` with the same number of ranks. All ranks must call it."""
         self._engine.load_checkpoint(str(folder), tag=_TAG)

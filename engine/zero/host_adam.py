@@ -1,6 +1,6 @@
-"""AdamW whose states wait on the host: DeepSpeed's own, in C++.
+"""AdamW with optimizer states in host memory: DeepSpeedCPUAdam, an operator in C++.
 
-A machine compiles it once, for minutes; PyTorch keeps it in its folder of extensions (TORCH_EXTENSIONS_DIR).
+It is compiled once per machine, which takes minutes. PyTorch caches it in TORCH_EXTENSIONS_DIR.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ from deepspeed.ops.op_builder import CPUAdamBuilder
 
 
 def host_adamw(groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
-    """Return DeepSpeedCPUAdam as AdamW with fp32 moments, compiled first if need be."""
-    compiled()
+    """Create DeepSpeedCPUAdam as AdamW with fp32 moments, after compiling the operator if necessary.
+
+    `groups` are PyTorch's parameter groups, `settings` the other arguments of DeepSpeedCPUAdam (lr, betas, eps).
+    """
+    compile_operator()
     adamw: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, adamw_mode=True, fp32_optimizer_states=True, **settings)
     return adamw
 
 
-def compiled() -> None:
-    """Compile DeepSpeedCPUAdam if that was not done yet. Raises RuntimeError where it cannot be.
+def compile_operator() -> None:
+    """Compile DeepSpeedCPUAdam unless it is cached. Raises RuntimeError if compilation fails.
 
-    Always with the ninja beside this Python, on the path or not: another version would compile all anew, and so on.
+    Puts the `ninja` of this Python environment first on PATH. If processes used two versions of ninja, each would
+    reject the other's output and compile everything again.
     """
-    beside = shutil.which("ninja", path=Path(sys.executable).parent)
-    if beside and shutil.which("ninja") != beside:
-        os.environ["PATH"] = os.pathsep.join((str(Path(beside).parent), os.environ.get("PATH", "")))
+    ninja = shutil.which("ninja", path=Path(sys.executable).parent)
+    if ninja and shutil.which("ninja") != ninja:
+        os.environ["PATH"] = os.pathsep.join((str(Path(ninja).parent), os.environ.get("PATH", "")))
     CPUAdamBuilder().load()
 
 
 if __name__ == "__main__":  # `python -m engine.zero.host_adam`, which the launcher runs before any rank starts
-    compiled()
+    compile_operator()

@@ -1,7 +1,7 @@
-"""How parameters are made and written that under ZeRO-3 lie on all ranks, a share on each.
+"""Parameters under ZeRO-3, where each rank stores a shard of every parameter.
 
-They are parted as soon as they are made, so that a model of 70B is never whole on a rank, and gathered one by one to be
-drawn or loaded.
+Parameters are sharded as soon as they are created, so no rank ever stores a whole 70B model. They are gathered one by
+one to be initialised or loaded.
 """
 
 from __future__ import annotations
@@ -18,31 +18,36 @@ from engine.config.schema import Config
 from engine.zero.settings import deepspeed_settings
 
 
-def join() -> None:
-    """Let DeepSpeed take the default group of `torch.distributed`, which is initialised, as ZeRO's."""
+def init_deepspeed() -> None:
+    """Initialise DeepSpeed with the default group of `torch.distributed`, which must be initialised before."""
     if not torch.cuda.is_available():
-        ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiles for 35 s and serves inference only
+        ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiling it takes 35 s, and only inference uses it
     deepspeed.init_distributed(auto_mpi_discovery=False)
 
 
 def sharded(config: Config) -> AbstractContextManager[object]:
-    """Return where a model is made so that, under ZeRO-3, each rank keeps its share of each parameter alone."""
+    """Return a context in which to create a model, so that under ZeRO-3 each rank stores only its shards of parameters.
+
+    In stages 1 and 2 the context does nothing.
+    """
     if config.zero.stage < 3:
         return nullcontext()
-    join()
-    # It takes the dtype from the settings. Named apart, a CPU without half precision would make bf16 of float32.
+    init_deepspeed()
+    # The dtype is part of the settings. As an argument, bf16 would become float32 on CPUs without half precision.
     init: AbstractContextManager[object] = deepspeed.zero.Init(config_dict_or_path=deepspeed_settings(config))
     return init
 
 
 @contextmanager
-def whole(parameter: nn.Parameter) -> Iterator[bool]:
-    """Gather a parameter that is to be written, on all ranks at once, and say whether this one writes it.
+def gathered(parameter: nn.Parameter) -> Iterator[bool]:
+    """Gather a sharded parameter so that it can be written. All ranks must enter the context.
 
-    One that lies whole on every rank is written by all.
+    Yields whether this rank must write the parameter. DeepSpeed distributes the written values. If the parameter is not
+    sharded, every rank must write it.
     """
     if not hasattr(parameter, "ds_id"):
         yield True
         return
+    group = parameter.ds_process_group  # type: ignore[attr-defined]
     with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-        yield torch.distributed.get_rank() == 0
+        yield torch.distributed.get_rank(group) == 0

@@ -1,4 +1,4 @@
-"""A kernel for CPU that rounds as flash kernels for GPUs do: weights before each product, and all results, to bf16.
+"""A CPU kernel that rounds to bf16 where flash kernels for GPUs do: weights before each product, and all results.
 
 Letters: T query tokens, S key tokens, H query heads, G key and value heads, D head size.
 """

@@ -1,7 +1,7 @@
-"""Rings for tests: sequences on ranks, their tensors cut and joined, dense attention, and a transport within a process.
+"""Rings for tests: split and joined tensors of sequences, dense attention, and a transport within one process.
 
 A case is a list of sequences, each with its length and its ring; every rank has one micro-batch, with its shards in the
-order of the sequences. Cutting is written here once more, with NumPy, so that a fault of `schedule` shows.
+order of the sequences. Splitting is implemented here a second time, with NumPy, to detect mistakes in `schedule`.
 Letters: N tokens of all sequences of a case, T tokens of one rank, H query heads, G key and value heads, D head size.
 """
 
@@ -23,10 +23,10 @@ from engine.attention.buffers import Buffers
 from engine.attention.comm import Comm, Exchange
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import layout, whole
+from engine.attention.layout import layout, unsplit
 from engine.attention.ring import attend
 from engine.close import error
-from engine.planner.plan import MicroBatch, Shard
+from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.attention.gpu_like import GPU_LIKE
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ class Case:
 
 
 def dense(case: Case) -> Four:
-    """Return out, dq, dk, dv in float64, one whole sequence at a time: of plain attention.
+    """Return out, dq, dk, dv in float64, one unsplit sequence at a time: of plain attention.
 
     Of sequences too long for that, of one call of the CPU kernel, which its own tests hold to plain attention.
     """
@@ -127,7 +127,7 @@ def on_rank(case: Case, rank: int, comm: Comm) -> Four:
     q, k, v, dout = (x[rows] for x in case.inputs())
     q, k, v = (x.requires_grad_() for x in (q, k, v))
     kernel = GPU_LIKE if case.kernel == "gpu_like" else choose(CPU, case.dtype, case.head_dim, case.kernel)
-    out = attend(q, k, v, layout(micro) if micro.shards else whole(0), comm, strict(kernel))
+    out = attend(q, k, v, layout(micro) if micro.shards else unsplit(0), comm, strict(kernel))
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from engine.attention.buffers import Buffers
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import Layout, layout, whole
+from engine.attention.layout import Layout, layout, unsplit
 from engine.attention.ring import attend
-from engine.planner.plan import MicroBatch, Shard
+from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.attention.rings import CPU, Case, Placed, ThreadComm, links_between
 
 LIKE = torch.empty(0, 3, 5)  # G, D
@@ -50,7 +50,7 @@ def test_the_same_layout_keeps_them_and_another_takes_their_place() -> None:
     assert (buffers.take("kv", 0, 0, 4) == 7).all()
     buffers.fit("kv", other, LIKE)
     assert held(buffers) == 2 * 2 * 40 * 15, "neither the former K,V nor their gradients are held any longer"
-    buffers.fit("kv", whole(9), LIKE)
+    buffers.fit("kv", unsplit(9), LIKE)
     assert held(buffers) == 0
 
 

@@ -17,7 +17,7 @@ from engine.attention.layout import layout
 from engine.attention.ring import attend
 from engine.config.load import load
 from engine.planner.make import plan_step
-from engine.planner.plan import StepPlan
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import rank_ring_bytes, ring_bytes
 from tests.attention.rings import CPU, ThreadComm, links_between
@@ -70,7 +70,7 @@ def test_bytes_of_each_rank_are_those_of_the_formula(planner: str, dtype: str, a
     assert sum(expected) == sum(ring_bytes(plan, asked))
 
 
-def test_whole_sequences_send_none() -> None:
+def test_unsplit_sequences_send_none() -> None:
     asked = settings()
     plan = plan_step(np.array([5, 7, 100, 3, 60], dtype=np.int64), asked)
     assert int(plan.degrees.max()) == 1

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.layout import Layout, ShardRows, layout, whole
-from engine.planner.plan import MicroBatch, Shard
-from engine.planner.schedule import Block, Transfer
+from engine.attention.layout import Layout, ShardRows, layout, unsplit
+from engine.planner.plan.schedule import Block, Transfer
+from engine.planner.plan.step_plan import MicroBatch, Shard
 
 
 def micro(*shards: Shard) -> MicroBatch:
     return MicroBatch(index=0, rank=0, gang=0, slot=-1, shards=shards)
 
 
-# A whole sequence, part 1 of a ring of 3 (2D = 6 chunks of 2, the first one longer), an empty part, a whole sequence.
+# An unsplit sequence, part 1 of a ring of 3 (2D = 6 chunks of 2, the first one longer), an empty part, and another one.
 MIXED = micro(Shard(0, 5, (4,), 0), Shard(1, 13, (7, 4, 2), 1), Shard(2, 2, (1, 3, 5, 4), 3), Shard(3, 3, (4,), 0))
 
 
@@ -56,14 +56,14 @@ def test_all_rings_advance_together_as_far_as_the_largest() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 7])
-def test_a_whole_sequence_needs_one_round_and_no_ring(tokens: int) -> None:
+def test_an_unsplit_sequence_needs_one_round_and_no_ring(tokens: int) -> None:
     rows = (ShardRows(0, tokens, tokens, ring=False),)
-    assert whole(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), (), rows)
-    assert (whole(tokens).rounds("forward"), whole(tokens).rounds("backward")) == (1, 1)
+    assert unsplit(tokens) == layout(micro(Shard(0, tokens, (3,), 0))) == Layout(tokens, (0, tokens), (), rows)
+    assert (unsplit(tokens).rounds("forward"), unsplit(tokens).rounds("backward")) == (1, 1)
 
 
 def test_no_token_has_no_bounds_that_a_kernel_would_see() -> None:
-    assert whole(0) == layout(micro()) == Layout(0, (0,), (), ())
+    assert unsplit(0) == layout(micro()) == Layout(0, (0,), (), ())
 
 
 @given(st.data())

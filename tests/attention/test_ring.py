@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from engine.attention.comm import Comm, Exchange, RingComm
 from engine.attention.kernels.call import Kernel
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import layout, whole
+from engine.attention.layout import layout, unsplit
 from engine.attention.ring import attend
 from tests.attention.rings import (
     CPU,
@@ -65,7 +65,7 @@ def every_length(degree: int, **more: object) -> Case:
 GLOO_CASES = {
     **{f"degree {degree}": every_length(degree, heads=4, groups=2) for degree in range(1, 7)},
     "one ring forth, one back": case((29, (0, 1)), (31, (1, 0)), (17, (0, 1))),
-    "rings of other degrees, and whole sequences": case(
+    "rings of other degrees, and unsplit sequences": case(
         (13, (2,)),
         (40, (3, 1, 2)),
         (9, (0,)),
@@ -147,7 +147,7 @@ def test_one_ring_of_any_length_order_and_shape(one: Case) -> None:
 @settings(max_examples=80, deadline=None)
 @given(one=cases(most=6))
 @example(one=case((5, (0, 1)), (5, (1, 0)), (5, (0, 1)), world=2))
-def test_any_rings_and_whole_sequences_in_one_micro_batch(one: Case) -> None:
+def test_any_rings_and_unsplit_sequences_in_one_micro_batch(one: Case) -> None:
     check(one, in_process(one))
 
 
@@ -201,16 +201,16 @@ def test_a_scalar_gradient_spread_over_all_rows_is_taken() -> None:
     """`out.sum().backward()` gives a gradient with strides of 0."""
     q, k, v = (torch.randn(9, 2, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
     for name in ("fused_cpu", "reference"):
-        attend(q, k, v, whole(9), None, choose(CPU, q.dtype, 4, name)).sum().backward()
+        attend(q, k, v, unsplit(9), None, choose(CPU, q.dtype, 4, name)).sum().backward()
     fused_and_reference = v.grad
     v.grad = None
-    attend(q, k, v, whole(9), None, choose(CPU, q.dtype, 4, "reference")).sum().backward()
+    attend(q, k, v, unsplit(9), None, choose(CPU, q.dtype, 4, "reference")).sum().backward()
     torch.testing.assert_close(fused_and_reference, 2 * v.grad)
 
 
 def test_no_token_is_no_output_and_no_gradient() -> None:
     q, k, v = (torch.zeros(0, heads, 4, requires_grad=True) for heads in (2, 1, 1))
-    out = attend(q, k, v, whole(0), None, choose(CPU, q.dtype, 4))
+    out = attend(q, k, v, unsplit(0), None, choose(CPU, q.dtype, 4))
     out.sum().backward()
     assert out.shape == (0, 2, 4) and q.grad.shape == q.shape and v.grad.shape == v.shape
 
@@ -218,7 +218,7 @@ def test_no_token_is_no_output_and_no_gradient() -> None:
 def test_refuses_tokens_that_are_not_the_layouts() -> None:
     q = torch.zeros(5, 1, 4)
     with pytest.raises(ValueError, match="5 tokens for a layout of 6"):
-        attend(q, q, q, whole(6), None, choose(CPU, q.dtype, 4))
+        attend(q, q, q, unsplit(6), None, choose(CPU, q.dtype, 4))
 
 
 def test_refuses_a_ring_without_a_transport() -> None:
@@ -231,7 +231,7 @@ def test_refuses_a_ring_without_a_transport() -> None:
 def test_a_gradient_of_the_gradient_is_refused() -> None:
     """It would not pass through the ring."""
     q = torch.randn(4, 1, 4, dtype=torch.float64, requires_grad=True)
-    out = attend(q, q, q, whole(4), None, choose(CPU, q.dtype, 4, "reference"))
+    out = attend(q, q, q, unsplit(4), None, choose(CPU, q.dtype, 4, "reference"))
     (gradient,) = torch.autograd.grad(out.pow(2).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()

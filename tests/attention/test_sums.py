@@ -1,4 +1,4 @@
-"""Sums around rings against sums over whole sequences, and the bytes that they take."""
+"""Sums around rings against sums over unsplit sequences, and the bytes that they take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.attention.layout import idle, layout
-from engine.attention.sums import summed
+from engine.attention.sums import sum_over_rings
 from tests.attention.rings import Case, Placed, ThreadComm, links_between
 
 NUMBERS = 3
@@ -39,7 +39,7 @@ def test_every_member_has_the_sum_of_its_ring(case: Case) -> None:
     def on_rank(rank: int) -> Tensor:
         counts = counts_of(case, rank)[1]
         before = counts.clone()
-        total = summed(counts, layout(case.micro_batch(rank)), ThreadComm(rank, links))
+        total = sum_over_rings(counts, layout(case.micro_batch(rank)), ThreadComm(rank, links))
         assert torch.equal(counts, before)
         return total
 
@@ -55,4 +55,4 @@ def test_every_member_has_the_sum_of_its_ring(case: Case) -> None:
 
 
 def test_an_idle_micro_batch_sums_nothing() -> None:
-    assert summed(torch.zeros(0, 4, dtype=torch.int64), idle(1), None).shape == (0, 4)
+    assert sum_over_rings(torch.zeros(0, 4, dtype=torch.int64), idle(1), None).shape == (0, 4)

@@ -1,13 +1,14 @@
-"""The one rank of a world of one, as benchmarks of a GPU join it there."""
+"""A world of one rank, as the GPU benchmarks create it."""
 
 from __future__ import annotations
 
 import torch
 
-from engine.trainer.groups import Groups
+from engine.cluster.mesh import Mesh
+from engine.parallel.groups import Groups
 
 
 def alone() -> Groups:
     """Return the groups of this process, which is alone in its world."""
     world = torch.distributed.group.WORLD
-    return Groups(0, 1, torch.device("cpu"), world, world)
+    return Groups(0, Mesh(1), torch.device("cpu"), world, world)

@@ -10,10 +10,10 @@ import torch
 
 from benchmarks import gpu_memory, longest, on_gpu
 from benchmarks.gpu_memory import PEAKS, RACES, SECTIONS, TRACES, Race, Step
-from engine.cost.model import PPM
-from engine.planner.estimate import estimate
-from engine.planner.memory import Load
+from engine.fit.estimate import estimate
+from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
+from engine.units import PPM
 from tests.benchmarks.one_rank import alone
 from tests.world import run_world
 
@@ -78,8 +78,8 @@ def test_a_tiny_step_is_measured() -> None:
     """In a process of its own that joins and leaves a world of its own."""
     step = Step("tiny", 64, "none", 0.5, TINY)
     found = on_gpu.alone({"section": "peak", "case": str(step)}, gpu_memory.measured, "peak", step)
-    assert found["peak"] == max(found["moments"].values()) > 0 < found["estimate"]
-    assert list(found["moments"]) == ["forward pass", "backward pass", "update"]
+    assert found["peak"] == max(found["peaks"].values()) > 0 < found["estimate"]
+    assert list(found["peaks"]) == ["forward pass", "backward pass", "update"]
     assert not found["holds"], "a process is larger than its tensors"
     assert gpu_memory.line(found).startswith("peak: tiny model.layers=6 tokens=64 recompute=none offload=0.5: ")
     assert gpu_memory.line(found).endswith("target: within 5 %: MISSED")
@@ -116,5 +116,5 @@ def test_lines_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setitem(gpu_memory.SECTIONS, "peak", (gpu_memory.peak, ("a", "b", "c")))
     with pytest.raises(SystemExit, match="True"):
         gpu_memory.main()
-    assert capsys.readouterr().out == "peak: a: x | target: y: holds\npeak: c: x | target: y: holds\n"
+    assert capsys.readouterr().out == "peak: a: x | target: y: met\npeak: c: x | target: y: met\n"
     assert written == [[False], [False, True], [False, True, False]]

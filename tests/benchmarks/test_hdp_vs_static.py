@@ -1,4 +1,4 @@
-"""All but the training runs themselves."""
+"""The benchmark without its training runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_two_contexts_of_two_corpora(cells: list[bench.Cell]) -> None:
 
 
 def test_what_needs_no_ring_is_by_tokens(cells: list[bench.Cell]) -> None:
-    """Of 24K tokens, again and again, 4K fit half of 32K whole; of 8K also the last piece of the long document."""
+    """Of each 24K tokens, 4K fit a rank at context 32K; at 8K also the last piece of the long document does."""
     of_8k, of_32k = cells[1], cells[3]
     assert bench.needs_no_ring(of_32k, 1) == pytest.approx(4 / 24, abs=0.03)
     assert bench.needs_no_ring(of_8k, 1) == pytest.approx(8 / 24, abs=0.03)

@@ -1,4 +1,4 @@
-"""The longest context that a GPU will be asked for is one that the planner would plan, and that ends in time."""
+"""The longest context is one that the planner accepts, and a step at it takes at most MOST_S."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import longest
 from benchmarks.longest import CASES, MODES, MOST_S, Longest, length_of, outlook, step_seconds
-from engine.planner.estimate import estimate
+from engine.fit.estimate import estimate
 from engine.planner.settings import PlanSettings
 from tests.benchmarks.one_rank import alone
 from tests.world import run_world

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_attention, gpu_memory, gpu_train, on_gpu
-from benchmarks.on_gpu import Asked, allocated, alone, asked, leave, new_peak
+from benchmarks.on_gpu import Options, allocated, alone, leave, new_peak, parse_options
 from engine.errors import MemoryFitError
 
 
@@ -25,13 +25,13 @@ def test_without_a_gpu_a_benchmark_of_one_leaves_with_3(
     assert "no CUDA device" in capsys.readouterr().err
 
 
-def test_one_part_may_be_asked_for(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_section_can_be_selected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("sys.argv", ["benchmark", "--json", "a", "--only", "two"])
-    assert asked("", ("one", "two")) == Asked(Path("a"), "two")
+    assert parse_options("", ("one", "two")) == Options(Path("a"), "two")
     monkeypatch.setattr("sys.argv", ["benchmark", "--only", "two"])
     with pytest.raises(SystemExit):
-        asked("")
+        parse_options("")
     assert "--only" in capsys.readouterr().err
 
 

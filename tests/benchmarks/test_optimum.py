@@ -11,7 +11,7 @@ from benchmarks import optimum
 
 
 def by_hand(times: NDArray[np.float64], floors: list[int], ranks: int) -> float:
-    """Return the least makespan, every choice tried in the plainest way."""
+    """Least makespan, by brute force."""
     sets = [chosen for size in range(1, ranks + 1) for chosen in combinations(range(ranks), size)]
     best = np.inf
     for rings in product(sets, repeat=len(times)):
@@ -34,7 +34,7 @@ def test_the_optimum_is_that_of_every_choice(seed: int) -> None:
 
 
 def test_ours_is_near_the_optimum() -> None:
-    """It may be a little below: it packs several sequences into a micro-batch, which the optimum's gangs do not."""
+    """It may be slightly below 1: a micro-batch may hold several sequences, unlike the optimum's gangs."""
     assert 0.95 < optimum.ratio(3, 4, seed=0) < 1.1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.overlap import Span, device_spans, hidden_share
+from benchmarks.overlap import Span, device_spans, hidden_fraction
 
 
 def kernels(*times: tuple[float, float], stream: int = 7) -> list[Span]:
@@ -27,14 +27,16 @@ def kernels(*times: tuple[float, float], stream: int = 7) -> list[Span]:
     ],
 )
 def test_a_copy_hides_where_kernels_of_other_streams_run(others: list[Span], expected: float) -> None:
-    assert hidden_share([Span(1, 10, 20)], others) == pytest.approx(expected)
+    assert hidden_fraction([Span(1, 10, 20)], others) == pytest.approx(expected)
 
 
 def test_copies_count_by_their_time() -> None:
     copies = [Span(1, 0, 30), Span(2, 100, 110)]
-    assert hidden_share(copies, kernels((0, 30))) == pytest.approx(0.75)
-    assert hidden_share(copies, kernels((0, 30), stream=2)) == pytest.approx(0.75), "another stream's, though it copies"
-    assert hidden_share([], kernels((0, 30))) == 0.0
+    assert hidden_fraction(copies, kernels((0, 30))) == pytest.approx(0.75)
+    assert hidden_fraction(copies, kernels((0, 30), stream=2)) == pytest.approx(0.75), (
+        "another stream's, though it copies"
+    )
+    assert hidden_fraction([], kernels((0, 30))) == 0.0
 
 
 def event(kind: str, name: str, start: float, stream: int | None) -> dict[str, Any]:

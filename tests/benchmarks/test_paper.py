@@ -1,4 +1,4 @@
-"""The whole chain on one step instead of 24: figures are in RESULTS.md, here it is the way that is tested."""
+"""The whole computation on one step instead of 24; the figures themselves are in docs/paper.md."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import planning
 from benchmarks.traces import compute_only, draw, settings_of
-from engine.planner.emit import emit
 from engine.planner.make import PLANNERS
+from engine.planner.plan.emit import emit
 
 
 def test_a_row_holds_what_was_measured() -> None:

@@ -1,4 +1,4 @@
-"""`ckpt` parses, calls and prints; what it calls is tested beside it."""
+"""`ckpt` parses, calls and prints; the functions it calls have their own tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITTEN["left_out"] = ["layers.0.ffn.bias"]
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the exporter was asked for."""
+    """A stand-in for the exporter that records its calls."""
     noted: list[Any] = []
 
     def export_weights(*arguments: object) -> dict[str, Any]:
@@ -42,11 +42,11 @@ def test_export(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == "hf\nhf\n"
     assert captured.err.splitlines()[:2] == [
         "step 1, bf16, 9,000 bytes in 2 shards",
-        "left out, so that logits differ: layers.0.ffn.bias",
+        "warning: Hugging Face's format cannot store layers.0.ffn.bias, so the exported model computes other logits",
     ]
 
 
-def test_a_list_marks_what_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_marks_damaged_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (1, 2):
         (tmp_path / "checkpoints" / f"step-0000000{step}").mkdir(parents=True)
     assert run(["ckpt", "list", str(tmp_path)]) == 0
@@ -64,15 +64,15 @@ def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "expected"),
     [
         (["--dtype", "fp16"], "--dtype: must be bf16 or fp32, not fp16"),
         (["--shard-size", "big"], "--shard-size: 'big' is not a size"),
     ],
 )
-def test_bad_flags(more: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags(more: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ckpt", "export", "r", "--out", "hf", *more]) == 2
-    assert told in capsys.readouterr().err
+    assert expected in capsys.readouterr().err
 
 
 def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,7 @@ def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["import"]["out"] == str(folder)
 
 
-def test_mistakes_have_their_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ckpt", "import", str(tmp_path / "nowhere")]) == 4
     assert run(["ckpt", "export", str(tmp_path), "--out", str(tmp_path / "out")]) == 5
     assert run(["ckpt", "list", str(tmp_path)]) == 5

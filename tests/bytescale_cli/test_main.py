@@ -20,33 +20,28 @@ MISTAKES = [
     ("tran recipe=quickstart", "no such command 'tran'", "did you mean train?"),
     ("config shw", "no such command 'shw'", "did you mean show?"),
     ("recipes", "missing command", "bytescale recipes --help"),
-    ("train --nprok 2", "--nprok: there is no such flag", "did you mean --nproc?"),
-    ("train --qqq", "--qqq: there is no such flag", "bytescale train --help"),
-    ("train --bogus", "--bogus: there is no such flag", "bytescale train --help"),
-    ("train --nproc two", "--nproc: two is not a whole number", "bytescale train --help"),
-    ("train --nproc 0", "cluster.ranks_per_node: must be at least 1, not 0", "cluster.ranks_per_node"),
+    ("train --nprok 2", "--nprok: unknown flag", "did you mean --nproc?"),
+    ("train --qqq", "--qqq: unknown flag", "bytescale train --help"),
+    ("train --bogus", "--bogus: unknown flag", "bytescale train --help"),
+    ("train --nproc two", "--nproc: must be a whole number, not two", "bytescale train --help"),
+    ("train --nproc 0", "--nproc: must be at least 1, not 0", "set --nproc 1 or more"),
     ("train --launcher locl", "--launcher: must be local or hostfile, not locl", "did you mean local?"),
-    ("train --out a run.out=b", "--out: a contradicts run.out=b", "one of the two"),
-    ("train --resume", "requires an argument", "--help"),
-    ("train recipe=quikstart", "recipe: there is no recipe quikstart", "did you mean quickstart?"),
+    ("train --out a run.out=b", "--out: a conflicts with run.out=b", "only one"),
+    ("train --resume", "--resume: needs a value", "--resume value"),
+    ("train recipe=quikstart", "recipe: unknown recipe: quikstart", "did you mean quickstart?"),
     ("train quickstart", "quickstart: is not key=value", "write recipe=quickstart"),
-    ("train run.step=3", "run.step: there is no such key", "did you mean run.steps?"),
-    ("train +run.step=3", "+run.step=3: + is not used here", "key=value"),
+    ("train run.step=3", "run.step: unknown key", "did you mean run.steps?"),
+    ("train +run.step=3", "+run.step=3: a leading + is not supported", "key=value"),
     ("train dtype=fp23", "dtype: must be bf16, fp32 or fp64, not fp23", "did you mean fp32?"),
-    ("train run.steps=many", "run.steps: is not a whole number: many", "optimizer updates"),
+    ("train run.steps=many", "run.steps: must be a whole number, not many", "optimizer updates"),
     ("train parallel.tp=99999999999999999999", "parallel.tp: must be at most 65536", "parallel.tp=65536 or less"),
     ("plan lengths=lognormal lengths.sigma=1e300", "lengths.sigma: must be at most 10, not 1e+300", "lengths.sigma=10"),
-    (
-        "train context=1M capacity=2K",
-        "context: 1m does not fit: 2 ranks x capacity 2k hold 4k tokens",
-        "cluster.nodes=256",
-    ),
     ("train parallel.tp=2 context=1K", "parallel.tp: 2 can be planned but not trained yet", "parallel.tp=1"),
     ("train zero.stage=4", "zero.stage: must be 1, 2 or 3, not 4", "zero.stage"),
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),
-    ("recipes show quikstart", "recipe: there is no recipe quikstart", "did you mean quickstart?"),
-    ("recipes show llama3-8b", "recipe: there is no recipe llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
+    ("recipes show quikstart", "recipe: unknown recipe: quikstart", "did you mean quickstart?"),
+    ("recipes show llama3-8b", "recipe: unknown recipe: llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -126,7 +121,7 @@ def test_installed_command(tmp_path: Path) -> None:
     done = subprocess.run([BYTESCALE, "train", "recipe=quikstart"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines() == ["error: recipe: there is no recipe quikstart", "hint: did you mean quickstart?"]
+    assert done.stderr.splitlines() == ["error: recipe: unknown recipe: quikstart", "hint: did you mean quickstart?"]
 
 
 def test_installed_command_in_json(tmp_path: Path) -> None:

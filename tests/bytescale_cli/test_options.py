@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bytescale_cli.options import plot_path, with_aliases, writable
+from bytescale_cli.options import named_as_typed, plot_path, with_aliases, writable
 from engine.config.load import load
-from engine.errors import ConfigError
+from engine.errors import ConfigError, Problem
 
 OUT, NPROC = ("--out", "run.out"), ("--nproc", "cluster.ranks_per_node")
 
@@ -37,6 +37,19 @@ def test_both_given_and_different_is_refused() -> None:
     assert [problem.key for problem in caught.value.problems] == ["--out", "--nproc"]
 
 
+def test_an_error_names_what_was_typed() -> None:
+    problem_of_keys = Problem(
+        "is not run.out=a, nor run.output", "cluster.ranks_per_node", "set cluster.ranks_per_node=1"
+    )
+    for aliases, problem in (
+        ({OUT: "b", NPROC: 0}, Problem("is not --out a, nor run.output", "--nproc", "set --nproc 1")),
+        ({OUT: None, NPROC: None}, problem_of_keys),
+    ):
+        with pytest.raises(ConfigError) as caught, named_as_typed(aliases):
+            raise ConfigError.of([problem_of_keys, Problem("is not set")])
+        assert caught.value.problems == (problem, Problem("is not set"))
+
+
 def test_a_page_may_be_new_replaced_or_behind_a_link(tmp_path: Path) -> None:
     (tmp_path / "old.html").write_text("old")
     (tmp_path / "link.html").symlink_to("old.html")
@@ -54,8 +67,8 @@ def test_a_page_may_be_new_replaced_or_behind_a_link(tmp_path: Path) -> None:
         ("folder.html", "cannot be written: it is a folder or a device"),
         ("file/a.html", "cannot be written: Not a directory"),
         ("x" * 300 + ".html", "cannot be written: File name too long"),
-        ("a.png", "is no name of a page"),
-        ("", "is no name of a page"),
+        ("a.png", "is not an HTML file name"),
+        ("", "is not an HTML file name"),
     ],
 )
 def test_what_is_no_place_for_a_page_is_refused(name: str, cause: str, tmp_path: Path) -> None:

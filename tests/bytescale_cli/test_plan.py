@@ -149,13 +149,13 @@ def test_what_offload_changed_stands_beside_the_plan(capsys: pytest.CaptureFixtu
     assert 0 < plan["host_bytes"] <= 192 * 2**30 and 0 < plan["offloaded_share"] < 1
     assert run(["plan", *LONG]) == 0
     text = capsys.readouterr().out
-    assert "offload in step 1: " in text and " a node of 1.5 TiB" in text
-    assert f"least ranks of the longest sequence 8 -> {plan['least_ranks']}; ring members " in text
+    assert "offload in step 1: " in text and " of 1.5 TiB per node" in text
+    assert f"minimum ranks for the longest sequence 8 -> {plan['least_ranks']}; ring members " in text
 
 
 def test_offload_that_is_allowed_and_not_used_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", *LONG, "planner=static"]) == 0
-    assert "offload: allowed, and not used" in capsys.readouterr().out
+    assert "offload: allowed, but not used" in capsys.readouterr().out
     assert run(["plan", *LONG, "offload.ratio=0"]) == 0
     assert "offload: " not in capsys.readouterr().out
 
@@ -167,9 +167,11 @@ def test_the_lines_of_offload_are_of_all_steps() -> None:
         none | {"offloaded_micro_batches": 1, "offloaded_share": share, "host_bytes": 2**30, "without_offload": None}
         for share in (0.1, 0.2)
     )
-    assert _offload(config, [none]) == ["offload: allowed, and not used: it would not shorten the step"]
+    assert _offload(config, [none]) == ["offload: allowed, but not used: it would not shorten the step"]
     assert _offload(config, [none, none])[0].endswith("it would not shorten any of the 2 steps")
     assert _offload(config, [none, some])[0].startswith("offload in step 2: 25.0% of the micro-batches, 10.0% of all")
     (line, without) = _offload(config, [some, none, most, some])
-    assert line.startswith("offload in step 3, the most of 3 steps that offload: 25.0% of the micro-batches, 20.0%")
-    assert without == "without it the step does not fit"
+    assert line.startswith(
+        "offload in step 3 (of 3 steps with offload, the one with the most): 25.0% of the micro-batches, 20.0%"
+    )
+    assert without == "without offload the step does not fit"

@@ -78,14 +78,16 @@ def test_people_get_a_histogram_and_advice(folder: list[str], capsys: pytest.Cap
     assert "suggested capacity=2K" in text
     assert "balanced" in text
     assert run(["profile-data", *folder, "--sample", "10"]) == 0
-    assert "10 documents or 33.33% of the source" in capsys.readouterr().out
+    assert "10 documents, 33.33% of the source" in capsys.readouterr().out
 
 
 def test_a_context_that_no_capacity_holds(capsys: pytest.CaptureFixture[str]) -> None:
     own = ["lengths=github", "cluster.device_memory=487M", "context=2K", "--sample", "100"]
-    assert run(["profile-data", *own]) == 0
-    assert "the context does not fit: each of 2 ranks would have to hold 1K tokens" in capsys.readouterr().out
-    assert run(["profile-data", *own, "--json"]) == 0
+    assert run(["profile-data", *own]) == 10
+    shown = capsys.readouterr()
+    assert "the context does not fit: each of 2 ranks would have to hold 1K tokens" in shown.out
+    assert shown.err.startswith("error: cluster.device_memory: a rank needs ")
+    assert run(["profile-data", *own, "--json"]) == 10
     answer = json.loads(capsys.readouterr().out)
     assert answer["data"]["fits"] is False
     assert answer["planners"] == []
@@ -124,6 +126,6 @@ def test_plot_writes_a_page(folder: list[str], tmp_path: Path, capsys: pytest.Ca
 def test_a_bad_place_for_the_page_is_told_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.data.profile.documents", lambda *_: pytest.fail("it read"))
+    monkeypatch.setattr("engine.data.lengths.document_lengths", lambda *_: pytest.fail("it read"))
     assert run(["profile-data", *SMALL, "--plot", str(tmp_path / "a.png")]) == 2
     assert capsys.readouterr().err.startswith("error: --plot: ")

@@ -1,4 +1,4 @@
-"""`profile-hardware` measures real ranks; what it writes is what the cost model reads."""
+"""`profile-hardware` measures real ranks and writes a calibration that the cost model reads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prepared(found: Profile, monkeypatch: pytest.MonkeyPatch) -> Profile:
 def test_two_ranks_are_measured_and_their_calibration_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With few repetitions and short sequences: it is the way that is tested, not the figures."""
+    """With few repetitions and short sequences: this tests the procedure, not the figures."""
     monkeypatch.setattr(profiling, "SECONDS", 1.0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "calibration.json"
@@ -51,7 +51,6 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     assert 0 <= hardware["fit"]["median_error"] <= hardware["fit"]["worst_error"]
     assert 1e8 < calibration.attention_flops_per_s < 1e13
     assert 0 < calibration.step_s < 10
-    assert calibration.saved_ratio == pytest.approx(1, abs=0.05), "Act(s) of the real model, by the real kernel"
     assert calibration.peak_flops_per_s >= calibration.linear_flops_per_s
 
 
@@ -75,19 +74,19 @@ def test_people_get_a_table(prepared: Profile, tmp_path: Path, capsys: pytest.Ca
     assert f"use it with cluster=local cluster.calibration={file}" in text
 
 
-def test_what_is_off_is_warned_of(found: Profile) -> None:
+def test_large_errors_are_warned_of(found: Profile) -> None:
     assert warnings(found) == []
     wrong = [replace(point, predicted_s=0.7 * point.measured_s) for point in found.points]
     assert [text.partition(":")[0] for text in warnings(replace(found, points=wrong))] == [
-        "the cost model is off by 30% in the median",
-        "the cost model is off by -30% at worst",
+        "the median error of the cost model is 30%",
+        "the largest error of the cost model is -30%",
     ]
     busy = [(case, replace(timing, spread=0.5)) for case, timing in found.measured.micro_batches]
     disturbed = replace(found, measured=replace(found.measured, micro_batches=tuple(busy)))
     assert warnings(disturbed)[0].startswith("the machine was busy")
 
 
-def test_the_fit_is_told_as_it_is(found: Profile) -> None:
+def test_the_fit_is_in_the_payload(found: Profile) -> None:
     assert payload(found)["fit"] == {
         "points": len(found.points),
         "median_error": found.median_error,
@@ -116,7 +115,7 @@ def test_a_link_keeps_its_place_and_its_file_gets_the_calibration(prepared: Prof
 @pytest.mark.parametrize(
     ("override", "code", "words"),
     [
-        ("cluster=h200x8", 2, "cluster=h200x8: is a machine with GPUs, and this one shows none"),
+        ("cluster=h200x8", 2, "cluster=h200x8: this machine has no GPU, but the cluster has"),
         ("dtype=fp64", 2, "dtype=fp64: fp64 is for tests"),
         ("cluster.device_memory=1M", 10, "not even one layer"),
         ("cluster.ranks_per_nod=2", 2, "cluster.ranks_per_nod"),

@@ -10,7 +10,7 @@ LINE = {"step": 3, "loss": 2.5, "tokens_per_s": 12345.6, "balance": 0.9, "max_de
 
 
 def test_describe() -> None:
-    assert describe(LINE) == "loss 2.500  12,346 tokens/s  balance 0.90  largest ring 2"
+    assert describe(LINE) == "loss 2.500  12,346 tokens/s  plan balance 0.90  largest ring 2"
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,7 @@ def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_live_line_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said is text: a path in square brackets is no markup."""
+    """Messages are plain text: a path in square brackets is not markup."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("COLUMNS", "160")

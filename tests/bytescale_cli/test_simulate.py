@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from bytescale_cli import output
 from bytescale_cli.main import run
-from bytescale_cli.simulate import _cell, _compare_offload
+from bytescale_cli.simulate import _compare_offload
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.settings import PlanSettings
@@ -111,7 +112,7 @@ def test_people_get_a_table(capsys: Capture) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:4] == ["planner", "ranks", "context", "lengths"]
     assert [line.split()[0] for line in lines[1:5]] == PLANNERS
-    assert lines[5].startswith("speedup: over static; ")
+    assert lines[5].startswith("speedup: static's step time / this planner's; ")
 
 
 def test_a_sweep_has_a_column_that_tells_its_rows_apart(capsys: Capture) -> None:
@@ -134,7 +135,7 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
     assert run(["simulate", *long, "context=256K", *swept[2:]]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[-3:] == ["offload_gain", "host_bytes", "host_node_bytes"]
-    assert "offload_gain: over" in out and "host_bytes: most" in out
+    assert "offload_gain: step time" in out and "host_bytes: peak" in out
     assert all("offload_gain" not in one for one in simulated(capsys))
 
 
@@ -144,10 +145,12 @@ def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Pa
     assert run(["simulate", *SMALL, *sweep]) == 10
     captured = capsys.readouterr()
     assert [line.split()[1] for line in captured.out.splitlines()[:2]] == ["sweep", "cluster.device_memory=100GiB"]
-    pictures, *lines = captured.err.splitlines()
+    # Where numba has not compiled these functions before, a line says so.
+    pictures, *lines = [line for line in captured.err.splitlines() if not line.startswith("compiling")]
     assert pictures == f"pictures: {path}" and len(lines) == 2
     for line, value in zip(lines, ("1MiB", "2MiB"), strict=True):
-        assert line.startswith("error: capacity: ") and f"(in the run with cluster.device_memory={value}); " in line
+        assert line.startswith("error: cluster.device_memory: ")
+        assert f"(in the run with cluster.device_memory={value}); " in line
     assert run(["simulate", *SMALL, *sweep, "--json"]) == 10
     answer = json.loads(capsys.readouterr().out)
     assert [one["sweep"] for one in answer["runs"]] == ["cluster.device_memory=100GiB"] and not answer["ok"]
@@ -169,33 +172,26 @@ def test_offload_gains_nothing_over_a_run_that_failed() -> None:
     ]
     _compare_offload(runs, ["0"])
     assert [one["offload_gain"] for one in runs] == [1, 1.5, None]
-    assert _cell("offload_gain", None) == "-"
+    assert output.number(runs[-1]["offload_gain"]) == "-"
 
 
 MISTAKES = [
-    (["--planners", "fastest"], "--planners", "there is no planner 'fastest'", "static,naive,balanced,adaptive"),
-    (["--planners", "naive,,static"], "--planners", "there is no planner ''", "static,naive,balanced,adaptive"),
-    (["--planners", "Static"], "--planners", "there is no planner 'Static'", "static,naive,balanced,adaptive"),
-    (["--sweep", "planner=fastest"], "--planners", "there is no planner 'fastest'", "static,naive,balanced,adaptive"),
+    (["--planners", "fastest"], "--planners", "unknown planner 'fastest'", "static,naive,balanced,adaptive"),
+    (["--planners", "naive,,static"], "--planners", "unknown planner ''", "static,naive,balanced,adaptive"),
+    (["--planners", "Static"], "--planners", "unknown planner 'Static'", "static,naive,balanced,adaptive"),
+    (["--sweep", "planner=fastest"], "--planners", "unknown planner 'fastest'", "static,naive,balanced,adaptive"),
     (["--sweep", "context"], "--sweep", "'context' is not KEY=A,B", "--sweep context=256K,2M"),
     (["--sweep", "=4K"], "--sweep", "'=4K' is not KEY=A,B", "--sweep context=256K,2M"),
     (["--sweep", "context="], "--sweep", "'context=' is not KEY=A,B", "--sweep context=256K,2M"),
     (["--sweep", "context=2K,,4K"], "--sweep", "'context=2K,,4K' is not KEY=A,B", "--sweep context=256K,2M"),
     (["--sweep", "context=2K", "--sweep", "context=4K"], "--sweep", "a key is swept twice", "KEY=A,B,C"),
-    (["--sweep", "contxt=2K,4K"], "contxt", "there is no such key", "did you mean context?"),
+    (["--sweep", "contxt=2K,4K"], "contxt", "unknown key", "did you mean context?"),
     (["--sweep", "context=2K,long"], "context", "'long' is not a length; write 4096, 16K or 2M", "context"),
-    (["--sweep", "context=8K,64K"], "context", "64K does not fit: 4 ranks x capacity 2K hold 8K tokens", "context=8K"),
-    (
-        ["--sweep", "cluster.ranks_per_node=4,2"],
-        "context",
-        "8K does not fit: 2 ranks x capacity 2K hold 4K tokens (in the run with cluster.ranks_per_node=2)",
-        "context=4K",
-    ),
     (["--steps", "0"], "--steps", "must be at least 1, not 0", "--steps 3"),
     (["--steps", "-2"], "--steps", "must be at least 1, not -2", "--steps 3"),
     (["--steps", "10001"], "--steps", "must be at most 10,000, not 10001", "--steps 3"),
-    (["--steps", "many"], "--steps", "many is not a whole number", "simulate --help"),
-    (["cluster.hostfile=gone"], "cluster.ranks_per_node", "comes from cluster.hostfile", "change the hostfile"),
+    (["--steps", "many"], "--steps", "must be a whole number, not many", "simulate --help"),
+    (["cluster.hostfile=gone"], "cluster.ranks_per_node", "is set by cluster.hostfile", "change the hostfile"),
     (["cluster.calibration=gone"], "cluster.calibration", "the calibration gone cannot be used", "profile-hardware"),
 ]
 

@@ -1,4 +1,4 @@
-"""`train` hands a checked config to the launcher, once, and prints what comes back."""
+"""`train` passes a checked config to the launcher and prints the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnStep = Callable[[dict[str, Any]], None]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """A launcher that notes what it is asked for."""
+    """A stand-in for the launcher that records its calls."""
     noted: Calls = []
 
     def train(config: Config, *, say: Say, on_step: OnStep, **options: object) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
                     "documents": 1500,
                     "planner": "static",
                     "mode": "free",
-                    "outlook": "starting at step 1" if left else "nothing is left",
+                    "outlook": "starting at step 1" if left else "nothing left to train",
                     "steps": [{"step": 1, "tokens": 16384, "balance": 0.5}] if left else [],
                     "commands": commands if left else [],
                     "refused": lacks,
@@ -67,18 +67,18 @@ def test_defaults(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == "runs/quickstart\n"
     assert captured.err.splitlines() == [
         "starting",
-        "step 1/500  loss 3.000  10,000 tokens/s  balance 1.00  largest ring 2  validation loss 2.500",
+        "step 1/500  loss 3.000  10,000 tokens/s  plan balance 1.00  largest ring 2  validation loss 2.500",
     ]
 
 
-def test_flags_are_other_names_of_keys(calls: Calls) -> None:
+def test_flags_are_aliases_of_keys(calls: Calls) -> None:
     assert run(["train", "context=4K", "--nproc", "4", "--out", "runs/a b"]) == 0
     assert run(["train", "--hostfile", "hosts"]) == 0
     same = [["context=4K", "cluster.ranks_per_node=4", "run.out=runs/a b"], ["cluster.hostfile=hosts"]]
     assert [call["config"] for call in calls] == [load(one) for one in same]
 
 
-def test_the_rest_is_passed_on(calls: Calls) -> None:
+def test_other_flags_are_passed_on(calls: Calls) -> None:
     assert run(["train", "--dry-run", "--resume", "never", "--launcher", "local"]) == 0
     assert (calls[0]["dry_run"], calls[0]["resume"], calls[0]["launcher"]) == (True, "never", "local")
 
@@ -105,26 +105,54 @@ def test_a_dry_run_says_how_many_devices_a_rank_has(calls: Calls, capsys: pytest
     assert "static, 4 HDP ranks of 2 devices (tp 2 x pp 1), free mode" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_dry_run_says_that_plan_takes_other_lengths(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_that_the_plan_command_reads_other_lengths(
+    calls: Calls, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["train", "--dry-run", "lengths=github"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].endswith("data.path=stdlib (`bytescale plan` takes lengths=github)")
+    assert capsys.readouterr().out.splitlines()[0].endswith("data.path=stdlib (`bytescale plan` reads lengths=github)")
 
 
 def test_a_dry_run_of_a_finished_run_has_no_table(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train", "--dry-run", "run.steps=1"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == ["runs/quickstart: nothing is left"]
+    assert capsys.readouterr().out.splitlines()[1:] == ["runs/quickstart: nothing left to train"]
 
 
 def test_a_dry_run_says_what_training_would_refuse(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    """A large recipe can be looked at everywhere: what is in the way, its plan, and its first commands."""
+    """A large recipe can be inspected anywhere: what is refused, its plan, its first commands."""
     assert run(["train", "--dry-run", "--nproc", "64", "zero.stage=3"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[2:4] == ["without --dry-run this is refused:", "  zero.stage: not yet (set 1)"]
-    assert said[6:] == ["python -m x", "python -m x", "and 62 more like these (--json has all)"]
+    assert said[6:] == ["python -m x", "python -m x", "and 62 more like these (--json lists all)"]
     assert run(["train", "--dry-run", "--nproc", "64", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["dry_run"]["commands"]) == 64
     assert run(["train", "--dry-run", "--nproc", "64", "cluster.nodes=50"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "and 3,198 more like these (--json has 1,024)"
+    assert capsys.readouterr().out.splitlines()[-1] == "and 3,198 more like these (--json lists 1,024)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "hint"),
+    [
+        (["--nproc", "0"], "--nproc", "set --nproc 1 or more"),
+        (["cluster.ranks_per_node=0"], "cluster.ranks_per_node", "set cluster.ranks_per_node=1 or more"),
+        (["--out", ""], "--out", None),
+        (["--hostfile", "nowhere", "--nproc", "2"], "--nproc", None),
+        (["--nproc", "two"], "--nproc", None),
+    ],
+)
+def test_a_mistake_is_reported_by_the_name_that_was_typed(
+    calls: Calls, capsys: pytest.CaptureFixture[str], arguments: list[str], key: str, hint: str | None
+) -> None:
+    assert run(["train", *arguments, "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["key"] == key
+    assert hint is None or error["hint"].startswith(hint)
+    assert calls == []
+
+
+def test_a_flag_and_a_key_that_conflict_are_both_reported(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["train", "run.out=a", "--out", "b"]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "error: --out: b conflicts with run.out=a"
+    assert calls == []
 
 
 def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:
@@ -132,7 +160,9 @@ def test_nothing_is_launched_when_the_config_is_wrong(calls: Calls) -> None:
     assert calls == []
 
 
-def test_a_ranks_own_code_is_the_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exits_with_the_code_of_the_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class RankError(BytescaleError):
         code = ExitCode.HANG
 

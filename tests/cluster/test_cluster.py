@@ -21,36 +21,36 @@ def config(hostfile: Path | None = None, nodes: int = 1) -> schema.Cluster:
     return schema.Cluster(name="local", nodes=nodes, hostfile=path, calibration=None, **sizes)
 
 
-def test_ranks_are_counted_through_the_nodes() -> None:
+def test_ranks_are_numbered_node_by_node() -> None:
     assert UNEVEN.ranks == 6
     assert [UNEVEN.place(rank) for rank in range(6)] == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)]
     assert UNEVEN.node_of.tolist() == [0, 0, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("rank", [-1, 6])
-def test_a_rank_that_is_none_is_refused(rank: int) -> None:
-    with pytest.raises(IndexError, match=f"rank {rank} is not one of 6 ranks"):
+def test_a_rank_that_does_not_exist_is_refused(rank: int) -> None:
+    with pytest.raises(IndexError, match=f"rank {rank} is out of range for 6 ranks"):
         UNEVEN.place(rank)
 
 
-def test_without_a_hostfile_nodes_are_alike() -> None:
+def test_without_a_hostfile_nodes_are_equal() -> None:
     assert Cluster.of(config()) == Cluster((Node("localhost", 4),), 2**30)
     assert Cluster.of(config(nodes=3)).ranks == 12
 
 
-def test_a_hostfile_takes_the_place_of_nodes_and_ranks(tmp_path: Path) -> None:
+def test_a_hostfile_overrides_nodes_and_ranks_per_node(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb slots=5\n")
     assert Cluster.of(config(hosts, nodes=9)).nodes == (Node("a", 2), Node("b", 5))
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_host(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_host(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_bytes(b"\xef\xbb\xbfa slots=2\n")
     assert Cluster.of(config(file)).nodes == (Node("a", 2),)
 
 
-def test_bad_lines_are_named_by_file_and_line(tmp_path: Path) -> None:
+def test_malformed_lines_are_reported_by_file_and_line(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a slots=2\nb\n")
     with pytest.raises(ConfigError) as caught:
@@ -58,7 +58,7 @@ def test_bad_lines_are_named_by_file_and_line(tmp_path: Path) -> None:
     assert caught.value.problems[0].key == f"{hosts}:2"
 
 
-def test_a_missing_hostfile_is_an_error_and_no_fall_back(tmp_path: Path) -> None:
+def test_a_missing_hostfile_is_an_error_without_fallback(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file") as caught:
         Cluster.of(config(tmp_path / "nope"))
     assert caught.value.problems[0].key == "cluster.hostfile"
@@ -73,44 +73,44 @@ def test_a_folder_or_a_binary_file_is_refused(tmp_path: Path) -> None:
         Cluster.of(config(binary))
 
 
-def test_a_mixed_cluster_says_what_each_rank_is() -> None:
+def test_ranks_have_the_speed_and_memory_of_their_node() -> None:
     mixed = Cluster((Node("new", 2), Node("old", 1, speed=50, memory=10)), device_memory=100)
     assert mixed.node_of.tolist() == [0, 0, 1]
     assert mixed.speed.tolist() == [100, 100, 50]
     assert mixed.memory.tolist() == [100, 100, 10]
 
 
-def test_an_allowance_is_taken_off_each_ranks_memory() -> None:
+def test_with_memory_replaces_each_ranks_memory() -> None:
     mixed = Cluster((Node("new", 2), Node("old", 1, speed=50, memory=10)), device_memory=100)
-    less = mixed.leaving(lambda memory: memory - 3)
+    less = mixed.with_memory(lambda memory: memory - 3)
     assert mixed.largest_node == 2
     assert (less.memory.tolist(), less.speed.tolist(), less.device_memory) == ([97, 97, 7], [100, 100, 50], 97)
 
 
 @pytest.mark.parametrize(
-    ("tp", "pp", "slots"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (12, 1, [1])]
+    ("tp", "pp", "devices"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (12, 1, [1])]
 )
-def test_an_hdp_rank_is_neighbouring_devices_and_stages_lie_in_other_nodes(tp: int, pp: int, slots: list[int]) -> None:
+def test_devices_of_an_hdp_rank_are_neighbours_and_stages_span_nodes(tp: int, pp: int, devices: list[int]) -> None:
     cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, ep=1))
-    assert [node.slots for node in cluster.nodes] == slots
-    assert cluster.node_of.tolist() == [node for node, count in enumerate(slots) for _ in range(count)]
+    assert [node.devices for node in cluster.nodes] == devices
+    assert cluster.node_of.tolist() == [node for node, count in enumerate(devices) for _ in range(count)]
     assert cluster.ranks == 12 // (tp * pp)
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 100), st.integers(1, 50)), min_size=1, max_size=6), st.data()
 )
-def test_an_hdp_rank_is_what_its_slowest_and_smallest_devices_are(
+def test_an_hdp_rank_is_as_slow_and_as_small_as_its_worst_device(
     found: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """Device by device: stage p of rank r is devices (p R + r) tp and the next; a node's ranks are alike."""
+    """Device by device: stage p of rank r is devices (p R + r) tp + i; all ranks of a node are equal."""
     hosts = tuple(Node(f"host-{i}", *node) for i, node in enumerate(found))
     world = Cluster(hosts, device_memory=100)
     tp = data.draw(st.sampled_from([n for n in range(1, world.ranks + 1) if world.ranks % n == 0]))
     pp = data.draw(st.sampled_from([n for n in range(1, world.ranks // tp + 1) if world.ranks // tp % n == 0]))
     ranks = world.ranks // (tp * pp)
     own = [[world.place((p * ranks + r) * tp + i)[0] for p in range(pp) for i in range(tp)] for r in range(ranks)]
-    if any(cut(set(nodes[p * tp : (p + 1) * tp]), world, tp) for nodes in own for p in range(pp)):
+    if any(splits_nodes(set(nodes[p * tp : (p + 1) * tp]), world, tp) for nodes in own for p in range(pp)):
         with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-. and of host-. into one rank"):
             hdp(hosts, tp, pp)
         return
@@ -127,26 +127,26 @@ def test_an_hdp_rank_is_what_its_slowest_and_smallest_devices_are(
     assert [int(cluster.node_of[r]) for r in range(ranks)] == [sorted(set(places)).index(home) for home in places]
 
 
-def cut(nodes: set[int], world: Cluster, tp: int) -> bool:
-    """Return whether d_tp devices that lie in these nodes are neither of one node nor all of several."""
-    return len(nodes) > 1 and sum(world.nodes[node].slots for node in nodes) != tp
+def splits_nodes(nodes: set[int], world: Cluster, tp: int) -> bool:
+    """True if tp devices in these nodes are neither in one node nor all devices of several."""
+    return len(nodes) > 1 and sum(world.nodes[node].devices for node in nodes) != tp
 
 
 def hdp(hosts: tuple[Node, ...], tp: int, pp: int) -> Cluster:
-    """Return the HDP ranks of a hostfile's nodes, as a config would."""
-    lines = [f"{node.host} slots={node.slots} speed={node.speed}% memory={node.memory}" for node in hosts]
+    """Make the cluster of HDP ranks from a hostfile with these nodes."""
+    lines = [f"{node.host} slots={node.devices} speed={node.speed}% memory={node.memory}" for node in hosts]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hosts").write_text("\n".join(lines))
         return Cluster.of(config(Path(folder) / "hosts"), schema.Parallel(tp=tp, pp=pp, ep=1))
 
 
-def test_one_slow_stage_makes_its_ranks_slow() -> None:
+def test_one_slow_stage_slows_its_ranks() -> None:
     cluster = hdp((Node("new", 4, 100, 80), Node("old", 4, 50, 40)), tp=2, pp=2)
     assert (cluster.speed.tolist(), cluster.memory.tolist()) == ([50, 50], [40, 40])
     assert hdp((Node("new", 4, 100, 80), Node("old", 4, 50, 40)), tp=2, pp=1).speed.tolist() == [100, 100, 50, 50]
 
 
-def test_a_rank_larger_than_a_node_is_a_node_of_its_own() -> None:
+def test_a_rank_larger_than_a_node_counts_as_a_node() -> None:
     cluster = Cluster.of(config(nodes=4), schema.Parallel(tp=8, pp=1, ep=1))
     assert cluster.node_of.tolist() == [0, 1]
     assert [node.host for node in cluster.nodes] == ["node-0", "node-2"]
@@ -157,15 +157,15 @@ def test_without_degrees_ranks_are_devices() -> None:
 
 
 @pytest.mark.parametrize(("slots", "tp"), [((6, 6), 4), ((4, 4, 4), 6), ((2, 4, 2), 4), ((3, 5), 2)])
-def test_a_rank_of_parts_of_two_nodes_is_refused(slots: tuple[int, ...], tp: int) -> None:
-    """Its sums over d_tp devices would go over the network, and be priced as inside a node."""
+def test_a_rank_with_parts_of_two_nodes_is_refused(slots: tuple[int, ...], tp: int) -> None:
+    """Its sums over tp devices would cross the network but be priced at links inside a node."""
     with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-0 and of host-1") as caught:
         hdp(tuple(Node(f"host-{i}", count, 100, 10) for i, count in enumerate(slots)), tp, pp=1)
     assert caught.value.problems[0].key == "parallel.tp"
-    assert "divides the slots of each node" in (caught.value.problems[0].hint or "")
+    assert "divides the number of devices of each node" in (caught.value.problems[0].hint or "")
 
 
-def test_a_rank_of_several_whole_nodes_is_none_of_those() -> None:
+def test_a_rank_of_several_whole_nodes_is_accepted() -> None:
     nodes = tuple(Node(f"host-{i}", count, 100, 10) for i, count in enumerate((8, 4, 4, 8)))
     assert hdp(nodes, tp=8, pp=1).node_of.tolist() == [0, 1, 2]
 

@@ -21,7 +21,7 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
     [
         ("worker-1", "host worker-1 has no slots", "HOST slots=N"),
         ("worker-1 slots=0", "host worker-1 has 0 slots", "HOST slots=N"),
-        ("worker-1 slots=100000000", "host worker-1 has 100,000,000 slots; at most 65,536", "HOST slots=N"),
+        ("worker-1 slots=100000000", "host worker-1 has 100,000,000 slots; at most 65,536 ranks", "HOST slots=N"),
         ("worker-1 slots=x", "'slots=x' is not slots=N", "HOST slots=N"),
         ("worker-1 slots=-1", "'slots=-1' is not slots=N", "HOST slots=N"),
         ("worker-1 slots=", "'slots=' is not slots=N", "HOST slots=N"),
@@ -33,23 +33,27 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
         ("old slots=8 speed=101%", "'speed=101%' is not a speed", "for example speed=50%"),
         ("old slots=8 speed=50", "'speed=50' is not a speed", "write speed=N%, for example speed=50%"),
         ("old slots=8 speed=half", "'speed=half' is not a speed", "for example speed=50%"),
-        ("old slots=8 memory=0", "'memory=0' is not a memory of 1 byte to 1024T", "for example memory=40GiB"),
-        ("old slots=8 memory=40GiBs", "'memory=40GiBs' is not a memory", "for example memory=40GiB"),
-        ("old slots=8 memory=-4GiB", "'memory=-4GiB' is not a memory", "for example memory=40GiB"),
-        ("old slots=8 memory=1025T", "'memory=1025T' is not a memory of 1 byte to 1024T", "for example memory=40GiB"),
-        ("old slots=8 memory=9999999999T", "is not a memory of 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=0", "'memory=0' is not a memory size from 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=40GiBs", "'memory=40GiBs' is not a memory size", "for example memory=40GiB"),
+        ("old slots=8 memory=-4GiB", "'memory=-4GiB' is not a memory size", "for example memory=40GiB"),
+        (
+            "old slots=8 memory=1025T",
+            "'memory=1025T' is not a memory size from 1 byte to 1024T",
+            "for example memory=40GiB",
+        ),
+        ("old slots=8 memory=9999999999T", "is not a memory size from 1 byte to 1024T", "for example memory=40GiB"),
         ("old slots=8 memory=", "'memory=' is not a memory", "write memory=SIZE, for example memory=40GiB"),
         ("old slots=8 memory", "'memory' is not a memory", "for example memory=40GiB"),
-        ("old slots=8 speed=50% speed=60%", "host old: speed= is given twice", "leave one of the two out"),
-        ("old slots=8 memory=1 speed=5% memory=2", "host old: memory= is given twice", "leave one of the two out"),
+        ("old slots=8 speed=50% speed=60%", "host old: speed= is given twice", "remove one of them"),
+        ("old slots=8 memory=1 speed=5% memory=2", "host old: memory= is given twice", "remove one of them"),
         ("old speed=50% slots=8", "'speed=50%' is not slots=N", "HOST slots=N"),
         ("old slots=8 rack=3", "'rack=3' is not speed=N% or memory=SIZE", "for example speed=50% memory=40GiB"),
-        ("good slots=2", "host good is named twice", "give all its ranks in one line"),
+        ("good slots=2", "host good appears twice", "list each host once, with all of its slots"),
         ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name", "HOST slots=N"),
         ("slots=8", "'slots=8' is not a host name", "HOST slots=N"),
     ],
 )
-def test_a_bad_line_is_named(line: str, message: str, hint: str) -> None:
+def test_a_malformed_line_is_reported_with_its_place(line: str, message: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(f"good slots=2\n{line}\n", "hosts")
     (problem,) = caught.value.problems
@@ -58,13 +62,13 @@ def test_a_bad_line_is_named(line: str, message: str, hint: str) -> None:
     assert hint in str(problem.hint)
 
 
-def test_all_bad_lines_are_reported_together() -> None:
+def test_all_malformed_lines_are_reported_together() -> None:
     with pytest.raises(ConfigError) as caught:
         parse("a\nb slots=2\n# fine\nc slots=0\nb slots=2 x", "hosts")
     assert [problem.key for problem in caught.value.problems] == ["hosts:1", "hosts:4", "hosts:5"]
 
 
-def test_a_mixed_clusters_lines_say_speed_and_memory() -> None:
+def test_a_line_may_set_speed_and_memory() -> None:
     text = "new slots=8\nold slots=4 speed=50% memory=40GiB\nodd slots=1 memory=1.5K speed=100%"
     old, odd = Node("old", 4, speed=50, memory=40 * 2**30), Node("odd", 1, speed=100, memory=1536)
     assert parse(text, "hosts") == (Node("new", 8, speed=100, memory=None), old, odd)
@@ -72,7 +76,7 @@ def test_a_mixed_clusters_lines_say_speed_and_memory() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n \n", "# only a comment\n"])
 def test_a_hostfile_without_hosts_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="names no host"):
+    with pytest.raises(ConfigError, match="lists no host"):
         parse(text, "hosts")
 
 

@@ -41,8 +41,8 @@ def test_diff_names_each_key_that_differs() -> None:
     [
         (b"\xff\xfe", "cannot be read"),
         (b"a: [1", "cannot be read"),
-        (b"", "holds no resolved config"),
-        (b"- 1", "holds no resolved config"),
+        (b"", "is not a resolved config"),
+        (b"- 1", "is not a resolved config"),
         (b"context: 3", "capacity: is not set"),
     ],
 )

@@ -7,7 +7,7 @@ from engine.config.schema import Model
 
 
 def shape(**changes: object) -> Model:
-    """Return the default model with other sizes."""
+    """The default model with other sizes."""
     return load([]).model.model_copy(update=changes)
 
 

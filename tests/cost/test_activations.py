@@ -8,19 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
-from engine.attention.meeting import Meeting
+from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Model, Zero
 from engine.cost import activations
-from engine.cost.activations import Moment
-from engine.cost.states import element_bytes, parameters
+from engine.cost.activations import Instant
+from engine.cost.sizes import element_bytes, parameters
 from engine.dtypes import DTYPES
-from engine.memory import recompute
-from engine.models.build import build_model
-from engine.models.llama.model import Llama
-from engine.models.loss import choose as loss_of
+from engine.models import recompute
+from engine.models.build import Transformer, build_model
+from engine.models.common.attention import PackedAttention
+from engine.models.common.initialise import initialise
+from engine.models.common.loss import choose as loss_of
+from engine.models.common.rope import Rotation
+from engine.models.parallelize import parallelize
 from tests.allocations import allocated
 from tests.cost.shapes import GPU, SMALL, SPARSE, shape
 
@@ -31,14 +34,29 @@ def zero(stage: Literal[1, 2, 3]) -> Zero:
     return Zero(stage=stage, weights_on_host=False)
 
 
-def model_of(shape: Model, mode: str = "none", tile: int = 0) -> Llama:
-    return build_model(load([]).model_copy(update={"model": shape, "recompute": mode, "mlp_tile": tile}))
+def instants_of(model: Model, dtype: str, stage: Literal[1, 2, 3] = 3, **changes: object) -> tuple[Instant, ...]:
+    """The instants on a GPU; in stage 3 no gradient waits for others and every bucket is always there."""
+    update = {"model": model, "dtype": dtype, "zero": zero(stage)} | changes
+    return activations.instants(load([GPU]).model_copy(update=update))
+
+
+def losses_of(model: Model, dtype: str) -> list[Instant]:
+    """The instants of the loss without what the model keeps of a token."""
+    kept = activations.kept_bytes(model, dtype)
+    return [one._replace(token=one.token - kept) for one in instants_of(model, dtype)[1:4]]
+
+
+def model_of(shape: Model, mode: str = "none", tile: int = 0) -> Transformer:
+    config = load([]).model_copy(update={"model": shape, "recompute": mode, "mlp_tile": tile})
+    model = build_model(config)
+    parallelize(model, config, torch.device("cpu"))
+    return model
 
 
 def kept_bytes(model: Model, dtype: str, mode: str, tokens: int, tile: int = 0) -> int:
-    """Return what a forward pass with its loss keeps, counted by storage, parameters and numbers of tokens aside."""
+    """Bytes that a forward pass with its loss saves, counted by storage, without parameters and token numbers."""
     llama = model_of(model, mode, tile).to(DTYPES[dtype])
-    llama.initialise(0)
+    initialise(llama, 0)
     numbers = torch.arange(tokens) % model.vocab
     own = {p.untyped_storage().data_ptr() for p in (*llama.parameters(), numbers)}
     kept: dict[int, torch.UntypedStorage] = {}  # alive, or an address may be given to another
@@ -49,16 +67,16 @@ def kept_bytes(model: Model, dtype: str, mode: str, tokens: int, tile: int = 0) 
             kept[storage.data_ptr()] = storage
         return tensor
 
-    def run_layer(layer: torch.nn.Module, x: Tensor, by: recompute.Rotation, attend: recompute.Attend) -> Any:
-        for angles in by:  # recomputing holds them as they are: hooks do not see them
+    def run_layer(layer: torch.nn.Module, x: Tensor, rotation: Rotation, attention: PackedAttention) -> Any:
+        for angles in rotation:  # recomputing holds them as they are: hooks do not see them
             pack(angles)
-        return recompute.MODES[mode](layer, x, by, attend)
+        return recompute.MODES[mode](layer, x, rotation, attention)
 
     llama.run_layer = run_layer
     loss_of(torch.device("cpu"), DTYPES[dtype])  # or its self-test would be counted
-    meeting = Meeting(whole(tokens), None, choose(torch.device("cpu"), DTYPES[dtype], model.head_dim))
+    attention = AttentionContext(unsplit(tokens), None, choose(torch.device("cpu"), DTYPES[dtype], model.head_dim))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = llama(numbers, torch.arange(tokens), meeting, numbers)
+        loss = llama(numbers, torch.arange(tokens), numbers, attention)
     gradient = tokens * model.hidden * DTYPES[dtype].itemsize  # of the last norm's output, which the loss keeps
     assert loss.requires_grad
     return sum(storage.nbytes() for storage in kept.values()) + gradient
@@ -80,7 +98,7 @@ def test_saved_bytes_are_what_the_model_saves(dtype: str, mode: str, heads: tupl
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, experts: int, top_k: int) -> None:
-    """What a router and the losses of it keep depends on PyTorch's operators: within 2 %."""
+    """What a router and its losses save depends on PyTorch's operators: within 2 %."""
     model = shape(**vars(SMALL) | {"experts": experts, "top_k": top_k})
     for tile in (0, 100):
         found = kept_bytes(model, dtype, mode, 256, tile) / 256
@@ -88,24 +106,24 @@ def test_saved_bytes_of_experts_and_what_balances_them(dtype: str, mode: str, ex
 
 
 def test_a_ring_holds_keys_and_gradients_twice() -> None:
-    """bf16: K and V of 2 heads of 16, in 2 bytes, and their gradients in 4, each held and on its way."""
+    """bf16: K and V of 2 heads of 16 in 2 bytes, their gradients in 4, each held and in transit."""
     assert activations.ring_bytes(SMALL, "bf16") == 2 * (2 * 2 * 16) * (2 + 4)
 
 
 def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[int, int]:
-    """Return the most that a micro-batch holds beside its weights and their gradients, measured and by the formula."""
+    """Peak of a micro-batch without weights and their gradients: measured, and by the formula."""
     config = load([]).model_copy(update={"model": model, "dtype": dtype, "recompute": mode})
-    llama = build_model(config).to(DTYPES[dtype])
-    llama.initialise(0)
+    llama = model_of(model, mode).to(DTYPES[dtype])
+    initialise(llama, 0)
     loss_of(torch.device("cpu"), DTYPES[dtype])  # or its self-test would be counted
-    meeting = Meeting(whole(tokens), None, choose(torch.device("cpu"), DTYPES[dtype], model.head_dim))
+    attention = AttentionContext(unsplit(tokens), None, choose(torch.device("cpu"), DTYPES[dtype], model.head_dim))
     numbers = torch.arange(tokens)
 
     def micro_batch() -> None:
-        llama(numbers % model.vocab, numbers, meeting, numbers % model.vocab).backward()
+        llama(numbers % model.vocab, numbers, numbers % model.vocab, attention).backward()
 
     micro_batch()  # gradients are there
-    beside = max(moment.of(tokens) for moment in activations.moments(config.model_copy(update={"zero": zero(2)})))
+    beside = max(one.of(tokens) for one in activations.instants(config.model_copy(update={"zero": zero(1)})))
     return allocated(micro_batch).peak, activations.layers_bytes(model, dtype, mode) * tokens + beside
 
 
@@ -113,9 +131,9 @@ def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["fp32", "fp64"])
 def test_a_micro_batch_is_fullest_where_the_formula_says(dtype: str, mode: str, vocab: int) -> None:
-    """To a few bytes: in the loss with the large vocabulary, in SwiGLU's backward pass of the last layer without it.
+    """To a few bytes: in the loss with the large vocabulary, else in SwiGLU's backward pass of the last layer.
 
-    In bf16 plain PyTorch computes norms in fp32 rows that a compiled one (a GPU's) never has.
+    Not in bf16: PyTorch without a compiler computes norms in fp32 copies that a compiled norm (on a GPU) never has.
     """
     model = shape(layers=3, hidden=64, heads=4, kv_heads=2, ffn=320, vocab=vocab)
     found, formula = peak_and_formula(model, dtype, mode, 1500)
@@ -124,7 +142,7 @@ def test_a_micro_batch_is_fullest_where_the_formula_says(dtype: str, mode: str, 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_micro_batch_of_experts_too(mode: str) -> None:
-    """What routers keep is freed bit by bit; it is little in models of any size."""
+    """A router's tensors are freed one after the other; they are small in models of any size."""
     model = shape(layers=3, hidden=256, heads=4, kv_heads=2, ffn=512, vocab=2, experts=8, top_k=2)
     found, formula = peak_and_formula(model, "fp32", mode, 1500)
     assert found == pytest.approx(formula, rel=0.02)
@@ -133,14 +151,15 @@ def test_a_micro_batch_of_experts_too(mode: str) -> None:
 @pytest.mark.parametrize("vocab", [258, 32_000, 128_256, 10**6])
 @pytest.mark.parametrize("name", ["tiny", "llama7b", "llama70b"])
 def test_the_loss_of_any_number_of_tokens(name: str, vocab: int) -> None:
-    """The logits of one chunk, twice, and the gradient of the head, in the wider dtype, and the hidden states."""
+    """Logits of one chunk and their gradient, the gradient of the head, all in the wider dtype, and the hidden
+    states."""
     model = load([f"model={name}", f"model.vocab={vocab}"]).model
     for dtype in DTYPES:
         b, w = element_bytes(dtype)
         for tokens in (1024, 10_000, 1_000_000):
             chunk = activations.loss_chunk(tokens, model.hidden, vocab)
             exact = tokens * model.hidden * b + (2 * chunk + model.hidden) * vocab * w
-            formula = max(moment.of(tokens) for moment in activations.loss_moments(model, dtype))
+            formula = max(one.of(tokens) for one in losses_of(model, dtype))
             sum_is_over = 2 * 1024 * w < model.hidden * b < model.hidden * w
             assert exact <= formula and (sum_is_over or formula <= exact + 2 * vocab * w)
 
@@ -158,49 +177,41 @@ CHUNKS = {
 
 @pytest.mark.parametrize(("sizes", "chunk"), CHUNKS.items())
 def test_chunks_of_the_loss(sizes: tuple[int, int, int], chunk: int) -> None:
-    """Of (tokens, hidden, vocabulary): logits as large as two hidden states a token, but no fewer than 1,024 tokens."""
+    """For (tokens, hidden, vocabulary): logits as large as two hidden states per token, but at least 1,024 tokens."""
     assert activations.loss_chunk(*sizes) == chunk
 
 
 def test_the_heads_gradient_is_there_in_both_dtypes_when_its_sum_is_over() -> None:
-    """Then there are no logits: those of 1,024 tokens, or of fewer, are more unless the model is wide."""
+    """Then the logits are gone. Those of 1,024 tokens or fewer are larger, unless the model is wide."""
     gradient, logits = 300 * 64, 2 * 300
     for dtype, b, w in (("bf16", 2, 4), ("fp64", 8, 8)):
-        few, _, over = activations.loss_moments(SMALL, dtype)
-        assert few == Moment(gradient * w, 64 * b, 1024, logits * w)
-        assert over == Moment(gradient * (w if b == w else b + w), 64 * b)
+        few, _, over = losses_of(SMALL, dtype)
+        assert few == Instant(gradient * w, 64 * b, 1024, logits * w)
+        assert over == Instant(gradient * (w if b == w else b + w), 64 * b)
 
 
 def test_gradients_that_await_the_end_of_the_pass_begin_with_the_heads() -> None:
-    """So does that of a head which is the embedding too: it waits for the embedding's, which comes last."""
-    config = load([GPU]).model_copy(update={"model": SMALL, "dtype": "bf16"})
-    first = {stage: activations.moments(config.model_copy(update={"zero": zero(stage)}))[0] for stage in STAGES}
-    assert first[1].fixed - first[2].fixed == 2 * 64 * 300
-    token = activations.working_bytes(SMALL, "bf16") + activations.staying_bytes(SMALL, "bf16")
-    assert first[2] == first[3] == Moment(0, token)
-    on_cpu = load([]).model_copy(update={"model": SMALL, "dtype": "bf16", "zero": zero(2)})
-    assert activations.moments(on_cpu)[0] == Moment(2 * 64 * 300, token), "its bucket is written from there on"
+    """So does the gradient of a tied head: it waits for the gradient of the embedding, which comes last."""
+    one, two, three = (instants_of(SMALL, "bf16", stage)[0] for stage in STAGES)
+    assert two == three and (one.fixed, two.fixed, one.token) == (2 * 64 * 300, 0, two.token)
     tied = shape(**vars(SMALL) | {"tied": True})
     for stage in STAGES:
-        found = config.model_copy(update={"model": tied, "zero": zero(stage)})
-        assert activations.moments(found)[0] == Moment(2 * 64 * 300, token)
+        assert instants_of(tied, "bf16", stage)[0] == one
 
 
 def test_the_loss_is_there_before_stage_2_has_its_bucket() -> None:
-    config = load([GPU]).model_copy(update={"model": SMALL, "dtype": "fp32"})
-    one, two = (activations.moments(config.model_copy(update={"zero": zero(stage)})) for stage in (1, 2))
+    one, two = (instants_of(SMALL, "fp32", stage) for stage in (1, 2))
     assert one[0] == two[0]
     assert [a.fixed - b.fixed for a, b in zip(one[1:4], two[1:4], strict=True)] == [4 * parameters(SMALL)] * 3
 
 
 def test_a_parameter_larger_than_the_bucket_is_reduced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its gradient, copied in stage 2 narrow and wide, in stage 3 wide: the head's before the layers', experts' with
-    theirs."""
-    monkeypatch.setattr("engine.cost.states._BUCKET", 1000)
-    config = load([GPU]).model_copy(update={"model": SPARSE, "dtype": "bf16"})
+    """Its gradient and its copies: in stage 2 in both dtypes, in stage 3 in fp32. The head is reduced before the
+    layers' backward passes, experts with theirs."""
+    monkeypatch.setattr("engine.cost.sizes.BUCKET", 1000)
     head, experts = 64 * 300, SPARSE.experts * 64 * 160
     for stage, copies in ((1, 0), (2, 6), (3, 4)):
-        layer, *_, reduced = activations.moments(config.model_copy(update={"zero": zero(stage)}))
+        layer, *_, reduced = instants_of(SPARSE, "bf16", stage)
         itself = 0 if stage == 1 else 2
         assert reduced.fixed == itself * head + copies * max(0, head - 1000)
         waiting = 2 * head if stage == 1 else 0
@@ -210,19 +221,15 @@ def test_a_parameter_larger_than_the_bucket_is_reduced_alone(monkeypatch: pytest
 @pytest.mark.parametrize("model", [SMALL, SPARSE], ids=["dense", "experts"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_tile_of_swiglu_is_there_for_so_many_tokens_only(mode: str, model: Model) -> None:
-    """Its input stays, with what the losses of a router read; the rest is computed anew, a tile at a time."""
+    """SwiGLU saves its input and what the router's losses need; the rest is recomputed, one tile at a time."""
     kept = [activations.saved_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
-    needed = [activations.working_bytes(model, "bf16", mode, tile) for tile in (0, 64)]
+    none, tile = (instants_of(model, "bf16", recompute=mode, mlp_tile=size)[0] for size in (0, 64))
     gradients, weights = 3 * model.top_k * 160 * 2, 3 * model.experts * 64 * 160 * (2 + 4)
-    tiled, summed = activations.tile_bytes(model, "bf16")
-    swiglu = tiled - gradients
-    said = (3 * 8 + 1) * 4 if model.experts > 1 else 0
-    assert kept[0] - kept[1] == (3 * (swiglu - said) if mode == "none" else 0), "of each of three layers"
-    assert needed[0] - needed[1] > (0 if mode == "none" else swiglu - said)
-    assert summed == weights and swiglu > said
-    config = load(["mlp_tile=64"]).model_copy(update={"model": model, "dtype": "bf16", "recompute": mode})
-    (tile, *_), (none, *_) = activations.moments(config), activations.moments(config.model_copy(update={"mlp_tile": 0}))
-    assert (tile.tile, tile.tiled, tile.fixed - none.fixed) == (64, tiled, weights)
+    swiglu = tile.tiled - gradients
+    router = (3 * 8 + 1) * 4 if model.experts > 1 else 0
+    assert kept[0] - kept[1] == (3 * (swiglu - router) if mode == "none" else 0), "of each of three layers"
+    assert none.token - tile.token > (0 if mode == "none" else swiglu - router)
+    assert (tile.tile, tile.fixed - none.fixed) == (64, weights) and swiglu > router
     assert (none.tile, none.tiled) == (0, 0)
 
 
@@ -230,17 +237,17 @@ def test_a_tile_of_swiglu_is_there_for_so_many_tokens_only(mode: str, model: Mod
 def test_no_more_of_a_tile_is_counted_than_there_are_tokens(
     fixed: int, token: int, tile: int, tiled: int, free: int
 ) -> None:
-    moment = Moment(fixed, token, tile, tiled)
-    assert moment.of(tile // 2) == fixed + (token + tiled) * (tile // 2)
-    assert moment.of(tile + 7) == fixed + token * (tile + 7) + tiled * tile
-    most = moment.most(free, 3)
-    assert most < 0 or moment.of(most) + 3 * most <= free
-    assert moment.of(max(0, most + 1)) + 3 * max(0, most + 1) > free
+    one = Instant(fixed, token, tile, tiled)
+    assert one.of(tile // 2) == fixed + (token + tiled) * (tile // 2)
+    assert one.of(tile + 7) == fixed + token * (tile + 7) + tiled * tile
+    most = one.most(free, 3)
+    assert most < 0 or one.of(most) + 3 * most <= free
+    assert one.of(max(0, most + 1)) + 3 * max(0, most + 1) > free
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_recomputing_keeps_the_entry_of_each_layer_and_attention_if_asked_to(dtype: str) -> None:
-    """Three layers of 64; the last norm keeps two rows and a number; angles."""
+    """Three layers of hidden size 64; the last norm saves two rows and a number; cosines and sines."""
     b, w = element_bytes(dtype)
     norm, entry = 2 * 64 * b + w + 2 * 16 * w, 64 * b
     attention = (64 + 32 + 32 + 64) * b + 4 * w  # q, k, v, the output; a log-sum-exp a head

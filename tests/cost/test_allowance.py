@@ -16,6 +16,6 @@ def test_what_is_usable_is_just_what_fits(memory: int, tensors: int, context: in
 
 def test_it_follows_the_kind_of_device_and_how_many_there_are() -> None:
     one, eight = load(["cluster=h200x8", "cluster.ranks_per_node=1", "context=1K"]), load(["cluster=h200x8"])
-    assert Allowance.of(load([])) == Allowance(480 << 20, 0)
+    assert Allowance.of(load([])) == Allowance(480 << 20, 100)
     assert Allowance.of(one) == Allowance(1 << 30, 5)
     assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance(2 << 30, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,19 @@ from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import Costs
 
 PRESETS = tree.groups()["cluster"]
-# dense bf16 TFLOP/s, memory TB/s, NVLink GB/s each way, a card's Gb/s, PCIe GB/s each way: NVIDIA's pages of each
-SHEETS = {"a100x8": (312, 2.039, 300, 200, 32), "h100x8": (989, 3.35, 450, 400, 64), "h200x8": (989, 4.8, 450, 400, 64)}
+# dense bf16 TFLOP/s, memory TB/s, NVLink GB/s each way, a card's Gb/s, cards, host link GB/s each way: NVIDIA's pages
+SHEETS = {
+    "a100x8": (312, 2.039, 300, 200, 8, 32),
+    "h100x8": (989, 3.35, 450, 400, 8, 64),
+    "h200x8": (989, 4.8, 450, 400, 8, 64),
+    "b200x8": (2250, 8, 900, 400, 8, 64),
+    "gb200x4": (2500, 8, 900, 400, 4, 225),
+}
 
 
 @pytest.mark.parametrize("name", SHEETS)
 def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
-    flops, memory, nvlink, card, pcie = SHEETS[name]
+    flops, memory, nvlink, card, cards, host = SHEETS[name]
     found = nominal(name)
     assert found.peak_flops_per_s == sheet_peak(name) == flops * 1e12
     assert found.linear_flops_per_s == pytest.approx(0.6 * flops * 1e12)
@@ -27,8 +34,8 @@ def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
     assert found.memory_bytes_per_s == found.merge_bytes_per_s == pytest.approx(0.8 * memory * 1e12)
     assert found.node_bytes_per_s == found.reduce_bytes_per_s == pytest.approx(0.8 * nvlink * 1e9)
     assert found.network_bytes_per_s == pytest.approx(0.8 * card / 8 * 1e9)
-    assert found.copy_bytes_per_s == pytest.approx(0.8 * pcie * 1e9)
-    assert found.nics_per_node == 8
+    assert found.copy_bytes_per_s == pytest.approx(0.8 * host * 1e9)
+    assert found.nics_per_node == cards
     assert found.half_tokens == pytest.approx(0.6 * flops / memory), "as long as reading 2 bytes a weight"
 
 
@@ -36,14 +43,13 @@ def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
 def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
     found = nominal(name)
     assert found.source.startswith("data sheet: https://www.nvidia.com/")
-    assert found.device.split()[0].lower() == name.removesuffix("x8")
-    recipe = ["recipe=llama7b-256k", f"cluster={name}", "cluster.nodes=128"]
+    assert found.device.split()[0].lower() == name.rpartition("x")[0]
+    recipe = ["recipe=llama7b-256k", f"cluster={name}", "cluster.nodes=256"]
     assert Costs.of(load(recipe)).source == f"{found.device} ({found.source})"
 
 
 def test_newer_is_never_slower() -> None:
-    a100, h100, h200 = map(nominal, SHEETS)
-    for older, newer in ((a100, h100), (h100, h200)):
+    for older, newer in pairwise(map(nominal, SHEETS)):
         for term in ("linear_flops_per_s", "memory_bytes_per_s", "node_bytes_per_s", "network_bytes_per_s"):
             assert getattr(older, term) <= getattr(newer, term)
 

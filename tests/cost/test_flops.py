@@ -41,7 +41,7 @@ def test_linear_layers_against_pytorchs_own_count(kv_heads: int, experts: int, t
     tokens = 50
     model = build_model(load([]).model_copy(update={"model": model_shape}))
     with FlopCounterMode(display=False) as counted:
-        logits = model(torch.zeros(tokens, dtype=torch.long), torch.arange(tokens), lambda q, k, v: q)
+        logits = model(torch.zeros(tokens, dtype=torch.long), torch.arange(tokens), attention=lambda q, k, v: q)
         logits.sum().backward()
     unused = 4 * 2 * 2 * 64 * (64 // 4 * kv_heads) * tokens  # k and v get no gradient here: 4 operations a weight
     assert counted.get_total_flops() == 6 * linear_weights(model_shape) * tokens - unused

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost import flops
-from engine.cost.activations import Moment
+from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
-from engine.cost.model import PPM, Costs
+from engine.cost.model import Costs
+from engine.units import PPM
 from tests.planner.samples import COSTS, ints
 
 TINY = load(["model=tiny"])
@@ -28,7 +29,7 @@ def of(*overrides: str) -> Costs:
 
 
 def costs_of(config: Config, rates: Calibration) -> Costs:
-    """Return the costs of a config on a machine of these rates, through the file that a user would name."""
+    """The costs of a config on a machine of these rates, read from a file as a user would name it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "calibration.json"
         replace(rates, cluster=config.cluster.name).write(path)
@@ -37,7 +38,7 @@ def costs_of(config: Config, rates: Calibration) -> Costs:
 
 
 def test_a_sequence_costs_its_tokens_and_its_causal_pairs() -> None:
-    """In whole nanoseconds: they are part of what a plan is a function of."""
+    """In whole nanoseconds: plans depend on them."""
     assert COSTS.sequence(ints(1)).dtype == "int64"
     assert COSTS.sequence(ints(1, 2, 100)).tolist() == [1000 + 1, 2000 + 3, 100_000 + 5050]
 
@@ -73,7 +74,7 @@ def test_the_end_of_a_step_has_no_activations_beside_it() -> None:
 
 
 def test_the_first_micro_batch_has_no_gradients_when_its_backward_pass_begins() -> None:
-    """By hand: 100 bytes saved of a token, 10 in a layer's backward pass, 40 and 6 in the loss; of four layers."""
+    """By hand: each token has 100 bytes saved, 10 in a layer's backward pass, 40 + 6 in the loss; four layers."""
     costs = replace(COSTS, passing_bytes=0, filling_bytes=400, ring_bytes=0)
     tokens, flags = ints(50, 50), np.array([True, False])
     assert costs.peak_bytes(tokens, tokens, 0, flags).tolist() == [1000 + 5000 + 500 - 400, 1000 + 5000 + 500]
@@ -103,7 +104,7 @@ def test_recomputing_trades_time_for_memory() -> None:
     none, kept, layer = (of(f"recompute={mode}") for mode in ("none", "layer_keep_attention", "layer"))
     assert none.token_bytes > kept.token_bytes > layer.token_bytes
     assert none.rates.token_b < kept.rates.token_b == layer.rates.token_b
-    assert (none.rates.again, kept.rates.again, layer.rates.again) == (0, 0, 1)
+    assert (none.rates.recompute_factor, kept.rates.recompute_factor, layer.rates.recompute_factor) == (0, 0, 1)
     assert (none.forward_rings, kept.forward_rings, layer.forward_rings) == (2, 2, 3)
 
 
@@ -114,7 +115,7 @@ def test_stages_of_zero_hold_less_and_less() -> None:
 
 
 def test_what_stays_of_an_offloaded_micro_batch_is_equation_3() -> None:
-    """Of four layers two always stay, and of the others 1 - r."""
+    """Two of the four layers always stay, and 1 - r of the others."""
     assert COSTS.resident(ints(1000), ints(0)).tolist() == [1000]
     assert COSTS.resident(ints(1000), ints(500_000)).tolist() == [750]
     assert COSTS.resident(ints(1000), ints(1_000_000)).tolist() == [500]
@@ -126,7 +127,7 @@ def test_what_stays_of_an_offloaded_micro_batch_is_equation_3() -> None:
 def test_a_calibration_gives_back_what_was_measured(
     a: float, b: float, g: float, linear_backward: float, attention_backward: float
 ) -> None:
-    """T(s) = a s^2 + b s + g in ns: half of a pair's two passes is a, a token's linear layers the rest of b."""
+    """T(s) = a s^2 + b s + g in ns: a is half of a pair's two passes, a token's linear layers are the rest of b."""
     config = TINY
     pair, token = 2 * a / (1 + attention_backward), max(1.0, b - a) / (1 + linear_backward)
     rates = replace(
@@ -147,7 +148,7 @@ def test_a_calibration_gives_back_what_was_measured(
 
 
 def test_each_fixed_cost_has_its_place() -> None:
-    """A micro-batch reads all weights once a pass; kernels start in each layer of it, of a shard and of a round."""
+    """A micro-batch reads all weights in each pass; kernels are launched for each layer, shard and round."""
     config = TINY
     layers, rates = config.model.layers, nominal("local")
     costs = costs_of(config, rates)
@@ -167,13 +168,13 @@ def test_what_a_token_sends_and_copies() -> None:
     assert (costs.forward_hop_bytes, costs.backward_hop_bytes) == (2 * elements, 4 * elements)
     assert costs.rates.kv == pytest.approx(1e9 * 2 * elements / sheet.node_bytes_per_s)
     assert costs.rates.dkv == pytest.approx(2 * costs.rates.kv)
-    assert costs.rates.far == pytest.approx(sheet.node_bytes_per_s / sheet.network_bytes_per_s)
+    assert costs.rates.inter_node_slowdown == pytest.approx(sheet.node_bytes_per_s / sheet.network_bytes_per_s)
     assert costs.rates.copy == pytest.approx(1e9 * costs.token_bytes * 30 / 32 / sheet.copy_bytes_per_s)
     assert costs.rates.merge == pytest.approx(1e9 * 3 * 4 * 32 * 4096 / sheet.merge_bytes_per_s)
 
 
 def test_an_optimizer_on_the_host_leaves_memory_and_takes_time() -> None:
-    """Of many ranks each holds so little that a buffer of the largest parameter is more."""
+    """With many ranks each partition is so small that the buffer of the largest parameter is larger."""
     few, many = (("zero.stage=2", f"cluster.nodes={nodes}") for nodes in (32, 4096))
     here, away = of(*few), of(*few, "optimizer.on_host=true")
     assert away.fixed_bytes < here.fixed_bytes < away.fixed_bytes + away.host_fixed_bytes
@@ -182,8 +183,8 @@ def test_an_optimizer_on_the_host_leaves_memory_and_takes_time() -> None:
 
 
 def test_tiles_of_swiglu_are_computed_once_more() -> None:
-    """Their share of the linear layers; where layers are computed anew anyway, it costs nothing."""
-    share = flops.ffn_share(load(["model=llama7b", "context=1K", "capacity=1K"]).model)
+    """SwiGLU's part of the linear layers is computed again; where layers are recomputed anyway, this costs nothing."""
+    share = flops.ffn_ratio(load(["model=llama7b", "context=1K", "capacity=1K"]).model)
     whole, tiled = of(), of("mlp_tile=1K")
     assert tiled.rates.token_b - whole.rates.token_b == pytest.approx(share * whole.rates.token_f)
     assert tiled.rates.token_f == whole.rates.token_f and 0.7 < share < 0.8
@@ -196,23 +197,23 @@ def test_a_rank_alone_has_no_ring_buffers() -> None:
 
 
 def test_one_node_has_no_far_links() -> None:
-    assert of("cluster.nodes=1", "context=16K").rates.far == 1
+    assert of("cluster.nodes=1", "context=16K").rates.inter_node_slowdown == 1
 
 
 def test_a_network_faster_than_a_node_is_no_slower() -> None:
     rates = replace(nominal("h100x8"), network_bytes_per_s=1e15)
-    assert costs_of(load(["recipe=llama7b-256k"]), rates).rates.far == 1
+    assert costs_of(load(["recipe=llama7b-256k"]), rates).rates.inter_node_slowdown == 1
 
 
 def test_cards_that_devices_share_are_shared_under_tensor_parallelism_too() -> None:
-    """Each of a rank's devices sends its part of K,V through the node's cards: all of it, however it is split."""
+    """Each device of a rank sends its part of K,V through the cards of the node: all of it, however it is split."""
     config, rates = load(["recipe=llama7b-256k"]), replace(nominal("h100x8"), nics_per_node=1.0)
     one, four = costs_of(config, rates), costs_of(load(["recipe=llama7b-256k", "parallel.tp=4"]), rates)
     assert four.rates.kv / four.nics == pytest.approx(one.rates.kv / one.nics)
 
 
 def test_tensor_parallel_devices_sum_up_in_each_layer_twice_a_pass() -> None:
-    """A ring all-reduce sends 2 (t - 1) / t of a token's hidden state; two of them in each layer."""
+    """A ring all-reduce sends 2 (t - 1) / t of a token's hidden state; there are two in each layer."""
     one, four, sheet = of(), of("parallel.tp=4"), nominal("h100x8")
     sums = 1e9 * 32 * 2 * (2 * 3 / 4) * 4096 * 2 / sheet.node_bytes_per_s
     assert four.rates.token_f == pytest.approx(one.rates.token_f / 4 + sums)
@@ -220,7 +221,7 @@ def test_tensor_parallel_devices_sum_up_in_each_layer_twice_a_pass() -> None:
 
 
 def test_tensor_parallel_devices_of_two_nodes_sum_up_over_the_network() -> None:
-    """Twice as many devices compute half as long, but what they exchange goes over a slower link."""
+    """Twice the devices compute in half the time, but exchange over a slower link."""
     eight, sixteen, sheet = of("parallel.tp=8"), of("parallel.tp=16"), nominal("h100x8")
     sums = 1e9 * 32 * 2 * (2 * 15 / 16) * 4096 * 2 / sheet.network_bytes_per_s
     assert sixteen.rates.token_f == pytest.approx(of().rates.token_f / 16 + sums)
@@ -238,8 +239,8 @@ def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
     assert many.sequence(lengths) - fixed == pytest.approx((one.sequence(lengths) - fixed) / tp, rel=1e-6)
     for name in ("token_bytes", "ring_bytes"):
         assert getattr(many, name) == -(-getattr(one, name) // tp)
-    for whole, part in zip(one.moments, many.moments, strict=True):
-        assert part == Moment(*(-(-size // tp) for size in whole))._replace(tile=whole.tile)
+    for whole, part in zip(one.instants, many.instants, strict=True):
+        assert part == Instant(*(-(-size // tp) for size in whole))._replace(tile=whole.tile)
     assert (many.forward_hop_bytes, many.backward_hop_bytes) == (one.forward_hop_bytes, one.backward_hop_bytes)
 
 
@@ -253,20 +254,20 @@ def test_experts_cost_the_time_of_those_that_are_met_and_the_memory_of_all() -> 
 
 
 def test_a_stage_of_a_pipeline_holds_its_part_of_the_model() -> None:
-    """In 1F1B as many micro-batches are begun as there are stages, so activations are those of the whole.
+    """In 1F1B a stage holds as many micro-batches as there are stages, so activations are those of the whole model.
 
-    The loss is all the last one's.
+    The loss is only on the last stage.
     """
     one, four = of("cluster.nodes=128"), of("cluster.nodes=512", "parallel.pp=4")
     assert four.devices == 4 and four.fixed_bytes == pytest.approx(one.fixed_bytes / 4, abs=4)
-    assert four.moments == one.moments
+    assert four.instants == one.instants
     assert four.token_bytes == one.token_bytes
     assert four.rates == one.rates, "a stage's share of the time is the simulator's"
 
 
 @pytest.mark.parametrize("layers", [3, 4, 32])
 def test_copies_take_as_long_as_the_bytes_that_wait_on_the_host(layers: int) -> None:
-    """Two layers stay on the device: they are neither on the host nor on the way there."""
+    """Two layers stay on the device and are never copied."""
     costs, sheet = of(f"model.layers={layers}"), nominal("h100x8")
     tokens = 10**6
     bytes_ = int(costs.host_bytes(ints(tokens), PPM)[0])
@@ -274,7 +275,7 @@ def test_copies_take_as_long_as_the_bytes_that_wait_on_the_host(layers: int) -> 
 
 
 def test_the_peak_is_the_data_sheets() -> None:
-    """What MFU is a share of: 989 TFLOP/s of an H100, not what linear layers reach of it."""
+    """The reference of MFU is the 989 TFLOP/s of an H100, not what linear layers reach."""
     assert of().peak_flops_per_s == 989e12
     found = of("parallel.tp=8")
     assert (found.peak_flops_per_s, found.devices) == (989e12, 8)
@@ -282,7 +283,7 @@ def test_the_peak_is_the_data_sheets() -> None:
 
 @pytest.mark.parametrize("overrides", [(), ("zero.stage=3", "parallel.tp=2")])
 def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str, ...]) -> None:
-    """All of them, so that planners and simulator never see two machines at once."""
+    """All of them, so that planner and simulator never use two different machines."""
     config = load(["recipe=llama7b-256k", *overrides])
     rates = replace(nominal("h100x8"), micro_batch_s=7e-3, half_tokens=5000.0, linear_flops_per_s=1e14, step_s=0.5)
     assert Costs.of(config, rates) == costs_of(config, rates)
@@ -291,7 +292,8 @@ def test_costs_of_given_rates_are_those_of_a_file_with_them(overrides: tuple[str
 
 @pytest.mark.parametrize(("nodes", "tp"), [(128, 1), (128, 2), (16, 1)])
 def test_a_step_reduces_gradients_and_updates_weights(nodes: int, tp: int) -> None:
-    """bf16: fp32 gradients are reduced, bf16 weights gathered; a rank updates its share of 12 bytes, in and out."""
+    """bf16: fp32 gradients are reduced, bf16 weights gathered; a rank reads and writes 12 bytes for each of its
+    parameters."""
     costs, sheet = of(f"cluster.nodes={nodes}", "context=16K", f"parallel.tp={tp}"), nominal("h100x8")
     ranks = nodes * 8 // tp
     travel = costs.parameters / tp * 6 * (ranks - 1) / ranks / sheet.network_bytes_per_s
@@ -306,7 +308,7 @@ def test_a_slot_of_zero_3_waits_for_the_gathers_of_one_layer() -> None:
 
 @pytest.mark.parametrize("overrides", [(), ("parallel.tp=2",), ("cluster.nodes=2", "parallel.pp=2")])
 def test_inside_one_node_gradients_and_weights_travel_over_its_links(overrides: tuple[str, ...]) -> None:
-    """One node, or one a stage: no byte of a reduction sees a network card."""
+    """One node, or one per stage: no byte of a reduction passes a network card."""
     costs, sheet = of("cluster.nodes=1", "context=8K", *overrides), nominal("h100x8")
     group = costs.devices
     ranks = 16 // group if "cluster.nodes=2" in overrides else 8 // group
@@ -340,7 +342,7 @@ def test_offload_frees_what_it_moves_until_gradients_take_its_place(tokens: int,
     assert moved <= kept
     assert kept - moved <= host
     two_left = COSTS.token_bytes * tokens // 2 + COSTS.passing_bytes // 2  # of four layers
-    least = COSTS.fixed_bytes + COSTS.moments[0].of(tokens) + max(COSTS.passing_bytes, two_left)
+    least = COSTS.fixed_bytes + COSTS.instants[0].of(tokens) + max(COSTS.passing_bytes, two_left)
     assert moved == max(kept - host, least) or tokens * COSTS.token_bytes < COSTS.passing_bytes
 
 

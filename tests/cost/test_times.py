@@ -1,4 +1,4 @@
-"""Compiled times of a sequence on its ring, against a plain walk over the schedule's rounds and transfers."""
+"""Compiled times of a sequence on its ring, compared with a plain walk over the schedule's rounds and transfers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost.times import Rates, backward_ring, forward_ring, hide, shared, whole, wholes
-from engine.planner import schedule
+from engine.cost.times import Rates, backward_ring, forward_ring, hide, shared, unsplit, unsplit_times
+from engine.planner.plan import schedule
 
 SOME = st.floats(0.0, 1e3, allow_subnormal=False)
 RATES = st.builds(
     Rates,
     *[SOME] * 11,
-    far=st.floats(1.0, 50.0),
+    inter_node_slowdown=st.floats(1.0, 50.0),
     overlap=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.0, 1.0)),
-    again=st.sampled_from([0.0, 1.0]),
+    recompute_factor=st.sampled_from([0.0, 1.0]),
     copy=SOME,
 )
 DEGREES = st.integers(1, 9)
@@ -49,13 +49,13 @@ def walk(
 
 
 def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Callable[[int], float]) -> float:
-    """Return the time of a sequence on its ring; `pairs` are those of a member in a round."""
+    """Time of a sequence on its ring; `pairs` gives the pairs of a rank in a round."""
     part = tokens / degree
     beside = (rates.round + rates.merge * part) if degree > 1 else 0.0
     forward = walk(rates, degree, 0, "forward", lambda round_: rates.pair_f * pairs(round_) + beside, far, part)
     backward = walk(rates, degree, 0, "backward", lambda round_: rates.pair_b * pairs(round_) + beside, far, part)
     linear = (rates.token_f + rates.token_b) * part
-    return linear + (1.0 + rates.again) * forward + backward + rates.sequence
+    return linear + (1.0 + rates.recompute_factor) * forward + backward + rates.sequence
 
 
 @given(RATES, SOME, SOME)
@@ -76,7 +76,7 @@ def test_rounds_forward(rates: Rates, degree: int, compute: float, part: int, da
 
 @given(RATES, st.integers(2, 9), SOME, st.integers(1, 10_000), st.data())
 def test_rounds_backward(rates: Rates, degree: int, compute: float, part: int, data: st.DataObject) -> None:
-    """The dK,dV travel one round behind, and home in a round of their own."""
+    """dK,dV are sent one round later, and home in a round of their own."""
     member = data.draw(st.integers(0, degree - 1))
     kv, dkv = rates.latency + rates.kv * part, rates.latency + rates.dkv * part
     slow = walk(rates, degree, member, "backward", lambda round_: compute, 1.0, float(part))
@@ -85,7 +85,7 @@ def test_rounds_backward(rates: Rates, degree: int, compute: float, part: int, d
 
 @given(RATES, st.integers(1, 10**6), DEGREES, st.booleans())
 def test_a_sequence_on_its_ring(rates: Rates, tokens: int, degree: int, leaves: bool) -> None:
-    far = rates.far if leaves else 1.0
+    far = rates.inter_node_slowdown if leaves else 1.0
     mean = tokens * (tokens + 1) / 2 / degree**2
     slow = slow_shared(rates, float(tokens), degree, far, lambda round_: mean)
     assert shared(rates, float(tokens), degree, far) == pytest.approx(slow, rel=EXACT)
@@ -108,16 +108,18 @@ def test_a_round_has_about_as_many_pairs_as_any(rates: Rates, chunk: int, degree
 @given(RATES, st.integers(1, 10**6))
 def test_an_uncut_sequence(rates: Rates, tokens: int) -> None:
     pairs = sum(range(1, tokens + 1)) if tokens < 100 else tokens * (tokens + 1) // 2
-    attention = (rates.pair_f * (1 + rates.again) + rates.pair_b) * pairs
+    attention = (rates.pair_f * (1 + rates.recompute_factor) + rates.pair_b) * pairs
     slow = tokens * (rates.token_f + rates.token_b) + attention + rates.sequence
-    assert whole(rates, float(tokens)) == pytest.approx(slow, rel=EXACT)
-    assert shared(rates, float(tokens), 1, rates.far) == whole(rates, float(tokens)), "it knows no links"
+    assert unsplit(rates, float(tokens)) == pytest.approx(slow, rel=EXACT)
+    assert shared(rates, float(tokens), 1, rates.inter_node_slowdown) == unsplit(rates, float(tokens)), (
+        "it knows no links"
+    )
 
 
 def test_whole_nanoseconds_are_rounded_once() -> None:
     rates = FAST._replace(token_f=0.1, token_b=0.1, pair_f=0.0, pair_b=0.0, sequence=0.0)
     lengths = np.array([1, 2, 3, 7, 8, 10**9], dtype=np.int64)
-    assert wholes(rates, lengths).tolist() == [0, 0, 1, 1, 2, 200_000_000]
+    assert unsplit_times(rates, lengths).tolist() == [0, 0, 1, 1, 2, 200_000_000]
 
 
 @pytest.mark.parametrize("tokens", [1000, 10**6])
@@ -129,7 +131,7 @@ def test_with_fast_links_more_ranks_are_faster(tokens: int) -> None:
 
 
 def test_with_slow_links_more_ranks_do_not_help() -> None:
-    """A ring that transfers govern takes about tokens x bytes / bandwidth, whatever its degree is."""
+    """A ring bound by transfers takes about tokens x bytes / bandwidth, whatever its degree."""
     bound = FAST._replace(kv=1e4, dkv=2e4)
     times = [shared(bound, 1e4, degree, 1.0) for degree in range(8, 65)]
     assert max(times) < 1.15 * min(times)
@@ -138,13 +140,13 @@ def test_with_slow_links_more_ranks_do_not_help() -> None:
 
 @given(RATES, st.integers(1, 10**6), DEGREES)
 def test_between_nodes_nothing_is_faster(rates: Rates, tokens: int, degree: int) -> None:
-    near, far = (shared(rates, float(tokens), degree, times) for times in (1.0, rates.far))
+    near, far = (shared(rates, float(tokens), degree, times) for times in (1.0, rates.inter_node_slowdown))
     assert far >= near
 
 
 @given(RATES, st.integers(1, 10**6), DEGREES)
 def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, degree: int) -> None:
-    once, twice = (shared(rates._replace(again=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
+    once, twice = (shared(rates._replace(recompute_factor=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
     mean = tokens * (tokens + 1) / 2 / degree**2
     beside = (rates.round + rates.merge * tokens / degree) if degree > 1 else 0.0
     compute = rates.pair_f * mean + beside
@@ -154,6 +156,6 @@ def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, d
 
 @given(RATES, st.floats(0.0, 1e3), DEGREES)
 def test_a_message_without_bytes_is_as_late_between_nodes_as_inside(rates: Rates, latency: float, degree: int) -> None:
-    """`far` is a ratio of bandwidths: what it multiplies are bytes."""
+    """`inter_node_slowdown` is a ratio of bandwidths: it multiplies bytes."""
     empty = rates._replace(latency=latency, kv=0.0, dkv=0.0)
-    assert shared(empty, 1000.0, degree, rates.far) == shared(empty, 1000.0, degree, 1.0)
+    assert shared(empty, 1000.0, degree, rates.inter_node_slowdown) == shared(empty, 1000.0, degree, 1.0)

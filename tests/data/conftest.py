@@ -15,7 +15,7 @@ from engine.data.index import Index
 
 @pytest.fixture(scope="session")
 def make_data() -> Callable[..., schema.Data]:
-    """Return a maker of `Data` sections: the path, and what differs from a folder of UTF-8 files."""
+    """Make `Data` sections from a path and changes to the defaults: a folder of UTF-8 files."""
 
     def make(path: Path | str, **changes: Any) -> schema.Data:
         values: dict[str, Any] = {
@@ -37,7 +37,7 @@ def make_data() -> Callable[..., schema.Data]:
 
 @pytest.fixture
 def write_files(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
-    """Return a writer of files, given by relative path, into a folder that it returns."""
+    """Write files, given by relative path, into a folder, and return the folder."""
 
     def write(files: Mapping[str, bytes]) -> Path:
         root = tmp_path / "documents"
@@ -52,7 +52,7 @@ def write_files(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 @pytest.fixture(scope="session")
 def make_index() -> Callable[..., Index]:
-    """Return a maker of indices from lengths (inputs), and which documents are kept for validation."""
+    """Make indices from lengths (inputs) and the numbers of the validation documents."""
 
     def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Index:
         kept = np.zeros(len(lengths), dtype=np.bool_)

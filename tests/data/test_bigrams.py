@@ -13,7 +13,7 @@ from engine.data.tokenizer import BOS, EOS
 
 
 def reference(texts: list[bytes]) -> float:
-    """Return H(next | token) = -sum p(a, b) log p(b | a), counted pair by pair."""
+    """H(next | token) = -sum p(a, b) log p(b | a), counted pair by pair."""
     pairs: Counter[tuple[int, int]] = Counter()
     for text in texts:
         tokens = [BOS, *text, EOS]
@@ -33,19 +33,19 @@ def entropy(texts: list[bytes]) -> float:
 
 @pytest.mark.parametrize("batch", [1, 40, 1 << 20])
 def test_entropy_equals_the_sum_over_pairs(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is counted in one call, no pair crosses from one document to the next."""
+    """For any batch size: no pair spans two documents."""
     monkeypatch.setattr(bigrams, "_BATCH", batch)
     random = np.random.default_rng(0)
     texts = [random.integers(97, 102, size=size, dtype=np.uint8).tobytes() for size in (1, 2, 30, 100)]
     assert entropy(texts) == pytest.approx(reference(texts), rel=1e-12)
 
 
-def test_a_text_that_is_certain_has_no_entropy() -> None:
+def test_a_deterministic_text_has_no_entropy() -> None:
     assert entropy([b"abcdef"]) == 0
 
 
 def test_two_equally_likely_next_bytes_cost_log_two() -> None:
-    """Of six pairs, BOS to x and y twice and the bytes to EOS: only those two are uncertain."""
+    """Only the two pairs that begin with BOS are uncertain; the two that end with EOS are not."""
     assert entropy([b"x", b"y"]) == pytest.approx(math.log(2) / 2)
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.load import load
-from engine.data.lengths import packed, read_lengths, step_lengths
+from engine.data.lengths import document_lengths, example_step, packed, read_lengths, step_lengths
 from engine.data.mixes import draw
-from engine.errors import DataError
+from engine.errors import ConfigError, DataError
 
 
 def steps_of(steps: int, *overrides: str) -> list[list[int]]:
@@ -21,7 +21,7 @@ def steps_of(steps: int, *overrides: str) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["github", "byted", "lognormal"])
-def test_a_mix_is_drawn_anew_for_each_step(name: str) -> None:
+def test_a_mix_is_drawn_for_each_step(name: str) -> None:
     overrides = [f"lengths={name}", "lengths.max=8K", "context=2K", "batch_tokens=32K", "run.seed=5"]
     config = load(overrides)
     drawn = [draw(config.lengths, 32768, 2048, 5, step).tolist() for step in (0, 1)]
@@ -29,14 +29,14 @@ def test_a_mix_is_drawn_anew_for_each_step(name: str) -> None:
     assert drawn[0] != drawn[1]
 
 
-def test_no_step_of_one_seed_is_a_step_of_another() -> None:
-    """Else the seeds of a benchmark are no independent samples."""
+def test_seeds_share_no_steps() -> None:
+    """Otherwise the seeds of a benchmark would not be independent samples."""
     mix = ["lengths=byted", "lengths.max=8K", "context=2K", "batch_tokens=32K"]
     steps = [tuple(step) for seed in range(4) for step in steps_of(4, *mix, f"run.seed={seed}")]
     assert len(set(steps)) == 16
 
 
-def test_documents_come_as_training_takes_them(tmp_path: Path) -> None:
+def test_documents_come_in_the_order_of_training(tmp_path: Path) -> None:
     for number, size in enumerate((9, 99, 0, 29)):
         (tmp_path / f"{number}.txt").write_bytes(b"x" * size)
     own = ["data=folder", f"data.path={tmp_path}", "data.validation_share=0", "context=64", "batch_tokens=140"]
@@ -45,14 +45,14 @@ def test_documents_come_as_training_takes_them(tmp_path: Path) -> None:
     assert sorted(steps[1]) == [10, 30, 36, 64]
 
 
-def test_a_file_in_its_order_and_from_its_beginning_again(tmp_path: Path) -> None:
+def test_a_file_is_read_in_order_and_repeated(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("# tokens\n5\n\n7  # cut\n 3\n", encoding="utf-8-sig")
     file = ["lengths=file", f"lengths.path={path}", "context=4", "batch_tokens=12"]
     assert steps_of(3, *file) == [[4, 1, 4, 3], [3, 4, 1], [4, 3, 3]]
 
 
-def test_a_long_document_of_a_file_is_a_step_of_its_own(tmp_path: Path) -> None:
+def test_a_long_document_of_a_file_is_a_step_by_itself(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("1\n20\n1\n", encoding="utf-8")
     assert steps_of(3, "lengths=file", f"lengths.path={path}", "context=8", "batch_tokens=8") == [
@@ -63,7 +63,7 @@ def test_a_long_document_of_a_file_is_a_step_of_its_own(tmp_path: Path) -> None:
 
 
 def one_by_one(documents: list[int], batch_tokens: int, steps: int) -> list[list[int]]:
-    """Pack as the docstring says, a document at a time."""
+    """Pack one document at a time, as the docstring of `packed` says."""
     at, found = 0, []
     for _ in range(steps):
         taken = [documents[at % len(documents)]]
@@ -75,7 +75,7 @@ def one_by_one(documents: list[int], batch_tokens: int, steps: int) -> list[list
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 100))
-def test_packing_is_that_of_one_document_at_a_time(documents: list[int], batch_tokens: int) -> None:
+def test_packing_equals_packing_one_document_at_a_time(documents: list[int], batch_tokens: int) -> None:
     steps = islice(packed(np.array(documents, dtype=np.int64), batch_tokens, context=100), 4)
     assert [step.tolist() for step in steps] == one_by_one(documents, batch_tokens, 4)
 
@@ -96,8 +96,8 @@ def test_an_array_is_read(tmp_path: Path, dtype: Any) -> None:
         ("4K", "'4K' is not a whole number of tokens"),
         ("1.5", "'1.5' is not a whole number"),
         ("12 13", "'12 13' is not a whole number"),
-        ("9" * 5000, "more than the largest length, 4294967296"),
-        ("4294967297", "more than the largest length"),
+        ("9" * 5000, "exceed the largest length, 4294967296"),
+        ("4294967297", "exceed the largest length"),
         ("é", "'é' is not a whole number"),
     ],
 )
@@ -119,7 +119,7 @@ def test_ten_wrong_lines_are_named_and_the_others_counted(tmp_path: Path) -> Non
         read_lengths(path)
     *named, last = caught.value.problems
     assert [problem.key for problem in named] == [f"{path}:{line}" for line in range(2, 12)]
-    assert (last.message, last.key) == ("3 more are wrong", str(path))
+    assert (last.message, last.key) == ("3 more invalid lengths", str(path))
 
 
 def test_a_wrong_entry_of_an_array_is_named(tmp_path: Path) -> None:
@@ -167,19 +167,51 @@ def write_no_rows(path: Path) -> Path:
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (write_nothing, "there is no such file"),
+        (write_nothing, "no such file"),
         (lambda path: path, "is a folder"),
-        (write_empty, "holds no length"),
-        (write_text_as_array, "is not an array"),
-        (write_half_an_array, "is not an array"),
-        (write_floats, "holds float64 of shape"),
+        (write_empty, "contains no length"),
+        (write_text_as_array, "is not a numpy array"),
+        (write_half_an_array, "is not a numpy array"),
+        (write_floats, "contains float64 of shape"),
         (write_table, r"int64 of shape \(2, 2\)"),
-        (write_no_rows, "holds no length"),
+        (write_no_rows, "contains no length"),
     ],
 )
-def test_files_that_are_no_lengths_are_refused(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:
+def test_files_without_lengths_are_refused(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:
     path = write(tmp_path)
     with pytest.raises(DataError, match=message) as caught:
         read_lengths(path)
     assert caught.value.problems[0].key == str(path)
     assert caught.value.problems[0].hint is not None
+
+
+def test_documents_of_a_mix_are_drawn() -> None:
+    config = load(["lengths=byted", "lengths.max=64K"])
+    first, again = (document_lengths(config, 5000).lengths for _ in range(2))
+    assert len(first) == 5000
+    np.testing.assert_array_equal(first, again)
+    assert len(document_lengths(config, None).lengths) == 2**20
+
+
+def test_documents_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("7\n9000\n", encoding="utf-8")
+    config = load(["lengths=file", f"lengths.path={tmp_path / 'a.txt'}"])
+    assert document_lengths(config, None).lengths.tolist() == [7, 9000]
+    with pytest.raises(ConfigError, match="read completely"):
+        document_lengths(config, 5)
+
+
+def test_documents_of_a_recipe_are_measured(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02d}.txt").write_bytes(b"x" * number)
+    config = load(["data=folder", f"data.path={tmp_path}", "batch_tokens=64", "context=8", "capacity=8"])
+    found = document_lengths(config, None)
+    assert found.lengths.tolist() == list(range(2, 21))
+    step = example_step(config, found)
+    assert 44 < step.sum() <= 64
+    assert step.max() == 8
+
+
+def test_a_step_of_a_mix_is_the_step_of_plan() -> None:
+    config = load(["lengths=github", "lengths.max=8K", "batch_tokens=32K"])
+    np.testing.assert_array_equal(example_step(config, document_lengths(config, 10)), next(step_lengths(config, 1)))

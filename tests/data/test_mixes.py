@@ -25,8 +25,8 @@ def lengths(name: str = "github", mean: float = 8192, sigma: float = 1.5, max_: 
 
 
 @pytest.mark.parametrize("longest", [2048 * K, 512 * K])
-def test_github_has_the_token_shares_of_the_paper(longest: int) -> None:
-    """ByteScale, evaluation, in percent of the tokens; a mix that is scaled has its shares at scaled bounds."""
+def test_github_has_the_token_percentages_of_the_paper(longest: int) -> None:
+    """ByteScale, evaluation, in percent of the tokens; a scaled mix has the same percentages at scaled bounds."""
     drawn = github(Generator(Philox(key=1)), lengths(max_=longest), 2_000_000)
     scale = longest / (2048 * K)
     share = {
@@ -39,7 +39,7 @@ def test_github_has_the_token_shares_of_the_paper(longest: int) -> None:
 
 
 @pytest.mark.parametrize("longest", [2048 * K, 512 * K])
-def test_byted_has_the_shares_of_the_paper(longest: int) -> None:
+def test_byted_has_the_percentages_of_the_paper(longest: int) -> None:
     """ByteScale, evaluation; tolerances are four standard errors of this many documents, and the paper's rounding."""
     drawn = byted(Generator(Philox(key=1)), lengths(max_=longest), 2_000_000)
     scale, tokens = longest / (2048 * K), drawn.sum()
@@ -97,7 +97,7 @@ def test_a_step_is_as_full_as_it_can_be_and_cut_at_the_context(name: str) -> Non
     assert sequences.min() >= 1 and sequences.max() == 4 * K
 
 
-def test_a_document_longer_than_the_step_is_a_step_of_its_own() -> None:
+def test_a_document_longer_than_the_step_is_a_step_by_itself() -> None:
     assert draw(lengths("lognormal", mean=1000, sigma=0.01), 10, context=400, seed=0).tolist()[:2] == [400, 400]
 
 
@@ -108,7 +108,7 @@ def test_a_draw_is_a_function_of_the_seed() -> None:
 
 @pytest.mark.parametrize("name", sorted(MIXES))
 def test_every_process_draws_the_same(name: str) -> None:
-    """Else ranks that draw for themselves would plan different steps."""
+    """Otherwise ranks that draw by themselves would plan different steps."""
     code = (
         "import hashlib; from engine.config.schema import Lengths; from engine.data.mixes import draw;"
         f"mix = Lengths(name={name!r}, path=None, mean=8192, sigma=1.5, max=2**21);"
@@ -127,9 +127,7 @@ def test_as_many_documents_as_the_largest_cluster_takes_are_drawn_in_millisecond
         assert time.process_time() - started < 0.1
 
 
-def test_written_documents_have_the_lengths_that_were_asked(
-    tmp_path: Path, make_data: Callable[..., schema.Data]
-) -> None:
+def test_written_documents_have_the_requested_lengths(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
     text = "def f():\n\treturn 'é\"\\'\n".encode()
     write_jsonl(tmp_path / "mix.jsonl", [2, 3, 1000, 17], text, seed=5)
     index = build_index(make_data(tmp_path / "mix.jsonl", format="jsonl"))

@@ -15,7 +15,7 @@ MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
 
 
-def test_every_span_is_that_of_the_document(write_files: WriteFiles, make_data: MakeData) -> None:
+def test_every_span_equals_that_of_the_document(write_files: WriteFiles, make_data: MakeData) -> None:
     data = make_data(write_files({"a": b"", "b": b"hello"}))
     reader, tokens = Reader(data, build_index(data)), encode(b"hello")
     for start in range(len(tokens)):
@@ -47,7 +47,7 @@ def test_a_span_reads_only_its_bytes(
     assert spans == [(2, 5)]
 
 
-def test_files_that_were_added_do_no_harm(write_files: WriteFiles, make_data: MakeData) -> None:
+def test_added_files_do_not_matter(write_files: WriteFiles, make_data: MakeData) -> None:
     data = make_data(write_files({"b": b"hello"}))
     index = build_index(data)
     write_files({"a": b"new"})
@@ -59,7 +59,7 @@ def test_a_file_that_became_shorter_is_refused(write_files: WriteFiles, make_dat
     reader = Reader(data, build_index(data))
     root = write_files({"a": b"hell"})
     assert reader.tokens(0, 1, 5).tolist() == list(b"hell")
-    with pytest.raises(DataError, match="is shorter than when the run began") as caught:
+    with pytest.raises(DataError, match="is shorter than at the start of the run") as caught:
         reader.tokens(0, 4, 7)
     assert caught.value.problems[0].key == str(root / "a")
 
@@ -70,16 +70,16 @@ def test_a_line_that_became_shorter_is_refused(tmp_path: Path, make_data: MakeDa
     path.write_bytes(b'{"text": "hello"}\n')
     index = build_index(data)
     path.write_bytes(b'{"text": "hell"}\n')
-    with pytest.raises(DataError, match="is shorter than when the run began") as caught:
+    with pytest.raises(DataError, match="is shorter than at the start of the run") as caught:
         Reader(data, index).tokens(0, 0, 7)
     assert caught.value.problems[0].key == f"{path}:1"
 
 
-def test_a_document_that_is_gone_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
+def test_a_removed_document_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a": b"hello", "b": b"x"})
     data = make_data(root)
     index = build_index(data)
     (root / "a").unlink()
-    with pytest.raises(DataError, match="is gone since the run began") as caught:
+    with pytest.raises(DataError, match="was removed after the run started") as caught:
         Reader(data, index).tokens(0, 0, 1)
     assert caught.value.problems[0].key == "a"

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from engine.config import schema
 from engine.data import scan as module
 from engine.data.index import build_index
-from engine.data.scan import lines, scan
+from engine.data.scan import scan
+from engine.data.sources import folder, jsonl
+from engine.data.sources.jsonl import lines
 from engine.errors import DataError
 
 MakeData = Callable[..., schema.Data]
@@ -34,7 +36,7 @@ def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_lines(path: Path, sizes: Sequence[int]) -> Path:
-    """Write a document a line, and a blank line after every tenth."""
+    """Write one document per line, and a blank line after every tenth."""
     with path.open("w", encoding="utf-8") as file:
         for number, size in enumerate(sizes):
             file.write(json.dumps({"text": "é" * (size // 2)}) + "\n" * (2 if number % 10 == 9 else 1))
@@ -42,18 +44,18 @@ def write_lines(path: Path, sizes: Sequence[int]) -> Path:
 
 
 @pytest.mark.parametrize("processes", ["one_process", "two_processes"])
-def test_a_folder_is_as_its_index_says(
+def test_a_scan_of_a_folder_agrees_with_its_index(
     processes: str, request: pytest.FixtureRequest, write_files: WriteFiles, make_data: MakeData
 ) -> None:
     request.getfixturevalue(processes)
     data = make_data(write_files(MANY))
     found, index = scan(data, None, seed=0), build_index(data)
     np.testing.assert_array_equal(found.lengths, index.lengths)
-    assert (found.empty, found.share) == (index.empty, 1.0)
+    assert (found.empty, found.fraction) == (index.empty, 1.0)
 
 
 @pytest.mark.parametrize("processes", ["one_process", "two_processes"])
-def test_a_jsonl_file_is_as_its_index_says(
+def test_a_scan_of_a_jsonl_file_agrees_with_its_index(
     processes: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -61,15 +63,15 @@ def test_a_jsonl_file_is_as_its_index_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request.getfixturevalue(processes)
-    monkeypatch.setattr(module, "_PART_BYTES", 100)
+    monkeypatch.setattr(jsonl, "_PART_BYTES", 100)
     data = make_data(write_lines(tmp_path / "a.jsonl", range(0, 80, 2)), format="jsonl")
     found, index = scan(data, None, seed=0), build_index(data)
     np.testing.assert_array_equal(found.lengths, index.lengths)
-    assert (found.empty, found.share) == (index.empty, 1.0)
+    assert (found.empty, found.fraction) == (index.empty, 1.0)
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"bc", b"defgh\n"]), max_size=40), st.integers(1, 20))
-def test_every_line_is_in_the_one_range_that_it_begins_in(chunks: list[bytes], step: int) -> None:
+def test_every_line_belongs_to_the_range_in_which_it_begins(chunks: list[bytes], step: int) -> None:
     text = b"".join(chunks)
     ranges = [(start, min(len(text), start + step)) for start in range(0, len(text), step)]
     found = [(start, stop, at, line) for start, stop in ranges for at, line in lines(io.BytesIO(text), start, stop)]
@@ -78,7 +80,7 @@ def test_every_line_is_in_the_one_range_that_it_begins_in(chunks: list[bytes], s
 
 
 def test_a_range_inside_a_line_is_not_read_beyond(tmp_path: Path) -> None:
-    """Else ranges of a line of gigabytes would each read it to its end."""
+    """Otherwise each range within a line of gigabytes would read it to its end."""
 
     class Counted(io.BytesIO):
         read_bytes = 0
@@ -99,20 +101,20 @@ def test_a_sample_of_a_folder(write_files: WriteFiles, make_data: MakeData) -> N
     found, again, other = (scan(data, 30, seed).lengths.tolist() for seed in (1, 1, 2))
     assert found == again != other
     assert len(set(found)) == 30
-    assert scan(data, 30, seed=1).share == 30 / 150
-    assert scan(data, 1000, seed=1).share == 1.0
+    assert scan(data, 30, seed=1).fraction == 30 / 150
+    assert scan(data, 1000, seed=1).fraction == 1.0
 
 
 @pytest.mark.usefixtures("one_process")
 def test_a_sample_of_a_jsonl_file_has_no_bias(
     tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long lines are as likely as short ones, wherever they stand: first all short ones, then all long ones."""
-    monkeypatch.setattr(module, "_BLOCK", 256)
+    """Long lines are as likely as short ones at any position: first all short ones, then all long ones."""
+    monkeypatch.setattr(jsonl, "_BLOCK", 256)
     data = make_data(write_lines(tmp_path / "a.jsonl", [10] * 500 + [400] * 100), format="jsonl")
     found = [scan(data, 100, seed) for seed in range(60)]
-    short = [int((some.lengths == 11).sum()) / some.share for some in found]
-    long = [int((some.lengths == 401).sum()) / some.share for some in found]
+    short = [int((some.lengths == 11).sum()) / some.fraction for some in found]
+    long = [int((some.lengths == 401).sum()) / some.fraction for some in found]
     assert np.mean(short) == pytest.approx(500, rel=0.1)
     assert np.mean(long) == pytest.approx(100, rel=0.1)
     assert np.mean([len(some.lengths) for some in found]) == pytest.approx(100, rel=0.35)
@@ -120,28 +122,29 @@ def test_a_sample_of_a_jsonl_file_has_no_bias(
 
 
 @pytest.mark.usefixtures("one_process")
-def test_what_is_large_is_sampled_unasked(
+def test_large_sources_are_sampled_by_default(
     write_files: WriteFiles, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"_FILES": 40, "_BYTES": 1024, "_BLOCK": 64}.items():
-        monkeypatch.setattr(module, name, value)
-    assert scan(make_data(write_files(MANY)), None, seed=0).share == 40 / 150
+    monkeypatch.setattr(folder, "_MOST_FILES", 40)
+    monkeypatch.setattr(jsonl, "_MOST_BYTES", 1024)
+    monkeypatch.setattr(jsonl, "_BLOCK", 64)
+    assert scan(make_data(write_files(MANY)), None, seed=0).fraction == 40 / 150
     path = write_lines(tmp_path / "a.jsonl", [20] * 400)
     found = scan(make_data(path, format="jsonl"), None, seed=0)
-    assert found.share == pytest.approx(1024 / path.stat().st_size, rel=0.1)
+    assert found.fraction == pytest.approx(1024 / path.stat().st_size, rel=0.1)
     assert 1 < len(found.lengths) < 100
 
 
 def test_progress_ends_at_one(write_files: WriteFiles, make_data: MakeData) -> None:
-    told: list[float] = []
-    scan(make_data(write_files(MANY)), None, 0, told.append)
-    assert told == [1 / 3, 2 / 3, 1.0]
+    reported: list[float] = []
+    scan(make_data(write_files(MANY)), None, 0, reported.append)
+    assert reported == [1 / 3, 2 / 3, 1.0]
 
 
 def test_a_wrong_line_is_named_by_its_number(
     tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch, two_processes: None
 ) -> None:
-    monkeypatch.setattr(module, "_PART_BYTES", 64)
+    monkeypatch.setattr(jsonl, "_PART_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n\n' * 20 + '{"words": "a"}\n' + '{"text": "a"}\n' * 20, encoding="utf-8")
     with pytest.raises(DataError, match="has no field 'text'") as caught:
@@ -163,19 +166,19 @@ def test_nothing_to_measure_is_refused(
     with pytest.raises(DataError, match="no text in 2 documents"):
         scan(make_data(write_files({"a": b"", "b": b""})), sample, seed=0)
     (tmp_path / "a.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match="has no line with a document"):
+    with pytest.raises(DataError, match="contains no document"):
         scan(make_data(tmp_path / "a.jsonl", format="jsonl"), sample, seed=0)
-    with pytest.raises(DataError, match="there is no such file"):
+    with pytest.raises(DataError, match="no such file"):
         scan(make_data(tmp_path / "b.jsonl", format="jsonl"), sample, seed=0)
 
 
 class Deadly:
-    """What ends the process that unpickles it."""
+    """Kills the process that unpickles it."""
 
     def __reduce__(self) -> tuple[Callable[[int], Any], tuple[int]]:
         return os._exit, (1,)
 
 
-def test_a_process_that_is_killed_is_told(two_processes: None) -> None:
+def test_a_killed_process_is_reported(two_processes: None) -> None:
     with pytest.raises(DataError, match="was killed"):
-        list(module._read([Deadly(), Deadly()]))  # type: ignore[list-item]
+        list(module._sizes([Deadly(), Deadly()]))  # type: ignore[list-item]

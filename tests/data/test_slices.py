@@ -13,8 +13,8 @@ from engine.data.reader import Reader
 from engine.data.slices import IGNORE, idle_slices, micro_batch_slices
 from engine.data.steps import SequenceTable, cut
 from engine.data.tokenizer import BOS, EOS, encode
-from engine.planner.plan import MicroBatch, Shard
-from engine.planner.schedule import shard_tokens
+from engine.planner.plan.schedule import shard_tokens
+from engine.planner.plan.step_plan import MicroBatch, Shard
 
 TEXTS = [bytes(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)) for size in (1, 2, 3, 7, 40, 101)]
 
@@ -41,7 +41,7 @@ def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
 def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(
     corpus: tuple[Reader, Index], data: st.DataObject
 ) -> None:
-    """Random contexts, degrees (also above what fits, so that shards are empty) and micro-batches of random shards."""
+    """Random contexts, degrees (also so large that shards are empty) and micro-batches of random shards."""
     reader, index = corpus
     table = cut(np.arange(len(TEXTS)), index, context=data.draw(st.integers(1, 120)))
     degrees = data.draw(st.lists(st.integers(1, 7), min_size=len(table), max_size=len(table)))

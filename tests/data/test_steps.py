@@ -22,14 +22,14 @@ def pieces(table: SequenceTable) -> list[tuple[int, int, int]]:
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 60))
-def test_as_many_fit_as_do_not_pass_the_bound_and_at_least_one(lengths: list[int], tokens: int) -> None:
+def test_fitting_takes_at_least_one(lengths: list[int], tokens: int) -> None:
     count = fitting(np.array(lengths), tokens)
     assert count == 1 or sum(lengths[:count]) <= tokens
     assert count == len(lengths) or sum(lengths[: count + 1]) > tokens
 
 
 def epochs(index: Index, seed: int, batch: int, context: int, count: int) -> list[tuple[SequenceTable, Cursor]]:
-    """Return the steps until the cursor is `count` epochs on."""
+    """All steps of the first `count` epochs."""
     steps, cursor = [], Cursor()
     while cursor.epoch < count:
         table, cursor = next_step(index, cursor, seed, batch, context)
@@ -74,22 +74,17 @@ def test_a_step_is_as_full_as_it_can_be(make_index: MakeIndex, lengths: list[int
 
 
 @given(lengths_, sizes, sizes, st.integers(1, 5))
-def test_the_run_goes_on_alike_from_any_saved_cursor(
+def test_a_run_continues_identically_from_any_saved_cursor(
     make_index: MakeIndex, lengths: list[int], batch: int, context: int, seed: int
 ) -> None:
     index = make_index(lengths)
     steps = epochs(index, seed, batch, context, count=3)
     for (_, cursor), (following, after) in pairwise(steps):
-        table, resumed = next_step(index, Cursor.from_dict(cursor.to_dict()), seed, batch, context)
+        table, resumed = next_step(index, Cursor(cursor.epoch, cursor.position), seed, batch, context)
         assert (pieces(table), resumed) == (pieces(following), after)
 
 
-def test_a_cursor_is_plain_data() -> None:
-    assert Cursor(2, 5).to_dict() == {"epoch": 2, "position": 5}
-    assert Cursor.from_dict({"epoch": 2, "position": 5}) == Cursor(2, 5)
-
-
-def test_a_longer_document_is_a_step_of_its_own(make_index: MakeIndex) -> None:
+def test_a_longer_document_is_a_step_by_itself(make_index: MakeIndex) -> None:
     steps = [table.document.tolist() for table, _ in epochs(make_index([3, 50, 3]), 0, 10, 100, count=1)]
     assert [1] in steps
 
@@ -136,10 +131,10 @@ def test_the_order_of_a_seed_is_the_same_on_every_machine(make_index: MakeIndex)
         (99, [(1, 0, 4), (1, 8, 2), (1, 4, 4), (3, 0, 3)]),
     ],
 )
-def test_the_validation_set_is_what_fits(
+def test_the_validation_set_is_as_large_as_fits(
     tokens: int, expected: list[tuple[int, int, int]], make_index: MakeIndex
 ) -> None:
-    """In an order of its own: taken by name, a small set would be one or two documents."""
+    """Shuffled: in the order of names, a small set would be one or two documents."""
     index = make_index([7, 10, 7, 3], validation=[1, 3])
     assert pieces(validation_table(index, context=4, tokens=tokens)) == expected
 

@@ -7,7 +7,7 @@ def test_a_document_is_bos_its_bytes_and_eos() -> None:
     assert encode("aé".encode()).tolist() == [BOS, 97, 195, 169, EOS]
 
 
-def test_a_part_of_a_document_has_only_the_ends_that_it_holds() -> None:
+def test_a_part_of_a_document_has_only_its_own_ends() -> None:
     assert encode(b"a", last=False).tolist() == [BOS, 97]
     assert encode(b"a", first=False).tolist() == [97, EOS]
     assert encode(b"", first=False, last=False).tolist() == []

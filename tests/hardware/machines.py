@@ -1,4 +1,4 @@
-"""A machine whose calibration is known, and what it would measure."""
+"""A machine with a known calibration, and its measurements."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.cost.activations import saved_bytes
 from engine.cost.datasheets import nominal
-from engine.hardware.cases import cases
-from engine.hardware.measured import Case, Measured, Timing
-from engine.hardware.predict import seconds
+from engine.hardware.fit import predict
+from engine.hardware.measured import Case, Measured, Timing, cases
 from engine.hardware.prepare import measuring
 
 TRUE = replace(
@@ -37,24 +35,22 @@ TRUE = replace(
     reduce_bytes_per_s=3e8,
     memory_bytes_per_s=6e9,
     step_s=1.2e-2,
-    saved_ratio=1.04,
 )
 
 
 @cache
 def config(ranks: int = 2) -> Config:
-    """Return the config with which the quickstart's model is measured."""
+    """The config with which the quickstart's model is measured."""
     return measuring(load([]), ranks, Path("measuring"))
 
 
 def measured(ranks: int = 2) -> Measured:
-    """Return what the machine measures when nothing disturbs it."""
+    """The measurements of the machine, without noise."""
     ours = config(ranks)
     todo = cases(ours.model.layers, 1, ranks, longest=8192)
     sizes = (4096, 1 << 19)
     parameters = (40_000, 4_000_000)
     update = 28 / ranks / TRUE.memory_bytes_per_s
-    kept = saved_bytes(ours.model, ours.dtype)
     travel = (ranks - 1) / ranks * 8 / TRUE.reduce_bytes_per_s
     return Measured(
         device=TRUE.device,
@@ -68,14 +64,13 @@ def measured(ranks: int = 2) -> Measured:
         updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
         copy_bytes_per_s=TRUE.copy_bytes_per_s,
         memory_bytes_per_s=TRUE.memory_bytes_per_s,
-        saved=tuple((tokens, TRUE.saved_ratio * kept * tokens + 96) for tokens in (64, 256, 1024)),
         fixed_s=TRUE.step_s + parameters[0] * (update + travel),
     )
 
 
 def _timing(case: Case, ours: Config) -> Timing:
-    """Return the parts of a case's time; half of the fixed costs are the forward pass's."""
+    """Forward and backward times of a case; each has half of the fixed costs."""
     fixed = replace(TRUE, linear_flops_per_s=1e30, attention_flops_per_s=1e30, half_tokens=0.0)
-    half = seconds(case, fixed, ours) / 2
-    forward = seconds(case, replace(TRUE, linear_backward=0.0, attention_backward=0.0), ours) - half
-    return Timing(forward, seconds(case, TRUE, ours) - forward, spread=0.0)
+    half = predict(case, fixed, ours) / 2
+    forward = predict(case, replace(TRUE, linear_backward=0.0, attention_backward=0.0), ours) - half
+    return Timing(forward, predict(case, TRUE, ours) - forward, spread=0.0)

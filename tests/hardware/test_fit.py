@@ -2,28 +2,33 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.cost.datasheets import nominal
 from engine.errors import PreflightError
-from engine.hardware.fit import calibrate, points
+from engine.hardware.fit import calibrate, fit_rings, least_squares, link, points, predict
 from engine.hardware.measured import Case, Timing
+from engine.units import Floats
 from tests.hardware.machines import TRUE, config, measured
 
 NETWORK = {"network_bytes_per_s", "nics_per_node"}
 RING = {"round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"}
+CASES = [Case(2, ring=(32 << doubling,)) for doubling in range(10)]
 
 
 def numbers(found: object, without: set[str]) -> dict[str, float]:
     return {name: value for name, value in vars(found).items() if not isinstance(value, str) and name not in without}
 
 
-def test_undisturbed_timings_give_the_machine_back() -> None:
+def test_timings_without_noise_give_the_true_calibration() -> None:
     found = calibrate(measured(), config())
     assert numbers(found, NETWORK) == pytest.approx(numbers(TRUE, NETWORK), rel=1e-3)
 
 
-def test_the_cost_model_then_gives_every_timing_back() -> None:
+def test_the_cost_model_then_predicts_every_timing() -> None:
     ours = measured()
     found = points(ours, calibrate(ours, config()), config())
     assert len(found) == len(ours.micro_batches)
@@ -35,7 +40,7 @@ def test_it_is_a_calibration_of_the_measured_cluster_and_says_so() -> None:
     assert (found.cluster, found.device, found.source) == ("local", "made up", "measured")
 
 
-def test_one_rank_leaves_to_the_data_sheet_what_needs_two() -> None:
+def test_terms_that_need_two_ranks_stay_nominal_on_one() -> None:
     found, sheet = calibrate(measured(ranks=1), config(ranks=1)), nominal("local")
     unmeasured = NETWORK | RING
     assert {name: getattr(found, name) for name in unmeasured} == {name: getattr(sheet, name) for name in unmeasured}
@@ -43,15 +48,15 @@ def test_one_rank_leaves_to_the_data_sheet_what_needs_two() -> None:
 
 
 def test_the_peak_is_the_data_sheets_or_else_the_fastest_product() -> None:
-    """And never less than what linear layers reach, or MFU could pass 1."""
+    """It is at least the rate of linear layers, or the MFU could exceed 1."""
     slow = replace(measured(), product_flops_per_s=1e9)
     assert calibrate(slow, config()).peak_flops_per_s == calibrate(slow, config()).linear_flops_per_s
     h100 = config().model_copy(update={"cluster": config().cluster.model_copy(update={"name": "h100x8"})})
     assert calibrate(measured(), h100).peak_flops_per_s == 989e12
 
 
-def test_uneven_timings_stay_near() -> None:
-    """Every second micro-batch 10 % slower: rates move by less than that, and the error is told."""
+def test_noisy_timings_give_similar_rates() -> None:
+    """Every second micro-batch 10 % slower: rates move by less than that, and the error is reported."""
     ours = measured()
     slower = tuple(
         (case, Timing(1.1 * timing.forward_s, 1.1 * timing.backward_s, 0.1) if number % 2 else timing)
@@ -68,12 +73,12 @@ def test_timings_that_show_no_attention_are_refused() -> None:
     flat = tuple((case, Timing(1e-3, 1e-3, 0.0)) for case, _ in measured().micro_batches)
     with pytest.raises(PreflightError) as caught:
         calibrate(replace(measured(), micro_batches=flat), config())
-    assert "too disturbed" in str(caught.value)
-    assert caught.value.problems[0].hint == "run it again while the machine is quiet"
+    assert "too noisy" in str(caught.value)
+    assert caught.value.problems[0].hint == "run it again while no other program uses the machine"
 
 
-def test_disturbed_updates_still_give_a_rate() -> None:
-    """A larger model that seemed faster must not make a calibration that `read` refuses."""
+def test_noisy_updates_still_give_a_rate() -> None:
+    """A larger model that seemed faster must not give a calibration that `read` refuses."""
     ours = measured()
     (small, _), (large, _) = ours.updates
     found = calibrate(replace(ours, updates=((small, 2e-2), (large, 1e-2)), fixed_s=1e-3), config())
@@ -81,7 +86,7 @@ def test_disturbed_updates_still_give_a_rate() -> None:
     assert found.step_s >= 0
 
 
-def test_what_was_fitted_can_be_written(tmp_path: object) -> None:
+def test_a_fitted_calibration_has_no_nan(tmp_path: object) -> None:
     assert all(value == value for value in asdict(calibrate(measured(), config())).values()), "no NaN"
 
 
@@ -89,3 +94,96 @@ def test_an_error_is_relative_to_what_was_measured() -> None:
     ours = replace(measured(), micro_batches=((Case(2, (64,)), Timing(1.0, 1.0, 0.0)),))
     (point,) = points(ours, TRUE, config())
     assert point.error == pytest.approx(point.predicted_s / 2.0 - 1)
+
+
+@pytest.mark.parametrize(
+    ("round_s", "merge", "overlap", "latency_s", "link_rate"),
+    [
+        (7e-4, 2e9, 0.4, 1e-4, 2e9),
+        (1e-5, 1e9, 1.0, 1e-3, 1e8),  # bound by the link
+        (1e-4, 5e8, 0.0, 1e-5, 1e9),
+    ],
+)
+def test_rings_of_a_known_machine(
+    round_s: float, merge: float, overlap: float, latency_s: float, link_rate: float
+) -> None:
+    link = {"latency_s": latency_s, "node_bytes_per_s": link_rate}
+    true = replace(TRUE, round_s=round_s, merge_bytes_per_s=merge, overlap=overlap, **link)
+    timed = [(case, Timing(0.0, predict(case, true, config()), 0.0)) for case in CASES]
+    found = fit_rings(timed, replace(true, round_s=0.5, merge_bytes_per_s=1.0), config())
+    assert (found.round_s, found.merge_bytes_per_s) == pytest.approx((round_s, merge), rel=1e-2)
+    predicted = [predict(case, found, config()) for case in CASES]
+    assert predicted == pytest.approx([timing.total_s for _, timing in timed], rel=1e-3)
+
+
+def test_rings_faster_than_their_compute_have_no_overhead() -> None:
+    timed = [(case, Timing(0.0, 1e-5, 0.0)) for case in CASES]
+    found = fit_rings(timed, TRUE, config())
+    assert found.round_s == 0
+    assert found.merge_bytes_per_s > 1e12
+
+
+def test_messages_give_latency_and_rate() -> None:
+    sizes = (4096, 65536, 1 << 22)
+    latency, rate = link([(size, 2e-4 + size / 1.5e9) for size in sizes])
+    assert (latency, rate) == pytest.approx((2e-4, 1.5e9))
+
+
+def test_messages_of_equal_time_have_only_latency() -> None:
+    latency, rate = link([(4096, 1e-3), (8192, 1e-3)])
+    assert latency == pytest.approx(1e-3)
+    assert rate > 1e12
+
+
+def random_system(seed: int, points: int, unknowns: int) -> tuple[Floats, Floats]:
+    generator = np.random.default_rng(seed)
+    return generator.random((points, unknowns)) + 0.01, generator.random(points) + 0.1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_an_exact_solution_is_found(seed: int, unknowns: int) -> None:
+    terms, _ = random_system(seed, 12, unknowns)
+    x = np.random.default_rng(seed + 1).random(unknowns) + 0.1
+    times = terms @ x
+    assert least_squares(terms, times, times) == pytest.approx(x, rel=1e-6)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_no_feasible_step_reduces_the_error(seed: int, unknowns: int) -> None:
+    """The Kuhn-Tucker conditions: the slope is zero where x is positive, and not negative where x is zero."""
+    terms, values = random_system(seed, 9, unknowns)
+    x = least_squares(terms, values, values)
+    rows = terms / values[:, None]
+    slope = rows.T @ (rows @ x - 1)
+    assert (x >= 0).all()
+    assert np.abs(slope[x > 0]).max(initial=0) < 1e-6 * np.abs(rows).max()
+    assert slope[x == 0].min(initial=0) > -1e-6 * np.abs(rows).max()
+
+
+def test_a_cost_is_never_negative() -> None:
+    terms = np.array([[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]])
+    times = np.array([1.0, 2.2, 3.4])  # a plain fit goes through -0.2
+    assert np.linalg.lstsq(terms, times, rcond=None)[0][1] < 0
+    slope, fixed = least_squares(terms, times, times)
+    assert fixed == 0
+    assert slope > 1
+
+
+def test_errors_are_relative_to_the_scale() -> None:
+    """Otherwise the longest micro-batch alone would determine the fit."""
+    terms, values = np.array([[1.0], [1000.0]]), np.array([2.0, 1000.0])
+    assert least_squares(terms, values, np.ones(2))[0] == pytest.approx(1.0, abs=1e-3)
+    assert least_squares(terms, values, values)[0] == pytest.approx(1.2, abs=1e-3)
+
+
+def test_units_do_not_matter() -> None:
+    terms, values = random_system(7, 10, 3)
+    units = np.array([1e-12, 1.0, 1e9])
+    assert least_squares(terms * units, values, values) * units == pytest.approx(
+        least_squares(terms, values, values), rel=1e-6
+    )
+
+
+def test_an_unmeasured_term_is_zero() -> None:
+    terms = np.array([[1.0, 0.0], [2.0, 0.0]])
+    assert least_squares(terms, np.array([3.0, 6.0]), np.ones(2)).tolist() == pytest.approx([3.0, 0.0])

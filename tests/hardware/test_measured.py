@@ -4,8 +4,33 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardware.measured import Case, Timing, read
+from engine.hardware.measured import Case, Timing, cases, read
 from tests.hardware.machines import measured
+
+
+@pytest.mark.parametrize("longest", [1024, 16384])
+def test_no_rank_holds_more_than_the_longest(longest: int) -> None:
+    found = cases(2, 1, 2, longest)
+    assert max(sum(case.unsplit) + sum(case.ring) for case in found) <= longest
+    assert all(case.unsplit or case.ring for case in found)
+    assert len(set(found)) == len(found)
+
+
+def test_every_term_can_be_fitted() -> None:
+    """One sequence of several lengths, several sequences, other layers, rings, and a ring with unsplit sequences."""
+    found = cases(2, 1, 2, 1024)
+    assert {case.unsplit for case in found} >= {(32,), (1024,), (32,) * 16, (128,) * 4}
+    assert {case.layers for case in found} == {1, 2}
+    assert {case.ring for case in found} >= {(32,), (1024,)}
+    assert any(case.ring and case.unsplit for case in found)
+
+
+def test_one_rank_has_no_rings() -> None:
+    assert not any(case.ring for case in cases(2, 1, 1, 16384))
+
+
+def test_a_model_of_one_layer_has_no_second_number_of_layers() -> None:
+    assert {case.layers for case in cases(1, None, 2, 1024)} == {1}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -14,7 +39,7 @@ def test_what_was_written_is_read(tmp_path: Path, ranks: int) -> None:
     assert read(tmp_path / "measured.json") == measured(ranks)
 
 
-def test_a_case_in_words() -> None:
+def test_a_case_as_text() -> None:
     assert str(Case(2, (128, 32, 128), (512,))) == "2 layers, 1 x 32, 2 x 128, ring of 512"
     assert str(Case(1, (64,))) == "1 layer, 1 x 64"
 

@@ -9,7 +9,7 @@ from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.errors import ConfigError, MemoryFitError
 from engine.hardware.prepare import LONGEST, longest, measuring, other_layers, usable, with_layers, write_folder
-from engine.trainer.folder import RunFolder
+from engine.run.folder import RunFolder
 
 PROCESS = 480  # MiB of a device that are no tensors
 
@@ -19,7 +19,7 @@ def test_the_recipes_own_model_is_measured_on_this_machine(tmp_path: Path) -> No
     ours = measuring(recipe, 2, tmp_path)
     assert ours.model == recipe.model
     assert (ours.cluster.name, ours.cluster.nodes, ours.cluster.ranks_per_node) == ("local", 1, 2)
-    assert ours.cluster.calibration is None, "what is measured must not depend on an older calibration"
+    assert ours.cluster.calibration is None, "measurements must not depend on an older calibration"
     assert (ours.zero.stage, ours.recompute) == (1, "none")
 
 
@@ -44,14 +44,14 @@ def fits(memory: str, folder: Path) -> bool:
     return True
 
 
-def test_a_model_of_which_no_layer_fits_is_refused(tmp_path: Path) -> None:
+def test_a_model_whose_layers_do_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MemoryFitError, match="not even one layer of model=tiny fits") as caught:
         measuring(load(["cluster.device_memory=1M"]), 2, tmp_path)
     assert caught.value.problems[0].key == "cluster.device_memory"
 
 
 @pytest.mark.parametrize(
-    ("override", "message"), [("dtype=fp64", "fp64 is for tests"), ("model.vocab=100", "258 tokens")]
+    ("override", "message"), [("dtype=fp64", "fp64 is for tests"), ("model.vocab=100", "vocabulary of 258")]
 )
 def test_what_cannot_be_trained_cannot_be_measured(tmp_path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -70,7 +70,7 @@ def test_the_other_number_of_layers(layers: int, other: int | None) -> None:
     assert other_layers(with_layers(load([]), layers).model) == other
 
 
-def test_the_folder_is_what_a_rank_starts_from(tmp_path: Path) -> None:
+def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     ours = measuring(load([]), 2, tmp_path)
     folder = RunFolder(tmp_path)
     write_folder(ours, folder)

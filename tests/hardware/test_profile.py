@@ -13,19 +13,19 @@ from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile, check_cluster, profile
 from engine.launch.commands import RankCommand
 from engine.launch.ranks import PreemptedError, RankError
-from engine.trainer.folder import RunFolder
+from engine.run.folder import RunFolder
 from tests.hardware.machines import config, measured
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return where temporary folders are made."""
+    """The folder of temporary folders."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 def ranks_that(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[RankCommand]:
-    """Let the ranks end with an error, or with what a known machine measures; return the commands that are run."""
+    """Replace the ranks: they end with an error or with the measurements of the known machine. Returns the commands."""
     run: list[RankCommand] = []
 
     def run_ranks(commands: list[RankCommand], folder: RunFolder, tick: object, say: object) -> None:
@@ -61,7 +61,7 @@ def test_ranks_have_as_many_threads_as_in_training(
 
 
 def test_interrupted_ranks_leave_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks_that(monkeypatch, PreemptedError("stopped as asked"))
+    ranks_that(monkeypatch, PreemptedError("stopped on request"))
     with pytest.raises(KeyboardInterrupt):
         profile(load([]), 0, print)
     assert list(folder.iterdir()) == []
@@ -82,7 +82,7 @@ def test_what_does_not_fit_leaves_nothing(folder: Path) -> None:
 
 def test_a_cluster_of_gpus_is_not_measured_without_one() -> None:
     ours = load(["cluster=h200x8"])
-    with pytest.raises(ConfigError, match="this one shows none") as caught:
+    with pytest.raises(ConfigError, match="this machine has no GPU") as caught:
         check_cluster(ours, 0)
     assert caught.value.problems[0].key == "cluster=h200x8"
     check_cluster(ours, 1)

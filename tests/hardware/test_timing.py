@@ -5,8 +5,9 @@ import time
 import pytest
 import torch.distributed as dist
 
+from engine.cluster.mesh import Mesh
 from engine.hardware.timing import Run, Stopwatch, gather, interleaved
-from engine.trainer.groups import Groups
+from engine.parallel.groups import Groups
 from tests.world import run_world
 
 BLOCK_S = 0.02
@@ -25,7 +26,7 @@ def _timed() -> dict[str, object]:
     import torch
 
     assert dist.group.WORLD is not None
-    groups = Groups(dist.get_rank(), 2, torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
+    groups = Groups(dist.get_rank(), Mesh(2), torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
     slow = 1 + groups.rank  # the second rank takes twice as long
     calls: list[float] = []
     lengths = [slow * s for s in (0.001, 0.01, 0.3, 0.5)]
@@ -42,14 +43,14 @@ def _timed() -> dict[str, object]:
 
 
 @pytest.mark.world
-def test_two_ranks_time_the_same_things_in_turns() -> None:
+def test_two_ranks_time_the_same_runs_interleaved() -> None:
     first, second = run_world(2, _timed)
     assert first["gathered"] == second["gathered"] == [0, 1]
-    assert first["timings"] == second["timings"], "both ranks know the mean over ranks"
+    assert first["timings"] == second["timings"], "both ranks have the mean over ranks"
     assert [t[0] for t in first["timings"]] == pytest.approx([0.0015, 0.015, 0.45])
     assert [t[1] for t in first["timings"]] == pytest.approx([0.003, 0.03, 0.9])
     assert [t[2] for t in first["timings"]] == pytest.approx([0, 0, 0], abs=1e-9)
-    assert first["calls"] == second["calls"], "they would wait for each other for ever"
-    assert first["calls"][0] > first["calls"][2] >= 2, "what is short is repeated more often"
-    assert first["calls"][3] == 0, "what follows the first that is too long is left out"
+    assert first["calls"] == second["calls"], "otherwise they would deadlock"
+    assert first["calls"][0] > first["calls"][2] >= 2, "short runs are repeated more often"
+    assert first["calls"][3] == 0, "runs after the first one that is too long are skipped"
     assert first["watched"] >= BLOCK_S

@@ -8,39 +8,51 @@ from pathlib import Path
 import pytest
 
 from engine.cluster.cluster import Cluster, Node
-from engine.launch.commands import free_port, is_local, rank_commands
-from engine.trainer.folder import RunFolder
+from engine.cluster.hosts import is_local
+from engine.launch.commands import free_port, rank_commands
+from engine.run.folder import RunFolder
 
 
 def test_local_ranks_share_one_rendezvous(tmp_path: Path) -> None:
     cluster = Cluster((Node("localhost", 3),), 2**30)
-    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234)
+    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234, gpus=True)
     assert [c.environment["RANK"] for c in commands] == ["0", "1", "2"]
     assert {(c.environment["MASTER_ADDR"], c.environment["MASTER_PORT"]) for c in commands} == {("127.0.0.1", "1234")}
     assert all(c.arguments[:3] == (sys.executable, "-m", "engine.trainer") for c in commands)
 
 
-def test_of_millions_of_ranks_only_the_first_commands_are_made(tmp_path: Path) -> None:
+def test_of_millions_of_ranks_only_the_first_commands_are_built(tmp_path: Path) -> None:
     cluster = Cluster(tuple(Node(f"node-{number}", 64) for number in range(65536)), 2**30)
-    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234, most=65)
+    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234, gpus=True, limit=65)
     assert [commands[rank].host for rank in (0, 64)] == ["node-0", "node-1"] and len(commands) == 65
 
 
-def test_allocators_are_those_of_the_estimate_unless_somebody_chose(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("chosen", "set_to"), [(None, "expandable_segments:True"), ("backend:native",) * 2])
+def test_the_allocator_is_that_of_the_estimate_unless_the_user_chose_one(
+    chosen: str | None, set_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
-    (command,) = rank_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path), None, 1234)
-    assert command.environment["MALLOC_MMAP_THRESHOLD_"] == "131072"
-    assert command.environment["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", chosen)
+    (command,) = rank_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path), None, 1234, gpus=True)
+    assert command.environment["PYTORCH_CUDA_ALLOC_CONF"] == set_to
+
+
+def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed would train on a GPU of this machine, whatever the config says."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    cluster, folder = Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path)
+    (on_cpu,) = rank_commands(cluster, folder, None, 1234, gpus=False)
+    (on_gpu,) = rank_commands(cluster, folder, None, 1234, gpus=True)
+    assert on_cpu.environment["CUDA_VISIBLE_DEVICES"] == ""
+    assert "CUDA_VISIBLE_DEVICES" not in on_gpu.environment, "it is inherited"
 
 
 def test_ranks_of_other_hosts_start_over_ssh_and_find_the_first_host(tmp_path: Path) -> None:
-    """What ssh runs there must set every variable itself: ssh carries none over."""
+    """ssh carries no variables over, so the remote command sets them."""
     cluster = Cluster((Node("alpha", 1), Node("beta", 2)), 2**30)
     folder = RunFolder(tmp_path / "a run")
-    commands = rank_commands(cluster, folder, tmp_path / "step 1", 1234)
+    commands = rank_commands(cluster, folder, tmp_path / "step 1", 1234, gpus=True)
     assert [c.host for c in commands] == ["alpha", "beta", "beta"]
     last = commands[2]
     assert last.arguments[:4] == ("ssh", "-o", "BatchMode=yes", "beta")

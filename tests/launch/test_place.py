@@ -1,4 +1,4 @@
-"""Where a run may write: its files and the documents never mix, and nobody else's folder is taken."""
+"""Where a run may write: its files never mix with documents or with files of other programs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load, resolved_yaml
-from engine.data.folder import FolderSource
+from engine.data.sources.folder import FolderSource
 from engine.errors import RunFolderError
-from engine.launch.place import _written, check_place
+from engine.launch.place import check_place, files_of_a_run
 from engine.launch.prepare import locked
-from engine.trainer.folder import RunFolder
+from engine.run.folder import RunFolder
 
 
 def check(root: Path, data: Path, *more: str) -> None:
@@ -25,8 +25,8 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_a_new_an_empty_and_an_own_folder_are_taken(tmp_path: Path, data: Path) -> None:
-    """A run that was stopped early, or refused after its folder was made, has left only what is ours."""
+def test_a_new_folder_an_empty_one_and_its_own_are_accepted(tmp_path: Path, data: Path) -> None:
+    """A run that stopped early, or was refused after its folder was created, has left only its own files."""
     root = tmp_path / "run"
     check(root, data)
     with locked(RunFolder(root)):
@@ -40,27 +40,27 @@ def test_a_new_an_empty_and_an_own_folder_are_taken(tmp_path: Path, data: Path) 
     check(root, data)  # a run's own folder may hold its owner's notes
 
 
-def test_a_folder_that_is_no_run_is_refused_by_what_it_holds(tmp_path: Path, data: Path) -> None:
+def test_a_folder_of_another_program_is_refused(tmp_path: Path, data: Path) -> None:
     for name in ("b.txt", "a.txt", "checkpoints"):
         (tmp_path / "other" / name).mkdir(parents=True)
-    with pytest.raises(RunFolderError, match=r"is no run folder: it holds a\.txt and 1 more") as caught:
+    with pytest.raises(RunFolderError, match=r"is not a run folder: it contains a\.txt and 1 more") as caught:
         check(tmp_path / "other", data)
     assert (caught.value.code, caught.value.problems[0].key) == (73, f"run.out={tmp_path}/other")
 
 
 @pytest.mark.parametrize("root", ["data", "data/../data", "link", "."])
-def test_the_documents_do_not_lie_in_the_run(tmp_path: Path, data: Path, root: str) -> None:
+def test_a_run_folder_may_not_contain_the_documents(tmp_path: Path, data: Path, root: str) -> None:
     (tmp_path / "link").symlink_to(data)
     (data / "resolved.yaml").touch()
-    with pytest.raises(RunFolderError, match=r"the documents of data\.path=.* lie there"):
+    with pytest.raises(RunFolderError, match=r"contains the documents of data\.path="):
         check(tmp_path / root, data)
     lines = [f"data.path={data / 'a.txt'}", "data.format=jsonl"]
-    with pytest.raises(RunFolderError, match="lie there"):
+    with pytest.raises(RunFolderError, match="contains the documents"):
         check(tmp_path / root, data, *lines)
 
 
 @pytest.mark.parametrize(
-    ("root", "pattern", "told"),
+    ("root", "pattern", "expected"),
     [
         ("run", "**/*", "resolved.yaml"),
         ("deep/run", "**/*.py", "checkpoints/step-00000001/zero_to_fp32.py"),
@@ -69,25 +69,25 @@ def test_the_documents_do_not_lie_in_the_run(tmp_path: Path, data: Path, root: s
         ("run", "**/*.txt", None),
     ],
 )
-def test_a_run_inside_the_documents_is_refused_where_its_files_would_be_read(
-    data: Path, root: str, pattern: str, told: str | None
+def test_a_run_inside_the_documents_is_refused_if_its_files_match_the_pattern(
+    data: Path, root: str, pattern: str, expected: str | None
 ) -> None:
     """The documents would change with every step, and the run could not be resumed."""
-    if told is None:
+    if expected is None:
         check(data / root, data, f"data.pattern='{pattern}'")
         return
-    with pytest.raises(RunFolderError, match=f"so {told} would become a document"):
+    with pytest.raises(RunFolderError, match=f"so {expected} would become a document"):
         check(data / root, data, f"data.pattern='{pattern}'")
 
 
-def test_what_is_looked_for_is_what_documents_are(data: Path) -> None:
-    for name in _written(RunFolder(data / "run")):
+def test_the_files_checked_are_those_that_would_become_documents(data: Path) -> None:
+    for name in files_of_a_run(RunFolder(data / "run")):
         (data / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (data / "run" / name).touch()
     found = FolderSource(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data).names
-    assert set(found) == {f"run/{name}" for name in _written(RunFolder(data / "run"))}
+    assert set(found) == {f"run/{name}" for name in files_of_a_run(RunFolder(data / "run"))}
 
 
-def test_the_standard_library_is_no_folder_of_this_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_path_stdlib_is_not_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_place(RunFolder(Path("stdlib")), load(["run.out=stdlib"]))

@@ -3,15 +3,17 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from engine.config.load import load, resolved_yaml
 from engine.errors import ConfigError, RunFolderError
+from engine.files import LOCK
 from engine.launch.prepare import check_owner, go_back, locked, set_aside
-from engine.trainer.folder import RunFolder
-from engine.trainer.metrics import append, read_metrics
+from engine.run.folder import RunFolder
+from engine.run.metrics import append, read_metrics
 
 
 def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -23,17 +25,18 @@ def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Pat
         check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.25"]))
 
 
-def test_who_only_wants_more_steps_is_told_how(tmp_path: Path) -> None:
+def test_asking_only_for_more_steps_gets_a_command(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     (folder.checkpoints / "step-00000004").mkdir(parents=True)
     out = f"run.out={folder.root}"
     folder.resolved.write_text(resolved_yaml(load([out, "run.steps=4"])))
     words = f"--resume {folder.checkpoints}/step-00000004 {out}-6 run.steps=6"
-    plain = "name another run.out, or take the change back"
+    plain = "undo the change, or choose another run.out"
+    other = f"{plain}; to go on from this run in another folder, add --resume {folder.checkpoints}/step-00000004"
     for change, hint in (
-        (["run.steps=6"], f"to train longer, run it with {words}"),
-        (["run.steps=3"], plain),
-        (["run.steps=6", "optimizer.lr=0.5"], plain),
+        (["run.steps=6"], f"to train longer, run the command with {words}"),
+        (["run.steps=3"], other),
+        (["run.steps=6", "optimizer.lr=0.5"], other),
     ):
         with pytest.raises(ConfigError, match=r"run\.steps: 4 -> ") as caught:
             check_owner(folder, load([out, *change]))
@@ -57,7 +60,7 @@ def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypa
         check_owner(folder, load(["data.path=./stdlib"]))
 
 
-def test_what_is_made_for_a_lock_and_stays_empty_goes_again(tmp_path: Path) -> None:
+def test_folders_created_for_a_lock_are_removed_if_they_stay_empty(tmp_path: Path) -> None:
     kept = RunFolder(tmp_path / "kept")
     kept.root.mkdir()
     for folder in (kept, RunFolder(tmp_path / "new" / "run")):
@@ -69,8 +72,18 @@ def test_what_is_made_for_a_lock_and_stays_empty_goes_again(tmp_path: Path) -> N
     assert kept.log(0).exists()
 
 
-def test_a_lock_that_its_holder_has_just_removed_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the next one to come makes another file, and two hold the folder."""
+def test_the_end_of_a_run_whose_folder_was_renamed_keeps_the_lock_of_the_next_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    with ExitStack() as next_run:
+        with locked(folder):
+            set_aside(folder)
+            next_run.enter_context(locked(folder))
+        assert (folder.root / LOCK).exists()
+
+
+def test_a_lock_file_that_its_holder_just_removed_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next process would create another file, and two would hold the folder."""
     monkeypatch.setattr(fcntl, "flock", lambda *arguments: (tmp_path / ".lock").unlink())
     with pytest.raises(RunFolderError, match="another run is using this folder"), locked(RunFolder(tmp_path)):
         pass
@@ -79,13 +92,16 @@ def test_a_lock_that_its_holder_has_just_removed_is_none(tmp_path: Path, monkeyp
 def test_a_run_in_use_is_locked_and_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     hold = (
         "import sys\nfrom pathlib import Path\nfrom engine.launch.prepare import locked\n"
-        "from engine.trainer.folder import RunFolder\n"
+        "from engine.run.folder import RunFolder\n"
         f"with locked(RunFolder(Path({str(tmp_path)!r}))):\n    print('held', flush=True)\n    sys.stdin.read()"
     )
     holder = subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout is not None and holder.stdin is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(RunFolderError, match="another run is using this folder") as caught, locked(RunFolder(tmp_path)):
+    with (
+        pytest.raises(RunFolderError, match="another run is using this folder") as caught,
+        locked(RunFolder(tmp_path)),
+    ):
         pass
     assert caught.value.code == 73
     holder.kill()
@@ -96,7 +112,7 @@ def test_a_run_in_use_is_locked_and_the_lock_dies_with_its_holder(tmp_path: Path
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(RunFolderError, match="cannot write the run folder"),
@@ -105,7 +121,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_an_old_run_is_set_aside_and_kept(tmp_path: Path) -> None:
+def test_an_old_run_is_renamed_and_kept(tmp_path: Path) -> None:
     for expected in ("run.1", "run.2"):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "resolved.yaml").write_text("x")
@@ -113,8 +129,8 @@ def test_an_old_run_is_set_aside_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "run.1" / "resolved.yaml").read_text() == "x"
 
 
-def test_going_back_leaves_nothing_that_came_later_nor_ruins(tmp_path: Path) -> None:
-    """A full disk is full of ruins first: they go before the ranks need the space."""
+def test_going_back_removes_later_steps_and_interrupted_writes(tmp_path: Path) -> None:
+    """They may fill the disk, so they are removed before the ranks need the space."""
     folder = RunFolder(tmp_path)
     for name in ("step-00000002", "step-00000003", ".writing-step-00000004", ".removing-step-00000001"):
         (folder.checkpoints / name).mkdir(parents=True)

@@ -15,7 +15,7 @@ import pytest
 from engine.errors import BytescaleError
 from engine.launch.commands import RankCommand
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
-from engine.trainer.folder import RunFolder
+from engine.run.folder import RunFolder
 
 FAIL = """
 import json, os, sys, time
@@ -31,7 +31,7 @@ WAITS = "import sys, time; sys.stdin.read(1); time.sleep(0.2); sys.exit(75)"
 RANK = """
 import os, time
 from pathlib import Path
-from engine.trainer.folder import RunFolder
+from engine.run.folder import RunFolder
 from engine.trainer.rank import run_rank
 
 def work(stop):
@@ -47,13 +47,13 @@ raise SystemExit(run_rank(RunFolder(Path({root!r})), work, saves={saves}))
 
 
 def real_rank(folder: RunFolder, saves: bool = True) -> str:
-    """Return a program with a real rank's main function, whose work goes on until it is asked to stop."""
+    """A program with the main function of a real rank, which works until it is asked to stop."""
     return RANK.format(root=str(folder.root), saves=saves)
 
 
 @pytest.fixture(autouse=True)
 def hang_up() -> Iterator[None]:
-    """Under nohup, as a CI's machine may run these tests, a hang-up is ignored; here it must be heard."""
+    """CI may run these tests under nohup, which ignores SIGHUP; here it must arrive."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def fails(folder: RunFolder, rank: int, delay: float, code: int, message: str, teardown: float = 0) -> str:
-    """Return a program that gives its cause after `delay` seconds and ends `teardown` seconds later."""
+    """A program that writes its cause after `delay` seconds and ends `teardown` seconds later."""
     return FAIL.format(delay=delay, code=code, message=message, path=str(folder.error(rank)), teardown=teardown)
 
 
@@ -75,7 +75,7 @@ def commands(*programs: str) -> list[RankCommand]:
 
 
 def sends(*numbers: int) -> Callable[[], None]:
-    """Return a tick that sends this process a signal at each call: the launcher's handlers are set by then."""
+    """A tick that sends this process one signal per call; the launcher's handlers are installed by then."""
     left = list(numbers)
     return lambda: os.kill(os.getpid(), left.pop(0)) if left else None
 
@@ -88,12 +88,12 @@ def children() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_all_ranks_end_well(folder: RunFolder) -> None:
+def test_all_ranks_succeed(folder: RunFolder) -> None:
     run(folder, "print('hello')", "pass")
     assert folder.log(0).read_text() == "hello\n"
 
 
-def test_the_first_failure_is_told_with_its_own_code(folder: RunFolder) -> None:
+def test_the_first_failure_is_reported_with_its_own_code(folder: RunFolder) -> None:
     late = fails(folder, 0, 0.6, 70, "connection reset")
     first = fails(folder, 1, 0.1, 4, "file gone")
     with pytest.raises(RankError, match="rank 1 failed: file gone") as caught:
@@ -102,7 +102,7 @@ def test_the_first_failure_is_told_with_its_own_code(folder: RunFolder) -> None:
     assert caught.value.problems[0].key == str(folder.log(1))
 
 
-def test_a_killed_rank_is_the_cause_and_the_others_do_not_survive_it(folder: RunFolder) -> None:
+def test_a_killed_rank_is_the_cause_and_the_others_are_ended(folder: RunFolder) -> None:
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     complains = fails(folder, 1, 0.2, 70, "connection closed by peer")
     hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
@@ -114,33 +114,33 @@ def test_a_killed_rank_is_the_cause_and_the_others_do_not_survive_it(folder: Run
     assert len(children()) == before
 
 
-def test_a_known_cause_comes_before_the_deaths_that_came_of_it(folder: RunFolder) -> None:
-    """When a rank goes, NCCL may abort the others without a word, even before that rank's process has ended."""
+def test_a_known_cause_precedes_the_deaths_that_follow_from_it(folder: RunFolder) -> None:
+    """When a rank fails, NCCL may abort the others without a message, even before that rank has exited."""
     cause = fails(folder, 0, 0.1, 10, "out of memory", teardown=0.6)
     with pytest.raises(RankError, match="rank 0 failed: out of memory") as caught:
         run(folder, cause, "import os, time; time.sleep(0.4); os.abort()")
     assert caught.value.code == 10
 
 
-def test_a_death_comes_before_a_known_cause_that_came_of_it(folder: RunFolder) -> None:
+def test_a_death_precedes_a_known_cause_that_follows_from_it(folder: RunFolder) -> None:
     with pytest.raises(RankError, match="rank 1 was killed by SIGABRT"):
         run(folder, fails(folder, 0, 0.6, 74, "cannot write"), "import os; os.abort()")
 
 
-def test_an_old_error_is_not_taken_for_a_new_one(folder: RunFolder) -> None:
+def test_the_error_file_of_an_earlier_run_is_ignored(folder: RunFolder) -> None:
     folder.error(0).write_text('{"code": 4, "message": "old", "key": null, "hint": null, "time": 0}')
-    with pytest.raises(RankError, match="ended with exit code 3 and gave no reason"):
+    with pytest.raises(RankError, match="exited with code 3 without an error message"):
         run(folder, "import sys; sys.exit(3)")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_asks_the_ranks_once_and_preemption_is_told(folder: RunFolder, number: signal.Signals) -> None:
+def test_a_signal_asks_the_ranks_to_stop_and_preemption_is_reported(folder: RunFolder, number: signal.Signals) -> None:
     with pytest.raises(PreemptedError) as caught:
         run(folder, WAITS, WAITS, tick=sends(number))
     assert caught.value.code == 75
 
 
-def test_under_nohup_a_hang_up_is_no_stop(folder: RunFolder) -> None:
+def test_under_nohup_a_hang_up_does_not_stop_a_run(folder: RunFolder) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run(folder, "import time; time.sleep(0.2)", tick=sends(signal.SIGHUP))
@@ -148,7 +148,7 @@ def test_under_nohup_a_hang_up_is_no_stop(folder: RunFolder) -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_broken_pipe_ends_no_run(folder: RunFolder) -> None:
+def test_a_broken_pipe_does_not_end_a_run(folder: RunFolder) -> None:
     """Ctrl-C under `| tee` ends tee too; the ranks must still get their time to save."""
     stop = sends(signal.SIGINT)
 
@@ -161,7 +161,7 @@ def test_a_broken_pipe_ends_no_run(folder: RunFolder) -> None:
 
 
 def test_a_stop_reaches_a_rank_behind_ssh(folder: RunFolder) -> None:
-    """A signal ends the local ssh alone; what ssh carries is its standard input."""
+    """A signal would end only the local ssh; ssh forwards its standard input."""
     there = f"[sys.executable, '-c', {real_rank(folder)!r}]"
     ssh = f"import subprocess, sys; sys.exit(subprocess.call({there}, start_new_session=True))"
     with pytest.raises(PreemptedError):
@@ -170,7 +170,7 @@ def test_a_stop_reaches_a_rank_behind_ssh(folder: RunFolder) -> None:
 
 
 def test_a_stop_while_ranks_start_waits_for_them(folder: RunFolder) -> None:
-    """A rank imports for seconds before it listens."""
+    """A rank imports for seconds before it handles requests."""
     with pytest.raises(PreemptedError):
         run(folder, f"import time; time.sleep(0.5)\n{real_rank(folder)}", tick=sends(signal.SIGTERM))
     assert (folder.root / "saved").exists()
@@ -182,40 +182,40 @@ def test_a_rank_that_saves_nothing_ends_when_it_is_asked_to(folder: RunFolder) -
     assert not (folder.root / "saved").exists()
 
 
-def test_asked_twice_the_ranks_are_killed_and_it_is_still_a_stop_that_was_asked_for(folder: RunFolder) -> None:
+def test_asked_twice_the_ranks_are_killed_and_the_run_still_counts_as_stopped_on_request(folder: RunFolder) -> None:
     deaf = "import time; time.sleep(30)"
-    with pytest.raises(PreemptedError, match="stopped as asked") as caught:
+    with pytest.raises(PreemptedError, match="stopped on request") as caught:
         run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
-    assert "starts again" in (caught.value.problems[0].hint or "")
-    assert caught.value.code == 130, "75 asks a scheduler to go on from what was saved"
+    assert "to start again" in (caught.value.problems[0].hint or "")
+    assert caught.value.code == 130, "75 tells a scheduler that a checkpoint was saved"
     (folder.checkpoints / "step-00000001").mkdir(parents=True)
-    with pytest.raises(PreemptedError, match="stopped as asked") as caught:
+    with pytest.raises(PreemptedError, match="stopped on request") as caught:
         run(folder, deaf, deaf, tick=sends(signal.SIGINT, signal.SIGINT))
     assert caught.value.code == 75
 
 
-@pytest.mark.parametrize(("code", "told"), [(70, "stopped as asked"), (74, "connection reset")])
-def test_asked_twice_a_rank_that_saw_the_others_being_killed_is_no_cause(
-    folder: RunFolder, code: int, told: str
+@pytest.mark.parametrize(("code", "expected"), [(70, "stopped on request"), (74, "connection reset")])
+def test_asked_twice_a_rank_that_saw_the_others_die_is_not_the_cause(
+    folder: RunFolder, code: int, expected: str
 ) -> None:
-    """A full disk is one, whenever it comes."""
+    """A full disk is a cause at any time."""
     stop = sends(signal.SIGINT, signal.SIGINT)
     sees = fails(folder, 1, 0.1, code, "connection reset", teardown=30)
-    with pytest.raises(BytescaleError, match=told):
+    with pytest.raises(BytescaleError, match=expected):
         run(folder, "import time; time.sleep(30)", sees, tick=lambda: stop() if folder.error(1).exists() else None)
 
 
-def test_a_rank_that_could_not_write_its_reason_still_tells_a_full_disk(folder: RunFolder) -> None:
+def test_a_full_disk_is_reported_even_if_the_rank_could_not_write_its_cause(folder: RunFolder) -> None:
     with pytest.raises(RankError, match="disk is full") as caught:
         run(folder, "import sys; sys.exit(74)")
     assert caught.value.code == 74
 
 
 def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path, folder: RunFolder) -> None:
-    """Orphans would go on computing on a cluster that thinks it is free."""
+    """Orphans would keep computing on a cluster whose scheduler takes it for free."""
     launcher = (
         "import sys\nfrom pathlib import Path\nfrom engine.launch.commands import RankCommand\n"
-        "from engine.launch.ranks import run_ranks\nfrom engine.trainer.folder import RunFolder\n"
+        "from engine.launch.ranks import run_ranks\nfrom engine.run.folder import RunFolder\n"
         f"run_ranks([RankCommand(0, 'localhost', (sys.executable, '-c', {real_rank(folder)!r}), {{}})],"
         f" RunFolder(Path({str(tmp_path)!r})), lambda: None, print)"
     )

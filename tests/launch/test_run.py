@@ -12,16 +12,16 @@ from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
 from engine.data.index import build_index
 from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError, RunFolderError
-from engine.launch import host_memory, prepare
+from engine.fit import host as host_memory
 from engine.launch import run as launch
-from engine.launch.prepare import index_documents
 from engine.launch.ranks import PreemptedError
 from engine.launch.run import MetricsTail, train
-from engine.trainer import checkpoint as checkpoints
-from engine.trainer.checkpoint import TrainState, read_state, write
-from engine.trainer.folder import RunFolder
-from engine.trainer.lineage import lineage
-from engine.trainer.metrics import append
+from engine.run import checkpoints
+from engine.run.checkpoints import TrainState, write
+from engine.run.compatibility import must_match
+from engine.run.folder import RunFolder
+from engine.run.metrics import append
+from engine.weights import check
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -45,9 +45,9 @@ def test_a_dry_run_plans_three_steps_and_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "launcher", "message"),
     [
-        (["dtype=fp64"], None, "fp64 is for tests"),
-        (["model.vocab=100"], None, "258 tokens"),
-        ([], "hostfile", "there is no hostfile"),
+        (["dtype=fp64"], None, "fp64 is for tests only"),
+        (["model.vocab=100"], None, "vocabulary of 258"),
+        ([], "hostfile", "needs a hostfile"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -57,97 +57,95 @@ def test_what_cannot_be_trained_is_refused(
         train(config(tmp_path, *overrides), launcher=launcher, dry_run=True)
 
 
-def test_a_small_vocabulary_is_the_weights_own(tmp_path: Path) -> None:
-    """A larger model.vocab would be refused too: it is not what the weights have."""
-    for more, hint in (([], "set model.vocab=258 or more"), (["run.weights=hf"], "take run.weights with")):
+def test_the_hint_for_a_small_vocabulary_depends_on_the_weights(tmp_path: Path) -> None:
+    """With weights, a larger model.vocab would be refused too, because the weights do not have it."""
+    for more, hint in (([], "set model.vocab=258 or more"), (["run.weights=hf"], "choose run.weights with")):
         with pytest.raises(ConfigError) as caught:
             train(config(tmp_path, "model.vocab=100", *more), dry_run=True)
         assert str(caught.value.problems[0].hint).startswith(hint)
 
 
-def test_a_dry_run_shows_what_is_not_there_yet_and_a_run_refuses_it(tmp_path: Path) -> None:
-    lacking = config(tmp_path, "cluster.nodes=2", "parallel.tp=2")
-    shown = train(lacking, dry_run=True)["dry_run"]
+def test_a_dry_run_lists_what_is_not_built_yet_and_a_run_refuses_it(tmp_path: Path) -> None:
+    asked = config(tmp_path, "cluster.nodes=2", "parallel.tp=2")
+    shown = train(asked, dry_run=True)["dry_run"]
     assert [problem["key"] for problem in shown["refused"]] == ["parallel.tp", "cluster.nodes=2"]
     assert shown["refused"][1]["message"] == "several nodes need a hostfile" and len(shown["commands"]) == 4
     with pytest.raises(ConfigError) as caught:
-        train(lacking)
+        train(asked)
     assert [problem.key for problem in caught.value.problems] == [problem["key"] for problem in shown["refused"]]
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_says_of_a_host_that_is_full_what_a_start_refuses_it_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_lists_a_full_host_as_a_run_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = config(tmp_path, "optimizer.on_host=true")
     assert train(asked, dry_run=True)["dry_run"]["refused"] == []
-    monkeypatch.setattr(host_memory, "free_bytes", lambda: 0)
-    (told,) = train(asked, dry_run=True)["dry_run"]["refused"]
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: 0)
+    (listed,) = train(asked, dry_run=True)["dry_run"]["refused"]
     with pytest.raises(MemoryFitError) as caught:
         train(asked)
     (refused,) = caught.value.problems
-    assert told == {"key": refused.key, "message": refused.message, "hint": refused.hint}
+    assert listed == {"key": refused.key, "message": refused.message, "hint": refused.hint}
     (tmp_path / "hosts").write_text("alpha slots=2\n")
     elsewhere = config(tmp_path, "optimizer.on_host=true", f"cluster.hostfile={tmp_path / 'hosts'}")
     assert train(elsewhere, dry_run=True)["dry_run"]["refused"] == [], "its memory is not known here"
 
 
-def test_a_dry_run_of_millions_of_devices_makes_the_first_commands_only(tmp_path: Path) -> None:
+def test_a_dry_run_of_millions_of_devices_builds_only_the_first_commands(tmp_path: Path) -> None:
     devices = ["cluster.nodes=65536", "cluster.ranks_per_node=64", "parallel.tp=65536"]
     shown = train(config(tmp_path, *devices), dry_run=True)["dry_run"]
     assert (shown["ranks"], len(shown["commands"])) == (2**22, 2**14)
 
 
-def test_a_dry_run_says_what_it_planned_and_what_plan_takes(tmp_path: Path) -> None:
-    """Else a step of one command is compared with a step of the other."""
+def test_a_dry_run_names_its_lengths_and_those_of_the_plan_command(tmp_path: Path) -> None:
+    """Otherwise somebody compares steps of the two commands."""
     shown = train(config(tmp_path, "lengths=github", "planner=static"), dry_run=True)["dry_run"]
     assert (shown["planner"], shown["mode"], shown["plan_source"]) == ("static", "free", "lengths=github")
     assert (shown["source"], shown["outlook"]) == (f"data.path={tmp_path / 'data'}", "starting at step 1")
     assert shown["documents"] == len(build_index(config(tmp_path).data).training)
 
 
-def test_the_weights_that_a_run_starts_from_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "check_start", lambda config, say: None)
+def test_the_outlook_names_the_weights_that_a_run_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "check_weights", lambda folder, config: [])
     asked = config(tmp_path, "run.weights=hf")
     assert train(asked, dry_run=True)["dry_run"]["outlook"] == "starting at step 1 with the weights of hf"
     saved(tmp_path / "run" / "checkpoints", asked)
-    assert "going on from" in train(asked, dry_run=True)["dry_run"]["outlook"], "then they are not read"
+    assert "resuming from" in train(asked, dry_run=True)["dry_run"]["outlook"], "then they are not read"
 
 
-def test_devices_are_told_apart_from_hdp_ranks(tmp_path: Path) -> None:
+def test_devices_are_distinguished_from_hdp_ranks(tmp_path: Path) -> None:
     wide = config(tmp_path, "cluster.ranks_per_node=8", "parallel.tp=2")
     shown = train(wide, dry_run=True)["dry_run"]
     assert [shown[name] for name in ("ranks", "hdp_ranks", "tp", "pp")] == [8, 4, 2, 1]
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path, dry_run: bool) -> None:
+def test_a_folder_of_another_program_is_refused_and_left_alone(tmp_path: Path, dry_run: bool) -> None:
     settings = config(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").touch()
     before = files(tmp_path)
-    with pytest.raises(RunFolderError, match=r"it holds thesis\.tex") as caught:
+    with pytest.raises(RunFolderError, match=r"it contains thesis\.tex") as caught:
         train(settings, dry_run=dry_run)
     assert (caught.value.code, files(tmp_path)) == (73, before)
 
 
-def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for steps, told in (
+def test_a_warm_up_that_never_ends_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for steps, expected in (
         (19, ["optimizer.warmup_steps=20 is more than run.steps=19: optimizer.lr is never reached"]),
         (20, []),
     ):
         said: list[str] = []
         finished(tmp_path, monkeypatch, steps)
         train(config(tmp_path, f"run.steps={steps}"), resume="never", say=said.append)
-        assert [line for line in said if "warmup" in line] == told
+        assert [line for line in said if "warmup" in line] == expected
 
 
 def files(tmp_path: Path) -> list[str]:
-    """Return all that lies there."""
+    """All paths below a folder."""
     return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
 
 
-def test_a_dry_run_goes_on_from_a_checkpoint_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_resumes_from_a_checkpoint_and_changes_nothing(tmp_path: Path) -> None:
     settings = config(tmp_path)
     old, damaged = (saved(tmp_path / "run" / "checkpoints", settings, step) for step in (1, 2))
     (damaged / "a").write_text("flipped")
@@ -156,14 +154,14 @@ def test_a_dry_run_goes_on_from_a_checkpoint_and_changes_nothing(tmp_path: Path)
     assert files(tmp_path) == before
     assert [step["step"] for step in shown["steps"]] == [2, 3, 4]
     assert (shown["steps_done"], shown["checkpoint"]) == (1, str(old))
-    assert shown["outlook"] == f"going on from {old}, with step 2"
-    assert shown["commands"][0].endswith(str(old)) and "the one before is used" in said[0]
+    assert shown["outlook"] == f"resuming from {old} at step 2"
+    assert shown["commands"][0].endswith(str(old)) and said[0].endswith("using step-00000001 instead")
     fresh = train(settings, dry_run=True, resume="never")["dry_run"]
     assert (fresh["steps"][0]["step"], fresh["checkpoint"]) == (1, None) and files(tmp_path) == before
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_dry_run_refuses_what_a_start_refuses_and_neither_leaves_anything(tmp_path: Path, dry_run: bool) -> None:
+def test_a_dry_run_refuses_what_a_run_refuses_and_neither_leaves_files(tmp_path: Path, dry_run: bool) -> None:
     config(tmp_path)
     other = str(saved(tmp_path / "saved", config(tmp_path, "run.seed=7")))
     (tmp_path / "file").touch()
@@ -181,7 +179,7 @@ def test_a_dry_run_refuses_what_a_start_refuses_and_neither_leaves_anything(tmp_
         assert (caught.value.code, files(tmp_path)) == (code, before)
 
 
-def test_a_refused_start_leaves_the_old_run_where_it_is(tmp_path: Path) -> None:
+def test_a_refused_run_leaves_the_old_one_in_place(tmp_path: Path) -> None:
     saved(tmp_path / "run" / "checkpoints", config(tmp_path))
     (tmp_path / "run" / "resolved.yaml").write_text(resolved_yaml(config(tmp_path)))
     before = files(tmp_path)
@@ -190,7 +188,7 @@ def test_a_refused_start_leaves_the_old_run_where_it_is(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
-def test_a_finished_run_says_how_to_train_it_longer_and_that_works(
+def test_a_finished_run_says_how_to_train_longer_and_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, said = list[Any](), list[str]()
@@ -198,12 +196,12 @@ def test_a_finished_run_says_how_to_train_it_longer_and_that_works(
     done = saved(tmp_path / "run" / "checkpoints", config(tmp_path), 4)
     train(config(tmp_path, "run.steps=4"), say=said.append)
     assert not started
-    (told,) = [line for line in said if "nothing is left" in line]
-    flag, checkpoint, *overrides = shlex.split(told.split("run it with ")[1])
+    (reported,) = [line for line in said if "nothing left to train" in line]
+    flag, checkpoint, *overrides = shlex.split(reported.split("run the command with ")[1])
     assert (flag, checkpoint, overrides) == ("--resume", str(done), [f"run.out={tmp_path / 'run'}-8", "run.steps=8"])
     train(config(tmp_path, *overrides), resume=checkpoint, say=said.append)
     assert str(started[0][0]).endswith(str(done))
-    assert any("with step 5" in line for line in said)
+    assert any("at step 5" in line for line in said)
     assert train(config(tmp_path, "run.steps=4"), dry_run=True)["dry_run"]["commands"] == []
 
 
@@ -215,17 +213,17 @@ def test_other_hosts_are_not_local(tmp_path: Path) -> None:
         train(hosts, launcher="local", dry_run=True)
 
 
-def test_localhost_beside_other_hosts_is_refused(tmp_path: Path) -> None:
-    """The others would look for the first rank on themselves."""
+def test_localhost_listed_with_other_hosts_is_refused(tmp_path: Path) -> None:
+    """The other hosts would look for rank 0 on themselves."""
     (tmp_path / "hosts").write_text("localhost slots=1\nalpha slots=1\n")
-    with pytest.raises(ConfigError, match="localhost beside other hosts") as caught:
+    with pytest.raises(ConfigError, match="localhost is listed with other hosts") as caught:
         train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
     assert caught.value.problems[0].key == "cluster.hostfile"
     (tmp_path / "hosts").write_text(f"localhost slots=1\n{socket.gethostname()} slots=1\n")
     train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
 
 
-def test_missing_data_and_missing_checkpoint_are_told_before_any_rank_starts(tmp_path: Path) -> None:
+def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_starts(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"gone|missing|no such|not exist"):
         train(config(tmp_path, f"data.path={tmp_path / 'gone'}"), say=lambda line: None)
     with pytest.raises(CheckpointError) as caught:
@@ -234,18 +232,18 @@ def test_missing_data_and_missing_checkpoint_are_told_before_any_rank_starts(tmp
 
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
-    """Return rank 0's part of a checkpoint of two ranks, with one file."""
-    state = TrainState(step, 0, step, 2, build_index(of.data).fingerprint, lineage(of))
+    """Write rank 0's part of a checkpoint of two ranks, with one file."""
+    state = TrainState(step, 0, step, 2, build_index(of.data).fingerprint, must_match(of))
     return write(tmp_path, state, 0, lambda folder: (folder / "a").touch(), lambda hashes: [hashes])
 
 
-def test_changed_documents_are_told_on_resume(tmp_path: Path) -> None:
+def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
     settings = config(tmp_path)
-    state = read_state(saved(tmp_path, settings))
-    index_documents(settings, state)
+    saved(tmp_path / "run" / "checkpoints", settings)
+    train(settings, dry_run=True)
     (tmp_path / "data" / "3.py").write_text("changed")
     with pytest.raises(DataError, match="documents changed"):
-        index_documents(settings, state)
+        train(settings, dry_run=True)
 
 
 def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
@@ -254,8 +252,8 @@ def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
     started: list[object] = []
     monkeypatch.setattr(launch, "run_ranks", lambda *arguments: started.append(arguments))
     checkpoint = str(saved(tmp_path, config(tmp_path)))
-    for change, told in (("run.seed=77", "run.seed: "), ("cluster.ranks_per_node=4", "ranks: 2 -> 4")):
-        with pytest.raises(CheckpointError, match=told):
+    for change, expected in (("run.seed=77", "run.seed: "), ("cluster.ranks_per_node=4", "ranks: 2 -> 4")):
+        with pytest.raises(CheckpointError, match=expected):
             train(config(tmp_path, change), resume=checkpoint, say=lambda line: None)
     assert not started
     assert not (tmp_path / "run" / "resolved.yaml").exists()
@@ -266,7 +264,6 @@ def test_a_checkpoint_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     checkpoint = saved(tmp_path, settings)
     monkeypatch.setattr(checkpoints, "_hash", lambda path: hashed.append(path.name) or real(path))
     monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
-    monkeypatch.setattr(launch, "_summary", lambda *arguments: {})
     train(settings, resume=str(checkpoint), say=lambda line: None)
     assert hashed == ["a"]
 
@@ -274,7 +271,7 @@ def test_a_checkpoint_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_resumed_run_shows_each_new_step_once_even_if_old_lines_were_lost(tmp_path: Path) -> None:
     path, shown = tmp_path / "metrics.jsonl", []
     append(path, {"step": 7})  # steps 1 to 6 are lost
-    tail = MetricsTail(path, shown.append)
+    tail = MetricsTail(RunFolder(tmp_path), shown.append, print)
     tail()
     assert shown == []
     for step in (8, 9):
@@ -285,7 +282,7 @@ def test_a_resumed_run_shows_each_new_step_once_even_if_old_lines_were_lost(tmp_
 
 
 def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, error: Exception | None = None) -> Config:
-    """Let the ranks write metrics and end, with an error or well; the report cannot be written. Return a config."""
+    """Let the ranks write metrics and end, with an error or without; let the report fail. Return a config."""
     settings = config(tmp_path, "run.steps=2")
 
     def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
@@ -298,11 +295,11 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, error:
         raise ValueError("no\nfonts")
 
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
-    monkeypatch.setattr(launch, "write_report", broken)
+    monkeypatch.setattr("engine.report.run_page.write_report", broken)
     return settings
 
 
-def test_a_report_that_fails_is_said_and_the_outcome_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_report_is_reported_and_changes_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     result = train(finished(tmp_path, monkeypatch, 2), say=said.append)["train"]
     assert (result["steps"], result["loss"], result["report"]) == (2, 3.0, None)
@@ -312,16 +309,16 @@ def test_a_report_that_fails_is_said_and_the_outcome_stays(tmp_path: Path, monke
     assert said[-1] == "the report could not be written: ValueError: no fonts"
 
 
-def test_lost_metrics_of_a_finished_run_are_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_metrics_of_a_finished_run_are_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = finished(tmp_path, monkeypatch, 0)
     result = train(settings, resume=str(saved(tmp_path, settings)), say=lambda line: None)["train"]
     assert (result["steps"], result["loss"], result["validation_loss"]) == (1, None, None)
 
 
-def test_a_lost_last_line_of_a_finished_run_is_told_and_the_step_is_not(
+def test_a_lost_last_line_is_reported_and_no_older_loss_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older step's loss is not the run's."""
+    """The loss of an older step is not the result of the run."""
     settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
     saved(tmp_path / "run" / "checkpoints", settings, 2)
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "lo')
@@ -330,7 +327,7 @@ def test_a_lost_last_line_of_a_finished_run_is_told_and_the_step_is_not(
     assert [line for line in said if "metrics.jsonl:2: this line is damaged" in line]
 
 
-def test_a_damaged_file_beside_a_finished_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_file_of_a_finished_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, said = config(tmp_path, "run.steps=1"), list[str]()
     saved(tmp_path / "run" / "checkpoints", settings)
     append(tmp_path / "run" / "metrics.jsonl", {"step": 1, "loss": 3.0})
@@ -340,7 +337,7 @@ def test_a_damaged_file_beside_a_finished_run_is_named(tmp_path: Path, monkeypat
     assert [line for line in said if f"report could not be written: {tmp_path}/run/plan.bin: is damaged: " in line]
 
 
-def test_a_host_that_gave_less_than_is_offloaded_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, said, shown = finished(tmp_path, monkeypatch, 0), list[str](), list[Any]()
 
     def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
@@ -350,11 +347,12 @@ def test_a_host_that_gave_less_than_is_offloaded_is_told_once(tmp_path: Path, mo
 
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
     train(settings, say=said.append, on_step=shown.append)
-    (told,) = [line for line in said if "offloaded" in line]
-    assert told.startswith("warning: a rank's host gave 3.0 GiB less than is offloaded to it") and len(shown) == 3
+    (reported,) = [line for line in said if "for offload" in line]
+    assert reported.startswith("warning: a host was 3.0 GiB short of the memory that a rank needs for offload")
+    assert len(shown) == 3
 
 
-def test_talk_that_fails_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_fails_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(line: str) -> None:
         raise BrokenPipeError
 

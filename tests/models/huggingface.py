@@ -1,4 +1,4 @@
-"""Hugging Face's LLaMA and Mixtral as references for shapes of ours, also without their casts to float32."""
+"""Hugging Face's LLaMA and Mixtral as references for our models, optionally without their casts to float32."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 from transformers.models.mixtral import modeling_mixtral
 
+from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
-from engine.attention.meeting import Meeting
+from engine.attention.layout import unsplit
 from engine.close import error
 from engine.config.schema import Model, Rope
+from engine.models.build import Transformer
+from engine.models.common.loss import token_loss
 from engine.models.llama.model import Llama
-from engine.models.loss import token_loss
 from engine.models.mixtral.model import Mixtral
 from engine.weights.architectures import tensor_names
 from engine.weights.check import places
@@ -137,19 +138,20 @@ def under_our_names(stored: Mapping[str, Tensor], shape: Model) -> dict[str, Ten
 
 
 @torch.no_grad()
-def ours_of(theirs: PreTrainedModel, shape: Model, dtype: torch.dtype) -> Llama:
+def ours_of(theirs: PreTrainedModel, shape: Model, dtype: torch.dtype) -> Transformer:
     """Return our model with the weights of theirs."""
-    model = (Llama(shape) if shape.experts == 1 else Mixtral(shape)).to(dtype)
+    model: Transformer = (Llama(shape) if shape.experts == 1 else Mixtral(shape)).to(dtype)
     state = stored(theirs.state_dict(), shape)
     for name, place in places(model, shape).items():
         place.tensor.copy_(state[name])
     return model
 
 
-def run(model: Llama, tokens: Tensor, kernel: str | None = None) -> Tensor:
-    """Return the logits of one whole sequence."""
+def run(model: Transformer, tokens: Tensor, kernel: str | None = None) -> Tensor:
+    """Return the logits of one unsplit sequence."""
     chosen = choose(CPU, model.embedding.weight.dtype, model.shape.head_dim, kernel)
-    return model(tokens, torch.arange(len(tokens)), Meeting(whole(len(tokens)), None, chosen))  # type: ignore[no-any-return]
+    attention = AttentionContext(unsplit(len(tokens)), None, chosen)
+    return model(tokens, torch.arange(len(tokens)), attention=attention)  # type: ignore[no-any-return]
 
 
 def compare(shape: Model, dtype: torch.dtype) -> dict[str, float]:

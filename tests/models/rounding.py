@@ -1,4 +1,4 @@
-"""Whether a result in bf16 was rounded once."""
+"""Checks whether a bf16 result was rounded only once."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Balance, Model
-from engine.models.mixtral import grouped as grouped_module
-from engine.models.mixtral.experts import Experts, slot_counts
-from engine.models.mixtral.grouped import GroupedProduct, _has_kernel, grouped
+from engine.models.mixtral.experts import Experts, count_each
+from engine.models.mixtral.grouped import GroupedProduct, choose, fault, grouped
 
 
 def shape(**changes: object) -> Model:
@@ -133,15 +132,11 @@ def test_the_grouped_kernel_and_its_gradients_are_those_of_the_loop(counts: list
     assert (found[0][2][torch.tensor(counts) == 0] == 0).all()
 
 
-def test_a_grouped_kernel_that_is_broken_is_not_taken(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    kernel, taken = torch.nn.functional.grouped_mm, grouped_module._device_has_kernel.__wrapped__
-    assert taken(torch.device("cpu"))
+def test_the_self_test_finds_a_broken_grouped_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = torch.nn.functional.grouped_mm
+    assert fault(GroupedProduct.apply, torch.device("cpu")) is None
     monkeypatch.setattr(torch.nn.functional, "grouped_mm", lambda *a, **more: kernel(*a, **more) * 1.1)
-    assert not taken(torch.device("cpu"))
-    assert "its product is off by" in caplog.text
+    assert "its product is off by" in str(fault(GroupedProduct.apply, torch.device("cpu")))
 
 
 @pytest.mark.gpu
@@ -154,7 +149,7 @@ def test_the_gpus_own_kernel_is_that_of_the_loop(counts: list[int]) -> None:
     found = []
     for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float64)):
         rows, weight = (x.to(device, dtype).requires_grad_() for x in exact)
-        assert _has_kernel(rows, weight) == (device == "cuda")
+        assert choose(rows.device).name == ("grouped_mm" if device == "cuda" else "loop")
         out = grouped(rows, weight, torch.tensor(counts, device=device))
         found.append((out, *torch.autograd.grad(out, (rows, weight), dout.to(device, dtype))))
     for a, b in zip(*found, strict=True):
@@ -164,5 +159,5 @@ def test_the_gpus_own_kernel_is_that_of_the_loop(counts: list[int]) -> None:
 
 def test_slots_are_counted() -> None:
     slots = torch.tensor([4, 0, 4, 1])
-    assert slot_counts(slots, 6).tolist() == [1, 1, 0, 0, 2, 0]
-    assert slot_counts(slots[:0], 2).tolist() == [0, 0]
+    assert count_each(slots, 6).tolist() == [1, 1, 0, 0, 2, 0]
+    assert count_each(slots[:0], 2).tolist() == [0, 0]

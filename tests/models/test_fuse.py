@@ -14,20 +14,21 @@ from torch import Tensor
 
 from engine.close import error
 from engine.models import fuse as fusing
+from engine.models.common.initialise import initialise
+from engine.models.common.loss import token_loss
+from engine.models.common.pointwise import NORM, Op
 from engine.models.fuse import fuse
 from engine.models.llama.model import Llama
-from engine.models.loss import token_loss
-from engine.models.pointwise import NORM, Op
 from tests.models.huggingface import run
-from tests.models.test_llama import SHAPES
+from tests.models.shapes import LLAMA
 
 CPU = torch.device("cpu")
 COMPILER = shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")
 
 
 def model() -> Llama:
-    made = Llama(SHAPES["gqa"])
-    made.initialise(0)
+    made = Llama(LLAMA["gqa"])
+    initialise(made, 0)
     return made
 
 
@@ -46,7 +47,7 @@ def gradients(of: Llama, tokens: int) -> list[Tensor]:
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 def test_gradients_are_those_of_plain_parts_for_any_number_of_tokens() -> None:
     plain, fused = model(), model()
-    fuse(fused, CPU, torch.float32, "always")
+    fuse(fused, fused.shape, CPU, torch.float32, "always")
     assert len(ops(fused)) == 2 * 4 + 1 and not set(ops(fused)) & set(ops(plain)), (
         "norms, rotations, SwiGLU of 2 layers"
     )
@@ -65,10 +66,10 @@ def test_widths_are_constants_of_the_code_and_tokens_are_not(monkeypatch: pytest
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     monkeypatch.setattr(fusing, "compiled", fusing.compiled.__wrapped__)
-    monkeypatch.setattr(fusing, "_fault", fusing._fault.__wrapped__)
+    monkeypatch.setattr(fusing, "choose", fusing.choose.__wrapped__)
     torch._dynamo.reset()
     fused = model()
-    fuse(fused, CPU, torch.float32, "always")
+    fuse(fused, fused.shape, CPU, torch.float32, "always")
     gradients(fused, 5)
     before = len(made)
     for tokens in (64, 0, 1, 33):
@@ -81,7 +82,7 @@ def test_widths_are_constants_of_the_code_and_tokens_are_not(monkeypatch: pytest
 @pytest.mark.parametrize("wish", ["auto", "never"])
 def test_a_cpu_runs_plain_parts_unless_asked(wish: str) -> None:
     made = model()
-    fuse(made, CPU, torch.float32, wish)
+    fuse(made, made.shape, CPU, torch.float32, wish)
     assert set(ops(made)) == set(ops(model()))
 
 
@@ -97,11 +98,11 @@ def test_what_does_not_serve_is_reported_and_left(
         return Op(lambda *inputs: (op.forward(*inputs)[0] * 1.01, *op.forward(*inputs)[1:]), op.backward, op.keeps)
 
     monkeypatch.setattr(fusing, "compiled", compiled)
-    monkeypatch.setattr(fusing, "_fault", fusing._fault.__wrapped__)
+    monkeypatch.setattr(fusing, "choose", fusing.choose.__wrapped__)
     made = model()
     with caplog.at_level(logging.WARNING):
-        fuse(made, CPU, torch.float32, "always")
+        fuse(made, made.shape, CPU, torch.float32, "always")
     assert NORM in ops(made) and set(ops(made)) == set(ops(model()))
-    assert "does not serve on cpu" in caplog.text
+    assert "torch.compile is installed but broken" in caplog.text
     assert caplog.records[0].getMessage().endswith("no compiler") == (broken == "raises")
     assert re.search(said, caplog.text)

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from engine.config.schema import Model
-from tests.models import test_llama, test_mixtral
 from tests.models.huggingface import compare, huggingface, ours_of, under_our_names, without_float32_casts
+from tests.models.shapes import LLAMA, MIXTRAL
 
-SHAPES = {f"llama {name}": shape for name, shape in test_llama.SHAPES.items()}
-SHAPES |= {f"mixtral {name}": shape for name, shape in test_mixtral.SHAPES.items()}
+SHAPES = {f"llama {name}": shape for name, shape in LLAMA.items()}
+SHAPES |= {f"mixtral {name}": shape for name, shape in MIXTRAL.items()}
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -7,54 +7,35 @@ import torch
 from torch import Tensor
 
 from engine.config.schema import Model
-from engine.models.llama.layers import RMSNorm
+from engine.models.common.initialise import initialise
+from engine.models.common.loss import token_loss
+from engine.models.common.norm import RMSNorm
 from engine.models.llama.model import Llama
-from engine.models.loss import token_loss
-from tests.models.huggingface import ROPES, run
+from tests.models.huggingface import run
 from tests.models.rounding import nearly_all_rounded_once
+from tests.models.shapes import LLAMA, LLAMA_SIZE
 
 CPU = torch.device("cpu")
-SIZE = {
-    "name": "tiny",
-    "hidden": 32,
-    "ffn": 40,
-    "experts": 1,
-    "top_k": 1,
-    "vocab": 50,
-    "layers": 2,
-    "rope_theta": 10000.0,
-    "rope": ROPES["none"],
-    "norm_eps": 1e-5,
-}
-SHAPES = {
-    "gqa": Model(**SIZE, heads=4, kv_heads=2, tied=False),
-    "gqa tied": Model(**SIZE, heads=4, kv_heads=1, tied=True),
-    "mha": Model(**SIZE, heads=4, kv_heads=4, tied=False),
-    "mha tied, another base": Model(**SIZE | {"rope_theta": 5e5, "norm_eps": 1e-6}, heads=2, kv_heads=2, tied=True),
-    **{
-        f"gqa, {name}": Model(**SIZE | {"rope": rope}, heads=4, kv_heads=2, tied=False)
-        for name, rope in ROPES.items()
-        if name != "none"
-    },
-}
 
 
 def test_initial_weights_are_those_of_the_seed() -> None:
     def weights(seed: int) -> dict[str, Tensor]:
-        model = Llama(SHAPES["gqa"])
-        model.initialise(seed)
+        model = Llama(LLAMA["gqa"])
+        initialise(model, seed)
         return model.state_dict()
 
     one, again, other = weights(1), weights(1), weights(2)
     assert all(torch.equal(one[name], again[name]) for name in one)
     assert all(torch.equal(one[name], other[name]) == ("norm" in name) for name in one)
-    assert len({one[name].flatten()[0].item() for name in one if "norm" not in name}) == 16, "each drawn anew"
+    assert len({one[name].flatten()[0].item() for name in one if "norm" not in name}) == 16, (
+        "each with values of its own"
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrices_start_with_a_deviation_of_two_hundredths_and_norms_with_one(tied: bool) -> None:
-    model = Llama(Model(**SIZE | {"hidden": 128, "ffn": 256, "vocab": 258}, heads=4, kv_heads=2, tied=tied))
-    model.initialise(0)
+    model = Llama(Model(**LLAMA_SIZE | {"hidden": 128, "ffn": 256, "vocab": 258}, heads=4, kv_heads=2, tied=tied))
+    initialise(model, 0)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             assert (parameter == 1).all(), name
@@ -64,7 +45,7 @@ def test_matrices_start_with_a_deviation_of_two_hundredths_and_norms_with_one(ti
 
 
 def test_a_tied_head_is_the_embedding() -> None:
-    model = Llama(SHAPES["gqa tied"])
+    model = Llama(LLAMA["gqa tied"])
     assert model.head.weight is model.embedding.weight
     assert "head.weight" not in dict(model.named_parameters())
 
@@ -72,8 +53,8 @@ def test_a_tied_head_is_the_embedding() -> None:
 @pytest.mark.parametrize("kernel", ["fused_cpu", "reference"])
 def test_no_token_runs_forward_and_backward(kernel: str) -> None:
     """A ring member whose shards are all empty still takes part in both passes."""
-    model = Llama(SHAPES["gqa"])
-    model.initialise(0)
+    model = Llama(LLAMA["gqa"])
+    initialise(model, 0)
     logits = run(model, torch.zeros(0, dtype=torch.int64), kernel)
     token_loss(logits, torch.zeros(0, dtype=torch.int64)).backward()
     assert logits.shape == (0, 50)

@@ -1,4 +1,4 @@
-"""The model's losses against sums over whole sequences; test_huggingface.py compares the rest with Hugging Face's.
+"""The model's losses against sums over unsplit sequences; test_huggingface.py compares the rest with Hugging Face's.
 
 If these fail, experts are balanced by something else. Error of a tensor = max|a - b| / max|b|.
 """
@@ -11,46 +11,36 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import idle, layout
-from engine.attention.meeting import Meeting
 from engine.close import error
 from engine.config.load import load
-from engine.config.schema import Balance, Model
+from engine.config.schema import Balance
 from engine.data.slices import IGNORE
 from engine.models.build import build_model
-from engine.models.llama.layers import Routed
+from engine.models.common.initialise import initialise
+from engine.models.common.loss import token_loss
 from engine.models.llama.model import Llama
-from engine.models.loss import token_loss
 from engine.models.mixtral.balance import z_loss
+from engine.models.mixtral.experts import Routed
 from engine.models.mixtral.model import Mixtral
-from engine.planner.plan import MicroBatch, Shard
+from engine.planner.plan.step_plan import MicroBatch, Shard
+from tests.models.shapes import mixtral_shape
 
 CPU = torch.device("cpu")
 TOKENS = 67
 BALANCE = Balance(by="loss", loss_weight=0.3, bias_rate=0.05, z_weight=0.02)
 
 
-def shape(**changes: object) -> Model:
-    tiny = {"layers": 2, "hidden": 32, "heads": 4, "kv_heads": 2, "ffn": 40, "experts": 8, "top_k": 2, "vocab": 50}
-    return load([]).model.model_copy(update=tiny | changes)
-
-
-SHAPES = {
-    "gqa": shape(),
-    "gqa tied": shape(kv_heads=1, tied=True),
-    "three of five, another base": shape(experts=5, top_k=3, rope_theta=1e6, norm_eps=1e-6),
-}
-
-
-def meeting_of(*lengths: int, dtype: torch.dtype = torch.float64) -> Meeting:
+def attention_of(*lengths: int, dtype: torch.dtype = torch.float64) -> AttentionContext:
     shards = tuple(Shard(number, length, (0,), 0) for number, length in enumerate(lengths))
-    return Meeting(layout(MicroBatch(0, 0, 0, -1, shards)), None, choose(CPU, dtype, 8))
+    return AttentionContext(layout(MicroBatch(0, 0, 0, -1, shards)), None, choose(CPU, dtype, 8))
 
 
-def drawn(balance: Balance | None, seed: int = 3, **changes: object) -> Mixtral:
-    model = Mixtral(shape(**changes), balance).double()
-    model.initialise(seed)
+def initialised(balance: Balance | None, seed: int = 3, **changes: object) -> Mixtral:
+    model = Mixtral(mixtral_shape(**changes), balance).double()
+    initialise(model, seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(10 if parameter.dim() > 1 else 1)
@@ -58,12 +48,12 @@ def drawn(balance: Balance | None, seed: int = 3, **changes: object) -> Mixtral:
 
 
 def routes(model: Mixtral, tokens: Tensor) -> list[Routed]:
-    """Return what each layer routed of one whole sequence."""
-    return model.hidden(tokens, torch.arange(len(tokens)), meeting_of(len(tokens)))[1]
+    """Return what each layer routed of one unsplit sequence."""
+    return model.hidden(tokens, torch.arange(len(tokens)), attention_of(len(tokens)))[1]
 
 
 def balance_of(routed: Sequence[Routed]) -> Tensor:
-    """Return the balance loss of one whole sequence, all layers, as it is defined."""
+    """Return the balance loss of one unsplit sequence, all layers, as it is defined."""
     total = torch.zeros((), dtype=torch.float64)
     for logits, chosen in routed:
         experts = logits.shape[1]
@@ -80,8 +70,8 @@ def brute_force(model: Mixtral, sequences: list[tuple[Tensor, Tensor]]) -> Tenso
     total = torch.zeros((), dtype=torch.float64)
     for tokens, labels in sequences:
         loss_tokens = int((labels != IGNORE).sum())
-        x, routed = model.hidden(tokens, torch.arange(len(tokens)), meeting_of(len(tokens)))
-        total = total + model.predict(x, labels)
+        x, routed = model.hidden(tokens, torch.arange(len(tokens)), attention_of(len(tokens)))
+        total = total + model.head(model.norm(x), labels)
         for logits, _ in routed:
             z = (logits.exp().sum(-1).log() ** 2)[labels != IGNORE].sum()
             total = total + model.balance.z_weight * z
@@ -100,33 +90,33 @@ def some_sequences() -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("by", ["none", "loss", "bias"])
 def test_packed_sequences_have_the_losses_of_each_by_itself(by: str) -> None:
-    model, sequences = drawn(BALANCE.model_copy(update={"by": by})), some_sequences()
+    model, sequences = initialised(BALANCE.model_copy(update={"by": by})), some_sequences()
     lengths = [len(tokens) for tokens, _ in sequences]
     tokens, labels = (torch.cat(parts) for parts in zip(*sequences, strict=True))
     positions = torch.cat([torch.arange(length) for length in lengths])
-    loss, expected = model(tokens, positions, meeting_of(*lengths), labels), brute_force(model, sequences)
+    loss, expected = model(tokens, positions, labels, attention_of(*lengths)), brute_force(model, sequences)
     assert abs(loss.item() / expected.item() - 1) < 1e-13
     found, wanted = (torch.autograd.grad(value, list(model.parameters())) for value in (loss, expected))
     assert max(error(a, b) for a, b in zip(found, wanted, strict=True)) < 1e-12
 
 
 def test_an_even_router_has_a_balance_loss_of_one_a_layer() -> None:
-    model = drawn(BALANCE.model_copy(update={"loss_weight": 1.0, "z_weight": 0.0}))
+    model = initialised(BALANCE.model_copy(update={"loss_weight": 1.0, "z_weight": 0.0}))
     with torch.no_grad():
-        for experts in model._experts():
+        for experts in model.experts():
             experts.router.weight.zero_()
     tokens = torch.arange(20)
-    loss = model(tokens, tokens, meeting_of(20), tokens)
-    more = loss - model.eval()(tokens, tokens, meeting_of(20), tokens)
+    loss = model(tokens, tokens, tokens, attention_of(20))
+    more = loss - model.eval()(tokens, tokens, tokens, attention_of(20))
     assert more.item() == pytest.approx(2 * 20)
 
 
 def test_validation_is_the_cross_entropy_alone() -> None:
-    model, tokens = drawn(BALANCE), torch.arange(20)
-    logits = model(tokens, tokens, meeting_of(20))
-    trained = model(tokens, tokens, meeting_of(20), tokens)
+    model, tokens = initialised(BALANCE), torch.arange(20)
+    logits = model(tokens, tokens, attention=attention_of(20))
+    trained = model(tokens, tokens, tokens, attention_of(20))
     model.eval()
-    validated = model(tokens, tokens, meeting_of(20), tokens)
+    validated = model(tokens, tokens, tokens, attention_of(20))
     assert torch.equal(validated, token_loss(logits, tokens)) and trained > validated
 
 
@@ -141,30 +131,30 @@ def test_z_loss_of_one_token_by_hand() -> None:
 @pytest.mark.parametrize("tokens", [0, 1])
 @pytest.mark.parametrize("by", ["none", "loss", "bias"])
 def test_an_idle_micro_batch_counts_for_nothing(by: str, tokens: int) -> None:
-    model = drawn(BALANCE.model_copy(update={"by": by}))
-    meeting = Meeting(idle(tokens), None, choose(CPU, torch.float64, 8))
-    loss = model(torch.zeros(tokens).long(), torch.zeros(tokens).long(), meeting, torch.full((tokens,), IGNORE))
+    model = initialised(BALANCE.model_copy(update={"by": by}))
+    attention = AttentionContext(idle(tokens), None, choose(CPU, torch.float64, 8))
+    loss = model(torch.zeros(tokens).long(), torch.zeros(tokens).long(), torch.full((tokens,), IGNORE), attention)
     loss.backward()
     assert loss.item() == 0
     assert all(p.grad is not None and (p.grad == 0).all() for p in model.parameters())
-    assert isinstance(model._tally.slots, Tensor) and int(model._tally.slots.sum()) == 0
+    assert isinstance(model.tally.expert_counts, Tensor) and int(model.tally.expert_counts.sum()) == 0
 
 
 def test_biases_move_by_the_sign_of_what_is_missing() -> None:
     """And only the choice sees them: with all others far below, the k chosen have the largest bias."""
-    model = drawn(BALANCE.model_copy(update={"by": "bias"}))
+    model = initialised(BALANCE.model_copy(update={"by": "bias"}))
     tokens = torch.arange(40)
-    told, slots = {}, None
+    metrics, counts = {}, None
     for _ in range(3):
-        model(tokens, tokens, meeting_of(40), tokens)
-        slots = model._tally.slots
-        before = torch.stack([experts.bias.clone() for experts in model._experts()])
-        told = model.end_step(lambda values: 2 * values, loss_tokens=80)  # another rank counted the same
-        moved = torch.stack([experts.bias for experts in model._experts()]) - before
-        assert torch.equal(moved, torch.sign(slots.sum(1, keepdim=True) - 8 * slots))
-    assert told["busiest_expert"] == pytest.approx(float(slots.max()) * 8 / 80)
-    assert 0 < told["cross_entropy"] < 10
-    experts = model._experts()[0]
+        model(tokens, tokens, tokens, attention_of(40))
+        counts = model.tally.expert_counts
+        before = torch.stack([experts.bias.clone() for experts in model.experts()])
+        metrics = model.end_step(lambda values: 2 * values, loss_tokens=80)  # another rank counted the same
+        moved = torch.stack([experts.bias for experts in model.experts()]) - before
+        assert torch.equal(moved, torch.sign(counts.sum(1, keepdim=True) - 8 * counts))
+    assert metrics["busiest_expert"] == pytest.approx(float(counts.max()) * 8 / 80)
+    assert 0 < metrics["cross_entropy"] < 10
+    experts = model.experts()[0]
     experts.bias.copy_(torch.tensor([0, 0, 1000, 0, 0, 1000, 0, 0]))
     routed = routes(model, tokens)[0]
     assert set(routed.chosen.flatten().tolist()) == {2, 5}
@@ -173,22 +163,22 @@ def test_biases_move_by_the_sign_of_what_is_missing() -> None:
 
 def test_biases_balance_the_load() -> None:
     """On the same tokens again and again, the busiest expert comes down to nearly the mean."""
-    model = drawn(BALANCE.model_copy(update={"by": "bias", "bias_rate": 0.005}))
+    model = initialised(BALANCE.model_copy(update={"by": "bias", "bias_rate": 0.005}))
     tokens = torch.randint(0, 50, (200,), generator=torch.Generator().manual_seed(0))
     busiest = []
     for _ in range(100):
         with torch.no_grad():
-            model(tokens, torch.arange(200), meeting_of(200), tokens)
+            model(tokens, torch.arange(200), tokens, attention_of(200))
         busiest.append(model.end_step(lambda values: values, 200)["busiest_expert"])
     assert busiest[0] > 1.8 and max(busiest[-5:]) < 1.3, busiest
 
 
 def test_a_bias_is_saved_and_no_dtype_rounds_it() -> None:
-    model = Mixtral(shape(), BALANCE.model_copy(update={"by": "bias"}))
-    model._experts()[0].bias += 70_001
-    again = Mixtral(shape(), BALANCE.model_copy(update={"by": "bias"})).bfloat16()
+    model = Mixtral(mixtral_shape(), BALANCE.model_copy(update={"by": "bias"}))
+    model.experts()[0].bias += 70_001
+    again = Mixtral(mixtral_shape(), BALANCE.model_copy(update={"by": "bias"})).bfloat16()
     again.load_state_dict(model.bfloat16().state_dict())
-    assert again._experts()[0].bias.tolist() == [70_001] * 8
+    assert again.experts()[0].bias.tolist() == [70_001] * 8
 
 
 def test_a_config_chooses_the_model() -> None:

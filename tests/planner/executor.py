@@ -1,14 +1,14 @@
-"""Runs a plan on imagined ranks that exchange messages as the engine's do, and tells whether all of them finish.
+"""Executes a plan on simulated ranks that exchange messages as the engine does, and reports whether all ranks finish.
 
-Each rank runs its micro-batches in order, forward and backward through every layer, and after the last layer sums its
-experts' counts. A round is one batched group of
-sends and receives, and ends when all of them are matched. Between two ranks the n-th send meets the n-th receive, each
-only while both ranks are at it (rendezvous); no buffer hides a wrong order. A send that meets the receive of another
-buffer counts as not finishing. In lockstep mode all ranks meet before every micro-batch.
+Each rank runs its micro-batches in order, forward and backward through every layer, and after the last layer sums the
+counts of its experts. A round is one batched group of sends and receives, and ends when all of them are matched.
+Between two ranks the n-th send matches the n-th receive, and only while both ranks are in their groups (rendezvous), so
+no buffer hides a wrong order. If a send matches the receive of another buffer, the plan counts as not finishing. In
+lockstep mode all ranks wait for each other before every micro-batch.
 
-In a pipeline each stage of each rank is a line of its own, rank x stages + stage, and rings connect the lines of one
-stage. Activations go to the next stage and gradients to the one before: the sender posts them and goes on, and the
-receiver waits for them.
+In a pipeline each stage of each rank is a separate line, number rank x stages + stage, and rings connect the lines of
+one stage. Activations go to the next stage and gradients to the previous one: the sender posts them without waiting,
+and the receiver waits for them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.planner import schedule
-from engine.planner.plan import MicroBatch, StepPlan
+from engine.planner.plan import schedule
+from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
 LAYERS = 2  # of a stage
 Direction = Literal["forward", "backward"]
@@ -27,12 +27,9 @@ Tag = tuple[object, ...]
 
 @dataclass
 class Group:
-    """One batched group: (peer, tag) of each send and receive, in posting order. A barrier has none.
+    """One batched group: (peer, tag) of each send and receive, in posting order; none in a barrier."""
 
-    Nobody waits for a send that is `posted`.
-    """
-
-    posted: list[tuple[int, Tag]] = field(default_factory=list)
+    posted: list[tuple[int, Tag]] = field(default_factory=list)  # sends that the sender does not wait for
     sends: list[tuple[int, Tag]] = field(default_factory=list)
     receives: list[tuple[int, Tag]] = field(default_factory=list)
     barrier: bool = False
@@ -42,7 +39,7 @@ Messages = dict[tuple[int, int], list[Tag]]  # by (source, target), in posting o
 
 
 class Executor:
-    """The state of all ranks: where each one is in its program, and what has been posted so far. Ranks are lines."""
+    """The state of all lines (called ranks here): the place of each in its program, and the messages posted so far."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.programs = [_program(plan, rank, stage) for rank in range(plan.ranks) for stage in range(plan.stages)]
@@ -51,7 +48,7 @@ class Executor:
         self.received: Messages = defaultdict(list)
 
     def finishes(self) -> bool:
-        """Return whether every rank comes to its end and every message is the one that its receiver expected."""
+        """True if every rank reaches its end and every message is the one that its receiver expected."""
         moving = list(range(len(self.programs)))
         while moving:
             for rank in moving:
@@ -74,7 +71,7 @@ class Executor:
             self.received[peer, rank].append(tag)
 
     def _complete(self, rank: int) -> bool:
-        """Return whether all messages of the rank's group have met their other side, which may be ahead."""
+        """True if all messages of the rank's group are matched; the other side may already be further."""
         group = self._group(rank)
         if group is None:
             return False
@@ -89,12 +86,11 @@ class Executor:
 
 
 def finishes(plan: StepPlan) -> bool:
-    """Return whether the plan runs to its end."""
     return Executor(plan).finishes()
 
 
 def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
-    """Return all groups of one stage of a rank in its order."""
+    """Return all groups of one stage of a rank, in order."""
     groups = []
     micros = list(plan.of_rank(rank))
     for index, direction in passes(len(micros), stage, plan.stages):
@@ -112,7 +108,7 @@ def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
 
 
 def passes(count: int, stage: int, stages: int) -> list[tuple[int, Direction]]:
-    """Return the passes of a stage over `count` micro-batches: some forward, then one each, then the rest backward."""
+    """Return the passes of a stage over `count` micro-batches in 1F1B order."""
     ahead = min(stages - 1 - stage, count)
     order: list[tuple[int, Direction]] = [(index, "forward") for index in range(ahead)]
     for index in range(ahead, count):
@@ -123,7 +119,7 @@ def passes(count: int, stage: int, stages: int) -> list[tuple[int, Direction]]:
 def _neighbours(
     micro: MicroBatch, stage: int, stages: int, direction: Direction
 ) -> tuple[list[tuple[int, Tag]], list[tuple[int, Tag]]]:
-    """Return what a pass waits for from the stage before it, and what it gives to the one after it."""
+    """Return what a pass receives from the previous stage, and what it sends to the next one."""
     step = 1 if direction == "forward" else -1
     line = micro.rank * stages + stage
     before = [(line - step, (micro.index, direction))] if 0 <= stage - step < stages else []
@@ -132,7 +128,7 @@ def _neighbours(
 
 
 def _rounds(micro: MicroBatch, layer: int, direction: schedule.Direction, stage: int, stages: int) -> list[Group]:
-    """Return the groups of one layer: all rings of the micro-batch advance together."""
+    """Return the groups of one layer. All rings of the micro-batch advance together."""
     groups = []
     for round_ in range(max((schedule.rounds(s.degree, direction) for s in micro.shards), default=0)):
         group = Group()

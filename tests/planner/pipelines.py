@@ -1,4 +1,4 @@
-"""Random plans of pipelines: rings in any order, and rings at the same place on all of their ranks."""
+"""Random pipeline plans: with rings in any order, and with rings at the same place on all of their ranks."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from engine.planner.emit import Placement, build
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.step_plan import StepPlan
+from engine.units import Ints
 from tests.planner.samples import by_hand, ints
 
 
 @st.composite
 def any_pipelines(draw: st.DrawFn) -> StepPlan:
-    """Return a plan in which each rank runs its sequences one by one, in an order of its own or that of all.
+    """Make a plan in which each rank runs its sequences one by one, in a random order or in the common one.
 
-    Each micro-batch has one sequence, so a gang is one ring: no member ends a pass before every one has begun it.
+    Each micro-batch has one sequence, so a gang is one ring: no member finishes a pass before all have started it.
     """
     ranks = draw(st.integers(1, 4))
     ring = st.permutations(range(ranks)).flatmap(lambda order: st.integers(1, ranks).map(lambda d: tuple(order[:d])))
@@ -31,7 +32,7 @@ def any_pipelines(draw: st.DrawFn) -> StepPlan:
 
 
 def aligned_pipeline(rng: np.random.Generator) -> StepPlan:
-    """Return a plan of ranks that run different numbers of micro-batches, each gang at one place on all its ranks."""
+    """Make a plan of unequal numbers of micro-batches in which each gang has one place on all of its ranks."""
     counts = rng.integers(1, 6, int(rng.integers(1, 6)))
     rings: list[list[int]] = []
     places: list[int] = []
@@ -51,8 +52,8 @@ aligned_pipelines = st.integers(0, 2**32 - 1).map(lambda seed: aligned_pipeline(
 
 
 def passes_agree(plan: StepPlan, order: Ints, before: Ints, after: Ints) -> bool:
-    """Return whether `order` has every node once and all edges point forward in it."""
+    """True if `order` has every node once and all edges point forward in it."""
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    nodes = 2 * plan.stages * (int(plan.gang.max()) + 1)
+    nodes = 2 * plan.stages * plan.gangs
     return sorted(order.tolist()) == list(range(nodes)) and bool((place[before] < place[after]).all())

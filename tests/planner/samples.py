@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
-from engine.cost.activations import Moment
+from engine.cost.activations import Instant
 from engine.cost.model import Costs
 from engine.cost.times import Rates
-from engine.planner.gangs import components
-from engine.planner.plan import Ints, StepPlan
+from engine.planner.plan.gangs import components
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
+from engine.units import Ints
 
 COSTS = Costs(
     source="by hand",
@@ -36,16 +37,16 @@ COSTS = Costs(
         latency=0.0,
         kv=0.0,
         dkv=0.0,
-        far=1.0,
+        inter_node_slowdown=1.0,
         overlap=1.0,
-        again=0.0,
+        recompute_factor=0.0,
         copy=10.0,
     ),
     nics=1.0,
     slot=0,
     step=0,
     token_bytes=100,
-    moments=(Moment(0, 10), Moment(40, 6)),
+    instants=(Instant(0, 10), Instant(40, 6)),
     ring_bytes=5,
     fixed_bytes=1000,
     passing_bytes=500,
@@ -54,7 +55,7 @@ COSTS = Costs(
     forward_rings=2,
     counts_bytes=24,
 )
-# No two of them are alike, and compute and transfer are of about the same length in rings of these sizes.
+# All different, and compute and transfers take about equally long in rings of these sizes.
 RATES = Rates(
     token_f=301.7,
     token_b=733.1,
@@ -67,12 +68,12 @@ RATES = Rates(
     latency=211.1,
     kv=143.3,
     dkv=277.7,
-    far=5.3,
+    inter_node_slowdown=5.3,
     overlap=0.6,
-    again=0.0,
+    recompute_factor=0.0,
     copy=1500.7,
 )
-LINKED_COSTS = replace(COSTS, rates=RATES, slot=997)  # rings that wait for transfers
+LINKED_COSTS = replace(COSTS, rates=RATES, slot=997)  # with rings that wait for transfers
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
 
 
@@ -90,7 +91,7 @@ def settings(
     device_memory: int = 2**40,
     stages: int = 1,
 ) -> PlanSettings:
-    """Return settings; the context is all that the ranks hold unless it is given."""
+    """Make settings. The context defaults to what all ranks hold together."""
     return PlanSettings(
         planner=planner,
         mode=mode,
@@ -106,12 +107,12 @@ def settings(
 
 
 def device(tokens: int, offload: int = 0) -> int:
-    """Return the bytes of a device that holds just so many tokens of one micro-batch, all in rings."""
+    """Return the memory of a device that holds exactly `tokens` in one micro-batch, all in rings."""
     return int(COSTS.peak_bytes(ints(tokens), ints(tokens), offload)[0])
 
 
 def lengths(longest: int, most: int = 40) -> st.SearchStrategy[list[int]]:
-    """Return lists of lengths up to `longest`: any, short ones, primes, and the longest itself."""
+    """Draw lists of lengths up to `longest`: random ones, short ones, primes, and the longest itself."""
     primes = [prime for prime in PRIMES if prime <= longest] or [1]
     one = st.one_of(st.integers(1, longest), st.integers(1, min(3, longest)), st.sampled_from(primes), st.just(longest))
     return st.lists(one, min_size=1, max_size=most)
@@ -120,10 +121,10 @@ def lengths(longest: int, most: int = 40) -> st.SearchStrategy[list[int]]:
 def by_hand(
     lengths: list[int], rings: list[tuple[int, ...]], micros: list[list[list[int]]], capacity: int = 16
 ) -> StepPlan:
-    """Return the plan, valid or not, in which rank r runs micros[r], lists of micro-batches, lists of sequences.
+    """Make the plan, valid or not, in which micros[r] lists the micro-batches of rank r, each a list of sequences.
 
-    A sequence that stands in a micro-batch of a rank of its ring puts that rank's shard there. Gangs are what rings
-    connect, numbered by their first micro-batch.
+    A micro-batch holds its rank's shard of each of its sequences. Gangs are what rings connect, numbered by their first
+    micro-batch.
     """
     ring_start = np.cumsum([0, *map(len, rings)])
     flat = [(rank, micro) for rank, row in enumerate(micros) for micro in row]

@@ -1,53 +1,56 @@
-"""The compiled loops of `verify` against the plainest way to say the same."""
-
 from __future__ import annotations
 
-import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from pathlib import Path
 
-from engine.planner import checks
+import pytest
+
+from engine.config.load import load
+from engine.errors import ConfigError, MemoryFitError
+from engine.planner.checks import check_longest, check_nodes, check_planner
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
 from tests.planner.samples import ints
 
-ROWS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), min_size=1, max_size=8)
-PAIRS = st.integers(1, 8).flatmap(
-    lambda size: st.lists(st.tuples(*[st.integers(0, size - 1)] * 2), min_size=size, max_size=size)
-)
+
+def test_a_sequence_longer_than_all_ranks_hold_is_refused(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=2\n")
+    found = PlanSettings.of(load([f"cluster.hostfile={hosts}", "context=5K", "capacity=2K"]))
+    check_longest(4096, found)
+    with pytest.raises(MemoryFitError, match="4097 tokens does not fit: 2 ranks x capacity 2K = 4K") as caught:
+        check_longest(4097, found)
+    assert caught.value.problems[0].key == "context"
 
 
-def first(wrong: list[bool]) -> int:
-    return wrong.index(True) if True in wrong else -1
+def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("alpha slots=65536\nbeta slots=1\n")
+    found = PlanSettings.of(load([f"cluster.hostfile={hosts}"]))
+    with pytest.raises(ConfigError, match="65,537 HDP ranks are more than the 65,536 that can be planned") as caught:
+        check_planner(found)
+    assert caught.value.problems[0].key == "cluster.hostfile"
 
 
-def flat(rows: list[list[int]]) -> list[int]:
-    return [value for row in rows for value in row]
+@pytest.mark.parametrize(("planner", "least"), [("static", 2), ("naive", 4), ("balanced", 4), ("adaptive", 4)])
+def test_too_few_peers_for_the_planner_are_refused(planner: str, least: int) -> None:
+    common = ["cluster.ranks_per_node=8", f"planner={planner}"]
+    check_planner(PlanSettings.of(load([*common, f"planner.max_peers={least}"])))
+    with pytest.raises(ConfigError, match=f"needs up to {least} peers per rank") as caught:
+        check_planner(PlanSettings.of(load([*common, f"planner.max_peers={least - 1}"])))
+    assert caught.value.problems[0].key == "planner.max_peers"
 
 
-def starts(rows: list[list[int]]) -> np.ndarray:
-    return np.cumsum([0, *map(len, rows)])
+def test_a_small_world_needs_few_peers() -> None:
+    check_planner(PlanSettings.of(load(["cluster.ranks_per_node=2", "planner=balanced", "planner.max_peers=1"])))
 
 
-@given(st.integers(1, 8).flatmap(lambda size: st.lists(st.integers(0, size - 1), min_size=size, max_size=size)))
-def test_a_shard_that_is_not_once(order: list[int]) -> None:
-    again = [value in order[:place] for place, value in enumerate(order)]
-    assert checks.not_once(ints(*order)) == (order[first(again)] if any(again) else -1)
-
-
-@given(ROWS)
-def test_what_is_twice_in_a_row(rows: list[list[int]]) -> None:
-    again = flat([[value in row[:place] for place, value in enumerate(row)] for row in rows])
-    assert checks.twice_in_row(starts(rows), ints(*flat(rows)), 5) == first(again)
-
-
-@given(PAIRS)
-def test_gangs_of_several_values(pairs: list[tuple[int, int]]) -> None:
-    gang, other = (ints(*row) for row in zip(*pairs, strict=True))
-    several = [any(a == g and b != o for a, b in pairs[:place]) for place, (g, o) in enumerate(pairs)]
-    assert checks.mixed_gang(gang, other) == first(several)
-    assert checks.other_gang(gang, other) == first([gang[place] != gang[o] for place, o in enumerate(other)])
-
-
-@given(ROWS)
-def test_slots_out_of_order(rows: list[list[int]]) -> None:
-    wrong = flat([[value != place for place, value in enumerate(row)] for row in rows])
-    assert checks.out_of_order(ints(*flat(rows)), starts(rows)) == first(wrong)
+@pytest.mark.parametrize("ratio", ["0", "auto"])
+def test_a_host_too_small_for_the_states_is_not_reported_as_a_node_without_memory(tmp_path: Path, ratio: str) -> None:
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=20G\n")
+    keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "model=1b", "dtype=bf16", "context=4K", "capacity=4K"]
+    memory = ["cluster.device_memory=40G", "cluster.host_memory=2G", "optimizer.on_host=true", f"offload.ratio={ratio}"]
+    own = PlanSettings.of(load([*keys, *memory]))
+    assert own.host_memory < 0 < own.least_capacity
+    check_nodes(own)
+    with pytest.raises(MemoryFitError, match="the model states on the host need"):
+        plan_step(ints(100), own)

@@ -1,4 +1,4 @@
-"""A page as its tags."""
+"""Lists the tags of an HTML page."""
 
 from __future__ import annotations
 

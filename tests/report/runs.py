@@ -1,4 +1,4 @@
-"""Run folders without a run: real plans and their simulated spans, made-up metrics."""
+"""Writes run folders without training: real plans with simulated spans, and invented metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.config.load import load, resolved_yaml
 from engine.planner.make import plan_step
-from engine.planner.plan import StepPlan
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.report.boxes import Span
 from engine.simulator.timeline import simulate
@@ -22,7 +22,7 @@ BIGRAM_NATS = 2.432
 def plan(
     ranks: int, sequences: int | None = None, mode: str = "free", settings: PlanSettings | None = None
 ) -> StepPlan:
-    """Return the plan of a batch of long-tailed lengths, the longest on half of the ranks; capacity 1K."""
+    """The plan of a batch of long-tailed lengths, the longest on half of the ranks; capacity 1K."""
     settings = settings or samples.settings(ranks=ranks, capacity=1024, mode=mode, max_peers=8)
     longest = 512 * (ranks + 1)
     lengths = np.random.default_rng(7).lognormal(6, 1.5, sequences or 6 * ranks).astype(np.int64)
@@ -31,7 +31,7 @@ def plan(
 
 
 def spans(plan: StepPlan) -> list[Span]:
-    """Return when each micro-batch of the plan would run if the step took 3.2 s."""
+    """When each micro-batch of the plan runs in the simulator, scaled to a step of 3.2 s."""
     line = simulate(plan, samples.settings(ranks=plan.ranks))
     second = line.makespan / 3.2
     rows = zip(line.rank.tolist(), line.micro_batch.tolist(), line.start.tolist(), line.stop.tolist(), strict=True)
@@ -39,7 +39,7 @@ def spans(plan: StepPlan) -> list[Span]:
 
 
 def metrics(steps: int) -> list[dict[str, Any]]:
-    """Return a run that learns: a line a step, validated each tenth one."""
+    """The metrics of a run that learns: a line per step, with validation every tenth step."""
     noise = np.random.default_rng(3).normal(0, 0.1, steps).tolist()
     return [_line(step, 2.1 + 3.4 / (1 + step / 12) + off, off) for step, off in enumerate(noise, start=1)]
 
@@ -64,7 +64,7 @@ def _line(step: int, loss: float, off: float) -> dict[str, Any]:
 def write_run(
     folder: Path, *, overrides: tuple[str, ...] = (), lines: list[dict[str, Any]], traced: StepPlan | None
 ) -> Path:
-    """Write a run folder; without `traced` it is one that stopped before a step was measured."""
+    """Write a run folder; without `traced`, of a run that stopped before a step was measured."""
     folder.mkdir(exist_ok=True)
     (folder / "resolved.yaml").write_text(resolved_yaml(load(["run.steps=120", *overrides])))
     facts = {"bigram_nats": BIGRAM_NATS, "documents": 9, "empty_documents": 0, "validation_documents": 1}

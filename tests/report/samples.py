@@ -1,4 +1,4 @@
-"""A picture of each kind with made-up numbers, and where its texts stand."""
+"""A picture of each kind with invented numbers, and the positions of its texts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.config.load import load
-from engine.planner.estimate import estimate
-from engine.planner.plan import StepPlan
+from engine.fit.estimate import estimate
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
-from engine.report.bars import seconds_picture, speedup_picture
 from engine.report.boxes import Boxes, boxes
-from engine.report.cost_curve import Costs, cost_picture
-from engine.report.curves import loss_picture, throughput_picture
-from engine.report.histogram import histogram_picture
+from engine.report.charts import (
+    CostCurve,
+    cost_picture,
+    histogram_picture,
+    loss_picture,
+    seconds_picture,
+    speedup_picture,
+    throughput_picture,
+)
 from engine.report.memory_bars import memory_picture
 from engine.report.svg import Size
 from engine.report.timeline import timeline_picture
@@ -31,9 +36,9 @@ VALIDATION = np.where(STEPS % 10 == 0, LOSS, np.nan)
 BUCKETS = [{"upto": 2**p, "samples": 40 - p, "tokens": p**3} for p in range(3, 22)]
 MARKS = {"p50": 800, "p90": 900, "p99": 70_000, "suggested capacity": 65536}
 RING = np.array([4000, 9000, 70_000, 2_000_000])
-COST_CURVE = Costs(
+COST_CURVE = CostCurve(
     lengths=2 ** np.arange(4, 22),
-    uncut_s=1e-6 * 4.0 ** np.arange(18),
+    unsplit_s=1e-6 * 4.0 ** np.arange(18),
     ring_length=RING,
     ring_degree=np.array([2, 3, 3, 300]),
     ring_s=RING / 1e5,
@@ -45,7 +50,7 @@ ESTIMATE = estimate(_SEVEN_B, PlanSettings.of(_SEVEN_B))
 
 
 def runs(*sweeps: str) -> list[dict[str, Any]]:
-    """Return the runs of static and adaptive at each sweep point, as `simulate` makes them; none is no sweep."""
+    """Runs of static and adaptive at each sweep point, as `simulate` returns them; without points, no sweep."""
     parts = {"compute_s": 20.0, "exposed_comm_s": 5.0, "mfu": 0.3, "tokens_per_s": 1e6, "steps": 2}
     shared = parts | {"ranks": 64, "context": 8192, "lengths": "byted"}
     static = shared | {"planner": "static", "step_s": 80.0, "speedup": 1.0, "bubble": 0.6}
@@ -61,7 +66,7 @@ def all_boxes(made: StepPlan) -> Boxes:
 
 
 def slow_links(ranks: int, mode: str) -> PlanSettings:
-    """Return settings in which rings wait for transfers."""
+    """Settings in which rings wait for transfers."""
     rates = COSTS.rates._replace(kv=3000.0, dkv=6000.0)
     stages = 2 if mode == "pipeline" else 1
     own = settings("adaptive", ranks=ranks, capacity=1024, mode=mode, max_peers=8, stages=stages)
@@ -85,7 +90,7 @@ def texts(svg: str) -> list[str]:
 
 
 class Place(NamedTuple):
-    """A text and the pixels that it covers, if a letter is 0.55 of its font's size wide."""
+    """A text and the pixels that it covers, with letters 0.55 times as wide as the font size."""
 
     text: str
     left: float

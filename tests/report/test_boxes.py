@@ -47,7 +47,7 @@ def test_boxes_know_the_neighbours_that_share_their_rings() -> None:
     assert found.above.sum() == found.below.sum()  # each border has two sides
 
 
-def test_spans_of_another_plan_are_known_as_such() -> None:
+def test_spans_of_another_plan_are_detected() -> None:
     made = plan(ranks=4)
     right = spans(made)
     assert of_plan(made, right)
@@ -74,7 +74,7 @@ def test_ring_sizes_fall_into_few_groups(degrees: list[int], ends: list[tuple[in
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(1, 1), (2, 2), (64, 64), (65, 64), (16384, 64)])
-def test_all_ranks_up_to_64_are_shown_and_of_more_some_evenly_chosen(ranks: int, rows: int) -> None:
+def test_at_most_64_ranks_are_shown_evenly_spaced(ranks: int, rows: int) -> None:
     shown = shown_ranks(ranks)
     assert len(shown) == rows <= MOST_ROWS
     assert (shown[0], shown[-1]) == (0, ranks - 1)
@@ -93,8 +93,8 @@ def test_some_ranks_are_rows_that_touch_where_they_share_a_ring() -> None:
 
 
 @pytest.mark.parametrize("mode", ["free", "lockstep", "pipeline"])
-def test_simulated_spans_hold_all_that_ranks_compute_and_wait_for_transfers(mode: str) -> None:
-    """Against the simulator's own means; of a pipeline both passes of the first stage, which is like every other."""
+def test_simulated_spans_contain_all_compute_and_waits_for_transfers(mode: str) -> None:
+    """Compared with the simulator's means; a pipeline shows both passes of its first stage; all stages are alike."""
     settings = slow_links(ranks=6, mode=mode)
     made = plan(ranks=6, mode=mode, settings=settings)
     line = simulate(made, settings)

@@ -3,17 +3,17 @@ from __future__ import annotations
 import pytest
 
 from engine.config.load import load
-from engine.planner.estimate import estimate
+from engine.fit.estimate import estimate
 from engine.planner.settings import PlanSettings
 from engine.report.memory_bars import memory_picture
 from engine.report.words import MEMORY, memory_parts, memory_rows, memory_unit
 from tests.report.samples import ESTIMATE, texts
 
 
-def test_the_parts_are_the_peak() -> None:
+def test_the_parts_add_up_to_the_peak() -> None:
     assert sum(memory_parts(ESTIMATE).values()) == ESTIMATE.peak
     rows = {name: (size, share) for name, size, share in memory_rows(ESTIMATE)}
-    assert rows["of a device's"] == ("80.00", "100%")
+    assert rows["device total"] == ("80.00", "100%")
     assert float(rows["peak"][0]) == pytest.approx(ESTIMATE.peak / 2**30, abs=0.01)
 
 
@@ -36,5 +36,5 @@ def test_a_tiny_model_is_shown_in_mib_in_text_and_picture_alike() -> None:
     sizes = {name: float(size.replace(",", "")) for name, size, _ in memory_rows(tiny)}
     assert 0 < sizes["parameters"] == pytest.approx(tiny.items["parameters"] / 2**20, abs=0.01)
     picture = memory_picture(tiny)
-    assert "MiB of a device" in texts(picture) and f"{tiny.peak / 2**20:,.1f} of 8,192.0 MiB: it fits." in picture
-    assert "GiB of a device" in texts(memory_picture(ESTIMATE))
+    assert "MiB per device" in texts(picture) and f"{tiny.peak / 2**20:,.1f} of 8,192.0 MiB: it fits." in picture
+    assert "GiB per device" in texts(memory_picture(ESTIMATE))

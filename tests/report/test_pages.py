@@ -1,4 +1,4 @@
-"""The pages of plans, simulations and lengths, and what holds for every page."""
+"""The pages of plans, simulations and lengths, and properties of every page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.data.profile import describe
 from engine.data.scan import Documents
-from engine.planner.estimate import estimate
+from engine.fit.estimate import estimate
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.report.lengths_page import lengths_page
@@ -47,11 +47,11 @@ def simulation(sweeps: Sequence[str] = ()) -> Page:
 def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
     config = load(SMALL)
     (step,) = step_lengths(config, 1)
-    data = describe(Documents(step, empty=2, share=share), config.context) | {
+    data = describe(Documents(step, empty=2, fraction=share), config.context) | {
         "source": "lengths=byted",
         "suggested_capacity": 2048,
         "suggested_ring_limit": 3,
-        "reason": "a rank's share of a step is one micro-batch",
+        "reason": "each rank runs its part of a step as one micro-batch",
         "fits": fits,
     }
     settings = PlanSettings.of(config)
@@ -89,9 +89,10 @@ def test_a_plan_has_its_timeline_its_lengths_its_costs_and_its_numbers() -> None
     assert [figure.title for figure in page.figures] == titles
     head = dict(page.head)
     assert (head["planner"], head["context"], head["capacity of a rank"]) == ("adaptive", "8K tokens", "2K tokens")
-    assert head["ranks"] == "4 of cluster=local, free mode"
+    assert head["ranks"] == "4 ranks, cluster=local"
+    assert head["mode"].startswith("free: ")
     (table,) = page.tables
-    assert not table.columns
+    assert not table.columns and "Makespan: " in page.html()
     assert dict(table.rows)["planning (s)"] == "0.250"
 
 
@@ -108,7 +109,7 @@ def test_plans_of_every_mode_have_a_page(mode: list[str]) -> None:
     page = plans(*mode)
     assert all(figure.wide for figure in page.figures)
     assert ("first stage" in page.figures[0].caption) == (mode[0] == "parallel.pp=2")
-    assert ("Of 80 ranks 64 are shown" in page.figures[0].caption) == (mode == ["cluster.nodes=20"])
+    assert ("Of 80 ranks, 64 are shown" in page.figures[0].caption) == (mode == ["cluster.nodes=20"])
 
 
 def test_a_simulation_has_bars_and_a_timeline_of_each_planner_on_one_scale() -> None:
@@ -119,7 +120,7 @@ def test_a_simulation_has_bars_and_a_timeline_of_each_planner_on_one_scale() -> 
     assert ticks[0][:4] == ticks[1][:4]
     (table,) = page.tables
     assert [row[0] for row in table.rows] == ["static", "adaptive"]
-    assert "speed-up" in table.columns and dict(page.head)["ranks"] == "4"
+    assert "speed-up" in table.columns and dict(page.head)["ranks"] == "4 ranks"
 
 
 def test_a_sweep_shows_timelines_of_its_first_point_and_says_so() -> None:
@@ -135,7 +136,7 @@ def test_lengths_have_a_histogram_with_the_suggested_capacity() -> None:
     (figure,) = page.figures
     assert "suggested capacity 2K" in figure.wide and "sample" not in figure.caption
     assert [table.title for table in page.tables] == ["Lengths in tokens", "One step at the suggested capacity"]
-    assert dict(page.head)["largest ring"] == "3 ranks at that capacity"
+    assert dict(page.head)["ring of the longest sequence"] == "3 ranks at that capacity"
     assert page.warning is None
 
 
@@ -152,7 +153,7 @@ def test_a_context_that_fits_nowhere_has_no_suggestion() -> None:
     assert page.warning is not None and "does not fit" in page.html()
 
 
-def test_text_is_text_and_no_markup() -> None:
+def test_text_is_escaped() -> None:
     page = Page("a<script>&b", "kind", [("x", "<b>")], [Figure("<i>", "<u>")], [Table("t", [("<td>", "1")])])
     html = page.html()
     assert not {"<script>", "<b>", "<i>", "<u>"} & set(re.findall(r"<\w+>", html))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError, StorageError
-from engine.planner.plan import StepPlan
-from engine.report.run import read_run, write_report
+from engine.planner.plan.step_plan import StepPlan
+from engine.report.run import read_run
+from engine.report.run_page import write_report
 from tests.report.elements import Elements
 from tests.report.runs import metrics, plan, spans, write_run
 
@@ -22,13 +23,13 @@ def page(folder: Path) -> str:
 
 
 def titles(text: str) -> list[str]:
-    """Return the titles of the page's pictures, each once though drawn in two sizes."""
+    """Titles of the page's pictures; each is drawn in two sizes and listed once."""
     return list(dict.fromkeys(re.findall(r'<title id="[^"]*">([^<]*)</title>', text)))
 
 
-def test_the_page_has_all_its_pictures_inside(tmp_path: Path) -> None:
+def test_the_page_contains_its_pictures(tmp_path: Path) -> None:
     text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
-    assert titles(text) == ["Loss of each step", "Timeline of a step", "Tokens a second of each step"]
+    assert titles(text) == ["Loss of each step", "Timeline of a step", "Tokens per second of each step"]
     assert text.count("<svg ") == 6  # each for a wide page and for a narrow one
     assert text.count("<figcaption>") == 3
 
@@ -45,7 +46,7 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_no_two_elements_share_an_id(tmp_path: Path) -> None:
-    """Two pictures with one clip path would hide each other's curves."""
+    """Two pictures with the same clip path would hide each other's curves."""
     text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
     ids = [attributes["id"] for _, attributes in Elements(text).found if "id" in attributes]
     assert len(ids) == len(set(ids)) > 0
@@ -59,7 +60,7 @@ def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
     ]  # nothing half-written
 
 
-def test_a_recipe_name_is_text_and_no_markup(tmp_path: Path) -> None:
+def test_a_recipe_name_is_escaped(tmp_path: Path) -> None:
     folder = write_run(tmp_path, lines=metrics(3), traced=None)
     resolved = folder / "resolved.yaml"
     resolved.write_text(resolved.read_text().replace("recipe: quickstart", "recipe: a<script>&b"))
@@ -81,12 +82,12 @@ def test_without_a_trace_the_page_says_so(tmp_path: Path, missing: str) -> None:
     folder = write_run(tmp_path, lines=metrics(5), traced=plan(2))
     (folder / missing).unlink()
     text = page(folder)
-    assert "stopped before it had measured a whole step" in text
-    assert titles(text) == ["Loss of each step", "Tokens a second of each step"]
+    assert "stopped before a complete step was measured" in text
+    assert titles(text) == ["Loss of each step", "Tokens per second of each step"]
 
 
 def test_a_trace_of_another_plan_is_not_drawn(tmp_path: Path) -> None:
-    """A crash between the two writes leaves the new plan beside the old trace."""
+    """A crash between the two writes leaves the new plan with the old trace."""
     folder = write_run(tmp_path, lines=metrics(5), traced=plan(2))
     (folder / "plan.bin").write_bytes(plan(3).to_bytes())
     assert read_run(folder).trace is None
@@ -125,7 +126,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, bad: float) -> None:
     lines = metrics(12)
     lines[-1] |= {"loss": bad, "validation_loss": bad, "grad_norm": bad}
     text = page(write_run(tmp_path, lines=lines, traced=None))
-    assert "The loss is not finite at 1 of 12 steps, first at step 12." in text
+    assert "The loss is not finite in 1 of 12 steps, first in step 12." in text
     assert "Loss of each step" in titles(text)
 
 

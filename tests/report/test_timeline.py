@@ -21,7 +21,7 @@ def timeline(ranks: int, mode: str = "free", size: Size = WIDE) -> str:
 def test_boxes_are_labelled_with_ring_size_and_tokens_where_they_fit() -> None:
     shown = texts(timeline(4))
     assert any(text.startswith("ring of 3 · ") for text in shown)
-    assert {"whole sequences", "ring of 3"} <= set(shown)
+    assert {"unsplit sequences", "ring of 3"} <= set(shown)
 
 
 def test_idle_boxes_are_hatched_and_in_the_legend() -> None:
@@ -36,7 +36,7 @@ def test_one_rank_has_no_ring() -> None:
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda size: size.name)
 def test_hundreds_of_ranks_stay_legible(size: Size) -> None:
-    """64 of them are shown, each with its number, no box has a label, and the colours stay few."""
+    """64 ranks are shown, each with its number; boxes have no labels, and few colours are used."""
     svg = timeline(300, size=size)
     shown = texts(svg)
     assert not [text for text in shown if "tokens" in text or "·" in text]
@@ -49,7 +49,7 @@ def test_it_says_how_many_ranks_are_shown() -> None:
     made = plan(6)
     assert some_ranks(all_boxes(made)) == ""
     some = boxes(made, spans(made), np.array([0, 5]))
-    assert "Of 6 ranks 2 are shown" in some_ranks(some)
+    assert "Of 6 ranks, 2 are shown" in some_ranks(some)
     assert "6 ranks, of which 2 are shown" in timeline_picture(some)
 
 
@@ -68,4 +68,4 @@ def test_boxes_of_less_than_a_pixel_are_not_hidden_by_their_edges() -> None:
         for until in (3.2, 3200.0)
     ]
     assert edges[1] < edges[0]
-    assert "whole sequences" in texts(timeline_picture(all_boxes(made), until_s=3200.0))
+    assert "unsplit sequences" in texts(timeline_picture(all_boxes(made), until_s=3200.0))

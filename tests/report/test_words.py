@@ -32,12 +32,12 @@ def test_numbers_and_facts_as_tables_have_them() -> None:
     assert cell({"tokens": 3000}, "tokens") == "3,000"
 
 
-def test_where_lengths_come_from() -> None:
+def test_the_source_of_lengths() -> None:
     assert source(load([])) == "data.path=stdlib"
     assert source(load(["lengths=github"])) == "lengths=github"
     assert source(load(["lengths=file", "lengths.path=a.txt"])) == "lengths.path=a.txt"
 
 
-def test_hdp_ranks_are_told_apart_from_devices() -> None:
+def test_hdp_ranks_are_distinguished_from_devices() -> None:
     assert hdp_ranks(2, 1, 1) == "2 ranks"
     assert hdp_ranks(256, 8, 4) == "256 HDP ranks of 32 devices (tp 8 x pp 4)"

@@ -1,7 +1,7 @@
-"""A slow simulator in plain Python, which the fast one is held to. It shares only the plan and the schedule with it.
+"""A slow simulator in plain Python, the reference for the fast one. Both share only the plan and the schedule.
 
-Two things are simpler than in a real ring, here as there: a shard's pairs are spread evenly over the rounds, and every
-buffer that a member passes on is as large as its own shard. Times are nanoseconds.
+Both simplify a real ring in two ways: the pairs of a shard are spread evenly over the rounds, and every buffer that a
+member sends is as large as its own shard. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.planner import schedule
-from engine.planner.plan import MicroBatch, Shard, StepPlan
+from engine.planner.plan import schedule
+from engine.planner.plan.step_plan import MicroBatch, Shard, StepPlan
 from engine.planner.settings import PlanSettings
 
 
 class Pass(NamedTuple):
-    """One pass of a gang: its time, how much of that waits for transfers alone, and what each rank computes."""
+    """One pass of a gang."""
 
     seconds: float
-    exposed: float
+    exposed: float  # the part that only waits for transfers
     compute: dict[int, float]  # by rank
 
 
 @dataclass
 class Machine:
-    """What a pass of a gang needs to know beside the plan."""
+    """Computes the passes of gangs under some settings."""
 
     settings: PlanSettings
 
@@ -33,7 +33,7 @@ class Machine:
         return schedule.shard_tokens(shard.length, shard.degree, shard.part)
 
     def pairs(self, shard: Shard) -> int:
-        """Count the keys that each query meets, one by one: the query at place p meets p + 1."""
+        """Count the keys of each query, one by one: the query at position p has p + 1."""
         spans = schedule.shard_spans(shard.length, shard.degree, shard.part)
         return sum(p + 1 for span in spans for p in range(span.start, span.stop))
 
@@ -41,18 +41,18 @@ class Machine:
         return 100.0 / float(self.settings.cluster.speed[rank])
 
     def leaves(self, shard: Shard) -> bool:
-        """Return whether the shard's hop to the next part goes to another node."""
+        """True if the shard's hop to the next part leaves the node."""
         following = shard.ring[(shard.part + 1) % shard.degree]
         place = self.settings.cluster.place
         return place(shard.ring[shard.part])[0] != place(following)[0]
 
     def pass_(self, gang: list[MicroBatch], direction: schedule.Direction) -> Pass:
-        """Return a gang's pass: the longest linear part, then the rounds; no shorter than its copies to the host."""
+        """Return a gang's pass: the longest linear part, then the rounds, and at least the copies to the host."""
         rates = self.settings.costs.rates
         linear = {micro.rank: self.linear(micro, direction) for micro in gang}
         seconds, exposed, compute = max(linear.values()), 0.0, linear
         runs: list[schedule.Direction] = [direction]
-        if direction == "backward" and rates.again:
+        if direction == "backward" and rates.recompute_factor:
             runs.append("forward")
         for run in runs:
             for round_ in range(max((schedule.rounds(s.degree, run) for m in gang for s in m.shards), default=0)):
@@ -65,21 +65,21 @@ class Machine:
         return Pass(max(seconds, *copies), exposed, compute)
 
     def linear(self, micro: MicroBatch, direction: schedule.Direction) -> float:
-        """Return what a rank computes outside its rings: whole sequences, and the linear layers of all shards."""
+        """Return the compute of a rank outside its rings: unsplit sequences, and the linear layers of all shards."""
         if not micro.shards:
             return 0.0
         rates, forward = self.settings.costs.rates, direction == "forward"
-        share = 1 / 3 if forward else 2 / 3
+        fraction = 1 / 3 if forward else 2 / 3
         token = rates.token_f if forward else rates.token_b
-        pair = rates.pair_f if forward else rates.pair_b + rates.again * rates.pair_f
-        total = share * rates.micro
+        pair = rates.pair_f if forward else rates.pair_b + rates.recompute_factor * rates.pair_f
+        total = fraction * rates.micro
         for shard in micro.shards:
-            total += share * rates.sequence + token * self.tokens(shard)
+            total += fraction * rates.sequence + token * self.tokens(shard)
             total += pair * self.pairs(shard) if shard.degree == 1 else 0.0
         return total * self.slow(micro.rank)
 
     def work(self, micro: MicroBatch, round_: int, direction: schedule.Direction) -> float:
-        """Return what a rank computes in a round."""
+        """Return the compute of a rank in a round."""
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
         busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree and self.tokens(s)]
@@ -87,11 +87,11 @@ class Machine:
         return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
 
     def transfer(self, micro: MicroBatch, gang: list[MicroBatch], round_: int, direction: schedule.Direction) -> float:
-        """Return the time of a rank's transfers, or of all that leave its node through the cards that it shares."""
+        """Return the time of a rank's transfers, or of all transfers that leave its node if their cards are slower."""
         rates, node = self.settings.costs.rates, self.settings.cluster.place(micro.rank)[0]
-        beside = [m for m in gang if self.settings.cluster.place(m.rank)[0] == node]
+        same_node = [m for m in gang if self.settings.cluster.place(m.rank)[0] == node]
         own = sum(self.sent(shard, round_, direction) for shard in micro.shards)
-        cards = sum(self.sent(s, round_, direction) for m in beside for s in m.shards if self.leaves(s))
+        cards = sum(self.sent(s, round_, direction) for m in same_node for s in m.shards if self.leaves(s))
         latency = 0.0
         for shard in micro.shards:
             posted = len(schedule.transfers(shard.degree, shard.part, round_, direction))
@@ -103,7 +103,7 @@ class Machine:
         rates = self.settings.costs.rates
         one = {"kv": rates.kv, "dkv": rates.dkv}
         posted = schedule.transfers(shard.degree, shard.part, round_, direction)
-        times = rates.far if self.leaves(shard) else 1.0
+        times = rates.inter_node_slowdown if self.leaves(shard) else 1.0
         return times * self.tokens(shard) * sum(one[transfer.kind] for transfer in posted)
 
     def hide(self, work: float, transfer: float) -> float:
@@ -113,7 +113,7 @@ class Machine:
 
 @dataclass
 class Line:
-    """When each micro-batch starts and stops, by its number; `compute` and `exposed` are of all ranks together."""
+    """Start and stop by number of micro-batch; `compute` and `exposed` are sums over ranks."""
 
     start: dict[int, float] = field(default_factory=dict)
     stop: dict[int, float] = field(default_factory=dict)
@@ -133,7 +133,7 @@ def gangs_of(plan: StepPlan) -> dict[int, list[MicroBatch]]:
 
 
 def slow_simulate(plan: StepPlan, settings: PlanSettings) -> Line:
-    """Run the plan: whatever can run next runs, until nothing is left."""
+    """Run the plan event by event: run any pass that can run, until none is left."""
     gangs, machine, line = gangs_of(plan), Machine(settings), Line()
     seconds: dict[tuple[int, str], float] = {}
     for number, gang in gangs.items():
@@ -169,7 +169,7 @@ def _in_slots(
 def _in_turn(
     plan: StepPlan, gangs: dict[int, list[MicroBatch]], seconds: dict[tuple[int, str], float], line: Line
 ) -> None:
-    """A pass runs when it is next on that stage of all its ranks, and the gang's pass before it is done."""
+    """A pass runs when it is next on that stage of all its ranks and the gang's previous pass is done."""
     turns = {
         (rank, stage): _turns([micro.gang for micro in plan.of_rank(rank)], stage, plan.stages)
         for rank in range(plan.ranks)
@@ -194,7 +194,7 @@ def _in_turn(
 
 
 def _turns(order: list[int], stage: int, stages: int) -> list[Node]:
-    """Return the passes of one stage of a rank in 1F1B order: at most n - stage gangs are begun and not finished."""
+    """Return the passes of one stage of a rank in 1F1B order: at most n - stage gangs are started and not finished."""
     turns: list[Node] = []
     begun = finished = 0
     while finished < len(order):
@@ -208,7 +208,7 @@ def _turns(order: list[int], stage: int, stages: int) -> list[Node]:
 
 
 def _before(node: Node, stages: int) -> Node | None:
-    """Return the same gang's pass before this one."""
+    """Return the previous pass of the same gang, if any."""
     gang, stage, way = node
     if way == "forward":
         return (gang, stage - 1, "forward") if stage else None

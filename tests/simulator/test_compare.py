@@ -1,4 +1,4 @@
-"""Means over steps and speed-ups, against sums by hand over single steps."""
+"""Means over steps and speed-ups against sums by hand over single steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def number(facts: Facts, name: str) -> float:
     return float(facts[name])
 
 
-def test_a_run_a_planner_in_the_order_asked_for(runs: list[Facts]) -> None:
+def test_one_run_per_planner_in_the_given_order(runs: list[Facts]) -> None:
     assert [run["planner"] for run in runs] == NAMES
     assert {run["ranks"] for run in runs} == {16}
     assert {run["steps"] for run in runs} == {3}
@@ -55,13 +55,13 @@ def test_means_over_the_same_steps(runs: list[Facts], planner: str) -> None:
     assert run["peak_bytes"] == max(number(step, "peak_bytes") for step in steps), "the worst step must fit"
 
 
-def test_speed_ups_are_ratios_of_mean_times_to_the_fixed_mesh(runs: list[Facts]) -> None:
+def test_speed_ups_are_ratios_of_mean_times_to_the_static_mesh(runs: list[Facts]) -> None:
     assert runs[0]["speedup"] == 1
     for run in runs:
         assert run["speedup"] == pytest.approx(number(runs[0], "step_s") / number(run, "step_s"))
 
 
-def test_speed_ups_are_against_the_fixed_mesh_whatever_is_asked_for(runs: list[Facts]) -> None:
+def test_speed_ups_are_relative_to_the_static_mesh_for_any_planners(runs: list[Facts]) -> None:
     asked = compare(STEPS, SETTINGS, ["naive", "adaptive", "naive"])
     assert [run["planner"] for run in asked] == [BASELINE, "naive", "adaptive"]
     assert asked == [run for name in (BASELINE, "naive", "adaptive") for run in runs if run["planner"] == name]

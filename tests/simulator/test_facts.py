@@ -1,4 +1,4 @@
-"""The numbers of a plan, against counts that follow the ring schedule hop by hop."""
+"""Figures of a plan against counts that follow the ring schedule hop by hop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.load import load
-from engine.planner import schedule
 from engine.planner.make import plan_step
-from engine.planner.plan import MicroBatch, StepPlan
+from engine.planner.plan import schedule
+from engine.planner.plan.step_plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
-from engine.simulator.facts import facts, max_peers, outcome, ring_bytes
+from engine.simulator.facts import facts, outcome, ring_bytes
 from engine.simulator.timeline import simulate
 from tests.simulator.worlds import World, worlds
 
@@ -74,8 +74,8 @@ def test_bytes_by_link_are_those_of_the_schedule(world: World, forward_rings: in
     assert ring_bytes(plan, settings) == counted_bytes(plan, settings)
 
 
-def test_bytes_that_no_int64_holds(plan: StepPlan) -> None:
-    """16,384 ranks with 2M tokens each in rings of 512 send about 1e19 bytes a step; here few tokens are as heavy."""
+def test_bytes_may_exceed_int64(plan: StepPlan) -> None:
+    """16,384 ranks with 2M tokens each in rings of 512 send about 1e19 bytes a step; here a few tokens do."""
     cluster = Cluster((Node("a", 2), Node("b", 3)), 2**40)
     costs = replace(COSTS, forward_rings=3, forward_hop_bytes=2**50, backward_hop_bytes=2**51)
     settings = replace(SETTINGS, cluster=cluster, costs=costs)
@@ -85,7 +85,7 @@ def test_bytes_that_no_int64_holds(plan: StepPlan) -> None:
 
 @given(worlds)
 def test_the_outcome_of_a_step(world: World) -> None:
-    """In a step nothing is lost: compute, waits for transfers, the step's own part and the bubble are all of it."""
+    """Compute, exposed transfers, the fixed cost of the step and the bubble add up to the step."""
     plan, asked = world
     settings = replace(asked, costs=replace(asked.costs, step=31_337))
     line = simulate(plan, settings)
@@ -102,26 +102,26 @@ def test_the_outcome_of_a_step(world: World) -> None:
 
 
 def peak(micro: MicroBatch, settings: PlanSettings) -> int:
-    """Return the most bytes of a rank in a micro-batch: states, what stays of its activations, and buffers."""
+    """Return the peak bytes of a rank in a micro-batch: model states, activations that stay, and buffers."""
     costs = settings.costs
     shards = [schedule.shard_tokens(s.length, s.degree, s.part) for s in micro.shards]
     largest = [max(schedule.shard_tokens(s.length, s.degree, p) for p in range(s.degree)) for s in micro.shards]
     rings = sum(size for size, s in zip(largest, micro.shards, strict=True) if s.degree > 1)
-    of_four = 2 + 2 * (1 - Fraction(round(1e6 * micro.offload), 10**6))  # layers that stay
+    of_four = 2 + 2 * (1 - Fraction(round(1e6 * micro.offload), 10**6))  # layers whose activations stay
     saved = costs.token_bytes * math.ceil(sum(shards) * of_four / 4)
-    working = [moment.fixed + moment.token * sum(shards) for moment in costs.moments]
+    working = [instant.fixed + instant.token * sum(shards) for instant in costs.instants]
     two_left = (costs.token_bytes * sum(shards) + costs.passing_bytes) // 2 + working[0]  # of four layers
     fullest = max(saved + max(working), two_left, costs.passing_bytes + working[0])
     return costs.fixed_bytes + fullest + costs.ring_bytes * rings
 
 
 def test_peers_are_the_neighbours_in_all_rings(plan: StepPlan) -> None:
-    assert max_peers(plan) == counted_peers(plan) > 1
+    assert facts(plan, SETTINGS)["max_peers"] == counted_peers(plan) > 1
 
 
-def test_without_rings_nothing_moves() -> None:
+def test_without_rings_nothing_is_sent() -> None:
     plan = plan_step(np.array([5, 7], dtype=np.int64), PlanSettings.of(CONFIG))
-    assert (ring_bytes(plan, SETTINGS), max_peers(plan)) == ((0, 0), 0)
+    assert (ring_bytes(plan, SETTINGS), facts(plan, SETTINGS)["max_peers"]) == ((0, 0), 0)
 
 
 def test_facts(plan: StepPlan) -> None:
@@ -133,8 +133,8 @@ def test_facts(plan: StepPlan) -> None:
     assert float(found["lower_bound_s"]) >= work
 
 
-def test_what_offload_takes_is_counted_micro_batch_by_micro_batch() -> None:
-    """An 8-layer model, so that six of eight layers may go; the longest of 64K tokens needs fewer ranks with it."""
+def test_offload_is_counted_micro_batch_by_micro_batch() -> None:
+    """A model of 8 layers, so six of eight may be offloaded; then the longest, of 64K tokens, needs fewer ranks."""
     config = load(["recipe=llama7b-2m", "model.layers=8", "cluster.nodes=4", "context=64K", "planner=naive"])
     settings = PlanSettings.of(config)
     lengths = np.array([65536, 4096, 300], dtype=np.int64)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.planner.emit import Group, emit
-from engine.planner.loads import micro_tokens
-from engine.planner.lockstep import lockstep
 from engine.planner.make import PLANNERS, plan_step
+from engine.planner.plan.emit import Group, emit
+from engine.planner.plan.loads import micro_tokens
+from engine.planner.plan.modes import lockstep
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import balance, simulate, useful
 from tests.planner.samples import COSTS, ints, lengths, settings
@@ -18,14 +18,14 @@ from tests.simulator.reference import slow_simulate
 from tests.simulator.worlds import World, worlds
 
 RATES = COSTS.rates._replace(token_f=3.0, token_b=7.0, pair_f=0.0, pair_b=0.0, micro=0.0)
-FREE = replace(settings(), costs=replace(COSTS, rates=RATES))  # ten nanoseconds a token and nothing else
+FREE = replace(settings(), costs=replace(COSTS, rates=RATES))  # ten nanoseconds per token, all else is zero
 
 
 def of(ranks: int) -> PlanSettings:
     return replace(FREE, cluster=settings(ranks=ranks).cluster)
 
 
-def test_a_gang_starts_when_its_last_member_is_free_and_lasts_as_long_as_its_largest() -> None:
+def test_a_gang_waits_for_its_last_member_and_lasts_as_long_as_its_slowest() -> None:
     groups: list[Group] = [[(0, (0,))], [(1, (0, 1))], [(2, (1,))]]
     plan = emit("by hand", "free", 3, 99, ints(5, 7, 2), groups)
     line = simulate(plan, of(3))
@@ -48,7 +48,7 @@ def test_balance_is_useful_work_over_the_makespan() -> None:
     assert balance(plan, of(2)) == pytest.approx(90 / (2 * 60))
     even = emit("by hand", "free", 2, 99, ints(6, 6), [[(0, (0,))], [(1, (1,))]])
     assert balance(even, of(2)) == 1
-    assert balance(even, settings(ranks=2)) < 1, "the fixed cost of a micro-batch is no useful work"
+    assert balance(even, settings(ranks=2)) < 1, "the fixed cost of a micro-batch is not useful work"
 
 
 def test_gangs_may_have_any_numbers() -> None:
@@ -58,8 +58,8 @@ def test_gangs_may_have_any_numbers() -> None:
 
 
 @given(worlds)
-def test_everything_happens_when_a_slow_simulator_says(world: World) -> None:
-    """Event by event, in every mode; times are rounded to whole nanoseconds, means are not."""
+def test_times_are_those_of_the_slow_simulator(world: World) -> None:
+    """In every mode. Times are rounded to whole nanoseconds, means are not."""
     line, slow = simulate(*world), slow_simulate(*world)
     assert line.start.tolist() == pytest.approx([slow.start[micro] for micro in line.micro_batch.tolist()], abs=0.51)
     assert line.stop.tolist() == pytest.approx([slow.stop[micro] for micro in line.micro_batch.tolist()], abs=0.51)
@@ -71,8 +71,8 @@ def test_everything_happens_when_a_slow_simulator_says(world: World) -> None:
 
 
 @given(worlds)
-def test_a_rank_is_computing_waiting_or_idle(world: World) -> None:
-    """Also where a rank is a line of stages: `compute` and `exposed` are those of one of its devices."""
+def test_compute_and_exposed_transfers_are_within_the_makespan(world: World) -> None:
+    """Also in a pipeline, where both are those of one of a rank's stages."""
     line = simulate(*world)
     assert line.compute > 0 and line.exposed >= 0
     assert line.compute + line.exposed <= line.makespan + 1

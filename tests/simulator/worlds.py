@@ -1,4 +1,4 @@
-"""Random small plans on random small clusters: of every planner in every mode, and of rings thrown at random."""
+"""Random small plans on random small clusters: from every planner in every mode, and with random rings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
-from engine.cost.model import PPM
-from engine.planner.emit import emit
-from engine.planner.lockstep import lockstep
 from engine.planner.make import PLANNERS, plan_step
-from engine.planner.plan import StepPlan
+from engine.planner.plan.emit import emit
+from engine.planner.plan.modes import lockstep, pipelined
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
-from engine.planner.staged import staged
-from engine.planner.verify import verify
+from engine.units import PPM
 from tests.planner.samples import LINKED_COSTS, RATES, ints, lengths, settings
 
 MODES = ("free", "lockstep", "pipeline")
@@ -31,17 +30,19 @@ class World(NamedTuple):
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    """Return one or two nodes of 1 to 3 ranks, of full speed or less."""
+    """Draw one or two nodes of 1 to 3 devices, at full speed or slower."""
     node = st.tuples(st.integers(1, 3), st.sampled_from([100, 50, 70]))
     nodes = draw(st.lists(node, min_size=1, max_size=2))
-    return Cluster(tuple(Node(f"host-{i}", slots, speed) for i, (slots, speed) in enumerate(nodes)), 2**40)
+    return Cluster(tuple(Node(f"host-{i}", devices, speed) for i, (devices, speed) in enumerate(nodes)), 2**40)
 
 
 @st.composite
 def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
-    """Return settings of any cluster, overlap, recompute mode and offload."""
+    """Draw settings with any cluster, overlap, recompute mode and offload."""
     cluster = draw(clusters())
-    rates = RATES._replace(overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), again=draw(st.sampled_from([0.0, 1.0])))
+    rates = RATES._replace(
+        overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), recompute_factor=draw(st.sampled_from([0.0, 1.0]))
+    )
     costs = replace(LINKED_COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])))
     return replace(
         settings(planner, cluster.ranks, CAPACITY, mode, stages=draw(st.integers(1, 3)) if mode == "pipeline" else 1),
@@ -55,7 +56,7 @@ def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
 
 @st.composite
 def planned(draw: st.DrawFn) -> World:
-    """Return a plan of any planner."""
+    """Draw a plan of any planner."""
     want = draw(asked(draw(st.sampled_from(sorted(PLANNERS))), draw(st.sampled_from(MODES))))
     step = draw(lengths(want.ranks * CAPACITY, most=9))
     return World(plan_step(ints(*step), want), want)
@@ -63,7 +64,7 @@ def planned(draw: st.DrawFn) -> World:
 
 @st.composite
 def thrown(draw: st.DrawFn) -> World:
-    """Return a plan of rings of 1 to 4 on any ranks, several in a micro-batch, and so gangs of many rings."""
+    """Draw a plan of random rings of degrees 1 to 4, several per micro-batch, so that gangs have many rings."""
     mode = draw(st.sampled_from(MODES))
     want = replace(draw(asked("thrown", mode)), capacity=10**6, context=10**6)
     ring = st.permutations(range(want.ranks)).flatmap(
@@ -76,7 +77,7 @@ def thrown(draw: st.DrawFn) -> World:
     if mode != "free":
         plan = lockstep(plan)
     if mode == "pipeline":
-        plan = staged(plan, want.stages)
+        plan = pipelined(plan, want.stages)
     verify(plan, want)
     return World(plan, want)
 

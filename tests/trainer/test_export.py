@@ -1,4 +1,4 @@
-"""What leaves as Hugging Face weights is the model that was trained, to the last bit, and transformers reads it.
+"""Exported Hugging Face weights are those of the trained model, to the last bit, and transformers loads them.
 
 If these fail, a trained model is useless to everybody else.
 """
@@ -21,20 +21,22 @@ from engine.config.schema import Config
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, ConfigError
 from engine.models.build import build_model
-from engine.trainer import checkpoint as checkpoints
+from engine.models.common.attention import LocalAttention
+from engine.models.common.initialise import initialise
+from engine.run import checkpoints
+from engine.run.checkpoints import TrainState
+from engine.run.compatibility import must_match
+from engine.run.folder import RunFolder
+from engine.run.saved import listed
 from engine.trainer import export
-from engine.trainer.checkpoint import TrainState
 from engine.trainer.export import export_weights
-from engine.trainer.folder import RunFolder
-from engine.trainer.lineage import lineage
 from engine.trainer.optimizer import build_optimizer
-from engine.trainer.saved import listed
 from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
-from engine.zero.shards import sharded, whole
+from engine.zero.shards import gathered, sharded
 from engine.zero.states import master_weights, model_weights
-from tests.weights.folders import alone, config, logits, our_logits
+from tests.weights.folders import config, logits, our_logits
 from tests.world import run_world
 
 pytestmark = pytest.mark.world
@@ -59,12 +61,13 @@ def train_and_save(root: Path) -> None:
         made = config_of(name)
         with sharded(made):
             model = build_model(made)
-        model.initialise(0, whole)
+        initialise(model, 0, gathered)
         engine = ZeroEngine(model, build_optimizer(model, made.optimizer), made)
-        engine.backward(engine.forward(TOKENS, torch.arange(37), alone(37), TOKENS), 74)
+        positions = torch.arange(37)
+        engine.backward(engine.forward(TOKENS, positions, TOKENS, LocalAttention(positions)), 74)
         engine.step(1e-2)
         run = RunFolder(root / name)
-        state = TrainState(1, 0, 0, 2, "f", lineage(made))
+        state = TrainState(1, 0, 0, 2, "f", must_match(made))
         checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.save, _exchange)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
@@ -120,7 +123,7 @@ def test_transformers_loads_it_unchanged_with_the_same_logits(runs: Path, run: s
 
 @pytest.mark.parametrize("run", ["bf16", "bf16-tied", "bf16-experts"])
 def test_the_masters_of_a_bf16_run(runs: Path, run: str, tmp_path: Path) -> None:
-    """They have bits that the model's weights have not, and round to them. Parameters lie across both ranks."""
+    """Masters have more bits than the model's weights and round to them. Parameters lie across both ranks."""
     written = export_weights(runs / run, tmp_path / "out", "fp32", 1 << 30)
     assert written["dtype"] == "fp32"
     masters, weights = master_weights(only(runs / run)), model_weights(only(runs / run))
@@ -134,7 +137,7 @@ def test_the_masters_of_a_bf16_run(runs: Path, run: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("run", PARTED)
 def test_shares_of_zero_3_are_joined(runs: Path, run: str, tmp_path: Path) -> None:
-    """In fp32, and in the run's own dtype, which is that of its parameters."""
+    """In fp32 and in the run's dtype."""
     expected = torch.load(runs / run / "whole.pt")
     for dtype in ("fp32", None):
         export_weights(runs / run, tmp_path / f"{dtype}", dtype, 30_000)
@@ -153,7 +156,7 @@ def test_bf16_of_an_fp32_run(runs: Path, tmp_path: Path) -> None:
 
 
 def test_what_their_form_has_no_place_for_is_named(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bias that routes tokens, for example: without it the exported model is another one."""
+    """For example a bias that routes tokens: the exported model differs without it."""
     assert export_weights(runs / "fp32-tied", tmp_path / "a", None, 1 << 30)["left_out"] == []
     held = {**model_weights(only(runs / "fp32")), "layers.0.ffn.bias": lambda: torch.zeros(8)}
     monkeypatch.setattr(export, "model_weights", lambda folder: held)
@@ -164,7 +167,7 @@ def test_a_run_lists_its_checkpoints(runs: Path) -> None:
     (one,) = listed(runs / "fp32")
     assert (one["step"], one["ranks"], one["path"]) == (1, 2, str(only(runs / "fp32")))
     assert one["bytes"] > 4 * 20_000
-    with pytest.raises(CheckpointError, match="is neither a run"):
+    with pytest.raises(CheckpointError, match="is neither a checkpoint"):
         listed(runs)
 
 
@@ -191,10 +194,10 @@ def empty(run: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (flip, "checkpoint is damaged"),
-        (unresolve, r"there is no resolved\.yaml of its run"),
-        (change, r"another run: model\.ffn: 48 -> 64"),
-        (empty, "is neither a run with a checkpoint nor a checkpoint"),
+        (flip, "no intact checkpoint"),
+        (unresolve, r"its run has no resolved\.yaml"),
+        (change, r"cannot resume from the checkpoint: model\.ffn: 48 -> 64"),
+        (empty, "is neither a checkpoint nor a run that has one"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(
@@ -210,7 +213,7 @@ def test_what_cannot_be_exported_is_refused(
 
 
 def test_a_run_whose_newest_checkpoint_is_damaged_gives_the_one_before(runs: Path, tmp_path: Path) -> None:
-    """As `train` does; a checkpoint that is named is taken or refused."""
+    """As `train` does; a checkpoint named by its path is exported or refused."""
     run, said = tmp_path / "run", list[str]()
     shutil.copytree(runs / "fp32", run)
     old = only(run)
@@ -218,12 +221,12 @@ def test_a_run_whose_newest_checkpoint_is_damaged_gives_the_one_before(runs: Pat
     (newer / "manifest.json").unlink()
     written = export_weights(run, tmp_path / "out", None, 1 << 30, said.append)
     assert (written["checkpoint"], written["step"]) == (str(old), 1)
-    assert said == [f"checkpoint is damaged: manifest.json is missing ({newer}); the one before is used"]
+    assert said == [f"warning: {newer.name} is damaged (manifest.json is missing); using {old.name} instead"]
 
 
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:
-    """A checkpoint is hashed before it is exported, and that takes minutes."""
+    """Hashing a checkpoint takes minutes, so an existing target must be refused first."""
     (tmp_path / "notes").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         export_weights(tmp_path / "no run", tmp_path, None, 1 << 30)
     assert (tmp_path / "notes").read_text() == "mine"

@@ -15,7 +15,7 @@ def test_what_is_not_finite_ends_the_run_and_the_way_out_is_told(tmp_path: Path,
     with pytest.raises(DivergedError, match=f"step 7: loss 2.5, grad_norm {bad}") as caught:
         check_finite(7, tmp_path, loss=2.5, grad_norm=bad)
     (problem,) = caught.value.problems
-    assert (problem.key, problem.hint) == ("optimizer.lr", "lower it, and start again in another run.out")
+    assert (problem.key, problem.hint) == ("optimizer.lr", "lower it and start again: run.out=NEW")
     assert caught.value.code == ExitCode.USAGE, "never retried"
 
 

@@ -35,7 +35,7 @@ def test_an_update_holds_nothing_beside_the_states(name: str) -> None:
     layer = torch.nn.Linear(1000, 1000, bias=False)
     optimizer = build_optimizer(layer, settings(name=name))
     layer.weight.grad = torch.ones(1000, 1000)
-    optimizer.step()  # the states are there
+    optimizer.step()  # creates the states
     assert allocated(optimizer.step).peak < 1000
 
 

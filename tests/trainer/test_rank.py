@@ -25,9 +25,9 @@ ERRORS = [
 
 
 def fail(folder: Path, stderr: int) -> subprocess.Popen[str]:
-    """Run a rank that fails, with its standard input held open; a process of its own, for it takes over signals."""
+    """Start a rank that fails, with its standard input open. In a process of its own, because it handles signals."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom engine.trainer.folder import RunFolder\n"
+        "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
         "from engine.trainer.rank import run_rank\n"
         f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop: 1 // 0))"
     )

@@ -22,7 +22,7 @@ TEXT = b"To be, or not to be, that is the question: whether it is nobler in the 
 
 
 def run_of(tmp_path: Path, *overrides: str) -> Config:
-    """Return a run of one step on one document."""
+    """Load the config of a run of one step on one document."""
     (tmp_path / "data").mkdir(exist_ok=True)
     (tmp_path / "data" / "only.py").write_bytes(TEXT)
     places = [f"data.path={tmp_path / 'data'}", f"run.out={tmp_path / 'run'}", f"run.weights={tmp_path / 'theirs'}"]
@@ -35,7 +35,7 @@ def run_of(tmp_path: Path, *overrides: str) -> Config:
     "memory", ["zero.stage=1", "zero.stage=3", pytest.param(AWAY, marks=COMPILED)], ids=["zero1", "zero3", "host"]
 )
 def test_the_first_loss_is_theirs(tmp_path: Path, memory: str) -> None:
-    """Two ranks each read the weights, or the first one does for both, and the document goes around a ring of both."""
+    """Each of two ranks reads the weights, or the first reads for both; the document is on a ring of both."""
     theirs = llama()
     saved(theirs, tmp_path / "theirs", "30KB")
     train(run_of(tmp_path, *memory.split()), say=lambda line: None)
@@ -44,12 +44,10 @@ def test_the_first_loss_is_theirs(tmp_path: Path, memory: str) -> None:
     assert line["max_degree"] == 2
     assert line["loss"] == pytest.approx(theirs(tokens, labels=tokens).loss.item(), rel=1e-5)
     shutil.rmtree(tmp_path / "theirs")
-    train(
-        run_of(tmp_path, *memory.split()), say=lambda line: None
-    )  # it goes on from its checkpoint, and needs them no more
+    train(run_of(tmp_path, *memory.split()), say=lambda line: None)  # resumes from its checkpoint without them
 
 
-def test_weights_that_do_not_fit_are_told_before_any_rank_starts(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_reported_before_any_rank_starts(tmp_path: Path) -> None:
     saved(llama(), tmp_path / "theirs")
     for dry_run in (True, False):
         with pytest.raises(DataError, match="is 64, but the weights have 48") as caught:
@@ -63,4 +61,4 @@ def test_other_rotary_angles_are_said(tmp_path: Path) -> None:
     saved(llama(), tmp_path / "theirs")
     said: list[str] = []
     train(run_of(tmp_path, "model.rope_theta=5e5"), dry_run=True, say=said.append)
-    assert said == ["the weights were made with model.rope_theta=10000.0; here it is 500000.0"]
+    assert said == ["the weights were made with model.rope_theta=10000.0; this run has 500000.0"]

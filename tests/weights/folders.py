@@ -1,4 +1,4 @@
-"""Tiny random models of Hugging Face's own, and the folders that it writes."""
+"""Tiny random models made by transformers, and the folders that it writes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
-from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole
-from engine.attention.meeting import Meeting
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.models.build import build_model
@@ -31,44 +28,38 @@ SHAPE = ["model.hidden=32", "model.ffn=48", "model.layers=2", "model.heads=4", "
 
 
 def config(*overrides: str) -> Config:
-    """Return a recipe whose model is `llama()`'s."""
+    """A recipe whose model has the shape of `llama()`."""
     return load([*SHAPE, *overrides])
 
 
 def llama(dtype: torch.dtype = torch.float32, **changes: Any) -> LlamaForCausalLM:
-    """Return a LLaMA of theirs."""
+    """A LLaMA of transformers."""
     torch.manual_seed(3)
     return LlamaForCausalLM(LlamaConfig(**TINY | changes)).to(dtype).eval()
 
 
 def mixtral() -> MixtralForCausalLM:
-    """Return a Mixtral of theirs, with 8 experts of which each token takes two."""
+    """A Mixtral of transformers, with 8 experts and two per token."""
     torch.manual_seed(4)
     return MixtralForCausalLM(MixtralConfig(**TINY, num_local_experts=8, num_experts_per_tok=2)).eval()
 
 
 def saved(model: PreTrainedModel, folder: Path, shard: str = "5GB") -> Path:
-    """Write a model as they do, in shards of at most `shard` bytes."""
+    """Save a model with transformers, in shards of at most `shard` bytes."""
     model.save_pretrained(folder, max_shard_size=shard)
     return folder
 
 
 @torch.no_grad()
 def logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Return their logits [T, vocab] of one sequence."""
+    """The logits [T, vocab] that transformers computes for one sequence."""
     found: Tensor = model(tokens[None]).logits[0]
     return found
 
 
-def alone(tokens: int) -> Meeting:
-    """Return how the tokens of one whole sequence meet."""
-    kernel = choose(torch.device("cpu"), torch.float32, 8)
-    return Meeting(whole(tokens), None, kernel)
-
-
 @torch.no_grad()
 def our_logits(config: Config, folder: Path, tokens: Tensor) -> Tensor:
-    """Return the logits [T, vocab] of one sequence that our model computes in float32 with a folder's weights."""
+    """The logits [T, vocab] that our model computes in float32 with the weights of a folder."""
     model = build_model(config)
     load_weights(model, config.model, folder)
-    return model(tokens, torch.arange(len(tokens)), alone(len(tokens)))  # type: ignore[no-any-return]
+    return model(tokens, torch.arange(len(tokens)))  # type: ignore[no-any-return]

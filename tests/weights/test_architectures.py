@@ -1,4 +1,4 @@
-"""Tensors' names are Hugging Face's own: those that its models write, no more and no fewer."""
+"""Tensor names are exactly those that Hugging Face's models write."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_mixtrals_names(tmp_path: Path) -> None:
 
 
 class Stacked(nn.Module):
-    """Parameters under the names of a Mixtral of ours, experts stacked; its single-device code is not needed here."""
+    """Parameters with the names of our Mixtral, experts stacked."""
 
     def __init__(self, sizes: dict[str, tuple[int, ...]]) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Stacked(nn.Module):
 
 
 def test_experts_are_stacked_from_their_tensors(tmp_path: Path) -> None:
-    """Expert e of a projection is entry e of ours: in another order the router would send tokens to the wrong ones."""
+    """Expert e of a projection must be entry e of ours, or the router would send tokens to the wrong experts."""
     theirs, shape = mixtral(), config(*MOE).model
     headers = read_headers(saved(theirs, tmp_path, "20KB"))
     sizes = {

@@ -1,4 +1,4 @@
-"""Weights that do not fit a model are refused, each mismatch named."""
+"""Weights that do not fit a model are refused, with each mismatch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def problems(folder: Path, *overrides: str) -> list[str]:
 
 
 def change(folder: Path, **tensors: Any) -> None:
-    """Change tensors of a folder by the ends of their names; None takes one out."""
+    """Replace tensors of a folder, found by the ends of their names; None removes one."""
     state = load_file(folder / "model.safetensors")
     for end, tensor in tensors.items():
         name = next((name for name in state if name.endswith(end)), end)
@@ -43,7 +43,7 @@ def test_weights_that_fit(folder: Path) -> None:
 
 
 def test_heads_do_not_show_in_a_shape(folder: Path) -> None:
-    """Two heads of 16 have the same tensors as four of 8 with half as many groups, and are another model."""
+    """Two heads of 16 have the same tensor shapes as four heads of 8, and are another model."""
     assert problems(folder, "model.heads=2", "model.kv_heads=1") == [
         "model.heads: is 2, but the weights have 4",
         "model.kv_heads: is 1, but the weights have 2",
@@ -60,7 +60,7 @@ def test_another_vocabulary(folder: Path) -> None:
 
 
 def test_up_to_ten_mismatches_are_listed(folder: Path) -> None:
-    """Three layers need nine tensors more, and another width changes nearly all."""
+    """Two more layers need 18 more tensors."""
     found = problems(folder, "model.layers=4")
     assert found[0] == "model.layers: is 4, but the weights have 2"
     assert "model.layers.2.input_layernorm.weight is missing: the model needs [32]" in found[1]
@@ -68,13 +68,13 @@ def test_up_to_ten_mismatches_are_listed(folder: Path) -> None:
     assert found[-1] == f"{folder}: and 9 more tensors that do not fit"
 
 
-def test_tensors_too_many_too_few_and_of_another_kind(folder: Path) -> None:
+def test_missing_and_unknown_tensors_and_unsupported_dtypes(folder: Path) -> None:
     change(folder, **{"layers.0.mlp.up_proj.weight": None, "0.mlp.up_proj.bias": torch.zeros(48)})
     change(folder, **{"model.norm.weight": torch.zeros(32, dtype=torch.int8)})
     assert problems(folder) == [
         f"{folder}: model.layers.0.mlp.up_proj.weight is missing: the model needs [48, 32]",
-        f"{folder}: model.norm.weight is stored as I8, not as one of F64, F32, BF16, F16",
-        f"{folder}: 0.mlp.up_proj.bias has no place in the model",
+        f"{folder}: model.norm.weight is stored as I8, which is not one of F64, F32, BF16, F16",
+        f"{folder}: 0.mlp.up_proj.bias does not belong to the model",
     ]
 
 
@@ -85,18 +85,18 @@ def test_tied_and_untied_are_different_models(folder: Path, tmp_path: Path) -> N
     assert len(problems(tied)) == 2
 
 
-def test_a_head_beside_tied_embeddings_is_their_copy(tmp_path: Path) -> None:
-    """Or the model would silently be another one."""
+def test_a_head_in_the_files_of_a_tied_model_must_equal_the_embedding(tmp_path: Path) -> None:
+    """Otherwise another model would be trained without notice."""
     folder = saved(llama(tie_word_embeddings=True), tmp_path / "tied")
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     change(folder, **{"lm_head.weight": embedding.clone()})
     assert check_weights(folder, config("model.tied=true")) == []
     change(folder, **{"lm_head.weight": embedding + 1})
     (one,) = problems(folder, "model.tied=true")
-    assert "lm_head.weight is not the embedding" in one
+    assert "lm_head.weight differs from the embedding" in one
     change(folder, **{"lm_head.weight": embedding.to(torch.float8_e4m3fn)})
     (one,) = problems(folder, "model.tied=true")
-    assert one.endswith("lm_head.weight is stored as F8_E4M3, and the embedding is not")
+    assert one.endswith("lm_head.weight is stored as F8_E4M3, unlike the embedding that it is tied to")
     embedding[0, 0] = float("nan")
     change(folder, **{"lm_head.weight": embedding.clone(), "embed_tokens.weight": embedding})
     assert check_weights(folder, config("model.tied=true")) == []
@@ -108,17 +108,17 @@ def test_more_layers_than_tensors_are_refused_at_once(folder: Path) -> None:
     assert problems(folder, "model.layers=1048576")[-1] == f"{folder}: has fewer tensors than model.layers=1048576"
 
 
-def test_what_is_computed_here_is_not_missed(folder: Path) -> None:
+def test_tensors_that_are_computed_here_may_be_in_the_files(folder: Path) -> None:
     change(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
     assert check_weights(folder, config()) == []
 
 
-def test_other_rotary_angles_are_told_and_taken(folder: Path) -> None:
+def test_other_rotary_angles_are_reported_and_accepted(folder: Path) -> None:
     """Training for longer contexts changes them on purpose."""
-    told = check_weights(folder, config("model.rope_theta=5e5"))
-    assert told == ["the weights were made with model.rope_theta=10000.0; here it is 500000.0"]
-    told = check_weights(folder, config("model.rope.kind=linear", "model.rope.factor=2", "model.rope_theta=1e4"))
-    assert "the weights were made with model.rope.kind=none; here it is linear" in told
+    reported = check_weights(folder, config("model.rope_theta=5e5"))
+    assert reported == ["the weights were made with model.rope_theta=10000.0; this run has 500000.0"]
+    reported = check_weights(folder, config("model.rope.kind=linear", "model.rope.factor=2", "model.rope_theta=1e4"))
+    assert "the weights were made with model.rope.kind=none; this run has linear" in reported
 
 
 def test_a_config_that_belongs_to_other_weights(folder: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_config_that_belongs_to_other_weights(folder: Path) -> None:
     with pytest.raises(DataError) as caught:
         check_weights(folder, config("model.ffn=64"))
     assert len(caught.value.problems) == 6
-    assert "config.json and the files are not of one model" in str(caught.value.problems[0].hint)
+    assert "config.json and the files are not from the same model" in str(caught.value.problems[0].hint)
 
 
 def test_a_vocabulary_that_no_training_can_use(tmp_path: Path) -> None:
-    """Not "set model.vocab=100", which a start refuses."""
+    """The hint is not "set model.vocab=100", which a run refuses."""
     folder = saved(llama(vocab_size=100), tmp_path / "small")
     (one,) = problems(folder)
-    assert one.startswith(f"{folder / 'config.json'}: vocab_size=100 is less than the byte tokenizer's 258")
+    assert one.startswith(f"{folder / 'config.json'}: vocab_size=100 is less than the 258 of the byte tokenizer")

@@ -1,4 +1,4 @@
-"""config.json: what transformers writes is understood, and whatever our models are not is refused."""
+"""config.json as transformers writes it is understood; what our models do not support is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoConfig, LlamaConfig, MixtralConfig
 
 from engine.errors import DataError
-from engine.weights.config_json import config_json, in_their_words, model_values, read_config
+from engine.weights.config_json import config_json, model_values, read_config, with_their_keys
 from tests.weights.folders import TINY, config
 
 HERE = Path("config.json")
@@ -49,11 +49,11 @@ def test_a_mixtral_that_transformers_writes(tmp_path: Path) -> None:
     assert (found["name"], found["experts"], found["top_k"]) == ("mixtral", 4, 3)
     plain = {key: value for key, value in TINY.items() if key != "rope_theta"}
     old = {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 3, **plain}
-    assert model_values(old, HERE)["rope_theta"] == 1e6, "Mixtral's own base where nothing is said"
+    assert model_values(old, HERE)["rope_theta"] == 1e6, "Mixtral's default base"
 
 
-def test_what_old_files_leave_out() -> None:
-    """LLaMA 1's has neither key heads nor a base."""
+def test_keys_that_old_files_omit() -> None:
+    """LLaMA 1 has neither num_key_value_heads nor rope_theta."""
     old = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     assert model_values(old, HERE) == VALUES | {"kv_heads": 4}
 
@@ -80,27 +80,27 @@ def test_rotary_scalings_in_either_spelling(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, r'\["Qwen2ForCausalLM"\] is not a model that ByteScale has'),
+        ({"architectures": ["Qwen2ForCausalLM"]}, r'\["Qwen2ForCausalLM"\] is not supported'),
         ({"architectures": None}, "architectures is missing"),
-        ({"architectures": None, "model_type": "qwen2"}, 'model_type="qwen2" is not a model'),
-        ({"architectures": "LlamaForCausalLM"}, 'architectures="LlamaForCausalLM" is not a model'),
-        ({"attention_bias": True}, "attention_bias=true is not built, only false"),
-        ({"mlp_bias": True}, "mlp_bias=true is not built"),
-        ({"sliding_window": 4096}, "sliding_window=4096 is not built, only null"),
-        ({"hidden_act": "gelu"}, 'hidden_act="gelu" is not built, only "silu"'),
-        ({"head_dim": 64}, "head_dim=64 is not built, only 8"),
+        ({"architectures": None, "model_type": "qwen2"}, 'model_type="qwen2" is not supported'),
+        ({"architectures": "LlamaForCausalLM"}, 'architectures="LlamaForCausalLM" is not supported'),
+        ({"attention_bias": True}, "attention_bias=true is not supported, only false"),
+        ({"mlp_bias": True}, "mlp_bias=true is not supported"),
+        ({"sliding_window": 4096}, "sliding_window=4096 is not supported, only null"),
+        ({"hidden_act": "gelu"}, 'hidden_act="gelu" is not supported, only "silu"'),
+        ({"head_dim": 64}, "head_dim=64 is not supported, only 8"),
         ({"quantization_config": {"bits": 4}}, "quantization_config="),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type="dynamic" is not built'),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with truncate is not built"),
-        ({"rope_scaling": "yarn"}, '"yarn" is no rotary scaling'),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, 'rope_type="dynamic" is not supported'),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "truncate": False}}, "yarn with truncate is not supported"),
+        ({"rope_scaling": "yarn"}, 'the rotary scaling must be a JSON object, not "yarn"'),
         ({"vocab_size": None}, "vocab_size is missing"),
-        ({"vocab_size": 257}, "vocab_size=257 is less than the byte tokenizer's 258"),
+        ({"vocab_size": 257}, "vocab_size=257 is less than the 258 of the byte tokenizer"),
     ],
 )
-def test_what_is_no_model_of_ours_is_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(DataError, match=told) as caught:
+def test_unsupported_models_are_refused(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(DataError, match=expected) as caught:
         model_values(LLAMA | changes, HERE)
     (one,) = caught.value.problems
     assert one.key == str(HERE) and one.hint
@@ -109,16 +109,16 @@ def test_what_is_no_model_of_ours_is_refused(changes: dict[str, Any], told: str)
 
 @pytest.mark.parametrize("value", ["32", "wide", -32, 0, 32.0, True, [32], {"a": 1}, math.nan, "${run.seed}", "???"])
 def test_a_size_is_a_whole_number(value: object) -> None:
-    """Nothing else speaks of it then: a head size that follows from it would be a wrong diagnosis."""
+    """No other problem is derived from an invalid size, such as a wrong head size."""
     with pytest.raises(DataError) as caught:
         model_values(LLAMA | {"hidden_size": value, "head_dim": 8}, HERE)
     (one,) = caught.value.problems
     assert one.message == f"hidden_size must be a whole number above 0, not {json.dumps(value)}"
-    assert "mend it" in str(one.hint)
+    assert "correct it" in str(one.hint)
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({"rms_norm_eps": "1e-5"}, 'rms_norm_eps must be a number above 0, not "1e-5"'),
         ({"rms_norm_eps": math.nan}, "rms_norm_eps must be a number above 0, not NaN"),
@@ -128,19 +128,19 @@ def test_a_size_is_a_whole_number(value: object) -> None:
         ({"rope_scaling": {"type": "linear", "factor": -2}}, "factor must be a number above 0, not -2"),
     ],
 )
-def test_other_values_are_what_they_should_be(changes: dict[str, Any], told: str) -> None:
+def test_other_values_have_the_right_type_and_range(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(DataError) as caught:
         model_values(LLAMA | changes, HERE)
-    assert [one.message for one in caught.value.problems] == [told]
+    assert [one.message for one in caught.value.problems] == [expected]
 
 
-def test_their_words() -> None:
+def test_our_keys_are_replaced_by_theirs() -> None:
     text = "model.kv_heads: 3 does not divide model.heads=4; model.rope.kind and model.rope.factor stay what they are"
-    found = in_their_words(text)
+    found = with_their_keys(text)
     assert found.startswith("num_key_value_heads: 3 does not divide num_attention_heads=4; rope_type and factor stay")
 
 
-def test_all_that_is_strange_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     with pytest.raises(DataError) as caught:
         model_values(LLAMA | {"attention_bias": True, "vocab_size": None, "rope_scaling": {"type": "su"}}, HERE)
     assert len(caught.value.problems) == 3
@@ -149,7 +149,7 @@ def test_all_that_is_strange_is_told_at_once() -> None:
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not a folder"):
         read_config(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"there is no config\.json"):
+    with pytest.raises(DataError, match=r"has no config\.json"):
         read_config(tmp_path)
     for text in ("{", "[1]"):
         (tmp_path / "config.json").write_text(text)

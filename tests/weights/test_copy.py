@@ -1,4 +1,4 @@
-"""An import is checked wholly before anything is written, and says how to train from it."""
+"""An import is checked completely before anything is written, and prints the overrides to train with."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_copy_is_byte_for_byte(tmp_path: Path, shard: str) -> None:
     assert found["shards"] == len(list(out.glob("*.safetensors")))
 
 
-def test_its_overrides_make_a_recipe_train_from_it(tmp_path: Path) -> None:
+def test_its_overrides_make_a_recipe_fit(tmp_path: Path) -> None:
     folder = saved(llama(tie_word_embeddings=True), tmp_path / "with a space")
     found = import_weights(folder, None)
     config = load(["recipe=llama7b-256k", *found["overrides"], *found["angles"]])
@@ -42,7 +42,7 @@ def test_its_overrides_make_a_recipe_train_from_it(tmp_path: Path) -> None:
 
 
 def test_a_recipe_keeps_its_own_angles(tmp_path: Path) -> None:
-    """They are for its context; what the weights had is said at the start."""
+    """They suit its context; a run reports the difference when it starts."""
     folder = saved(llama(), tmp_path / "theirs")
     config = load(["recipe=llama7b-256k", *import_weights(folder, None)["overrides"]])
     assert config.model.rope_theta == load(["recipe=llama7b-256k"]).model.rope_theta
@@ -56,24 +56,24 @@ def change(folder: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected"),
     [
         ({"num_key_value_heads": 3}, "num_key_value_heads: 3 does not divide num_attention_heads=4"),
         ({"num_attention_heads": 0}, "num_attention_heads must be a whole number above 0, not 0"),
         ({"hidden_size": "wide"}, 'hidden_size must be a whole number above 0, not "wide"'),
         ({"vocab_size": "${run.seed}x"}, "vocab_size must be"),
         ({"vocab_size": {"a": 1}}, "vocab_size must be"),
-        ({"vocab_size": 100}, "vocab_size=100 is less than the byte tokenizer's 258"),
+        ({"vocab_size": 100}, "vocab_size=100 is less than the 258 of the byte tokenizer"),
         ({"hidden_size": 36, "head_dim": None}, "hidden_size: 36 is not a multiple of 2 x num_attention_heads=4"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type: yarn is a rotary scaling without its parameters"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type: yarn needs parameters that are not set"),
     ],
 )
-def test_a_config_that_makes_no_model(tmp_path: Path, values: dict[str, Any], told: str) -> None:
+def test_an_invalid_config_json_is_refused(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
     folder = saved(llama(), tmp_path / "theirs")
     change(folder, **values)
     with pytest.raises(DataError) as caught:
         import_weights(folder, tmp_path / "ours")
-    assert told in caught.value.problems[0].message
+    assert expected in caught.value.problems[0].message
     assert caught.value.problems[0].key == str(folder / "config.json")
     assert caught.value.problems[0].hint
     assert not (tmp_path / "ours").exists()
@@ -86,7 +86,7 @@ def refuse(folder: Path, out: Path | None) -> BytescaleError:
 
 
 @pytest.mark.parametrize("shard", ["30KB", "5GB"])
-def test_what_is_not_finite_is_named_and_not_copied(tmp_path: Path, shard: str) -> None:
+def test_tensors_that_are_not_finite_are_named_and_not_copied(tmp_path: Path, shard: str) -> None:
     model = llama()
     with torch.no_grad():
         model.lm_head.weight[257, 31] = math.nan
@@ -101,7 +101,7 @@ def test_what_is_not_finite_is_named_and_not_copied(tmp_path: Path, shard: str) 
 
 
 def test_a_folder_is_not_imported_into_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the target is there already would be true, and no help: training can read the folder where it is."""
+    """The hint says that training can read this folder; that the target exists would not help."""
     folder = saved(llama(), tmp_path / "theirs")
     (tmp_path / "link").symlink_to("theirs")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -114,7 +114,7 @@ def test_a_folder_is_not_imported_into_itself(tmp_path: Path, monkeypatch: pytes
     assert {path.name for path in tmp_path.iterdir()} == {"theirs", "link"}
 
 
-def test_what_is_not_whole_is_not_copied(tmp_path: Path) -> None:
+def test_an_incomplete_folder_is_not_copied(tmp_path: Path) -> None:
     folder, out = saved(llama(), tmp_path / "theirs", "30KB"), tmp_path / "ours"
     last = max(folder.glob("*.safetensors"))
     content = last.read_bytes()

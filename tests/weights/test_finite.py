@@ -1,4 +1,4 @@
-"""NaN and infinity are found wherever they are, in every dtype that weights have."""
+"""NaN and infinity are found at every place, in every dtype that weights may have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.weights import finite
-from engine.weights.finite import STORED, is_finite, not_finite, refusal
+from engine.weights.finite import STORED, is_finite, not_finite, not_finite_error
 from engine.weights.folder import SINGLE, read_headers
 
 BAD = (math.nan, math.inf, -math.inf)
@@ -31,7 +31,7 @@ def test_at_every_place(dtype: torch.dtype, size: int) -> None:
 
 @pytest.mark.parametrize("piece", [8, 24, 1 << 24])
 def test_a_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
-    """Each tensor from its first byte to its last, and none of its neighbour's."""
+    """Each tensor is read from its first byte to its last, without bytes of its neighbours."""
     monkeypatch.setattr(finite, "_PIECE_BYTES", piece)
     tensors = {f"{name}{at}": torch.zeros(5, 3, dtype=dtype) for name, dtype in STORED.items() for at in range(3)}
     tensors |= {f"{name}1": torch.ones(5, 3, dtype=dtype) for name, dtype in STORED.items()}
@@ -44,6 +44,6 @@ def test_a_file_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_first_are_named(tmp_path: Path) -> None:
-    assert str(refusal(["a"], tmp_path)) == "NaN or infinity in a"
-    assert str(refusal(list("abcde"), tmp_path)) == "NaN or infinity in a, b, c and 2 more tensors"
-    assert refusal(["a"], tmp_path).problems[0].hint
+    assert str(not_finite_error(["a"], tmp_path)) == "NaN or infinity in a"
+    assert str(not_finite_error(list("abcde"), tmp_path)) == "NaN or infinity in a, b, c and 2 more tensors"
+    assert not_finite_error(["a"], tmp_path).problems[0].hint

@@ -1,4 +1,4 @@
-"""A folder of weights is whole, or it is refused."""
+"""An incomplete folder of weights is refused."""
 
 from __future__ import annotations
 
@@ -50,26 +50,29 @@ def test_a_shard_that_is_cut_short(folder: Path, keep: int) -> None:
     with pytest.raises(DataError, match="is cut short") as caught:
         read_headers(folder)
     assert caught.value.problems[0].key == str(shard)
-    assert caught.value.problems[0].hint == f"copy {shard.name} again from where it came"
+    assert caught.value.problems[0].hint == f"copy {shard.name} again from its source"
     if keep == -1:
-        assert str(caught.value) == f"is cut short: {whole - 1:,} bytes, where its header says {whole:,}"
+        assert str(caught.value) == f"is cut short: {whole - 1:,} bytes, but its header says {whole:,}"
 
 
 def test_a_shard_that_is_too_long(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     whole = shard.stat().st_size
     shard.write_bytes(shard.read_bytes() + b"more")
-    with pytest.raises(DataError, match=f"is too long: {whole + 4:,} bytes, where its header says {whole:,}"):
+    with pytest.raises(DataError, match=f"is too long: {whole + 4:,} bytes, but its header says {whole:,}"):
         read_headers(folder)
 
 
-def test_what_is_no_safetensors_file(folder: Path) -> None:
+def test_other_files_with_the_name_of_a_shard(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     good = shard.read_bytes()
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
-    told = {b"<html>not found</html>": "or no safetensors file", pointer: "is a pointer of Git LFS"}
-    told |= {good.replace(b'"F32"', b'"F64"', 1): "contradicts itself", b"\2" + bytes(7) + b"{}..": "no safetensors"}
-    for content, why in told.items():
+    expected = {b"<html>not found</html>": "or is not a safetensors file", pointer: "is a Git LFS pointer"}
+    expected |= {
+        good.replace(b'"F32"', b'"F64"', 1): "inconsistent header",
+        b"\2" + bytes(7) + b"{}..": "not a safetensors",
+    }
+    for content, why in expected.items():
         shard.write_bytes(content)
         with pytest.raises(DataError, match=why) as caught:
             read_headers(folder)
@@ -83,12 +86,12 @@ def test_what_is_no_safetensors_file(folder: Path) -> None:
 def test_shards_without_their_index(folder: Path) -> None:
     (folder / INDEX).unlink()
     first, *others = sorted(folder.glob("*.safetensors"))
-    with pytest.raises(DataError, match=f"{INDEX} is missing beside {first.name} and {len(others)} more") as caught:
+    with pytest.raises(DataError, match=f"has {first.name} and {len(others)} more, but no {INDEX}") as caught:
         read_headers(folder)
     assert caught.value.problems[0].key == str(folder)
     for shard in others:
         shard.unlink()
-    with pytest.raises(DataError, match=f"beside {first.name}$") as caught:
+    with pytest.raises(DataError, match=f"has {first.name}, but no {INDEX}") as caught:
         read_headers(folder)
     assert SINGLE in str(caught.value.problems[0].hint)
 
@@ -96,39 +99,39 @@ def test_shards_without_their_index(folder: Path) -> None:
 def test_a_tensor_that_its_shard_does_not_hold(folder: Path) -> None:
     shard = max(folder.glob("*.safetensors"))
     save_file({"other": torch.zeros(1)}, shard)
-    with pytest.raises(DataError, match=f"{shard.name} does not hold") as caught:
+    with pytest.raises(DataError, match=f"{shard.name} does not contain") as caught:
         read_headers(folder)
     assert caught.value.problems[0].key == str(folder / INDEX)
 
 
-def test_many_mistakes_are_told_up_to_ten(folder: Path) -> None:
+def test_the_first_ten_problems_are_listed(folder: Path) -> None:
     index = {f"t{number}": f"{number}.safetensors" for number in range(13)}
     (folder / INDEX).write_text(json.dumps({"weight_map": index}))
     with pytest.raises(DataError) as caught:
         read_headers(folder)
     assert len(caught.value.problems) == 11
     assert caught.value.problems[-1].message == "and 3 more missing shards"
-    assert [bool(one.hint) for one in caught.value.problems] == [True] + 10 * [False], "a way out is told once"
+    assert [bool(one.hint) for one in caught.value.problems] == [True] + 10 * [False], "an equal hint is shown once"
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": 1}}']
 )
-def test_an_index_that_is_none(folder: Path, text: str) -> None:
+def test_invalid_indexes(folder: Path, text: str) -> None:
     (folder / INDEX).write_text(text)
-    with pytest.raises(DataError, match="is no index"):
+    with pytest.raises(DataError, match="is not an index"):
         read_headers(folder)
 
 
-def test_an_index_names_files_of_its_own_folder(folder: Path) -> None:
+def test_an_index_may_not_name_files_of_other_folders(folder: Path) -> None:
     """An import copies them by name."""
     (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "../a.safetensors"}}))
-    with pytest.raises(DataError, match="is no index"):
+    with pytest.raises(DataError, match="is not an index"):
         read_headers(folder)
 
 
 def test_no_weights_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is neither"):
+    with pytest.raises(DataError, match="has neither"):
         read_headers(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(DataError) as caught:

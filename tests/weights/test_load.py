@@ -1,4 +1,4 @@
-"""Weights that transformers has saved make the same model here."""
+"""Weights saved by transformers give the same logits here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCALED = {
 
 
 @pytest.mark.parametrize("kind", sorted(SCALED))
-def test_rotary_scalings_come_with_them(tmp_path: Path, kind: str) -> None:
+def test_rotary_scalings_are_imported(tmp_path: Path, kind: str) -> None:
     theirs = llama(rope_parameters={"rope_type": kind, "rope_theta": 5e5, **SCALED[kind]}, max_position_embeddings=64)
     same_by_import(theirs, saved(theirs, tmp_path))
 
@@ -53,7 +53,7 @@ def test_experts_are_stacked(tmp_path: Path) -> None:
 
 
 def same_by_import(theirs: PreTrainedModel, folder: Path) -> None:
-    """The overrides that an import prints, and its angles, make a model of the same logits."""
+    """The overrides and angles that an import prints give a model with the same logits."""
     found = import_weights(folder, None)
     imported = load(found["overrides"] + found["angles"])
     assert check_weights(folder, imported) == []
@@ -61,8 +61,8 @@ def same_by_import(theirs: PreTrainedModel, folder: Path) -> None:
     assert (ours - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-def test_what_is_not_finite_is_refused(tmp_path: Path) -> None:
-    """Also an expert's part of a stacked parameter, and what only the run's dtype makes infinite."""
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Also in one expert of a stacked parameter, and where only the cast to the run's dtype overflows."""
     theirs = mixtral()
     with torch.no_grad():
         theirs.model.layers[1].mlp.experts.down_proj[7, -1, -1] = float("nan")

@@ -1,4 +1,4 @@
-"""A written folder is whole or not there."""
+"""A written folder is complete or absent."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_one_shard_needs_no_index(tmp_path: Path) -> None:
     assert torch.equal(found["t1"], torch.ones(4))
 
 
-def test_shards_hold_what_fits_and_one_tensor_at_least(tmp_path: Path) -> None:
-    """No tensor is cut: one that is larger than a shard has a shard of its own."""
+def test_shards_hold_as_many_tensors_as_fit_and_at_least_one(tmp_path: Path) -> None:
+    """A tensor that is larger than a shard gets a shard by itself."""
     files = written(tmp_path / "a", {}, entries(3, 4, 1, 20, 2), 28)
     assert files == [f"model-0000{number}-of-00004.safetensors" for number in (1, 2, 3, 4)]
     headers = read_headers(tmp_path / "a")
@@ -50,7 +50,7 @@ def test_shards_hold_what_fits_and_one_tensor_at_least(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "a" / INDEX).read_text())
     assert index["metadata"]["total_size"] == 4 * 30
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()}
-    assert len(modes) == 1, "whoever may read config.json may read the weights"
+    assert len(modes) == 1, "the weights have the permissions of config.json"
 
 
 def test_a_target_that_is_not_empty_is_refused(tmp_path: Path) -> None:
@@ -59,16 +59,16 @@ def test_a_target_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("empty", "file", "link"):
-        with pytest.raises(ConfigError, match="is there already") as caught:
+        with pytest.raises(ConfigError, match="already exists") as caught:
             written(tmp_path / name, {}, entries(2), 8)
         assert caught.value.problems[0].key == "--out"
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ConfigError, match="cannot write"):
         written(tmp_path / "file" / "below", {}, entries(2), 8)
     assert read_headers(tmp_path / "empty")["t0"].shape == (1,)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError, SafetensorError])
-def test_what_fails_leaves_nothing(
+def test_a_failing_write_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException]
 ) -> None:
     def full(tensors: dict[str, torch.Tensor], path: Path, metadata: object) -> None:
@@ -86,7 +86,7 @@ def test_what_fails_leaves_nothing(
         assert "No space left" in str(caught.value)
 
 
-def test_a_kill_leaves_no_folder_of_that_name_and_a_draft_that_is_refused(tmp_path: Path) -> None:
+def test_a_kill_leaves_only_a_draft_that_cannot_be_loaded(tmp_path: Path) -> None:
     """Not even when all tensors are on disk: config.json is written last."""
     code = f"""
 import os, signal
@@ -102,7 +102,7 @@ with write.new_folder(Path({str(tmp_path / "a")!r})) as draft:
     (draft,) = tmp_path.iterdir()
     assert draft.name == ".writing-a"
     assert (draft / SINGLE).exists()
-    with pytest.raises(DataError, match=r"there is no config\.json"):
+    with pytest.raises(DataError, match=r"has no config\.json"):
         read_config(draft)
     written(tmp_path / "a", {}, entries(1, 2), 4)
     assert [path.name for path in tmp_path.iterdir()] == ["a"], "the next writer takes the draft over"
@@ -111,8 +111,8 @@ with write.new_folder(Path({str(tmp_path / "a")!r})) as draft:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_who_is_asked_to_stop_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    """A scheduler's SIGTERM, a closed terminal, Ctrl-C; afterwards they do what they did before."""
+def test_stop_signals_leave_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM, a closed terminal and Ctrl-C clean up; their handlers are restored afterwards."""
     # A shell's background job ignores the one, what nohup started the other, and so do their children.
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     before = signal.getsignal(number)
@@ -125,7 +125,7 @@ def test_who_is_asked_to_stop_leaves_nothing(tmp_path: Path, number: signal.Sign
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:
-    """The second one says so, and takes nothing from the first."""
+    """The second one is refused and removes nothing from the first."""
     with new_folder(tmp_path / "a") as draft:
         (draft / "x").write_text("x")
         with pytest.raises(ConfigError, match="another process is writing"), new_folder(tmp_path / "a"):
@@ -134,15 +134,15 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["x"]
 
 
-def test_what_others_put_there_meanwhile_stays(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is there already"), new_folder(tmp_path / "a"):
+def test_files_that_others_put_there_meanwhile_are_kept(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="already exists"), new_folder(tmp_path / "a"):
         (tmp_path / "a").mkdir()
         (tmp_path / "a" / "precious").write_text("")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a" / "precious").exists()
 
 
-def test_folders_above_are_made(tmp_path: Path) -> None:
+def test_parent_folders_are_created(tmp_path: Path) -> None:
     with new_folder(tmp_path / "b" / "c") as draft:
         (draft / "x").write_text("x")
     assert (tmp_path / "b" / "c" / "x").read_text() == "x"

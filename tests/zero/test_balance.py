@@ -1,4 +1,4 @@
-"""The balance loss through DeepSpeed's ZeRO-1: experts learn what they would learn in one process.
+"""The load balancing loss through DeepSpeed's ZeRO-1 trains experts as one process does.
 
 It is a sum over each sequence, also over one that lies on two ranks. If these fail, what routes tokens depends on how
 a step was parallelised. The reference sees each sequence alone, in float64.
@@ -13,15 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.close import error
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import SequenceTable
-from engine.planner.make import PlanSettings, plan_step
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero.engine import ZeroEngine
-from tests.test_plan_invariance import FakeReader, batch, config, error, rank_context, steps_alone
-from tests.test_plan_invariance_experts import mixtral
+from tests.helpers import FakeReader, batch, config, mixtral, rank_context, steps_alone
 from tests.world import run_world
 
 WORLD, STEPS, LR, CLIP = 2, 3, 0.5, 0.5
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.world
 
 
 def settings_of(planner: str, mode: str, capacity: int, clip: float, weight: float = 0.5) -> Config:
-    """Return a config with a balance loss; its optimizer is SGD with momentum, since AdamW hides a gradient's scale."""
+    """Load a config with a load balancing loss, and SGD with momentum: AdamW would hide a wrong gradient scale."""
     balance = ["balance.by=loss", f"balance.loss_weight={weight}", "balance.z_weight=0.1"]
     experts = ["dtype=fp32", "model.experts=5", "model.top_k=2", f"optimizer.clip_norm={clip}"]
     return config(WORLD, capacity, planner, f"planner.mode={mode}", *experts, *balance)
@@ -42,7 +43,7 @@ def steps(settings: Config) -> list[tuple[SequenceTable, FakeReader]]:
 
 
 def on_rank(settings: Config) -> dict[str, Any]:
-    """Train on this rank; return how the weights changed, the norms, and the largest ring."""
+    """Train on this rank; return the change of the weights, the norms, and the largest ring."""
     model, context = mixtral(settings).float(), rank_context(torch.float32)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     engine, norms, degree = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], 1

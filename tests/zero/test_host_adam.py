@@ -11,7 +11,7 @@ from engine.zero import host_adam
 
 
 def program(folder: Path) -> Path:
-    """Return a folder with a ninja in it."""
+    """Make a folder with a ninja in it."""
     folder.mkdir()
     (folder / "ninja").write_text("#!/bin/sh\n")
     (folder / "ninja").chmod(0o755)
@@ -19,18 +19,18 @@ def program(folder: Path) -> Path:
 
 
 def ninja_of(path: Path, python: Path, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """Return the ninja that compiles with this PATH and the Python of this folder."""
+    """Find the ninja that compiles with this PATH and the Python in this folder."""
     found: list[str | None] = []
     monkeypatch.setenv("PATH", str(path))
     monkeypatch.setattr(sys, "executable", str(python / "python"))
     monkeypatch.setattr(host_adam.CPUAdamBuilder, "load", lambda self: found.append(shutil.which("ninja")))
-    host_adam.compiled()
+    host_adam.compile_operator()
     assert os.environ["PATH"].endswith(str(path))
     return found[0]
 
 
 def test_the_same_ninja_compiles_whatever_is_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two versions tell in other ways what is compiled already, so each would do it all again after the other."""
+    """Two versions do not accept each other's output, so each would compile everything again."""
     beside, other, none = program(tmp_path / "beside"), program(tmp_path / "other"), tmp_path / "none"
     assert ninja_of(other, beside, monkeypatch) == str(beside / "ninja")
     assert ninja_of(none, beside, monkeypatch) == str(beside / "ninja")

@@ -1,4 +1,4 @@
-"""ZeRO-3 really shards: a rank of four never holds much more of the parameters than its share, nor while it loads."""
+"""ZeRO-3 shards from the start: one of four ranks never holds much more than its shards, nor while weights load."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import nn
 
+from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import whole as alone
-from engine.attention.meeting import Meeting
+from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.models.build import build_model
-from engine.models.llama.model import Llama
+from engine.models.build import Transformer, build_model
+from engine.models.common.initialise import initialise
+from engine.models.parallelize import parallelize
 from engine.trainer.optimizer import build_optimizer
 from engine.weights.architectures import tensor_names
 from engine.weights.check import expected_shapes
@@ -25,7 +26,7 @@ from engine.weights.config_json import config_json
 from engine.weights.load import load_weights
 from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.engine import ZeroEngine
-from engine.zero.shards import sharded, whole
+from engine.zero.shards import gathered, sharded
 from tests.world import run_world
 
 SHAPE = ["hidden=128", "heads=4", "kv_heads=2", "ffn=256", "layers=16"]
@@ -39,7 +40,7 @@ def config() -> Config:
 
 
 def held(model: nn.Module) -> int:
-    """Return the bytes of all parameters on this rank: shares, and what is gathered."""
+    """Count the bytes of all parameters on this rank: shards, and gathered parameters."""
     found = {}
     for parameter in model.parameters():
         for tensor in (parameter.data, parameter.ds_tensor):  # type: ignore[attr-defined]
@@ -48,7 +49,7 @@ def held(model: nn.Module) -> int:
 
 
 class Peak:
-    """The most that parameters took, looked at before and after every module, forward and backward."""
+    """The peak bytes of parameters, measured before and after every module, forward and backward."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.bytes = model, 0
@@ -64,27 +65,28 @@ class Peak:
 
     @contextmanager
     def gathered(self, parameter: nn.Parameter) -> Iterator[bool]:
-        with whole(parameter) as writes:
+        with gathered(parameter) as writes:
             self.look()
             yield writes
 
 
-def made() -> tuple[Llama, Peak]:
+def made() -> tuple[Transformer, Peak]:
     with sharded(config()):
         model = build_model(config())
+    parallelize(model, config(), torch.device("cpu"))
     return model, Peak(model)
 
 
 def trained() -> tuple[int, int, int]:
-    """Return the most bytes of parameters in a step, what all of them take, and what the largest layer takes."""
+    """Train; return the peak bytes of parameters, the bytes of all, and those of a layer."""
     model, peak = made()
-    model.initialise(0, peak.gathered)
+    initialise(model, 0, peak.gathered)
     engine = ZeroEngine(model, build_optimizer(model, config().optimizer), config())
     peak.watch()
-    meeting = Meeting(alone(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
+    attention = AttentionContext(unsplit(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
     numbers = torch.arange(TOKENS)
     for _ in range(2):
-        engine.backward(engine.forward(numbers, numbers, meeting, numbers), 4 * TOKENS)
+        engine.backward(engine.forward(numbers, numbers, numbers, attention), 4 * TOKENS)
         engine.step(1e-3)
     sizes = [p.ds_numel for p in model.parameters()]  # type: ignore[attr-defined]
     layer = sum(p.ds_numel for p in model.layers[0].parameters())  # type: ignore[attr-defined]
@@ -99,12 +101,13 @@ def test_a_rank_of_four_holds_its_share_and_a_layer() -> None:
 
 
 def gathers(tile: int, mode: str) -> int:
-    """Return how often modules ask for their parameters in a step of a tiled model."""
+    """Count how often modules ask for their parameters in a step of a tiled model."""
     settings = config().model_copy(update={"mlp_tile": tile, "recompute": mode})
     settings = settings.model_copy(update={"model": settings.model.model_copy(update={"layers": 2})})
     with sharded(settings):
         model = build_model(settings)
-    model.initialise(0, whole)
+    parallelize(model, settings, torch.device("cpu"))
+    initialise(model, 0, gathered)
     engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
     coordinator = engine._engine.optimizer.parameter_offload.get_param_coordinator()
     plain, times = coordinator.fetch_sub_module, 0
@@ -115,9 +118,9 @@ def gathers(tile: int, mode: str) -> int:
         plain(*arguments, **names)
 
     coordinator.fetch_sub_module = counted
-    meeting = Meeting(alone(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
+    attention = AttentionContext(unsplit(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
     numbers = torch.arange(TOKENS)
-    engine.backward(engine.forward(numbers, numbers, meeting, numbers), 4 * TOKENS)
+    engine.backward(engine.forward(numbers, numbers, numbers, attention), 4 * TOKENS)
     engine.step(1e-3)
     return times
 
@@ -127,7 +130,7 @@ def all_gathers() -> dict[str, set[int]]:
 
 
 def test_a_layer_is_gathered_once_for_all_its_tiles() -> None:
-    """Ranks have different numbers of tiles: one that gathered for each would wait for the others for ever."""
+    """Ranks have different numbers of tiles: gathering for each tile would hang."""
     (found,) = run_world(1, all_gathers)
     assert all(len(times) == 1 for times in found.values()), found
 
@@ -145,7 +148,7 @@ def folder_of(path: Path) -> Path:
 
 
 def loaded(folder: Path) -> tuple[int, int, int, float]:
-    """Return as `trained`, while weights are loaded, and the sum of what every rank then has of them."""
+    """Load weights; return the peak bytes, the bytes of all and of the largest, and the sum over this rank's shards."""
     model, peak = made()
     load_weights(model, model.shape, folder, peak.gathered)
     largest = 4 * max(p.ds_numel for p in model.parameters())  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
-"""ZeRO-3 in rings of any size, step after step of random plans: no hang, nothing that grows."""
+"""ZeRO-3 over many steps of random plans, with rings of any size: no hang, no growth of memory."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import pytest
 import torch
 
 from engine.data.slices import micro_batch_slices
-from engine.planner.make import PlanSettings, plan_step
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_model, make_offload
 from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import RankContext, run_step
+from engine.trainer.step import run_step
 from engine.zero.engine import ZeroEngine
-from tests.test_plan_invariance import config, rank_context, table_of
+from tests.helpers import config, rank_context, table_of
 from tests.world import run_world
 
 WORLD, CAPACITY = 3, 32
@@ -25,18 +27,18 @@ pytestmark = pytest.mark.world
 
 
 def resident() -> int:
-    """Return the bytes of memory that this process has."""
+    """Read the resident bytes of this process."""
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(lines["VmRSS"].split()[0]) * 1024
 
 
 def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
-    """Return the norm and the resident bytes of each step, and the degrees that occurred."""
+    """Train; return the norm and the resident bytes of each step, and the degrees of all plans."""
     memory = ["zero.stage=3", "recompute=layer_keep_attention", "model.layers=4"]
     settings = {planner: config(WORLD, CAPACITY, planner, *memory) for planner in PLANNERS}
-    model, shared = make_model(settings["naive"], torch.device("cpu")), rank_context(torch.float32)
-    model.offload = make_offload(settings["naive"], torch.device("cpu"), 1 << 32)
-    context = RankContext(shared.rank, shared.device, shared.comm, shared.kernel, model.offload)
+    offload = make_offload(settings["naive"], torch.device("cpu"), 1 << 32)
+    model, shared = make_model(settings["naive"], torch.device("cpu"), offload=offload), rank_context(torch.float32)
+    context = replace(shared, offload=offload)
     engine = ZeroEngine(model, build_optimizer(model, settings["naive"].optimizer), settings["naive"])
     random, norms, bytes_, degrees = np.random.default_rng(seed), [], [], set()
     for step in range(steps):

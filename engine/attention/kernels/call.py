@@ -1,11 +1,13 @@
-"""The one seam for attention kernels: packed sequences in, output and log-sum-exp out; and the gradients.
+"""The interface of attention kernels. The forward pass returns the output and the log-sum-exp of packed sequences,
+the backward pass the gradients of q, k and v.
 
 Letters: T query tokens, S key tokens, H query heads, G key and value heads (G divides H), D head size.
-Sequence i of a call has queries q_bounds[i] .. q_bounds[i + 1] and keys kv_bounds[i] .. kv_bounds[i + 1], never empty.
+Sequence i of a call has the queries q_bounds[i]:q_bounds[i + 1] and the keys kv_bounds[i]:kv_bounds[i + 1] (Python
+slices), none of them empty.
 
-Note: [what is rounded]. A kernel returns its results in the dtype in which it has them: the CPU kernel and the
-reference at least float32, GPU kernels that of their inputs (none of them writes its fp32 sums). A ring merges and adds
-in the wider dtype either way, so a block's results are rounded once, before they are merged, and never on their way.
+Note: [what is rounded]. A kernel does not cast its results: the CPU kernel and the reference return at least float32,
+GPU kernels return the dtype of their inputs (their float32 sums are not accessible). Rings merge and add blocks in the
+wider dtype in both cases. So the results of a block are rounded at most once, by the kernel.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ from engine.dtypes import wider
 
 
 class Call(NamedTuple):
-    """The bounds of a packed call, and whether query i of a sequence sees only keys up to i."""
+    """Which queries attend to which keys. `q_bounds` and `kv_bounds` are cumulative lengths that start at 0.
+
+    If `causal`, query i of a sequence attends to its keys 0 .. i only; otherwise to all keys of the sequence.
+    """
 
     q_bounds: tuple[int, ...]
     kv_bounds: tuple[int, ...]
     causal: bool
 
     def sequences(self) -> Iterator[tuple[slice, slice]]:
-        """Yield the rows of each sequence's queries and keys."""
+        """Yield, for each sequence, its rows of the queries and its rows of the keys."""
         for rows, keys in zip(pairwise(self.q_bounds), pairwise(self.kv_bounds), strict=True):
             yield slice(*rows), slice(*keys)
 
@@ -40,11 +45,11 @@ Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Call], tupl
 
 
 class Functions(NamedTuple):
-    """What a kernel computes.
+    """The two functions of a kernel.
 
     `forward(q [T,H,D], k [S,G,D], v [S,G,D], call)` returns the output [T,H,D] and the log-sum-exp [T,H];
-    `backward(dout, q, k, v, out, lse, call)` returns dq, dk, dv. `out` and `lse` may be those of a larger attention
-    that the call's keys are a part of: then the gradients are this part's share of it.
+    `backward(dout, q, k, v, out, lse, call)` returns dq, dk, dv. If `out` and `lse` are the result of attention over
+    more keys than those of the call, the gradients are the contribution of the call's keys only.
     """
 
     forward: Forward
@@ -53,17 +58,17 @@ class Functions(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, why it was chosen, and why not those before it: a line each, "name: reason"."""
+    """A selected kernel, why it was selected, and why the kernels before it in the list were not ("name: reason")."""
 
     name: str
     reason: str
     forward: Forward
     backward: Backward
-    passed_over: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
 
 
 class Packed(NamedTuple):
-    """Bounds as GPU kernels take them."""
+    """Cumulative sequence lengths in the form that GPU kernels expect."""
 
     cu_seqlens: Tensor  # int32, on the device
     longest: int  # tokens of the longest sequence
@@ -71,19 +76,19 @@ class Packed(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def packed(bounds: tuple[int, ...], device: torch.device) -> Packed:
-    """Return the bounds on a device. All layers of a micro-batch ask for the same ones: they are copied there once.
+    """Copy the bounds of at least one sequence to a device. Cached, so all layers of a micro-batch share one copy.
 
-    The copy comes from pinned memory, so the host does not wait for the device.
+    Copies from pinned memory, so that the host does not wait for the device.
     """
     on_host = torch.tensor(bounds, dtype=torch.int32, pin_memory=device.type == "cuda")
     return Packed(on_host.to(device, non_blocking=True), max(stop - start for start, stop in pairwise(bounds)))
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return x in the wider dtype, contiguous: PyTorch's CPU kernel (2.13) returns wrong results for strided heads."""
+    """Return x, contiguous and in at least float32: PyTorch's CPU kernel (2.13) is wrong for non-contiguous heads."""
     return x.to(wider(x.dtype)).contiguous()
 
 
 def contiguous_heads(x: Tensor) -> Tensor:
-    """Return x as GPU kernels take it: elements of a head lie side by side."""
+    """Return x with stride 1 in its last dimension, as GPU kernels require; copies only if necessary."""
     return x if x.stride(-1) == 1 else x.contiguous()

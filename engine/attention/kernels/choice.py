@@ -1,134 +1,84 @@
-"""Which kernel attends: the first of a list that is there, runs on this device, and gives the reference's numbers."""
+"""Selects the attention kernel: the first that supports the device, is installed, and passes a numerical self-test."""
 
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import NamedTuple
+from functools import cache
 
 import torch
 
 from engine.attention.kernels import cpu, cudnn, flash_attn, reference, self_test, torch_varlen
 from engine.attention.kernels.call import Functions, Kernel
-from engine.close import in_a_line
-
-_LOG = logging.getLogger(__name__)
-
-
-class _Where(NamedTuple):
-    device: torch.device
-    dtype: torch.dtype
-    head_dim: int
+from engine.selection import Candidate, select
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """A kernel that may be chosen. `unfit` says why it does not run somewhere; `load` raises where it is not installed.
+class Entry:
+    """A kernel and where it can run. `capability` and `largest_head` apply to CUDA kernels only."""
 
-    `rehearse` gives the functions that the self-test calls, where they are not those of `load`.
-    """
-
-    title: str
-    unfit: Callable[[_Where], str | None]
+    title: str  # logged as the reason when it is selected
     load: Callable[[], Functions]
-    package: str = "torch"
-    rehearse: Callable[[], Functions] | None = None
+    package: str = "torch"  # "not installed" if this package is missing
+    device: str = "cuda"  # or "cpu", or "any"
+    capability: range = range(8, 100)  # major compute capabilities
+    largest_head: int = 256  # elements of a head
+    load_for_test: Callable[[], Functions] | None = None  # functions to self-test instead of those of `load`
 
 
-def _unfit_for_cpu(where: _Where) -> str | None:
-    return None if where.device.type == "cpu" else "is for CPU"
-
-
-def _unfit_for_gpu(where: _Where, least: int, most: int = 99, largest_head: int = 256) -> str | None:
-    """Return why a flash kernel for GPUs of compute capability `least`.x to `most`.x does not run."""
-    if where.device.type != "cuda":
-        return "is for CUDA devices"
-    if not torch.cuda.is_available():
-        return "finds no CUDA device"
-    if where.dtype not in (torch.bfloat16, torch.float16):
-        return f"takes no {where.dtype}"
-    if where.head_dim % 8 or where.head_dim > largest_head:
-        return f"takes no head size of {where.head_dim}"
-    major, minor = torch.cuda.get_device_capability(where.device)
-    return None if least <= major <= most else f"does not run on compute capability {major}.{minor}"
-
-
-_CANDIDATES = {
-    "fused_cpu": _Candidate("PyTorch's fused kernel for CPU", _unfit_for_cpu, cpu.load),
-    "flash_attn_4": _Candidate(
-        "flash-attn 4", partial(_unfit_for_gpu, least=9, most=11), flash_attn.load_4, "flash_attn.cute.interface"
-    ),
-    "flash_attn_3": _Candidate(
-        "flash-attn 3", partial(_unfit_for_gpu, least=9, most=9), flash_attn.load_3, "flash_attn_interface"
-    ),
-    # Faster than flash-attn 2 where the hardware is newer than that.
-    "cudnn": _Candidate(
-        "cuDNN for sequences of one length, PyTorch's varlen flash kernel for others",
-        partial(_unfit_for_gpu, least=9, largest_head=128),
+# In order of preference.
+KERNELS = {
+    "fused_cpu": Entry("PyTorch's fused kernel for CPU", cpu.load, device="cpu"),
+    "flash_attn_4": Entry("flash-attn 4", flash_attn.load_4, "flash_attn.cute.interface", capability=range(9, 12)),
+    "flash_attn_3": Entry("flash-attn 3", flash_attn.load_3, "flash_attn_interface", capability=range(9, 10)),
+    # Faster than flash-attn 2 on the GPUs that it is selected for.
+    "cudnn": Entry(
+        "cuDNN for long sequences of equal length, PyTorch's varlen flash kernel for others",
         cudnn.load,
-        rehearse=cudnn.load_for_any_length,
+        capability=range(9, 100),
+        largest_head=128,
+        load_for_test=cudnn.load_for_any_length,
     ),
-    "flash_attn_2": _Candidate(
-        "flash-attn 2", partial(_unfit_for_gpu, least=8), flash_attn.load_2, "flash_attn.flash_attn_interface"
-    ),
-    "torch_varlen": _Candidate("PyTorch's varlen flash kernel", partial(_unfit_for_gpu, least=8), torch_varlen.load),
+    "flash_attn_2": Entry("flash-attn 2", flash_attn.load_2, "flash_attn.flash_attn_interface"),
+    "torch_varlen": Entry("PyTorch's varlen flash kernel", torch_varlen.load),
+    "reference": Entry("no fused kernel works here", reference.load, device="any"),
 }
-NAMES = (*_CANDIDATES, "reference")  # in order of preference
 
 
 @cache
 def choose(device: torch.device, dtype: torch.dtype, head_dim: int, prefer: str | None = None) -> Kernel:
-    """Return the kernel for a device, dtype and head size, and log the reason once. `prefer` forces one by name.
+    """Select the attention kernel for a device, dtype and head size, and log the reason. Cached.
 
-    Raises ValueError where the preferred one does not run.
+    With `prefer`, only the kernel of this name is tried; raises ValueError if that kernel is unknown or does not work
+    here.
     """
-    where, passed_over = _Where(device, dtype, head_dim), list[str]()
-    for name in NAMES if prefer is None else (prefer,):
-        kernel = _kernel(name, where, tuple(passed_over), asked=prefer is not None)
-        if isinstance(kernel, Kernel):
-            _LOG.info("attention kernel for %s, head size %d: %s (%s)", dtype, head_dim, kernel.name, kernel.reason)
-            return kernel
-        passed_over.append(f"{name}: {kernel}")
-    raise ValueError(f"no kernel {prefer!r} for {device.type}: it {kernel}")
+
+    def candidate(name: str, kernel: Entry) -> Candidate[Functions]:
+        def test(functions: Functions) -> str | None:
+            if functions == reference.load():
+                return None  # the self-test compares with the reference
+            tested = kernel.load_for_test() if kernel.load_for_test else functions
+            return self_test.fault(tested, device, dtype, head_dim)
+
+        reason = unsupported(kernel, device, dtype, head_dim)
+        return Candidate(name, kernel.title, kernel.load, test, reason, kernel.package)
+
+    what = f"attention kernel for {dtype}, head size {head_dim}"
+    found = select(what, (candidate(*item) for item in KERNELS.items()), prefer)
+    return Kernel(found.name, found.reason, *found.implementation, found.rejected)
 
 
-def _kernel(name: str, where: _Where, passed_over: tuple[str, ...], asked: bool) -> Kernel | str:
-    """Return a kernel, or why it is not to be had."""
-    if name == "reference":
-        reason = "asked for" if asked else "no fused kernel runs here"
-        return Kernel(name, reason, *reference.load(), passed_over)
-    candidate = _CANDIDATES.get(name)
-    if candidate is None:
-        return "is not known"
-    found = candidate.unfit(where) or _tried(name, candidate, where)
-    return found if isinstance(found, str) else Kernel(name, candidate.title, *found, passed_over)
-
-
-def _tried(name: str, candidate: _Candidate, where: _Where) -> Functions | str:
-    """Load a kernel and test it; return why not if it fails. One that is installed but broken is worth a warning."""
-    try:
-        functions = candidate.load()
-        wrong = self_test.fault(candidate.rehearse() if candidate.rehearse else functions, *where)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{candidate.package}.".startswith(f"{error.name}."):
-            return "is not installed"
-        wrong = in_a_line(error)
-    except _faults() as error:
-        wrong = in_a_line(error)
-    if wrong is None:
-        return functions
-    _LOG.warning("attention kernel %s is installed but broken, another one is used: %s", name, wrong)
-    return f"is installed but broken: {wrong}"
-
-
-def _faults() -> tuple[type[Exception], ...]:
-    """Return what other people's kernels raise when they cannot be loaded, compiled or called.
-
-    The errors of the compiler that flash-attn 4 brings derive from Exception alone.
-    """
-    compiler = getattr(sys.modules.get("cutlass.base_dsl.common"), "DSLBaseError", RuntimeError)
-    broken_code = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-    return ImportError, OSError, RuntimeError, compiler, *broken_code
+def unsupported(kernel: Entry, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """Return why a kernel cannot run on a device with this dtype and head size, or None if it can."""
+    if kernel.device not in (device.type, "any"):
+        return "runs on CPUs only" if kernel.device == "cpu" else "runs on CUDA devices only"
+    if kernel.device != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        return "no CUDA device was found"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"does not support {dtype}"
+    if head_dim % 8 or head_dim > kernel.largest_head:
+        return f"does not support a head size of {head_dim}"
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major in kernel.capability else f"does not support compute capability {major}.{minor}"

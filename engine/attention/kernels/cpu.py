@@ -1,7 +1,8 @@
-"""PyTorch's fused kernel for CPU: neighbours of one length are a batch, others are called one by one.
+"""PyTorch's fused attention kernel for CPUs. Adjacent sequences of equal length are computed in one call.
 
-It must never see an empty side: that kills the process. Letters: N sequences of a batch, T query tokens of each,
-H query heads, D head size.
+Never pass empty queries or keys to it: they kill the process (SIGFPE).
+
+Letters: N sequences of a batch, T query tokens of each, H query heads, D head size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from engine.attention.kernels.call import Call, Functions, wide
 
 
 def load() -> Functions:
-    """Return the kernel's functions. bf16 is computed and returned in float32."""
+    """Return the functions of PyTorch's fused CPU kernel. For bf16 inputs they compute and return float32."""
     return Functions(_forward, _backward)
 
 
@@ -48,7 +49,7 @@ def _backward(
 
 
 class _Batch(NamedTuple):
-    """Neighbours of one length: how many there are, and how many tokens each has."""
+    """Adjacent sequences with equal numbers of queries and equal numbers of keys: (sequences, tokens of each)."""
 
     queries: tuple[int, int]
     keys: tuple[int, int]
@@ -56,14 +57,14 @@ class _Batch(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _batches(call: Call) -> tuple[_Batch, ...]:
-    """Return a call's sequences as batches. All layers of a micro-batch ask for the same."""
+    """Group the sequences of a call into batches. Cached, because all layers of a micro-batch make the same calls."""
     sizes = ((rows.stop - rows.start, keys.stop - keys.start) for rows, keys in call.sequences())
     counted = ((size, len(list(same))) for size, same in groupby(sizes))
     return tuple(_Batch((count, queries), (count, keys)) for (queries, keys), count in counted)
 
 
 def _cut(x: Tensor, batches: list[tuple[int, int]]) -> list[Tensor]:
-    """Return packed [T,H,D] as the [N,H,T,D] of each batch that PyTorch's kernel takes, [T,H] as [N,H,T]; no copy."""
+    """View packed rows, [T,H,D] or [T,H], as one tensor per batch, [N,H,T,D] or [N,H,T]."""
     parts = x.transpose(0, 1).split([count * tokens for count, tokens in batches], dim=1)
     return [
         part[None] if count == 1 else part.unflatten(1, (count, tokens)).transpose(0, 1)
@@ -72,6 +73,9 @@ def _cut(x: Tensor, batches: list[tuple[int, int]]) -> list[Tensor]:
 
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
-    """Return what the kernel gave for each batch, [N,H,T,D] or [N,H,T], as packed rows: a copy if there are more."""
+    """Convert the results of all batches, [N,H,T,D] or [N,H,T], to packed rows. Copies if there are several batches.
+
+    Without batches, the result is empty and has the shape of `like`.
+    """
     rows = [part.transpose(1, 2).flatten(0, 1) for part in parts]
     return rows[0] if len(rows) == 1 else torch.cat(rows) if rows else torch.empty_like(like)

@@ -1,8 +1,9 @@
-"""cuDNN's kernel, as PyTorch calls it, for calls of sequences of one length; other calls go to PyTorch's varlen kernel.
+"""cuDNN's attention kernel, called through PyTorch, for long sequences that all have the same length.
 
-PyTorch prepares a plan for each new shape (that of a dense batch: it offers cuDNN's ragged form with no GQA), and keeps
-it; so does the first call of every new length, which takes longer than a short call itself. Therefore the shortest
-sequences go to the varlen kernel too. Both kernels have one log-sum-exp, so each may follow the other in a ring.
+All other calls use PyTorch's varlen kernel, because PyTorch supports cuDNN's kernel for packed sequences of different
+lengths only without GQA. For each new shape cuDNN builds and caches an execution plan, which takes longer than a short
+call itself, so short sequences use the varlen kernel too. Both kernels define the log-sum-exp in the same way, so a
+ring may use a different one in each round.
 
 Letters: N sequences, T query tokens and S key tokens of each, H query heads, G key and value heads, D head size.
 """
@@ -19,21 +20,24 @@ from torch import Tensor
 from engine.attention.kernels import torch_varlen
 from engine.attention.kernels.call import Call, Functions
 
-LEAST_TOKENS = 4096  # of a sequence, before cuDNN gets it
+LEAST_TOKENS = 4096  # sequences with fewer queries and fewer keys use the varlen kernel
 
 
 def load() -> Functions:
-    """Return the kernel's functions."""
+    """Return functions that use cuDNN for long sequences of equal length, and PyTorch's varlen kernel for others."""
     return _Cudnn(LEAST_TOKENS, torch_varlen.load()).functions()
 
 
 def load_for_any_length() -> Functions:
-    """Return the kernel's functions without a shortest sequence, for tests of a few tokens."""
+    """Like `load`, but use cuDNN also for short sequences of equal length, so that tests need only a few tokens."""
     return _Cudnn(1, torch_varlen.load()).functions()
 
 
 @dataclass(frozen=True)
 class _Cudnn:
+    """Uses cuDNN for calls whose sequences all have the same number of queries and the same number of keys, one of them
+    at least `least_tokens`; all other calls use `others`."""
+
     least_tokens: int
     others: Functions
 
@@ -56,7 +60,7 @@ class _Cudnn:
             return self.others.backward(dout, q, k, v, out, lse, call)
         count = len(call.q_bounds) - 1
         queries, keys = len(q) // count, len(k) // count
-        seed = q.new_zeros((), dtype=torch.int64)  # of dropout, and its offset
+        seed = q.new_zeros((), dtype=torch.int64)  # seed and offset of dropout, which is not used
         gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *(_batched(x, count) for x in (dout.to(q.dtype), q, k, v, out.to(q.dtype))),
             _batched(lse.to(torch.float32)[..., None], count).contiguous(),
@@ -79,15 +83,17 @@ class _Cudnn:
 
 
 def _lengths(bounds: Sequence[int]) -> set[int]:
+    """Return the distinct lengths of the sequences."""
     return {stop - start for start, stop in pairwise(bounds)}
 
 
 def _batched(x: Tensor, count: int) -> Tensor:
-    """Return packed [N*T,H,D] as [N,H,T,D] over the same memory, which cuDNN wants alike for all of its tensors."""
+    """View packed [N*T,H,D] as [N,H,T,D]; `count` is N. Copies x if it is not contiguous: cuDNN requires equal strides
+    for all of its tensors."""
     batched: Tensor = x.contiguous().unflatten(0, (count, -1))
     return batched.transpose(1, 2)
 
 
 def _packed(x: Tensor) -> Tensor:
-    """Return [N,H,T,D] as [N*T,H,D]."""
+    """View [N,H,T,D] as packed [N*T,H,D]; copies if the strides do not allow a view."""
     return x.transpose(1, 2).flatten(0, 1)

@@ -1,8 +1,9 @@
 """The flash-attn packages: 2 (`flash_attn`), 3 (`flash_attn_interface`), 4 (`flash_attn.cute`).
 
-Their public functions hide the gradient behind autograd, which would not accept a ring's merged output and log-sum-exp;
-so the calls below are those under them, which PyTorch's own integration of 3 and 4 uses too. All write out, dq, dk, dv
-in the dtype of their inputs; the fp32 sums stay inside (3 has them only as one partial output a split of the keys).
+The backward pass of a ring passes a merged output and log-sum-exp to the kernel. The public functions of these packages
+do not allow that, because autograd calls their backward pass. So this module calls the lower-level functions, as
+PyTorch's own integration of versions 3 and 4 does. All of them return out, dq, dk and dv in the dtype of their inputs;
+their float32 sums are not accessible.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from engine.attention.kernels.varlen import Library
 
 
 def load_2() -> Functions:
-    """Return flash-attn 2's functions (2.7 or newer). Raises ImportError without it."""
+    """Return the functions of flash-attn 2 (2.7 or newer). Raises ImportError if it is not installed."""
     module = import_module("flash_attn.flash_attn_interface")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
@@ -49,7 +50,7 @@ def load_2() -> Functions:
 
 
 def load_3() -> Functions:
-    """Return flash-attn 3's functions. Raises ImportError without it."""
+    """Return the functions of flash-attn 3. Raises ImportError if it is not installed."""
     import_module("flash_attn_interface")  # registers the operators
     operators = torch.ops.flash_attn_3
 
@@ -70,7 +71,7 @@ def load_3() -> Functions:
 
 
 def load_4() -> Functions:
-    """Return flash-attn 4's functions. Raises ImportError without it."""
+    """Return the functions of flash-attn 4. Raises ImportError if it is not installed."""
     module = import_module("flash_attn.cute.interface")
 
     def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
@@ -104,6 +105,6 @@ def _scale(q: Tensor) -> float:
 
 
 def _like(tensors: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return room for dq, dk, dv; `tensors` are dout, q, k, v, out, lse."""
+    """Allocate uninitialised dq, dk and dv. `tensors` are dout, q, k, v, out, lse."""
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors[1:4])
     return dq, dk, dv

@@ -1,4 +1,4 @@
-"""Plain attention in any dtype on any device, one sequence at a time: what other kernels are compared with.
+"""Attention in plain PyTorch, for any dtype and device, one sequence at a time: the reference of the self-tests.
 
 Letters: T query tokens, S key tokens, H query heads, G key and value heads, D head size.
 """
@@ -12,11 +12,12 @@ from engine.attention.kernels.call import Call, Functions, wide
 
 
 def load() -> Functions:
-    """Return the kernel's functions."""
+    """Return the functions of the reference implementation."""
     return Functions(forward, backward)
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Compute attention of q [T,H,D], k and v [S,G,D]. Returns the output [T,H,D] and the log-sum-exp [T,H]."""
     q, k, v = map(wide, (q, k, v))
     out, lse = torch.empty_like(q), q.new_empty(q.shape[:2])
     for rows, keys in call.sequences():
@@ -30,6 +31,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute dq [T,H,D], dk and dv [S,G,D] from dout [T,H,D] and the output and log-sum-exp of `forward`."""
     dout, q, k, v, out = map(wide, (dout, q, k, v, out))
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     heads, scale = q.shape[1], q.shape[2] ** -0.5
@@ -45,6 +47,7 @@ def backward(
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """Compute the scaled scores [H,T,S] of one sequence. If `causal`, those of future keys are -inf."""
     scores: Tensor = torch.einsum("thd,shd->hts", q, _repeat(k, q.shape[1])) * q.shape[2] ** -0.5
     if causal:
         future = torch.ones(len(q), len(k), dtype=torch.bool, device=q.device).triu(1)
@@ -53,10 +56,12 @@ def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
 
 
 def _repeat(x: Tensor, heads: int) -> Tensor:
+    """Repeat each key or value head for its group of query heads: [S,G,D] to [S,H,D]."""
     repeated: Tensor = x.repeat_interleave(heads // x.shape[1], dim=1)
     return repeated
 
 
 def _sum_groups(x: Tensor, groups: int) -> Tensor:
+    """Sum over the query heads of each group: [S,H,D] to [S,G,D], the gradient of `_repeat`."""
     summed: Tensor = x.unflatten(1, (groups, -1)).sum(2)
     return summed

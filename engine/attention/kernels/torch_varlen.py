@@ -1,4 +1,4 @@
-"""PyTorch's own flash kernel for packed sequences: flash-attn 2 as it is built into every CUDA build (2.11 to 2.13)."""
+"""PyTorch's own attention kernel for packed sequences: the flash-attn 2 in its CUDA builds (2.11 to 2.13)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.attention.kernels.varlen import Library
 
 
 def load() -> Functions:
-    """Return the kernel's functions."""
+    """Return the functions of PyTorch's varlen kernel."""
     return Library(_attend, _derive).functions()
 
 
@@ -32,7 +32,7 @@ def _derive(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     bounds = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
-    seed, unused = q.new_empty(2, dtype=torch.uint64), q.new_empty(0)  # of dropout
+    seed, unused = q.new_empty(2, dtype=torch.uint64), q.new_empty(0)  # arguments of dropout, which is not used
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         dout, q, k, v, out, lse, *bounds, 0.0, causal, seed, unused
     )

@@ -1,4 +1,6 @@
-"""What all varlen flash kernels for GPUs share: packed sequences by cumulative lengths, log-sum-exp as [H,T].
+"""Adapts GPU libraries for packed sequences of different lengths ("varlen") to the kernel interface of call.py.
+
+These libraries take cumulative sequence lengths, and their log-sum-exp is [H,T] instead of [T,H].
 
 Letters: T query tokens, H query heads.
 """
@@ -18,17 +20,18 @@ Derive = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packed, Packe
 
 
 class Library(NamedTuple):
-    """A library's two calls, with its own argument names hidden.
+    """The two functions of a library, with a common signature.
 
     `attend(q, k, v, queries, keys, causal)` returns the output and the log-sum-exp [H,T];
-    `derive(dout, q, k, v, out, lse [H,T], queries, keys, causal)` returns dq, dk, dv.
+    `derive(dout, q, k, v, out, lse [H,T], queries, keys, causal)` returns dq, dk, dv. `queries` and `keys` are the
+    cumulative lengths of the sequences in q and in k and v.
     """
 
     attend: Attend
     derive: Derive
 
     def functions(self) -> Functions:
-        """Return the calls as kernel functions."""
+        """Return the functions in the interface of a kernel (call.py)."""
         return Functions(self._forward, self._backward)
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:

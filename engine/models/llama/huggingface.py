@@ -1,8 +1,8 @@
-"""Names: ours and those of Hugging Face's LlamaForCausalLM, as data. Tensors have the same shape and layout."""
+"""Our parameter names and those of Hugging Face's LlamaForCausalLM. Tensors have the same shape and layout."""
 
 from __future__ import annotations
 
-# Ours -> theirs; `{}` is the number of a layer.
+# Our name -> Hugging Face's name; `{}` is the layer number.
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
     "layers.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",

@@ -1,91 +1,82 @@
-"""LLaMA: single-device code on packed tokens. How they meet those of other ranks is the caller's `meeting`.
+"""LLaMA (Touvron et al. 2023), with grouped-query attention as in LLaMA 2: single-device code on packed tokens.
 
-Letters: T tokens, C hidden size.
+`engine/models/parallelize.py` adds recompute, offload, tiles and compiled operations; rings come with the attention
+context of each micro-batch.
+
+Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size, V vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from engine.attention.meeting import Meeting
 from engine.config.schema import Model
-from engine.memory import recompute
-from engine.memory.offload import Offload
-from engine.models.llama.layers import FeedForward, Layer, RMSNorm, Routed, norms_of
-from engine.models.loss import Head
-from engine.models.rope import rotation
-from engine.models.undrawn import Embedding
-
-_INIT_STD = 0.02  # LLaMA's initializer_range
-Whole = Callable[[nn.Parameter], AbstractContextManager[bool]]  # gathers a parameter; whether this rank writes it
+from engine.models.common.attention import Attention, LocalAttention, PackedAttention
+from engine.models.common.loss import Head
+from engine.models.common.norm import RMSNorm
+from engine.models.common.rope import Rotation, rotary_embedding
+from engine.models.common.skip_init import Embedding
+from engine.models.common.swiglu import FeedForward
 
 
-def all_of_it(parameter: nn.Parameter) -> AbstractContextManager[bool]:
-    """Return a parameter's gathering where every rank has all of it."""
-    return nullcontext(True)
+class Layer(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.attention = Attention(shape)
+        self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.ffn = FeedForward(shape)
+
+    def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> Tensor:
+        """Compute the residual stream [T,C] after the layer from the residual stream x [T,C] before it."""
+        return self.after_attention(x, attention(*self.before_attention(x, rotation)))
+
+    # The layer is split into two methods, so that recompute can save the tensors between them (recompute.py).
+
+    def before_attention(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute q [T,H,D], k and v [T,G,D] from the residual stream x [T,C]."""
+        return self.attention.project(self.attention_norm(x), rotation)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Compute the rest of the layer from its input x [T,C] and the output of attention [T,H,D]. Returns [T,C]."""
+        x = x + self.attention.output(attended)
+        return x + self.ffn(self.ffn_norm(x))  # type: ignore[no-any-return]
 
 
 class Llama(nn.Module):
-    """The model of a shape (Touvron et al. 2023; grouped-query attention as in LLaMA 2).
+    """A LLaMA model of the given shape. Its weights are uninitialised: call `initialise` or load them before use."""
 
-    Its weights are not drawn yet: `initialise` does that. `mode` is the recompute mode; `ffn` makes the feed-forward
-    layer of each layer, a `FeedForward` of this `tile` unless another is given.
-    """
-
-    def __init__(
-        self, shape: Model, *, mode: str = "none", tile: int = 0, ffn: Callable[[], nn.Module] | None = None
-    ) -> None:
+    def __init__(self, shape: Model) -> None:
         super().__init__()
-        self.shape, self.run_layer = shape, recompute.MODES[mode]
-        self.offload: Offload | None = None
-        ffn = ffn or (lambda: FeedForward(shape, tile))
+        self.shape = shape
+        self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
         self.embedding = Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape, ffn()) for _ in range(shape.layers))
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = Head(shape.hidden, shape.vocab)
         if shape.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, positions: Tensor, meeting: Meeting, labels: Tensor | None = None) -> Tensor:
-        """Return the summed loss of labels [T] after tokens [T] at positions [T] in their sequences; T may be 0.
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        labels: Tensor | None = None,
+        attention: PackedAttention | None = None,
+    ) -> Tensor:
+        """Compute the logits [T,V] of packed tokens [T]; with `labels` [T], their summed cross-entropy in nats instead.
 
-        Without labels the logits [T, vocab]. The loss is the model's, as it needs the head's weights, which ZeRO-3
-        gathers for a forward pass only.
+        `positions` [T] count from 0 within each sequence. Labels equal to `IGNORE` are ignored. If `attention`
+        is None, every sequence is assumed to be complete on this device.
         """
-        x, _ = self.hidden(tokens, positions, meeting)
-        return self.predict(x, labels)
-
-    def hidden(self, tokens: Tensor, positions: Tensor, meeting: Meeting) -> tuple[Tensor, list[Routed]]:
-        """Return the residual stream [T,C] after the last layer, and what each layer of experts routed."""
+        attention = LocalAttention(positions) if attention is None else attention
         x = self.embedding(tokens)
-        by, routes = rotation(positions, self.shape, x.dtype), []
+        rotation = rotary_embedding(positions, self.shape, x.dtype)
         for layer in self.layers:
-            with self.offload.layer(layer, shared=by) if self.offload else nullcontext():
-                x, routed = self.run_layer(layer, x, by, meeting)
-            routes.append(routed)
-        return x, [routed for routed in routes if routed is not None]
-
-    def predict(self, x: Tensor, labels: Tensor | None) -> Tensor:
-        """Return the summed cross-entropy of labels [T] after the residual stream [T,C]; without them the logits."""
+            x = self.run_layer(layer, x, rotation, attention)
         return self.head(self.norm(x), labels)  # type: ignore[no-any-return]
-
-    def end_step(self, total: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
-        """Do what a model does after a step, with `total` for sums over all ranks; return what it has to tell of it."""
-        return {}
-
-    @torch.no_grad()
-    def initialise(self, seed: int, whole: Whole = all_of_it) -> None:
-        """Draw the weights as LLaMA does: matrices from N(0, 0.02), norms 1. The same on every rank and world size."""
-        generator, norms = torch.Generator().manual_seed(seed), norms_of(self)
-        for parameter in self.parameters():
-            with whole(parameter) as writes:
-                if not writes:
-                    continue
-                if parameter in norms:
-                    parameter.fill_(1)
-                else:
-                    parameter.copy_(torch.empty(parameter.shape).normal_(0, _INIT_STD, generator=generator))

@@ -1,14 +1,14 @@
-"""A mixture-of-experts feed-forward layer: each token goes through the k experts that a router chooses, none dropped.
+"""A mixture-of-experts feed-forward layer: a router chooses k experts for each token, and no token is dropped.
 
-Letters: T tokens, C hidden size, E experts, k experts of a token, F width of an expert.
+Letters: T tokens, C hidden size, E experts, k experts per token, F width of an expert.
 
-Experts are one stacked parameter per projection. As one module each they would be gathered in an order that depends on
-the data under ZeRO-3, and one that no token chose would have no gradient on that rank.
+The weights of all experts are stacked into one parameter per projection. If each expert were a module, ZeRO-3 would
+gather experts in an order that depends on the data, and an expert that no token chose would have no gradient.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,39 +16,47 @@ from torch import Tensor, nn
 
 from engine.config.schema import Balance, Model
 from engine.dtypes import wider
-from engine.models.llama.layers import Routed
+from engine.models.common.pointwise import SWIGLU, Op
+from engine.models.common.skip_init import Linear
+from engine.models.common.tiles import in_tiles
 from engine.models.mixtral.grouped import grouped
-from engine.models.pointwise import SWIGLU, Op
-from engine.models.tiles import in_tiles
-from engine.models.undrawn import Linear
+
+
+class Routed(NamedTuple):
+    """The decisions of a router for T tokens."""
+
+    logits: Tensor  # [T,E] in at least float32
+    chosen: Tensor  # int64 [T,k], the experts of each token
 
 
 class Router(Linear):
-    """Scores of E experts in at least float32: in bf16 near ones are equal, and the choice is then left to chance.
+    """Scores the experts in at least float32: in bf16 similar scores would be equal, and the choice arbitrary.
 
-    A module of its own, so that whoever gathers its weight for `forward` (ZeRO-3) gathers it there.
+    It is a module, so that ZeRO-3 gathers its weight for `forward`.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits [T,E] of x [T,C]."""
+        """Compute the logits [T,E] of x [T,C]."""
         wide = wider(x.dtype)
         return F.linear(x.to(wide), self.weight.to(wide))
 
 
 class Experts(nn.Module):
-    """The k of E SwiGLU experts with the largest router probability, weighted by it (Jiang et al. 2024, section 2.1).
+    """Sends each token through the k of E SwiGLU experts with the largest router probability, and adds their outputs,
+    weighted by these probabilities divided by their sum (Jiang et al. 2024, section 2.1).
 
-    Balanced by bias, an expert's score for the choice is its probability plus a bias; its weight stays the probability
-    (Wang et al. 2024, auxiliary-loss-free load balancing). The bias is kept as a whole number of steps of the rate, so
-    that no dtype rounds it and it is the same on every rank. With a `tile` so many tokens are computed at a time.
+    With `balance.by=bias`, experts are chosen by probability plus bias, but weighted by probability only (Wang et al.
+    2024, auxiliary-loss-free load balancing). The bias is stored as an integer, in units of `bias_rate`, so that it is
+    exact in every dtype and equal on all ranks.
     """
 
     op: Op = SWIGLU
     bias: Tensor | None
+    tile: int = 0  # tokens per tile (tiles.py), to save memory; 0 computes all tokens at once
 
-    def __init__(self, shape: Model, balance: Balance | None = None, tile: int = 0) -> None:
+    def __init__(self, shape: Model, balance: Balance | None = None) -> None:
         super().__init__()
-        self.top_k, self.tile = shape.top_k, tile
+        self.top_k = shape.top_k
         self.router = Router(shape.hidden, shape.experts)
         self.gate = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
         self.up = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
@@ -58,23 +66,12 @@ class Experts(nn.Module):
         self.register_buffer("bias", torch.zeros(shape.experts, dtype=torch.int64) if by_bias else None)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routed]:
-        """Return the layer's output [T,C], and what the router said and chose."""
+        """Compute the layer's output [T,C] of x [T,C], and return it with the router's decisions."""
         out, *routed = in_tiles(self._experts, x, self.tile, self.parameters()) if self.tile else self._experts(x)
         return out, Routed(*routed)
 
     def _experts(self, x: Tensor) -> tuple[Tensor, ...]:
-        routed, weights = self._route(x)
-        slots = routed.chosen.flatten()  # [T k]: the expert of each row, token by token
-        order = slots.argsort(stable=True)
-        back = order.argsort()
-        rows = _Permuted.apply(x.repeat_interleave(self.top_k, dim=0), order, back)
-        counts = slot_counts(slots, len(self.gate))
-        hidden = self.op(grouped(rows, self.gate, counts), grouped(rows, self.up, counts))
-        out = _Permuted.apply(grouped(hidden, self.down, counts), back, order).unflatten(0, (-1, self.top_k))
-        return (out * weights[..., None]).sum(1).to(x.dtype), *routed
-
-    def _route(self, x: Tensor) -> tuple[Routed, Tensor]:
-        """Return logits and choice, and the weights [T,k] of the chosen experts, which sum to one for each token."""
+        """Compute the output [T,C], the router's logits [T,E] and the chosen experts [T,k], all tokens at once."""
         logits = self.router(x)
         probabilities = logits.softmax(-1)
         scores = probabilities.detach()
@@ -82,24 +79,39 @@ class Experts(nn.Module):
             scores = scores + self.rate * self.bias.to(scores.dtype)
         chosen = scores.topk(self.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
-        return Routed(logits, chosen), weights / weights.sum(-1, keepdim=True)
+        weights = weights / weights.sum(-1, keepdim=True)
+
+        # One row per (token, expert) pair, T * k in all, sorted by expert for the grouped products, then sorted back.
+        expert_of_row = chosen.flatten()
+        order = expert_of_row.argsort(stable=True)
+        inverse = order.argsort()
+        rows = _Permute.apply(x.repeat_interleave(self.top_k, dim=0), order, inverse)
+        counts = count_each(expert_of_row, len(self.gate))
+        hidden = self.op(grouped(rows, self.gate, counts), grouped(rows, self.up, counts))
+        out = _Permute.apply(grouped(hidden, self.down, counts), inverse, order).unflatten(0, (-1, self.top_k))
+        return (out * weights[..., None]).sum(1).to(x.dtype), logits, chosen
 
 
-def slot_counts(slots: Tensor, experts: int) -> Tensor:
-    """Return how often each number below `experts` is in slots: int64 [experts]. No transfer to the host, unlike
-    `bincount`."""
-    return slots.new_zeros(experts).scatter_add_(0, slots, torch.ones_like(slots))
+def count_each(numbers: Tensor, limit: int) -> Tensor:
+    """Count how often each of 0 .. limit - 1 occurs in int64 `numbers`: int64 [limit].
+
+    Unlike `torch.bincount`, it does not make the host wait for the GPU.
+    """
+    return numbers.new_zeros(limit).scatter_add_(0, numbers, torch.ones_like(numbers))
 
 
-class _Permuted(torch.autograd.Function):
-    """rows[order], and its gradient by `back`, the inverse: autograd's own adds rows up, slowly and in any order."""
+class _Permute(torch.autograd.Function):
+    """Computes rows[order] for a permutation `order`, with gradient[inverse] as its gradient.
+
+    Autograd's own gradient of indexing is slower and not deterministic, because it adds rows in case an index repeats.
+    """
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, back: Tensor) -> Tensor:
-        ctx.save_for_backward(back)
+    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
         return rows[order]
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None]:
-        (back,) = ctx.saved_tensors
-        return gradient[0][back], None, None
+        (inverse,) = ctx.saved_tensors
+        return gradient[0][inverse], None, None

@@ -1,104 +1,100 @@
-"""Rows of several experts times their own matrices: PyTorch's grouped kernel on GPU, a loop over experts elsewhere.
+"""Multiplies rows by the matrix of their expert: with PyTorch's grouped kernel (bf16 on GPUs), else expert by expert.
 
-Letters: N rows, sorted by expert; E experts; I and O the width of a row before and after.
+Letters: N rows, sorted by expert; E experts; I and O width of a row before and after the product.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.close import in_a_line, too_far
+from engine.close import mismatch
+from engine.selection import Candidate, Selected, select
 
-_LOG = logging.getLogger(__name__)
-_TOLERANCE = 3e-2  # largest error of the self-test, max|a - b| / max|b|, in bf16
-_ALIGNED = 16  # bytes: the kernel takes rows that begin at a multiple of it
+_TOLERANCE = 3e-2  # largest allowed error max|a - b| / max|b| in the self-test, in bf16
+_ALIGNMENT = 16  # bytes: the grouped kernel requires rows that begin at a multiple of this
+
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def grouped(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Return rows [N,I] times the transposed matrix of their expert, weight [E,O,I]: [N,O].
+    """Multiply each row of `rows` [N,I] by the transposed matrix of its expert, from `weight` [E,O,I]. Returns [N,O].
 
-    The first counts[0] rows are the first expert's, and so on: int64[E], N in all. Every expert takes part in the
-    backward pass, with zeros where it has no row.
+    `counts`, int64 [E], is the number of rows of each expert: the first counts[0] rows belong to expert 0, and so on.
+    Experts without rows get a gradient of zeros.
     """
-    if _has_kernel(rows, weight):
-        return GroupedProduct.apply(rows, weight, counts)  # type: ignore[no-any-return]
-    return _loop(rows, weight, counts)
+    aligned = all(width * rows.element_size() % _ALIGNMENT == 0 for width in weight.shape[1:])
+    if rows.dtype == torch.bfloat16 and len(rows) and aligned:
+        return choose(rows.device).implementation(rows, weight, counts)
+    return loop(rows, weight, counts)
 
 
-def _loop(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+def loop(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    """Compute the product of `grouped` with one matrix product per expert."""
     parts = rows.split(counts.tolist())
     return torch.cat([F.linear(part, matrix) for part, matrix in zip(parts, weight.unbind(), strict=True)])
 
 
 class GroupedProduct(torch.autograd.Function):
-    """The product by PyTorch's grouped kernel.
+    """Computes the product of `grouped` with PyTorch's grouped kernel.
 
-    Not by its own gradient: kernels leave that of an expert without rows as they find it (on some GPUs, 2026).
+    The gradient is our own: on some GPUs PyTorch's leaves the gradient of experts without rows uninitialised (seen in
+    2026).
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+        """Multiply rows [N,I] by the transposed matrix of their expert, from weight [E,O,I]. Returns [N,O]."""
         ctx.save_for_backward(rows, weight, counts)
-        return F.grouped_mm(rows, weight.transpose(1, 2), offs=_ends(counts))
+        return F.grouped_mm(rows, weight.transpose(1, 2), offs=counts.cumsum(0, dtype=torch.int32))
 
     @staticmethod
     def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Compute the gradients of the rows [N,I] and the weight [E,O,I]; `counts` has none."""
         rows, weight, counts = ctx.saved_tensors
-        dout = gradient[0].contiguous()
-        drows = F.grouped_mm(dout, weight, offs=_ends(counts))
-        dweight = F.grouped_mm(dout.T, rows, offs=_ends(counts))  # [E,O,I]
+        dout, ends = gradient[0].contiguous(), counts.cumsum(0, dtype=torch.int32)
+        drows = F.grouped_mm(dout, weight, offs=ends)
+        dweight = F.grouped_mm(dout.T, rows, offs=ends)  # [E,O,I]
         return drows, dweight.masked_fill_((counts == 0)[:, None, None], 0), None
 
 
-def _ends(counts: Tensor) -> Tensor:
-    """Return behind which row each expert's end, as the kernel takes it: int32 [E]."""
-    return counts.cumsum(0, dtype=torch.int32)
-
-
-def _has_kernel(rows: Tensor, weight: Tensor) -> bool:
-    """Return whether the grouped kernel takes these: bf16, an NVIDIA GPU from Ampere on, aligned rows, and any row."""
-    if rows.device.type != "cuda" or rows.dtype != torch.bfloat16 or not len(rows):
-        return False
-    aligned = all(width * rows.element_size() % _ALIGNED == 0 for width in weight.shape[1:])
-    return aligned and _device_has_kernel(rows.device)
-
-
 @cache
-def _device_has_kernel(device: torch.device) -> bool:
-    """Return whether a GPU runs the grouped kernel rightly; one that is there but broken is reported."""
-    if not hasattr(F, "grouped_mm") or torch.cuda.get_device_capability(device) < (8, 0):
-        _LOG.info("products of experts: a loop over them (no grouped kernel for this device)")
-        return False
-    wrong = _fault(device)
-    if wrong is None:
-        _LOG.info("products of experts: PyTorch's grouped kernel")
-    else:
-        _LOG.warning("PyTorch's grouped kernel is there but broken, experts run one by one: %s", wrong)
-    return wrong is None
+def choose(device: torch.device) -> Selected[Product]:
+    """Select the implementation of `grouped` for bf16 on a device, and log the reason. Cached."""
+    unsupported = None
+    if device.type != "cuda":
+        unsupported = "runs on CUDA devices only"
+    elif not hasattr(F, "grouped_mm"):
+        unsupported = "this PyTorch does not have it"
+    elif torch.cuda.get_device_capability(device) < (8, 0):
+        unsupported = "needs compute capability 8.0"
+    grouped_mm: Candidate[Product] = Candidate(
+        "grouped_mm",
+        "PyTorch's grouped kernel",
+        lambda: GroupedProduct.apply,
+        partial(fault, device=device),
+        unsupported,
+    )
+    one_by_one: Candidate[Product] = Candidate("loop", "the grouped kernel does not work here", lambda: loop)
+    return select("product of experts", (grouped_mm, one_by_one))
 
 
-def _fault(device: torch.device) -> str | None:
-    """Return what is wrong with the grouped kernel on a device, or None: three experts, one of them without rows."""
+def fault(product: Product, device: torch.device) -> str | None:
+    """Compare a product and its gradients with `loop`, for three experts, one of them without rows.
+
+    Returns a description of the first mismatch, or None.
+    """
     generator, counts = torch.Generator().manual_seed(0), torch.tensor([5, 0, 11], device=device)
     rows = torch.randn(16, 32, generator=generator).to(device, torch.bfloat16).requires_grad_()
     weight = torch.randn(3, 64, 32, generator=generator).to(device, torch.bfloat16).requires_grad_()
-    try:
-        found = _three(GroupedProduct.apply, rows, weight, counts)
-    except (RuntimeError, AssertionError, AttributeError, TypeError) as failure:
-        return in_a_line(failure)
-    exact = _three(_loop, rows, weight, counts)
-    return too_far(zip(("product", "drows", "dweight"), found, exact, strict=True), _TOLERANCE)
-
-
-def _three(product: Callable[..., Tensor], rows: Tensor, weight: Tensor, counts: Tensor) -> tuple[Tensor, ...]:
-    """Return a product and its gradients by the rows and by the weight."""
-    with torch.enable_grad():
-        out = product(rows, weight, counts)
-    return out, *torch.autograd.grad(out, (rows, weight), torch.ones_like(out))
+    results = []
+    for one in (product, loop):
+        with torch.enable_grad():
+            out = one(rows, weight, counts)
+        results.append((out, *torch.autograd.grad(out, (rows, weight), torch.ones_like(out))))
+    return mismatch(zip(("product", "drows", "dweight"), *results, strict=True), _TOLERANCE)

@@ -1,6 +1,6 @@
-"""Names: ours and those of Hugging Face's MixtralForCausalLM, as data.
+"""Our parameter names and those of Hugging Face's MixtralForCausalLM.
 
-Their files hold one tensor an expert; ours are stacked, one parameter [E, out, in] a projection.
+Hugging Face stores one tensor per expert; we stack all experts into one parameter [E,out,in] per projection.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from engine.models.llama.huggingface import NAMES as LLAMA
 
 _MOE = "model.layers.{}.block_sparse_moe"
 
-# Ours -> theirs; the first `{}` is the number of a layer, a second one that of an expert.
+# Our name -> Hugging Face's name; the first `{}` is the layer number, the second the expert number.
 NAMES = {ours: theirs for ours, theirs in LLAMA.items() if ".ffn." not in ours} | {
     "layers.{}.ffn.router.weight": f"{_MOE}.gate.weight",
     "layers.{}.ffn.gate": f"{_MOE}.experts.{{}}.w1.weight",

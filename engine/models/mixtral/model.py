@@ -1,76 +1,155 @@
-"""Mixtral: LLaMA with a mixture-of-experts feed-forward layer, and what keeps its experts equally busy.
+"""Mixtral (Jiang et al. 2024), a mixture-of-experts model: single-device code on packed tokens.
 
-Letters: T tokens, L layers, E experts.
+`engine/models/parallelize.py` adds recompute, offload, tiles and compiled operations; rings come with the attention
+context of each micro-batch.
+
+Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size, V vocabulary, L layers, E experts,
+S sequences (or shards of them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.attention.meeting import Meeting
 from engine.config.schema import Balance, Model
-from engine.models.llama.model import Llama
-from engine.models.mixtral.balance import balance_loss, expert_slots, z_loss
-from engine.models.mixtral.experts import Experts
+from engine.models.common.attention import Attention, LocalAttention, PackedAttention
+from engine.models.common.loss import Head
+from engine.models.common.norm import RMSNorm
+from engine.models.common.rope import Rotation, rotary_embedding
+from engine.models.common.skip_init import Embedding
+from engine.models.mixtral.balance import expert_counts, load_balancing_loss, z_loss
+from engine.models.mixtral.experts import Experts, Routed
+
+
+class Layer(nn.Module):
+    """One pre-norm transformer layer with experts."""
+
+    def __init__(self, shape: Model, balance: Balance | None) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.attention = Attention(shape)
+        self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.ffn = Experts(shape, balance)
+
+    def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> tuple[Tensor, Routed]:
+        """Compute the residual stream [T,C] after the layer, and the router's decisions."""
+        return self.after_attention(x, attention(*self.before_attention(x, rotation)))
+
+    # The layer is split into two methods, so that recompute can save the tensors between them (recompute.py).
+
+    def before_attention(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute q [T,H,D], k and v [T,G,D] from the residual stream x [T,C]."""
+        return self.attention.project(self.attention_norm(x), rotation)
+
+    def after_attention(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Routed]:
+        """Compute the rest of the layer from its input x [T,C] and the output of attention [T,H,D].
+
+        Returns the residual stream [T,C] and the router's decisions.
+        """
+        x = x + self.attention.output(attended)
+        out, routed = self.ffn(self.ffn_norm(x))
+        return x + out, routed
 
 
 @dataclass
 class Tally:
-    """What a rank's micro-batches of a step add up to."""
+    """Metrics summed over the micro-batches of a step on this rank; 0 before the first one."""
 
-    cross_entropy: Tensor | float = 0.0
-    slots: Tensor | int = 0  # [L,E] tokens that each expert got
+    cross_entropy: Tensor | float = 0.0  # summed over loss tokens, nats
+    expert_counts: Tensor | int = 0  # [L,E] tokens per expert
 
 
-class Mixtral(Llama):
-    """The model of a shape with experts (Jiang et al. 2024). Without `balance` its loss is the cross-entropy alone."""
+class Mixtral(nn.Module):
+    """A Mixtral model of the given shape. Its weights are uninitialised: call `initialise` or load them before use.
 
-    def __init__(self, shape: Model, balance: Balance | None = None, *, mode: str = "none", tile: int = 0) -> None:
-        super().__init__(shape, mode=mode, ffn=lambda: Experts(shape, balance, tile))
-        self.balance, self._tally = balance, Tally()
+    `balance` configures how the load of the experts is balanced in training; None adds nothing to the cross-entropy.
+    """
 
-    def forward(self, tokens: Tensor, positions: Tensor, meeting: Meeting, labels: Tensor | None = None) -> Tensor:
-        """Return what `Llama` does; in training the loss holds the terms that balance the experts.
+    def __init__(self, shape: Model, balance: Balance | None = None) -> None:
+        super().__init__()
+        self.shape, self.balance, self.tally = shape, balance, Tally()
+        self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
+        self.embedding = Embedding(shape.vocab, shape.hidden)
+        self.layers = nn.ModuleList(Layer(shape, balance) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.head = Head(shape.hidden, shape.vocab)
+        if shape.tied:
+            self.head.weight = self.embedding.weight
 
-        Scaled as it is, so that the sum over ranks and micro-batches, divided by the step's loss tokens, is
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        labels: Tensor | None = None,
+        attention: PackedAttention | None = None,
+    ) -> Tensor:
+        """Compute the logits [T,V] of packed tokens [T]; with `labels` [T], their summed loss in nats instead.
 
-            cross-entropy + loss_weight * balance loss + z_weight * z-loss
+        `positions` [T] count from 0 within each sequence. Labels equal to `IGNORE` are ignored. If `attention`
+        is None, every sequence is assumed to be complete on this device.
 
-        as means over loss tokens.
+        In training the loss includes terms that balance the experts. Summed over ranks and micro-batches and divided
+        by the loss tokens of the step, it is
+
+            cross-entropy + loss_weight * load balancing loss + z_weight * z-loss
+
+        where each term is a mean over loss tokens. The load balancing loss is added only with `balance.by=loss`, and
+        neither term if `balance` is None.
         """
-        x, routed = self.hidden(tokens, positions, meeting)
-        loss = self.predict(x, labels)
+        attention = LocalAttention(positions) if attention is None else attention
+        x, routed = self.hidden(tokens, positions, attention)
+        loss: Tensor = self.head(self.norm(x), labels)
         if labels is None or self.balance is None or not self.training:
             return loss
-        slots = expert_slots(routed, meeting)
-        self._tally = Tally(self._tally.cross_entropy + loss.detach().double(), self._tally.slots + slots.sum(0))
+        shards = attention.shards(labels.device)
+        counts = expert_counts(routed, shards)
+        self.tally.cross_entropy = self.tally.cross_entropy + loss.detach().double()
+        self.tally.expert_counts = self.tally.expert_counts + counts.sum(0)
         loss = loss + self.balance.z_weight * z_loss(routed, labels)
         if self.balance.by == "loss":
-            loss = loss + self.balance.loss_weight * balance_loss(routed, slots, labels, meeting)
+            balancing = load_balancing_loss(routed, counts, labels, shards, attention.sum_over_sequences)
+            loss = loss + self.balance.loss_weight * balancing
         return loss
 
+    def hidden(self, tokens: Tensor, positions: Tensor, attention: PackedAttention) -> tuple[Tensor, list[Routed]]:
+        """Compute the residual stream [T,C] after the last layer, and the router decisions of each layer."""
+        x = self.embedding(tokens)
+        rotation, routes = rotary_embedding(positions, self.shape, x.dtype), []
+        for layer in self.layers:
+            x, routed = self.run_layer(layer, x, rotation, attention)
+            routes.append(routed)
+        return x, routes
+
     @torch.no_grad()
-    def end_step(self, total: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
-        """Move the biases by the step's counts; return the mean cross-entropy, and how busy the busiest expert was.
+    def end_step(self, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
+        """Update the biases of experts from their tokens in this step, and reset the tally.
 
-        `total` adds a tensor up over all ranks, which all call this, each having run at least one micro-batch. The
-        bias of an expert with more than the mean load falls by one step of the rate, of one with less it rises.
+        With `balance.by=bias`, the bias of an expert with more tokens than the mean decreases by one unit; with fewer
+        tokens it increases by one. Returns the metrics `cross_entropy`, the mean over loss tokens, and
+        `busiest_expert`, the largest load of an expert in any layer divided by the mean load; no metrics if `balance`
+        is None.
+
+        Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` all-reduces a tensor,
+        `loss_tokens` is T of the whole step.
         """
-        cross_entropy, slots = self._tally.cross_entropy, self._tally.slots
-        self._tally = Tally()
-        if not isinstance(slots, Tensor) or not isinstance(cross_entropy, Tensor):
+        cross_entropy, counts = self.tally.cross_entropy, self.tally.expert_counts
+        self.tally = Tally()
+        if not isinstance(counts, Tensor) or not isinstance(cross_entropy, Tensor):
             return {}
-        # float64 holds whole numbers up to 2^53, and so one sum serves both.
-        totals = total(torch.cat((slots.flatten().double(), cross_entropy[None])))
-        over = totals[:-1].view(slots.shape) * self.shape.experts / totals[:-1].view(slots.shape).sum(-1, keepdim=True)
-        for experts, load in zip(self._experts(), over, strict=True):
+        # One sum for both: float64 holds integers up to 2^53 exactly.
+        totals = sum_over_ranks(torch.cat((counts.flatten().double(), cross_entropy[None])))
+        tokens = totals[:-1].view(counts.shape)
+        load = tokens * self.shape.experts / tokens.sum(-1, keepdim=True)
+        for experts, of_layer in zip(self.experts(), load, strict=True):
             if experts.bias is not None:
-                experts.bias += torch.sign(1 - load).long()
-        return {"cross_entropy": float(totals[-1]) / loss_tokens, "busiest_expert": float(over.max())}
+                experts.bias += torch.sign(1 - of_layer).long()
+        return {"cross_entropy": float(totals[-1]) / loss_tokens, "busiest_expert": float(load.max())}
 
-    def _experts(self) -> list[Experts]:
+    def experts(self) -> list[Experts]:
+        """The `Experts` modules, in the order of the layers."""
         return [module for module in self.modules() if isinstance(module, Experts)]

@@ -1,6 +1,7 @@
-"""Stand-ins for libraries of GPU kernels: their signatures, as released, and the reference's numbers, on any device.
+"""Stand-ins for libraries of GPU kernels: the signatures of the released libraries, with results of the reference.
 
-What they refuse, the libraries refuse: other dtypes, a last dim that is not contiguous, bounds that are not int32.
+They run on any device, and refuse what the libraries refuse: other dtypes, a last dim that is not contiguous, bounds
+that are not int32.
 """
 
 from __future__ import annotations

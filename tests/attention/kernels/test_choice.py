@@ -30,10 +30,9 @@ def fresh() -> Iterator[None]:
 
 
 def candidates(patch: pytest.MonkeyPatch, **loads: Callable[[], Functions]) -> None:
-    """Offer these kernels and no others, on any device; a name is the package's, too."""
-    found = {name: choice._Candidate(name, lambda where: None, load, package=name) for name, load in loads.items()}
-    patch.setattr(choice, "_CANDIDATES", found)
-    patch.setattr(choice, "NAMES", (*found, "reference"))
+    """Offer these kernels and the reference, on any device; a name is also the package's."""
+    found = {name: choice.Entry(name, load, package=name, device="any") for name, load in loads.items()}
+    patch.setattr(choice, "KERNELS", found | {"reference": choice.KERNELS["reference"]})
 
 
 def raises(error: Exception) -> Callable[..., Any]:
@@ -71,23 +70,23 @@ def test_a_kernel_is_chosen_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("device", "prefer", "why"),
     [
-        ("cpu", "fusd_cpu", "it is not known"),
-        ("cuda", "fused_cpu", "it is for CPU"),
-        ("cpu", "", "it is not known"),
-        ("cpu", "torch_varlen", "it is for CUDA devices"),
+        ("cpu", "fusd_cpu", "'fusd_cpu' is not known"),
+        ("cuda", "fused_cpu", "fused_cpu: runs on CPUs only"),
+        ("cpu", "", "'' is not known"),
+        ("cpu", "torch_varlen", "torch_varlen: runs on CUDA devices only"),
     ],
 )
 def test_refuses_a_kernel_that_is_not_there(device: str, prefer: str, why: str) -> None:
-    with pytest.raises(ValueError, match=f"no kernel '{prefer}' for {device}: {why}"):
+    with pytest.raises(ValueError, match=f"no attention kernel for torch.float32, head size 8: {why}"):
         choose(torch.device(device), torch.float32, 8, prefer)
 
 
 def test_without_a_device_the_reference_serves_and_says_why_not_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = choose(CUDA, BF16, 64)
-    assert (found.name, found.reason) == ("reference", "no fused kernel runs here")
-    assert found.passed_over[:2] == ("fused_cpu: is for CPU", "flash_attn_4: finds no CUDA device")
-    assert [line.partition(":")[0] for line in found.passed_over] == list(choice.NAMES[:-1])
+    assert (found.name, found.reason) == ("reference", "no fused kernel works here")
+    assert found.rejected[:2] == ("fused_cpu: runs on CPUs only", "flash_attn_4: no CUDA device was found")
+    assert [line.partition(":")[0] for line in found.rejected] == list(choice.KERNELS)[:-1]
 
 
 @pytest.mark.parametrize(
@@ -105,16 +104,16 @@ def test_what_a_gpu_is_offered_and_in_which_order(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    where = choice._Where(CUDA, BF16, 128)
-    assert [name for name, one in choice._CANDIDATES.items() if one.unfit(where) is None] == offered
-    for unfit in (where._replace(dtype=torch.float32), where._replace(head_dim=12), where._replace(head_dim=264)):
-        assert all(one.unfit(unfit) for one in choice._CANDIDATES.values())
+    fused = {name: kernel for name, kernel in choice.KERNELS.items() if name != "reference"}
+    assert [name for name, kernel in fused.items() if choice.unsupported(kernel, CUDA, BF16, 128) is None] == offered
+    for dtype, head_dim in ((torch.float32, 128), (BF16, 12), (BF16, 264)):
+        assert all(choice.unsupported(kernel, CUDA, dtype, head_dim) for kernel in fused.values())
 
 
 def test_the_first_that_works_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates(monkeypatch, good=reference.load, better_not_reached=raises(AssertionError()))
     found = choose(CPU, torch.float32, 16)
-    assert (found.name, found.passed_over) == ("good", ())
+    assert (found.name, found.rejected) == ("good", ())
 
 
 @pytest.mark.parametrize(
@@ -134,14 +133,14 @@ def test_an_installed_kernel_that_is_broken_is_reported_by_name_and_the_next_is_
     candidates(monkeypatch, broken=raises(error), good=reference.load)
     found = choose(CPU, torch.float32, 16)
     assert found.name == "good"
-    assert found.passed_over == (f"broken: is installed but broken: {type(error).__name__}: {error}",)
+    assert found.rejected == (f"broken: installed but broken: {type(error).__name__}: {error}",)
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == 1 and "kernel broken is installed but broken" in warnings[0] and str(error) in warnings[0]
+    assert len(warnings) == 1 and "broken is installed but broken" in warnings[0] and str(error) in warnings[0]
 
 
 def test_a_kernel_that_raises_when_it_is_called_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates(monkeypatch, broken=lambda: Functions(*[raises(RuntimeError("misaligned address"))] * 2))
-    assert choose(CPU, torch.float32, 16).passed_over[0].endswith("RuntimeError: misaligned address")
+    assert choose(CPU, torch.float32, 16).rejected[0].endswith("RuntimeError: misaligned address")
 
 
 @pytest.mark.parametrize(("what", "name"), [*enumerate(self_test.NAMES)])
@@ -151,7 +150,7 @@ def test_a_kernel_with_wrong_numbers_is_reported(
 ) -> None:
     candidates(monkeypatch, wrong=wrong(what))
     found = choose(CPU, dtype, 16)
-    assert found.name == "reference" and f"its {name} is off by" in found.passed_over[0]
+    assert found.name == "reference" and f"its {name} is off by" in found.rejected[0]
     assert "wrong is installed but broken" in caplog.text
 
 
@@ -160,20 +159,20 @@ def test_a_kernel_that_gives_nan_is_reported(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch,
         nan=lambda: Functions(lambda *x: tuple(y * float("nan") for y in reference.forward(*x)), reference.backward),
     )
-    assert "its output is not finite" in choose(CPU, torch.float32, 16).passed_over[0]
+    assert "its output is not finite" in choose(CPU, torch.float32, 16).rejected[0]
 
 
 def test_one_that_is_not_installed_is_no_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     candidates(monkeypatch, nowhere=lambda: importlib.import_module("nowhere.at_all") and reference.load())
-    assert choose(CPU, torch.float32, 16).passed_over == ("nowhere: is not installed",)
+    assert choose(CPU, torch.float32, 16).rejected == ("nowhere: not installed",)
     assert not [record for record in caplog.records if record.levelno == logging.WARNING]
 
 
 def test_a_broken_kernel_that_was_asked_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     candidates(monkeypatch, broken=raises(RuntimeError("no kernel image")))
-    with pytest.raises(ValueError, match=r"it is installed but broken: .*no kernel image"):
+    with pytest.raises(ValueError, match=r"broken: installed but broken: .*no kernel image"):
         choose(CPU, torch.float32, 16, "broken")
 
 

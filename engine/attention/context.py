@@ -1,0 +1,49 @@
+"""The attention context of a micro-batch: how a model attends, and communicates with other ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention.comm import Comm
+from engine.attention.kernels.call import Kernel
+from engine.attention.layout import Layout
+from engine.attention.ring import attend
+from engine.attention.sums import sum_over_rings
+from engine.models.common.attention import Shards
+
+
+@dataclass(frozen=True)
+class AttentionContext:
+    """Attention for one micro-batch on one rank, including its rings: implements `PackedAttention` for a model.
+
+    `comm` may be None if the layout has no rings.
+    """
+
+    layout: Layout
+    comm: Comm | None
+    kernel: Kernel
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute causal attention within each sequence: q [T,H,D], k and v [T,G,D] to the output [T,H,D]."""
+        return attend(q, k, v, self.layout, self.comm, self.kernel)
+
+    def shards(self, device: torch.device) -> Shards:
+        """Return the shards of this rank as tensors on `device`. An idle micro-batch has none."""
+        rows = self.layout.shards
+        sizes = torch.tensor([shard.stop - shard.start for shard in rows], dtype=torch.int64)
+        lengths = torch.tensor([shard.length for shard in rows], dtype=torch.int64)
+        ids = torch.arange(len(rows)).repeat_interleave(sizes)
+        if device.type != "cuda":
+            return Shards(ids, lengths)
+        # Copy from pinned memory, so that the host does not wait for the GPU.
+        return Shards(*(x.pin_memory().to(device, non_blocking=True) for x in (ids, lengths)))
+
+    def sum_over_sequences(self, counts: Tensor) -> Tensor:
+        """Sum integers over all shards of each sequence: [S,N] to [S,N], one row per shard of this rank.
+
+        Collective: all ranks of a ring must call it.
+        """
+        return sum_over_rings(counts, self.layout, self.comm)

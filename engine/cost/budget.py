@@ -1,0 +1,95 @@
+"""The memory budget of a micro-batch: how many tokens fit, and what fraction of activations must be offloaded.
+
+The planner and engine/fit, which imports the planner, both need this arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.cost.model import Costs
+from engine.units import PPM, Ints
+
+_MOST_TOKENS = 2**35  # most tokens of a step (verify.py)
+_MOST_BYTES = 2**62  # sums of more would overflow 64 bits
+
+
+class Budget(NamedTuple):
+    """The memory of a rank, and how much it may offload."""
+
+    memory: int  # bytes of its device that tensors may use
+    host: int  # bytes of host memory minus the model states there; negative if these do not fit
+    offload: int  # largest allowed offload ratio, ppm
+    named: int = 0  # offload ratio for which the host must have memory even if a smaller one is enough, ppm
+
+
+def least_ratio(costs: Costs, tokens: Ints, buffers: Ints, capacity: Ints, memory: Ints) -> Ints:
+    """Smallest offload ratio, in ppm, at which micro-batches fit; all arguments and the result are [M].
+
+    A micro-batch of `tokens` fits if the tokens that stay on the device (`Costs.resident`) are at most `capacity`, and
+    its bytes at most `memory`. `buffers` are the tokens of the ring buffers (`ring_tokens` of `Costs.peak_bytes`). The
+    ratio is 0 if a micro-batch fits without offload, and PPM if no ratio is enough.
+    """
+    ratio = np.zeros(len(tokens), dtype=np.int64)
+    available = memory - costs.fixed_bytes - costs.working(tokens) - costs.ring_bytes * buffers
+    large = np.flatnonzero((tokens > 0) & ((tokens > capacity) | (costs.token_bytes * tokens > available)))
+    if len(large) == 0 or costs.layers <= 2:
+        return ratio
+    stays = np.minimum(capacity[large], available[large] // costs.token_bytes)
+    kept = stays * costs.layers * PPM // tokens[large]
+    ratio[large] = np.minimum(PPM, PPM - (kept - 2 * PPM) // (costs.layers - 2))
+    return ratio
+
+
+def least(costs: Costs, tokens: int, capacity: int, memory: int) -> int:
+    """Smallest offload ratio, in ppm, at which one micro-batch of `tokens`, all in rings, fits (`least_ratio`)."""
+    row = np.array([[tokens], [tokens], [capacity], [memory]], dtype=np.int64)
+    return int(least_ratio(costs, *row)[0])
+
+
+def most_ratio(costs: Costs, tokens: Ints, host: int) -> Ints:
+    """Largest offload ratio, in ppm, at which the offloaded activations of each micro-batch fit in `host` bytes, [M].
+
+    The micro-batches have `tokens` [M].
+    """
+    if costs.layers <= 2:
+        return np.full(len(tokens), PPM, dtype=np.int64)
+    stays = np.maximum(0, tokens - max(0, host) // costs.token_bytes)  # tokens that must stay in all layers
+    kept = np.where(stays > 0, (stays - 1) * costs.layers * PPM // np.maximum(1, tokens) + 1, 0)
+    return np.clip(PPM - -(-(kept - 2 * PPM) // (costs.layers - 2)), 0, PPM)
+
+
+def fits(costs: Costs, tokens: int, budget: Budget, capacity: int | None = None) -> bool:
+    """Whether a micro-batch of `tokens`, all in rings, fits with the smallest offload ratio that is enough.
+
+    With a `capacity`, at most that many tokens may stay on the device. If `tokens` fit, fewer tokens fit too.
+    """
+    if costs.token_bytes * tokens >= _MOST_BYTES:
+        return False
+    stays, number = tokens if capacity is None else capacity, np.int64(tokens)
+    ratio = min(budget.offload, least(costs, tokens, stays, budget.memory))
+    return (
+        int(costs.resident(number, ratio)) <= stays
+        and int(costs.peak_bytes(number, number, ratio)) <= budget.memory
+        and int(costs.host_bytes(number, max(budget.named, ratio))) <= budget.host
+    )
+
+
+def most_tokens(costs: Costs, budget: Budget, capacity: int | None = None) -> int:
+    """Most tokens of one micro-batch, all in rings, that fit within the budget (`fits`); 0 if none."""
+    return largest(lambda tokens: fits(costs, tokens, budget, capacity), _MOST_TOKENS)
+
+
+def largest(holds: Callable[[int], bool], most: int) -> int:
+    """Largest number from 1 to `most` for which `holds` is true, or 0. All smaller numbers must satisfy it too."""
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

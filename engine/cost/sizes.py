@@ -1,0 +1,52 @@
+"""Sizes: parameters of a model, bytes of an element, and the sizes of DeepSpeed's buffers."""
+
+from __future__ import annotations
+
+from engine.config import schema
+from engine.cost.flops import layer_weights
+
+ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
+BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced by itself
+SUB_GROUP = 10**9  # elements of stage 3's gradients that share one tensor on the host (DeepSpeed's sub_group_size)
+REDUCED = 500_000_000  # most gradient elements that BF16_Optimizer copies into one tensor for the reduction
+
+
+def element_bytes(dtype: str) -> tuple[int, int]:
+    """Bytes of an element in the model's dtype (b), and in the wider of this dtype and fp32 (w)."""
+    return ELEMENT[dtype], max(ELEMENT[dtype], 4)
+
+
+def parameters(model: schema.Model) -> int:
+    """Number of parameters: matrices, norms, head, and the embedding unless the head shares it."""
+    norms = (2 * model.layers + 1) * model.hidden
+    matrices = model.layers * layer_weights(model, experts=model.experts)
+    return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
+
+
+def bucket_elements(model: schema.Model, devices: int = 1) -> int:
+    """Elements of DeepSpeed's reduction bucket on each of a rank's devices."""
+    return min(-(-parameters(model) // devices), BUCKET)
+
+
+def is_bf16_optimizer(config: schema.Config) -> bool:
+    """Whether DeepSpeed runs its BF16_Optimizer."""
+    return config.dtype == "bf16" and config.zero.stage == 1 and not config.optimizer.on_host
+
+
+def optimizer_tensors(optimizer: schema.Optimizer) -> int:
+    """Values that an optimizer keeps per parameter: the master weight, and AdamW's two moments or SGD's momentum."""
+    return {"adamw": 3, "sgd": 2 if optimizer.betas[0] else 1}[optimizer.name]
+
+
+def update_bytes(optimizer: schema.Optimizer, dtype: str) -> int:
+    """Bytes that an update reads and writes per parameter: the optimizer's values and the weight."""
+    b, w = element_bytes(dtype)
+    return 2 * optimizer_tensors(optimizer) * w + b
+
+
+def pinned(size: int, many: bool = False) -> int:
+    """Bytes that PyTorch's pinned allocator takes for a tensor of `size` bytes: the next power of two.
+
+    If `size` is the sum of `many` tensors, returns an upper bound: twice the size.
+    """
+    return 2 * size if many else 1 << (size - 1).bit_length() if size else 0

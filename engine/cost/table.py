@@ -1,0 +1,315 @@
+"""The memory model as a table: the tensors on a GPU at each instant of a step, and their bytes.
+
+`bytes` and `when` of a row are Python expressions over `LETTERS`. The same strings are evaluated here and shown in
+docs/memory.md: `python -m engine.cost.table docs/memory.md` writes the tables into that page, and a test compares both.
+`source` is the function that allocates the tensor, in DeepSpeed (deepspeed/), PyTorch (torch/) or here (engine/).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+from engine.config import schema
+from engine.cost import sizes
+from engine.cost.flops import layer_weights
+from engine.cost.sizes import element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
+
+Letters = Mapping[str, Any]
+LEAST_CHUNK = 1024  # tokens of a chunk of the loss: for smaller chunks, summing the head's gradient takes longest
+MARKERS = ("<!-- table: begin -->", "<!-- table: end -->")
+LETTERS = {
+    "b, w": "bytes of an element in the model's dtype; in the wider of this dtype and fp32",
+    "h, f, V, N, e, k": "hidden size, ffn, vocabulary, layers, experts, experts per token (top_k)",
+    "q, kv": "heads x head_dim, kv_heads x head_dim",
+    "P": "parameters of the model",
+    "S": "P / ranks: the partition of ZeRO",
+    "H, Y, E, L": "parameters of the head; of a layer's matrices; of one SwiGLU matrix of all experts; L = max(H, E)",
+    "n": "tensors of the optimizer: 3 with AdamW; SGD 2, or 1 without momentum",
+    "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
+    "REDUCED, SUB_GROUP": "500,000,000 and 1,000,000,000 elements, DeepSpeed's defaults",
+    "c": "bytes per element of the copies made for gradient reduction: w in stage 3; in stage 2 b, or b + w if b < w",
+    "A, F": "bytes per token saved by attention; by SwiGLU, or router and experts; without recomputation and tiles",
+    "G": "F; with tiles only the bytes per token saved by the losses of the router",
+    "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
+    "recompute, mlp_tile",
+    "bf16_optimizer": "dtype=bf16 in stage 1 without on_host: DeepSpeed runs its BF16_Optimizer",
+    "pinned(x)": "next power of two, as PyTorch allocates pinned memory; if x is the sum of many tensors, at most 2 x",
+}
+
+# Instants. The value of each is the title of its table.
+ALWAYS = "Model states and ZeRO's buffers: always"
+HOST = "On the host: always"
+SAVED = "Saved by each layer, per token"
+KEPT = "Saved by the model, per token"
+LAYER = "Backward pass of the last layer"
+SWIGLU = "Backward pass of the last layer, in SwiGLU"
+ATTENTION = "Backward pass of the last layer, in attention"
+LOSS = "Loss"
+LOSS_FEW = "Loss, chunks of 1,024 tokens"
+LOSS_MANY = "Loss, larger chunks"
+LOSS_END = "Loss, end"
+HEAD = "Reduction of the head's gradient"
+RINGS = "Ring buffers, per token of a ring's largest shard"
+GROWS = "Grows during the backward pass, while saved activations are released"
+END = "End of the step: reduction and update"
+FIRST = "Not yet allocated when the first backward pass of a step begins"
+
+DEVICE, TOKEN, TILE = "device", "token", "token of a tile"
+
+
+class Row(NamedTuple):
+    """Bytes of one tensor at one instant: on each device, per token, or per token of a tile.
+
+    For model states, letters that count parameters are per device: divided by the tensor and pipeline parallel degrees.
+    Rows of activations are for the whole model; their sums are divided by the tensor parallel degree.
+    """
+
+    instant: str
+    item: str  # key of `estimate-memory --json`, or a group of rows that are summed together
+    tensor: str
+    bytes: str
+    when: str
+    source: str
+    each: str = DEVICE
+
+
+_Z12 = "deepspeed/runtime/zero/stage_1_and_2.py: "
+_Z3 = "deepspeed/runtime/zero/stage3.py: "
+_BF16 = "deepspeed/runtime/bf16_optimizer.py: "
+_PARTITION = "deepspeed/runtime/zero/partition_parameters.py: _partition_param"
+_EPILOGUE = "independent_gradient_partition_epilogue"
+_RING = "engine/attention"
+_FFN = "engine/models/common"
+_EXPERTS = "engine/models/mixtral"
+_CHUNKS = "engine/models/common/loss.py"
+_LINEAR = "torch/nn/functional.py: linear"
+_NONE = "recompute == 'none'"
+_ALL = "True"
+
+# fmt: off
+ROWS = (
+    Row(ALWAYS, "parameters", "weights", "b * P", "stage < 3",
+        "deepspeed/runtime/engine.py: _configure_distributed_model"),
+    Row(ALWAYS, "parameters", "partition of the weights", "b * S", "stage == 3 and not weights_on_host", _PARTITION),
+    Row(ALWAYS, "gradients", "fp32 gradients", "w * P", "bf16_optimizer", _BF16 + "_setup_for_real_optimizer"),
+    Row(ALWAYS, "gradients", "accumulated gradients", "w * P", "stage == 1 and not bf16_optimizer",
+        _Z12 + "fill_grad_accum_attribute"),
+    Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 2 and not (on_host and b == w)",
+        _Z12 + "copy_grads_in_partition"),
+    Row(ALWAYS, "gradients", "partition of the gradients", "w * S", "stage == 3 and not on_host",
+        _Z3 + "grad_partitions_flat_buffer"),
+    Row(ALWAYS, "optimizer", "partition of master weights and moments", "n * w * S", "not on_host",
+        _Z12 + "initialize_optimizer_states"),
+    Row(ALWAYS, "gather_buffers", "bucket of gradients", "b * B", "stage == 2", _Z12 + "setup_buckets"),
+    Row(ALWAYS, "gather_buffers", "bucket of gradients", "w * B", "stage == 1 and not bf16_optimizer",
+        _Z12 + "setup_buckets"),
+    Row(ALWAYS, "gather_buffers", "bucket of gradients", "w * B", "stage == 3", _Z3 + "_setup_for_real_optimizer"),
+    Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 2 and P > BUCKET",
+        _Z12 + "allreduce_bucket"),
+    Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 3 and P > BUCKET",
+        _Z3 + "__avg_scatter_contiguous_grads"),
+    Row(ALWAYS, "gather_buffers", "new gradients before they are accumulated", "w * S",
+        "stage == 2 and P > BUCKET and b == w and not on_host", _Z12 + "get_flat_partition"),
+    Row(ALWAYS, "gather_buffers", "gathered weights: two layers, or the head", "b * max(2 * Y, H)", "stage == 3",
+        "deepspeed/runtime/zero/partitioned_param_coordinator.py: fetch_sub_module"),
+    Row(ALWAYS, "gather_buffers", "buffer of the largest parameter", "b * L", "on_host and stage < 3",
+        _Z12 + "temp_grad_buffer_for_gpu_offload"),
+
+    Row(HOST, "host", "gradients for the update", "pinned(w * S)", "on_host and stage < 3",
+        _Z12 + "initialize_optimizer_states"),
+    Row(HOST, "host", "master weights", "pinned(w * S)", "on_host and stage < 3",
+        _Z12 + "single_partition_of_fp32_groups"),
+    Row(HOST, "host", "updated weights", "pinned(b * S)", "on_host and stage < 3", _Z12 + "temp_buffer_bit16"),
+    Row(HOST, "host", "buffer of the largest parameter", "pinned(b * L)", "on_host and stage < 3",
+        _Z12 + "temp_grad_buffer_for_cpu_offload"),
+    Row(HOST, "host", "accumulated gradients", "pinned(w * S, many=True)", "on_host and stage == 2 and b == w",
+        _Z12 + "async_accumulate_grad_in_cpu_via_gpu"),
+    Row(HOST, "host", "moments", "(n - 1) * w * S", "on_host and stage < 3", "deepspeed/ops/adam/cpu_adam.py: step"),
+    Row(HOST, "host", "accumulated gradients", "pinned(w * S)", "on_host and stage == 3",
+        _Z3 + "grad_partitions_flat_buffer"),
+    Row(HOST, "host", "gradients for the update", "pinned(w * S, many=S > SUB_GROUP)", "on_host and stage == 3",
+        _Z3 + "initialize_optimizer_states"),
+    Row(HOST, "host", "master weights and moments", "n * w * S", "on_host and stage == 3",
+        _Z3 + "_create_fp32_partitions"),
+    Row(HOST, "host", "partition of the weights", "pinned(b * S)", "weights_on_host",
+        _Z3 + "_create_param_groups_fp16_flat_cpu_memory"),
+    Row(HOST, "host", "the same weights as one tensor per parameter, before flattening; they stay in PyTorch's cache",
+        "pinned(b * S, many=True)", "weights_on_host", _PARTITION),
+
+    Row(SAVED, "norms", "two norms: input, output and reciprocal RMS", "2 * (2 * b * h + w)", _NONE, _FFN, TOKEN),
+    Row(SAVED, "attention", "q, k, v and output", "2 * b * (q + kv)", "recompute != 'layer'", _RING, TOKEN),
+    Row(SAVED, "attention", "log-sum-exp of each head", "w * heads", "recompute != 'layer'", _RING, TOKEN),
+    Row(SAVED, "ffn", "gate, up and their product", "3 * b * k * f", f"{_NONE} and not tile", _FFN, TOKEN),
+    Row(SAVED, "ffn", "input and output of the experts", "2 * b * k * h", f"{_NONE} and not tile and e > 1", _EXPERTS,
+        TOKEN),
+    Row(SAVED, "ffn", "router's input: fp32 instead of the model's dtype", "(w - b) * h",
+        f"{_NONE} and not tile and e > 1", _EXPERTS, TOKEN),
+    Row(SAVED, "ffn", "router's probabilities; three indices and three weights for each chosen expert",
+        "w * e + k * (24 + 3 * w)", f"{_NONE} and not tile and e > 1", _EXPERTS, TOKEN),
+    Row(SAVED, "router", "losses of the router: logits, probabilities, weights, log-sum-exp", "w * (3 * e + 1)",
+        "e > 1", _EXPERTS, TOKEN),
+    Row(SAVED, "entry", "input of the layer", "b * h", "recompute != 'none'", "engine/models/recompute.py", TOKEN),
+
+    Row(KEPT, "activations", "last norm: input, output and reciprocal RMS", "2 * b * h + w", _ALL, _FFN, TOKEN),
+    Row(KEPT, "activations", "cosines and sines of the position", "2 * w * head_dim", _ALL, _FFN, TOKEN),
+
+    Row(LAYER, "activations", "gradient of the residual stream", "b * h", _ALL, _LINEAR, TOKEN),
+    Row(LAYER, "activations", "last norm: released", "-(2 * b * h + w)", _ALL, _FFN, TOKEN),
+    Row(LAYER, "activations", "recomputed: the layer except its input", "2 * (2 * b * h + w) + A + G - b * h",
+        "recompute == 'layer'", "engine/models/recompute.py", TOKEN),
+    Row(LAYER, "activations", "recomputed: the second norm and SwiGLU", "2 * b * h + w + G",
+        "recompute == 'layer_keep_attention'", "engine/models/recompute.py", TOKEN),
+    Row(LAYER, "activations", "recomputed SwiGLU and its gradients", "F + 3 * b * k * f", "tile",
+        "engine/models/common/tiles.py", TILE),
+    Row(LAYER, "activations", "gradients of SwiGLU's weights: from one tile, and summed over tiles",
+        "3 * (b + w) * E", "tile", "engine/models/common/tiles.py"),
+    Row(LAYER, "activations", "gradient of the head", "b * H", "bf16_optimizer or tied", _LINEAR),
+    Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced by itself",
+        "b * E + c * (E - BUCKET)", "stage > 1 and E > BUCKET",
+        _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
+
+    Row(SWIGLU, "activations", "gradients of gate and up; the gradient of their product replaces the output",
+        "2 * b * k * f", "not tile", _LINEAR, TOKEN),
+    Row(SWIGLU, "activations", "output of the experts: released", "-b * k * h", "e > 1 and not tile", _EXPERTS, TOKEN),
+
+    Row(ATTENTION, "activations", "second norm and SwiGLU: released", "-(2 * b * h + w + G)", _ALL, _FFN, TOKEN),
+    Row(ATTENTION, "activations", "gradients of output and q; one of the two also in the wider dtype",
+        "(2 * b + w) * q", _ALL, _RING, TOKEN),
+    Row(ATTENTION, "activations", "gradients of k and v", "2 * b * kv", _ALL, _RING, TOKEN),
+
+    Row(LOSS, "logits", "input of the head", "b * h", _ALL, _CHUNKS, TOKEN),
+    Row(LOSS, "logits", "gradient of the head, summed over chunks", "w * H", _ALL, _CHUNKS),
+    Row(LOSS, "logits", "bucket: not allocated before the first gradient", "-b * B", "stage == 2",
+        _Z12 + "setup_buckets"),
+    Row(LOSS_FEW, "logits", "logits of a chunk and their gradient", "2 * w * V", _ALL, _CHUNKS, TILE),
+    Row(LOSS_MANY, "logits", "logits of a chunk and their gradient", "2 * w * min(V, 2 * h)", _ALL, _CHUNKS, TOKEN),
+    Row(LOSS_MANY, "logits", "rounding of a chunk up to whole tokens", "2 * w * V", _ALL, _CHUNKS),
+    Row(LOSS_END, "logits", "gradient of the head in the model's dtype", "b * H", "b < w", _CHUNKS),
+
+    Row(HEAD, "logits", "gradient of the residual stream", "b * h", _ALL, _LINEAR, TOKEN),
+    Row(HEAD, "logits", "gradient of the head, larger than the bucket and reduced by itself",
+        "b * H + c * (H - BUCKET)", "stage > 1 and H > BUCKET",
+        _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
+
+    Row(RINGS, "ring_buffers", "K, V, dK and dV, each twice: in use and in transit", "4 * (b + w) * kv", _ALL,
+        "engine/attention/buffers.py", TOKEN),
+
+    Row(GROWS, "gradients", "bf16 gradients, until they are added to the fp32 gradients", "b * P", "bf16_optimizer",
+        _BF16 + "update_hp_grads"),
+
+    Row(END, "gradients", "copy of all gradients for their reduction", "w * P", "bf16_optimizer and P <= REDUCED",
+        "deepspeed/runtime/engine.py: allreduce_no_retain"),
+    Row(END, "gradients", "gradients joined for the update, or a copy of a gradient larger than the bucket",
+        "w * max(S, L if L > BUCKET else 0)", "stage == 1 and not bf16_optimizer", _Z12 + "get_flat_partition"),
+    Row(END, "gradients", "gradients joined for the update", "w * S", "stage > 1 and P > BUCKET and not on_host",
+        _Z12 + "get_flat_partition"),
+    Row(END, "gradients", "copies of the bucket during its reduction", "c * B", "stage > 1 and P <= BUCKET",
+        _Z12 + _EPILOGUE),
+    Row(END, "gradients", "embedding and its gradient", "2 * b * H", "stage == 3 and P <= BUCKET", _Z3 + _EPILOGUE),
+    Row(END, "gradients", "gathered weights: released", "-b * max(2 * Y, H)", "stage == 3 and P <= BUCKET",
+        "deepspeed/runtime/zero/partitioned_param_coordinator.py: release_sub_module"),
+
+    Row(FIRST, "gradients", "partition of the gradients", "w * S",
+        "stage == 2 and P <= BUCKET and not (on_host and b == w)", _Z12 + "copy_grads_in_partition"),
+    Row(FIRST, "gradients", "all gradients except the head's and the last layer's", "w * max(0, P - H - Y)",
+        "stage == 1 and not bf16_optimizer", _Z12 + "fill_grad_accum_attribute"),
+)
+# fmt: on
+
+
+def model_letters(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> dict[str, Any]:
+    """Values of the letters that depend only on the model, its dtype, recomputation and mlp_tile (`tile`)."""
+    b, w = element_bytes(dtype)
+    found: dict[str, Any] = {
+        "b": b,
+        "w": w,
+        "h": model.hidden,
+        "f": model.ffn,
+        "V": model.vocab,
+        "e": model.experts,
+        "k": model.top_k,
+        "q": model.heads * model.head_dim,
+        "kv": model.kv_heads * model.head_dim,
+        "heads": model.heads,
+        "head_dim": model.head_dim,
+    }
+    plain = found | {"recompute": "none", "tile": 0}
+    saved = {item: total(SAVED, plain, TOKEN, item) for item in ("attention", "ffn", "router")}
+    found |= {"A": saved["attention"], "F": saved["ffn"] + saved["router"]}
+    return found | {"G": saved["router"] if tile else found["F"], "recompute": recompute, "tile": tile}
+
+
+def letters(config: schema.Config, ranks: int = 1, devices: int = 1) -> dict[str, Any]:
+    """Values of all letters for one of `ranks` HDP ranks that has `devices` devices."""
+    model, stage = config.model, config.zero.stage
+    found = model_letters(model, config.dtype, config.recompute, config.mlp_tile)
+    b, w = found["b"], found["w"]
+    counts = {
+        "P": parameters(model),
+        "H": model.hidden * model.vocab,
+        "Y": layer_weights(model, experts=model.experts),
+        "E": model.experts * model.ffn * model.hidden,
+    }
+    found |= {name: -(-count // devices) for name, count in counts.items()}
+    found |= {
+        "S": -(-counts["P"] // (devices * ranks)),
+        "L": max(found["H"], found["E"]),
+        "B": min(found["P"], sizes.BUCKET),
+        "BUCKET": sizes.BUCKET,
+        "REDUCED": sizes.REDUCED,
+        "SUB_GROUP": sizes.SUB_GROUP,
+        "n": optimizer_tensors(config.optimizer),
+        "c": w if stage == 3 or b == w else b + w,
+        "stage": stage,
+        "on_host": config.optimizer.on_host,
+        "weights_on_host": config.zero.weights_on_host,
+        "tied": model.tied,
+        "bf16_optimizer": is_bf16_optimizer(config),
+        "pinned": pinned,
+    }
+    return found
+
+
+def total(instant: str, values: Letters, each: str = DEVICE, item: str | None = None) -> int:
+    """Sum the bytes of an instant's rows of unit `each` whose `when` is true; only those of `item`, if given."""
+    chosen = [row for row in ROWS if row.instant == instant and row.each == each and item in (None, row.item)]
+    return sum(_evaluate(row.bytes, values) for row in chosen if _evaluate(row.when, values))
+
+
+def _evaluate(expression: str, values: Letters) -> Any:
+    """The value of a row's `bytes` or `when`."""
+    # `eval` keeps code and documentation the same string; the expressions are constants of this file.
+    return eval(_compiled(expression), {"__builtins__": {"max": max, "min": min}}, values)
+
+
+@cache
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, "<memory table>", "eval")
+
+
+def markdown() -> str:
+    """The letters and the rows as Markdown tables, one table of rows per instant."""
+    lines = ["| letter | meaning |", "|---|---|", *(f"| {name} | {meaning} |" for name, meaning in LETTERS.items())]
+    for instant, rows in groupby(ROWS, key=lambda row: row.instant):
+        lines += ["", f"### {instant}", "", "| tensor | bytes | for each | when | source |", "|---|---|---|---|---|"]
+        for row in rows:
+            when = "always" if row.when == _ALL else f"`{row.when}`"
+            lines.append(f"| {row.tensor} | `{row.bytes}` | {row.each} | {when} | `{row.source}` |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str) -> str:
+    """The text `page` with the part between its markers replaced by the tables of `markdown`."""
+    before, rest = page.split(MARKERS[0])
+    return f"{before}{MARKERS[0]}\n\n{markdown()}\n{MARKERS[1]}{rest.split(MARKERS[1])[1]}"
+
+
+if __name__ == "__main__":
+    path = Path(sys.argv[1])
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,160 @@
+"""The peak memory of a rank by item: the bytes of `Costs` plus the allowances (cost/allowance.py).
+
+An estimate is for one micro-batch whose tokens are all in rings, by default as many as the capacity. With offload, a
+rank may get more tokens of one sequence than its capacity: as many as equation 3 and the device allow
+(`estimate_fullest`). If ranks differ in memory, each size of memory is estimated, and the result is the rank that is
+nearest to its limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.cluster.cluster import Cluster
+from engine.config.schema import Config
+from engine.cost.allowance import Allowance
+from engine.cost.states import states
+from engine.planner.plan.loads import micro_loads
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.ratios import Load, least_offload, most
+from engine.planner.settings import PlanSettings
+from engine.units import PPM
+
+ITEMS = ("parameters", "gradients", "optimizer", "activations", "logits", "ring_buffers", "gather_buffers", "other")
+_JSON = ("working_set", "context", "fragmentation", "device_total", "host", "host_total", "peak", "fits", "node")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Peak bytes of each device of a rank, and bytes of the rank on the host."""
+
+    load: Load
+    items: dict[str, int]  # by `ITEMS`: tensors, except `other`, which is `context` plus `fragmentation`
+    working_set: int  # part of `activations`: of the layer whose backward pass runs
+    context: int  # CUDA context and libraries
+    fragmentation: int
+    device_total: int  # memory of the device
+    host: int  # model states and offloaded activations on the host
+    host_total: int  # host memory of a rank
+    node: str = ""  # the rank's node, if ranks differ in memory
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all items on the device."""
+        return sum(self.items.values())
+
+    @property
+    def fits(self) -> bool:
+        """Whether both the device and the host have enough memory."""
+        return self.peak <= self.device_total and self.host <= self.host_total
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `estimate-memory --json` prints as `memory`."""
+        load = {"tokens": self.load.tokens, "offload": self.load.offload / PPM}
+        return self.items | {name: getattr(self, name) for name in _JSON} | load
+
+
+def estimate(config: Config, settings: PlanSettings, load: Load | None = None) -> Estimate:
+    """Estimate a micro-batch: by default of as many tokens as the capacity, at the smallest ratio at which it fits."""
+    return _nearest(_of(config, settings, rank, load or _full(settings, rank)) for rank in _kinds(settings))
+
+
+def estimate_fullest(config: Config, settings: PlanSettings) -> Estimate:
+    """Estimate the largest micro-batch that a plan may contain.
+
+    With offload it may hold more than `capacity` tokens, if they belong to one sequence.
+    """
+    return _nearest(_of(config, settings, rank, fullest(config, settings, rank)) for rank in _kinds(settings))
+
+
+def estimate_at(config: Config, settings: PlanSettings, ratio: int) -> Estimate:
+    """Estimate a micro-batch of full capacity at exactly this offload ratio, in ppm, even if it does not fit."""
+    tokens = settings.capacities.tolist()
+    return _nearest(_of(config, settings, rank, Load(tokens[rank], tokens[rank], ratio)) for rank in _kinds(settings))
+
+
+def estimate_plans(config: Config, settings: PlanSettings, plans: Iterable[StepPlan]) -> Estimate:
+    """Estimate the micro-batch of these plans (at least one) that is nearest to the memory limit of its rank."""
+    costs, memory = settings.costs, settings.cluster.memory
+    worst: dict[int, tuple[int, Load]] = {}  # by rank of `_kinds`: peak bytes, and the micro-batch that needs them
+    for plan in plans:
+        tokens, buffers = micro_loads(plan)
+        first = np.isin(np.arange(plan.micro_batches), plan.micro_start)
+        peaks = costs.peak_bytes(tokens, buffers, plan.offload, first)
+        for rank in _kinds(settings):
+            own = np.flatnonzero(memory[plan.micro_rank] == memory[rank])
+            if len(own):
+                at = own[np.argmax(peaks[own])]
+                load = Load(int(tokens[at]), int(buffers[at]), int(plan.offload[at]), bool(first[at]))
+                worst[rank] = max(worst.get(rank, (-1, load)), (int(peaks[at]), load), key=lambda found: found[0])
+    return _nearest(_of(config, settings, rank, load) for rank, (_, load) in worst.items())
+
+
+def most_on_host(config: Config, settings: PlanSettings) -> int:
+    """Most bytes of one rank on its host, in any plan of this config."""
+    return max(_of(config, settings, rank, fullest(config, settings, rank)).host for rank in _kinds(settings))
+
+
+def fullest(config: Config, settings: PlanSettings, rank: int = 0) -> Load:
+    """The largest micro-batch that a plan may give to rank `rank`."""
+    if not settings.offload:
+        return _full(settings, rank)
+    capacity, device = int(settings.capacities[rank]), int(settings.cluster.memory[rank])
+    longest = max(capacity, config.context)  # a micro-batch beyond the capacity is one shard of one sequence
+    return least_offload(min(longest, most(capacity, device, settings)), capacity, device, settings)
+
+
+def _full(settings: PlanSettings, rank: int) -> Load:
+    """A micro-batch of rank `rank` with as many tokens as its capacity, at the smallest ratio at which it fits."""
+    capacity = int(settings.capacities[rank])
+    return least_offload(capacity, capacity, int(settings.cluster.memory[rank]), settings)
+
+
+def _nearest(found: Iterable[Estimate]) -> Estimate:
+    """The estimate with the largest ratio of peak to device memory; estimates that do not fit come first."""
+    return max(found, key=lambda one: (not one.fits, one.peak / one.device_total))
+
+
+def _kinds(settings: PlanSettings) -> list[int]:
+    """One rank for each size of device memory in the cluster: ranks of equal memory have equal capacity."""
+    first: list[int] = np.unique(settings.cluster.memory, return_index=True)[1].tolist()
+    return first
+
+
+def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estimate:
+    """Estimate the micro-batch `load` on rank `rank`."""
+    allowance, held, costs = Allowance.of(config), states(config, settings.ranks), settings.costs
+    tokens = np.int64(load.tokens)
+    saved = costs.token_bytes * int(costs.resident(tokens, load.offload))
+    working, layer = int(costs.working(load.tokens)), int(costs.instants[0].of(load.tokens))
+    rings = costs.ring_bytes * load.buffers
+    peak = int(costs.peak_bytes(tokens, np.int64(load.buffers), load.offload, load.first))
+    items = {
+        "parameters": held.parameters,
+        # The rest of the peak: gradients that grow in the backward pass, and copies for reduction and update.
+        "gradients": held.gradients + peak - costs.fixed_bytes - saved - working - rings,
+        "optimizer": held.optimizer,
+        "activations": saved + layer,
+        "logits": working - layer,
+        "ring_buffers": rings,
+        "gather_buffers": held.gather_buffers,
+    }
+    fragmentation = allowance.fragmentation(sum(items.values()))
+    total = config.cluster.device_memory
+    if config.cluster.hostfile is not None:  # a node may state its own memory
+        total = int(Cluster.of(config.cluster, config.parallel).memory[rank])
+    return Estimate(
+        load=load,
+        items=items | {"other": allowance.context + fragmentation},
+        working_set=layer,
+        context=allowance.context,
+        fragmentation=fragmentation,
+        device_total=total,
+        host=costs.host_fixed_bytes + int(costs.host_bytes(tokens, load.offload)),
+        host_total=config.cluster.host_memory,
+        node=settings.host(rank) if len(_kinds(settings)) > 1 else "",
+    )

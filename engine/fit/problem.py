@@ -1,0 +1,50 @@
+"""The reason why a config does not fit in memory: its capacity, its offload ratio or its context."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.config.schema import Config
+from engine.config.units import format_apart, format_bytes, format_count
+from engine.errors import MemoryFitError, Problem
+from engine.fit.estimate import estimate
+from engine.fit.largest import named_ratio
+from engine.planner.checks import NODE_HOLDS_NOTHING, check_longest
+from engine.planner.settings import PlanSettings
+
+
+def fit_problem(config: Config, settings: PlanSettings) -> Problem | None:
+    """The first reason why a config does not fit, with a hint; None if it fits.
+
+    A config that fits can be planned whatever the lengths of its sequences, up to its context.
+    """
+    found = estimate(config, settings)
+    if not found.fits:
+        places = {"device": (found.peak, found.device_total), "host": (found.host, found.host_total)}
+        short = {place: format_apart(need, has) for place, (need, has) in places.items() if need > has}
+        needs = ", and needs ".join(
+            f"{need} of {place} memory, but has only {has}" for place, (need, has) in short.items()
+        )
+        message = f"a rank of node {found.node} needs {needs}" if found.node else f"a rank needs {needs}"
+        if "device" in short and found.device_total != config.cluster.device_memory:  # the hostfile says so
+            return Problem(message, "cluster.hostfile", NODE_HOLDS_NOTHING)
+        return Problem(message, f"cluster.{next(iter(short))}_memory", "use a smaller model, or more or larger devices")
+
+    # If the offload ratio is a number, the host must have memory for it; `auto` adapts to the host.
+    ratio, host_memory = named_ratio(config), config.cluster.host_memory
+    away, states = int(settings.costs.host_bytes(np.int64(config.capacity), ratio)), settings.costs.host_fixed_bytes
+    if ratio and states + away > host_memory:
+        total, holds = format_apart(states + away, host_memory)
+        both = f"{format_bytes(away)} on the host beside {format_bytes(states)} of model states, {total} in all"
+        message = (
+            f"offloading {config.offload.ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts "
+            f"{both if states else f'{total} on the host'}, and cluster.host_memory is {holds} per rank"
+        )
+        hint = "set offload.ratio=auto, which uses what fits, or a larger cluster.host_memory"
+        return Problem(message, "offload.ratio", hint)
+
+    try:
+        check_longest(config.context, settings)
+    except MemoryFitError as error:
+        return error.problems[0]
+    return None

@@ -1,0 +1,134 @@
+"""Suggest changes of config keys that make a config fit in memory, each checked by an estimate, the cheapest first.
+
+The cost of a change is the modelled time of a perfectly balanced step: each of P ranks computes 1/P of `batch_tokens`,
+in sequences as long as the context, in full micro-batches. A larger number of nodes always comes last, because the user
+may not have them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import product
+from operator import attrgetter
+from typing import Any
+
+from engine.config.checks import check, unit_nodes
+from engine.config.schema import Config
+from engine.fit.estimate import Estimate, estimate, estimate_at
+from engine.fit.largest import largest_capacity, least_nodes, least_ranks, named_ratio, of_ranks
+from engine.fit.problem import fit_problem
+from engine.planner.settings import PlanSettings
+from engine.units import NS, PPM
+
+_SHOWN = 3  # most suggestions
+_ROUND = 1024  # tokens: suggested capacities are multiples of this, which are easier to read
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "recompute": ("layer_keep_attention", "layer"),
+    "zero.stage": (2, 3),
+    "offload.ratio": ("auto",),
+    "optimizer.on_host": (True, False),
+    "zero.weights_on_host": (True, False),
+    "mlp_tile": (4096,),
+}
+TABLE = {"zero.stage": (1, 2, 3), "offload.ratio": (0.0, 1.0), "recompute": ("none", "layer_keep_attention", "layer")}
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """New values of config keys, the memory estimate with them, and the modelled seconds of a step."""
+
+    changes: dict[str, Any]
+    estimate: Estimate
+    step_s: float
+
+    def __str__(self) -> str:
+        values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in self.changes.items()}
+        return " ".join(f"{key}={value}" for key, value in values.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """The object that `estimate-memory --json` prints in `ways`."""
+        return {"set": str(self), "peak": self.estimate.peak, "host": self.estimate.host, "step_s": self.step_s}
+
+
+def suggestions(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) -> list[Suggestion]:
+    """Up to three suggestions, the cheapest first, that change no `fixed` key.
+
+    A suggestion whose changes include all those of another is left out.
+    """
+    found = list(_combinations(config, settings.ranks, fixed))
+    keys = [set(one.changes.items()) for one in found]
+    least = [one for one, own in zip(found, keys, strict=True) if not any(other < own for other in keys)]
+    least.sort(key=lambda one: one.step_s)
+    if "cluster.nodes" in fixed or config.cluster.hostfile:
+        return least[:_SHOWN]
+    nodes, ranks = least_nodes(config, settings), least_ranks(config, settings)
+    more: list[dict[str, Any]] = [{"cluster.nodes": nodes}] if nodes else []
+    if config.context > settings.ranks * settings.least_capacity:
+        needed, unit = -(-config.context // config.capacity), unit_nodes(config)
+        devices = needed * config.parallel.tp * config.parallel.pp
+        more.append({"cluster.nodes": unit * -(-devices // (unit * config.cluster.ranks_per_node))})
+    if ranks and ranks > settings.ranks:  # for contexts that also need a larger capacity
+        more.append(of_ranks(config, settings, ranks))
+    for changes in more:
+        changed = _changed(config, changes)
+        if changed is not None and fit_problem(*changed) is None:
+            least.append(_suggestion(changes, *changed))
+            break  # one suggestion of more nodes is enough
+    return least[:_SHOWN]
+
+
+def table(config: Config) -> list[dict[str, Any]]:
+    """Estimates of a full micro-batch, as JSON, for each valid mix of ZeRO stage, offload ratio and recompute mode."""
+    rows = []
+    for values in product(*TABLE.values()):
+        changes: dict[str, Any] = dict(zip(TABLE, values, strict=True))
+        if (changed := _changed(config, changes)) is not None:
+            found = estimate_at(*changed, round(PPM * changes["offload.ratio"]))
+            rows.append(changes | found.as_json())
+    return rows
+
+
+def _combinations(config: Config, ranks: int, fixed: Collection[str]) -> Iterator[Suggestion]:
+    """Yield each combination of `_CHOICES` that fits and changes no `fixed` key.
+
+    It also changes the capacity: to a larger one if the context needs it, or to a smaller one if the config's does not
+    fit.
+    """
+    needed = -(-config.context // ranks)
+    larger = {"capacity": needed} if needed > config.capacity else {}
+    others = {key: [value for value in values if value != attrgetter(key)(config)] for key, values in _CHOICES.items()}
+    for values in product(*((None, *(others[key] if key not in fixed else ())) for key in others)):
+        changes = {key: value for key, value in zip(others, values, strict=True) if value is not None} | larger
+        if (changed := _changed(config, changes)) is None:
+            continue
+        if not estimate(*changed).fits:
+            capacity = largest_capacity(changed[1], named_ratio(changed[0]))
+            capacity -= capacity % _ROUND if capacity > _ROUND else 0
+            changes |= {"capacity": capacity}
+            changed = _changed(config, changes) if 0 < capacity < config.capacity else None
+        if changes and changed is not None and fit_problem(*changed) is None:
+            yield _suggestion(changes, *changed)
+
+
+def _changed(config: Config, changes: dict[str, Any]) -> tuple[Config, PlanSettings] | None:
+    """The config with other values, and its settings; None if the values break a rule of the config."""
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        part = getattr(config, section).model_copy(update={name: value}) if section else value
+        config = config.model_copy(update={section or name: part})
+    return None if check(config) else (config, PlanSettings.of(config))
+
+
+def _suggestion(changes: dict[str, Any], config: Config, settings: PlanSettings) -> Suggestion:
+    """The suggestion `changes`, where `config` and `settings` already have the new values."""
+    costs, found = settings.costs, estimate(config, settings)
+    rates, load, tokens = costs.rates, found.load, config.batch_tokens / settings.ranks
+    pairs = (config.context + 1) / 2
+    forward, backward = rates.token_f + rates.pair_f * pairs, rates.token_b + rates.pair_b * pairs
+    backward += rates.recompute_factor * rates.pair_f * pairs
+    copies = rates.copy * load.offload / PPM
+    passes = max(forward, copies) + max(backward, copies)
+    micro_batches = max(1.0, tokens / max(1, load.tokens))
+    step_ns = passes * tokens + (rates.micro + costs.slot) * micro_batches + costs.step
+    return Suggestion(changes, found, step_ns / NS)

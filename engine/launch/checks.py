@@ -1,0 +1,76 @@
+"""Refuses configs that cannot be launched. Looks at the config and this machine only; reads and writes no files."""
+
+from __future__ import annotations
+
+import os
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.gpus import visible_gpus
+from engine.cluster.hosts import is_local, is_loopback
+from engine.config.devices import uses_gpus
+from engine.config.not_built import not_trained
+from engine.config.schema import Config
+from engine.config.units import counted
+from engine.data.tokenizer import VOCAB
+from engine.errors import ConfigError, Problem
+
+
+def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None:
+    """Raise ConfigError for a config that cannot be launched on any machine; a dry run refuses it too.
+
+    `launcher` is `local`, `hostfile`, or None if the user chose none.
+    """
+    if config.dtype == "fp64":
+        message = "fp64 is for tests only: DeepSpeed keeps its master weights in fp32"
+        raise ConfigError(message, key="dtype=fp64", hint="use dtype=fp32 or dtype=bf16")
+    if config.model.vocab < VOCAB:
+        message = f"is smaller than the byte tokenizer's vocabulary of {VOCAB}"
+        hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
+        raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(VOCAB)} or more")
+    if launcher == "hostfile" and config.cluster.hostfile is None:
+        raise ConfigError("needs a hostfile", key="--launcher hostfile", hint="add --hostfile FILE")
+    hosts = [node.host for node in cluster.nodes]
+    if all(map(is_local, hosts)):
+        return
+    if launcher == "local":
+        message = "starts ranks on this machine only, but the hostfile names other hosts"
+        raise ConfigError(message, key="--launcher local", hint="use --launcher hostfile")
+    if loopback := [host for host in hosts if is_loopback(host)]:
+        message = f"{loopback[0]} is listed with other hosts, but every host resolves that name to itself"
+        hint = "replace it with a name by which the other hosts reach this machine"
+        raise ConfigError(message, key="cluster.hostfile", hint=hint)
+
+
+def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
+    """Return the problems that stop a launch but not a dry run: features not built yet, nodes without a hostfile."""
+    problems = not_trained(config)
+    if config.cluster.hostfile is None and len(cluster.nodes) > 1:
+        key = f"cluster.nodes={len(cluster.nodes)}"
+        problems.append(Problem("several nodes need a hostfile", key, "add --hostfile FILE"))
+    return problems
+
+
+def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:
+    """Return the problem if this machine has fewer GPUs than the ranks on it need, else None; ignores other hosts.
+
+    Without this check ranks would silently train on CPUs, or share a GPU, and be slow.
+    """
+    here = [node.devices for node in cluster.nodes if is_local(node.host)]
+    if not here or not uses_gpus(config):
+        return None
+    ranks, gpus = max(here), visible_gpus()
+    if ranks <= gpus:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
+    if not gpus:
+        key, message = f"cluster={config.cluster.name}", f"trains on GPUs, but CUDA finds none on this machine{seen}"
+        return Problem(
+            message,
+            key,
+            "use a machine with GPUs, or --dry-run to plan only; small models also train on CPUs: cluster=local",
+        )
+    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on this machine{seen}"
+    if config.cluster.hostfile is None:
+        return Problem(message, f"cluster.ranks_per_node={ranks}", f"set cluster.ranks_per_node={gpus}")
+    return Problem(message, "cluster.hostfile", f"set slots={gpus} for this machine in {config.cluster.hostfile}")

@@ -1,0 +1,93 @@
+"""Grouped-query attention with rotary embedding, and the interface of the attention function that a model calls.
+
+Tokens are packed: the sequences of a micro-batch are concatenated in one dimension, and each token attends only to
+tokens of its own sequence.
+
+Letters: T tokens, C hidden size, H query heads, G key and value heads, D head size, S sequences (or shards of them).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.config.schema import Model
+from engine.models.common.pointwise import ROTATE, Op
+from engine.models.common.rope import Rotation
+from engine.models.common.skip_init import Linear
+
+
+class Shards(NamedTuple):
+    """The sequences that packed tokens belong to, or the shards of sequences on this rank."""
+
+    ids: Tensor  # int64 [N], the shard of each of the first N tokens; later tokens belong to no sequence
+    lengths: Tensor  # int64 [S], tokens of the whole sequence of each shard
+
+
+class PackedAttention(Protocol):
+    """The attention function of a micro-batch, which the caller of a model passes to it.
+
+    Implementations: `LocalAttention` for one device, `AttentionContext` for rings.
+    """
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute causal attention within each sequence: q [T,H,D], k and v [T,G,D] to the output [T,H,D]."""
+
+    def shards(self, device: torch.device) -> Shards:
+        """Return the sequences (or shards of them) that the tokens belong to."""
+
+    def sum_over_sequences(self, counts: Tensor) -> Tensor:
+        """Sum integers over all shards of each sequence: [S,N] to [S,N], one row per local shard."""
+
+
+class LocalAttention:
+    """Attention on one device with PyTorch's operator. A new sequence starts wherever `positions` [T] is 0."""
+
+    def __init__(self, positions: Tensor) -> None:
+        starts = (positions == 0).nonzero().flatten().tolist()
+        self._lengths = [stop - start for start, stop in pairwise([*starts, len(positions)])]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute causal attention within each sequence: q [T,H,D], k and v [T,G,D] to the output [T,H,D]."""
+        sequences = zip(*(x.transpose(0, 1).split(self._lengths, dim=1) for x in (q, k, v)), strict=True)
+        outs = [
+            F.scaled_dot_product_attention(q_one, k_one, v_one, is_causal=True, enable_gqa=True)
+            for q_one, k_one, v_one in sequences
+        ]
+        return torch.cat(outs, dim=1).transpose(0, 1) if outs else q
+
+    def shards(self, device: torch.device) -> Shards:
+        """Return the sequences that the tokens belong to, as tensors on `device`."""
+        lengths = torch.tensor(self._lengths, dtype=torch.int64)
+        return Shards(torch.arange(len(lengths)).repeat_interleave(lengths).to(device), lengths.to(device))
+
+    def sum_over_sequences(self, counts: Tensor) -> Tensor:
+        """Return `counts` [S,N] unchanged, because every sequence is complete on this device."""
+        return counts
+
+
+class Attention(nn.Module):
+    """The projections before and after attention. The caller computes attention itself, with a `PackedAttention`."""
+
+    op: Op = ROTATE
+
+    def __init__(self, shape: Model) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q = Linear(shape.hidden, shape.heads * shape.head_dim)
+        self.k = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.v = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
+        self.out = Linear(shape.heads * shape.head_dim, shape.hidden)
+
+    def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Project x [T,C] to q [T,H,D], k and v [T,G,D], and apply the rotary embedding to q and k."""
+        q, k, v = (projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q, self.k, self.v))
+        return self.op(q, *rotation), self.op(k, *rotation), v
+
+    def output(self, attended: Tensor) -> Tensor:
+        """Project the output of attention [T,H,D] to [T,C]."""
+        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]

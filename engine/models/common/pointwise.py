@@ -1,0 +1,100 @@
+"""The pointwise operations of a layer, with explicit gradients, so that this code decides which tensors are saved.
+
+Autograd would save the inputs of every small operation: for a norm in bf16 it saved 8 bytes per element, for SwiGLU one
+tensor more than necessary. Here an operation is two plain functions, forward and backward. torch.compile may fuse each
+of them into one kernel (`engine/models/fuse.py`), but it cannot change which tensors are saved, so these stay the ones
+that `engine.cost.activations.saved_bytes` counts.
+
+Letters: T tokens, C hidden size, F width of the feed-forward layer, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from engine.dtypes import wider
+
+
+@dataclass(frozen=True)
+class Op:
+    """A differentiable function with an explicit gradient: `op(*inputs)` computes its output.
+
+    `forward(*inputs)` returns the output, followed by additional tensors to save. `backward(dout, *saved)` returns the
+    gradient of each input (None for inputs that need none). `saved` are the inputs at the indices `keeps`, followed by
+    the additional tensors.
+    """
+
+    forward: Callable[..., tuple[Tensor, ...]]
+    backward: Callable[..., tuple[Tensor | None, ...]]
+    keeps: tuple[int, ...]  # indices of the inputs to save
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Compute the output, and record the gradient for autograd."""
+        return _Run.apply(self, *inputs)  # type: ignore[no-any-return]
+
+
+class _Run(torch.autograd.Function):
+    """Runs an `Op` under autograd: saves the tensors that it names, and computes gradients with its `backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op, *inputs: Any) -> Tensor:
+        out, *kept = op.forward(*inputs)
+        ctx.op = op
+        ctx.save_for_backward(*(inputs[number] for number in op.keeps), *kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.op.backward(*gradient, *ctx.saved_tensors)
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = x.to(wider(x.dtype))
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype), scale
+
+
+def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, None]:
+    """With n = x * scale and g = dout * weight: dweight = sum_T(dout * n), dx = scale * (g - n * mean_C(g * n))."""
+    normed, gradient = x * scale, dout * weight.to(scale.dtype)
+    dweight = (dout * normed).sum(0)
+    mean = (gradient * normed).mean(-1, keepdim=True)
+    # In place, because more tensors in the wider dtype would raise the peak memory of a layer's backward pass.
+    dx = gradient.sub_(normed.mul_(mean)).mul_(scale)
+    return dx.to(x.dtype), dweight.to(weight.dtype), None
+
+
+def _swiglu(gate: Tensor, up: Tensor) -> tuple[Tensor]:
+    return (F.silu(gate) * up,)
+
+
+def _swiglu_backward(dout: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.ops.aten.silu_backward(dout * up, gate), F.silu(gate).mul_(dout)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor]:
+    """Rotate each pair of dimensions (i, i + D/2) by its angle. Hugging Face's weights use the same pairs.
+
+    bf16 inputs are rotated in float32 and rounded once: with cos and sin in bf16 the error of q @ k was 1.5 to 2 times
+    as large.
+    """
+    low, high = x.chunk(2, dim=-1)
+    return ((x * cos + torch.cat((-high, low), dim=-1) * sin).to(x.dtype),)
+
+
+def _rotate_backward(dout: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, None, None]:
+    """The transpose of a rotation is the rotation by the opposite angle."""
+    return _rotate(dout, cos, -sin)[0], None, None
+
+
+NORM = Op(_norm, _norm_backward, keeps=(0, 1))  # x [T,C], weight [C], eps -> [T,C]; also saves one number per row
+SWIGLU = Op(_swiglu, _swiglu_backward, keeps=(0, 1))  # gate [T,F], up [T,F] -> silu(gate) * up, [T,F]
+ROTATE = Op(_rotate, _rotate_backward, keeps=(1, 2))  # x [T,H,D], cos and sin [T,1,D] -> [T,H,D]

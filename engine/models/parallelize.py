@@ -1,0 +1,48 @@
+"""Adds recompute, tiles, offload and compiled operations to a single-device model.
+
+The code of the models contains none of these. Names and values of parameters do not change. Rings are not set here:
+callers pass an `engine.attention.context.AttentionContext` to a model's `forward` for each micro-batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config.schema import Config
+from engine.dtypes import DTYPES
+from engine.models.build import Transformer
+from engine.models.common.attention import PackedAttention
+from engine.models.common.rope import Rotation
+from engine.models.common.swiglu import FeedForward
+from engine.models.fuse import fuse
+from engine.models.mixtral import grouped
+from engine.models.mixtral.experts import Experts
+from engine.models.recompute import MODES
+from engine.offload.offload import Offload
+
+
+def parallelize(model: Transformer, config: Config, device: torch.device, offload: Offload | None = None) -> None:
+    """Apply a config's `recompute`, `mlp_tile` and `compile` to a model, in place; with `offload`, offload activations.
+
+    Call it once, after the model has been moved to `device`.
+    """
+    if config.model.experts > 1 and config.dtype == "bf16":
+        # Run the self-test of the grouped product now. If it ran inside a layer, the saved-tensor hooks of recompute
+        # and offload would treat its tensors as activations of the layer.
+        grouped.choose(device)
+    run_layer = model.run_layer = MODES[config.recompute]
+    if offload is not None:
+
+        def run_offloaded(layer: Any, x: Tensor, rotation: Rotation, attention: PackedAttention) -> Any:
+            # All layers save the same rotary embedding, so moving it to the host would free nothing.
+            with offload.layer(layer, shared=rotation):
+                return run_layer(layer, x, rotation, attention)
+
+        model.run_layer = run_offloaded
+    for module in model.modules():
+        if isinstance(module, (FeedForward, Experts)):
+            module.tile = config.mlp_tile
+    fuse(model, config.model, device, DTYPES[config.dtype], config.compile)

@@ -1,0 +1,67 @@
+"""The process groups of a rank.
+
+- default: all ranks, for ZeRO's collectives;
+- rings: all HDP ranks of this rank's hdp group, for batched sends and receives of K,V, dK,dV and expert counts. A ring
+  is a list of HDP ranks in this group and needs no communicator of its own (ByteScale, communicators);
+- control: gloo over all ranks, for plan digests, checks and metrics. Only the training thread uses it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from engine.cluster.mesh import Mesh
+from engine.config.devices import uses_gpus
+from engine.config.schema import Config
+
+_TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups, global rank, mesh and device of this process."""
+
+    rank: int
+    mesh: Mesh
+    device: torch.device
+    rings: dist.ProcessGroup
+    control: dist.ProcessGroup
+
+    @property
+    def hdp_rank(self) -> int:
+        """The HDP rank of this process, which plans and rings use: its position on the hdp axis of the mesh."""
+        return self.mesh.place(self.rank).hdp
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor on this rank's device over all ranks, in place, and return it.
+
+        Collective: all ranks must call it, while no forward or backward pass is running.
+        """
+        dist.all_reduce(values)
+        return values
+
+
+def join_groups(config: Config) -> Groups:
+    """Initialise `torch.distributed` and create the process groups. Collective: all ranks must call it.
+
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment, which the launcher sets. Uses
+    NCCL if the config trains on GPUs, else gloo.
+    """
+    gpus = uses_gpus(config)
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    backend = "nccl" if gpus else "gloo"
+    if gpus:
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device if gpus else None)
+    mesh = Mesh.of(dist.get_world_size(), config.parallel)
+    members = mesh.members(dist.get_rank(), "hdp")
+    rings = dist.new_group(members, _TIMEOUT, backend, use_local_synchronization=True)
+    control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+    # All ranks create the communicator here, because only some of them take part in the first batched send.
+    dist.all_reduce(torch.zeros(1, device=device), group=rings)
+    return Groups(dist.get_rank(), mesh, device, rings, control)

@@ -1,0 +1,60 @@
+"""The adaptive planner: gives each sequence the ring that makes the step shortest (docs/planner.md).
+
+Four steps: **cost** (`workload.py`: the time of each sequence, and a lower bound of the step time), **candidates**
+(`free.py` and `slots.py`: several placements of the sequences on ranks), **choose** the candidate with the shortest
+step, and **emit** it as a StepPlan (`build.py`). A pure function of lengths and settings: no clock, no random numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.planner.adaptive.free import LARGE, best_candidate, free_plan
+from engine.planner.adaptive.slots import price, slot_candidates
+from engine.planner.adaptive.workload import workload_of
+from engine.planner.baselines.static import static
+from engine.planner.plan.modes import lockstep, pipelined
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.planner.time.makespan import makespan
+from engine.units import Ints
+
+_WORTH = 0.999  # offload is used only if it shortens the step by at least 0.1 %
+_FEW_PER_RANK = 2  # free mode: with at most this many sequences per rank, the plan of `static` is a candidate too
+_FEW = 1024  # lockstep mode: with at most this many sequences, the converted free-mode plan is a candidate too
+
+
+def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Plan a step of sequences of `lengths` [S], in tokens, in the mode of the settings."""
+    return _in_free_mode(lengths, settings) if settings.mode == "free" else _in_slots(lengths, settings)
+
+
+def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Plan in free mode: the best of the candidates with and without offload and, for few sequences, of `static`."""
+    # Cost. With offload, a sequence fits on a ring of fewer ranks, so the bound may be lower.
+    without = workload_of(lengths, settings.without_offload())
+    with_offload = workload_of(lengths, settings) if settings.offload else without
+    promising = with_offload.bound < _WORTH * without.bound
+    first, second = (with_offload, without) if promising else (without, with_offload)
+
+    # Candidates. The second workload is tried only if its bound is below the best makespan so far.
+    best = best_candidate(first)
+    if settings.offload and second.bound < _WORTH * best.makespan and len(lengths) < LARGE:
+        other = best_candidate(second)
+        if other.makespan < (1.0 if promising else _WORTH) * best.makespan:
+            best = other
+
+    # Emit. For few sequences, compare with the plan of `static`.
+    plan = free_plan(without, best, settings)
+    if len(lengths) <= min(_FEW_PER_RANK * settings.ranks, LARGE):
+        plan = min(plan, static(lengths, settings), key=lambda one: makespan(one, settings))
+    return replace(plan, planner="adaptive")
+
+
+def _in_slots(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Plan in lockstep or pipeline mode: the candidate with the lowest `price`."""
+    plans = slot_candidates(workload_of(lengths, settings), settings)
+    if settings.mode == "lockstep" and len(lengths) <= _FEW:
+        plans.append(lockstep(_in_free_mode(lengths, replace(settings, mode="free"))))
+    best = min(plans, key=lambda plan: price(plan, settings))
+    return best if settings.mode == "lockstep" else pipelined(best, settings.stages)

@@ -1,0 +1,202 @@
+"""The runs of a skyline (skyline.py), and a heap of them by height.
+
+A run is a row of neighbouring ranks of equal height, speed and capacity. Runs are identified by their first rank. When
+runs are joined, their old entries stay on the heap: a popped entry is out of date if its width is not the run's.
+Letters: P ranks, R heap entries.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.compiled import njit
+from engine.planner.adaptive.workload import Ranks
+from engine.units import Floats, Ints
+
+SIZE, WAITING, NEEDED = 0, 1, 2  # indices of `Sky.counts`
+
+
+class Sky(NamedTuple):
+    """A skyline and its runs (`width`, `begin`), in arrays of fixed size that compiled code changes in place."""
+
+    height: Floats  # [P] ns until which each rank is busy
+    width: Ints  # [P] width of the run that begins at a rank; 0 if none does
+    begin: Ints  # [P + 1] first rank of the run that ends just before a rank
+    low: Floats  # [R] heap: height
+    runs: Ints  # [R, 2] heap: first rank, width
+    waiting: Ints  # [R, 2] runs that are too narrow for the rings so far: first rank, width
+    seen: Ints  # first ranks of the runs that the current ring has looked at
+    counts: Ints  # [3] runs on the heap, waiting runs, and the largest degree for which one of these was too narrow
+
+
+@njit
+def empty_sky(height: Floats, sequences: int, tries: int) -> Sky:
+    """Create a skyline over `height` [P], still without runs; each ring will look at up to `tries` runs."""
+    count = len(height)
+    size = 8 * count + 4 * sequences + 8
+    return Sky(
+        height,
+        np.zeros(count, np.int64),
+        np.zeros(count + 1, np.int64),
+        np.empty(size),
+        np.empty((size, 2), np.int64),
+        np.empty((size, 2), np.int64),
+        np.empty(tries, np.int64),
+        np.zeros(3, np.int64),
+    )
+
+
+@njit
+def same_kind(ranks: Ranks, a: int, b: int) -> bool:
+    """Whether ranks `a` and `b` have the same speed and capacity."""
+    return ranks.slow[a] == ranks.slow[b] and ranks.holds[a] == ranks.holds[b]
+
+
+@njit
+def find_runs(sky: Sky, ranks: Ranks) -> None:
+    """Find all runs, as wide as possible, and put them on the heap; no run waits any more."""
+    sky.width[:] = 0
+    sky.counts[SIZE] = sky.counts[WAITING] = 0
+    a = 0
+    for rank in range(1, len(sky.height) + 1):
+        if rank == len(sky.height) or not _alike(sky, ranks, a, rank, 0.0):
+            _set(sky, a, rank - a, sky.height[a])
+            push(sky, sky.height[a], a, rank - a)
+            a = rank
+
+
+@njit
+def join(sky: Sky, ranks: Ranks, a: int, near: float) -> tuple[int, int]:
+    """Join run `a` with neighbouring runs of the same speed and capacity whose heights differ by at most `near` ns.
+
+    Returns the first rank and the width of the joined run, which is as high as its highest part.
+    """
+    count = len(sky.height)
+    width = sky.width[a]
+    while True:
+        after = a + width
+        if after < count and sky.width[after] > 0 and _alike(sky, ranks, a, after, near):
+            other, first = after, a
+        elif a > 0 and sky.width[sky.begin[a]] == a - sky.begin[a] and _alike(sky, ranks, a, sky.begin[a], near):
+            other = sky.begin[a]
+            first = other
+        else:
+            return a, width
+        top = max(sky.height[a], sky.height[other])
+        width += sky.width[other]
+        sky.width[a] = sky.width[other] = 0
+        a = first
+        _set(sky, a, width, top)
+
+
+@njit
+def unite(sky: Sky, first: int, last: int) -> None:
+    """Make ranks first .. last - 1 one run, as high as the highest of them."""
+    height = sky.height[first:last].max()
+    sky.width[first:last] = 0
+    _set(sky, first, last - first, height)
+
+
+@njit
+def _alike(sky: Sky, ranks: Ranks, a: int, b: int, near: float) -> bool:
+    """Whether ranks `a` and `b` have the same speed and capacity, and heights at most `near` ns apart."""
+    return same_kind(ranks, a, b) and abs(sky.height[a] - sky.height[b]) <= near
+
+
+@njit
+def _set(sky: Sky, a: int, width: int, height: float) -> None:
+    """Make ranks a .. a + width - 1 one run of this height."""
+    sky.width[a] = width
+    sky.begin[a + width] = a
+    for rank in range(a, a + width):
+        sky.height[rank] = height
+
+
+@njit
+def put(sky: Sky, a: int, width: int, first: int, degree: int, time: float) -> None:
+    """Put a ring of `time` ns on ranks first .. first + degree - 1 of run `a`, which splits into up to three runs."""
+    height = sky.height[a]
+    sky.width[a] = 0
+    if first > a:
+        _set(sky, a, first - a, height)
+        push(sky, height, a, first - a)
+    _set(sky, first, degree, height + time)
+    push(sky, height + time, first, degree)
+    rest = a + width - first - degree
+    if rest > 0:
+        _set(sky, first + degree, rest, height)
+        push(sky, height, first + degree, rest)
+
+
+@njit
+def wait(sky: Sky, a: int, width: int, need: int) -> None:
+    """Set aside run `a`, which is too narrow for a ring of `need` ranks, until `wake`."""
+    sky.waiting[sky.counts[WAITING], 0], sky.waiting[sky.counts[WAITING], 1] = a, width
+    sky.counts[WAITING] += 1
+    sky.counts[NEEDED] = max(sky.counts[NEEDED], need)
+
+
+@njit
+def wake(sky: Sky, need: int) -> None:
+    """Put waiting runs of at least `need` ranks back on the heap; drops runs that are out of date."""
+    kept = 0
+    for w in range(sky.counts[WAITING]):
+        a, width = sky.waiting[w, 0], sky.waiting[w, 1]
+        if sky.width[a] != width:
+            continue
+        if width >= need:
+            push(sky, sky.height[a], a, width)
+        else:
+            sky.waiting[kept, 0], sky.waiting[kept, 1] = a, width
+            kept += 1
+    sky.counts[WAITING], sky.counts[NEEDED] = kept, need
+
+
+# A binary heap, ordered by height, then by first rank. It is stored in `Sky`, so a ring allocates no memory.
+
+
+@njit
+def _before(low: Floats, runs: Ints, i: int, j: int) -> bool:
+    """Whether heap entry `i` comes before entry `j`."""
+    return low[i] < low[j] or (low[i] == low[j] and runs[i, 0] < runs[j, 0])
+
+
+@njit
+def _swap(low: Floats, runs: Ints, i: int, j: int) -> None:
+    """Swap heap entries `i` and `j`."""
+    low[i], low[j] = low[j], low[i]
+    a, width = runs[i, 0], runs[i, 1]
+    runs[i, 0], runs[i, 1] = runs[j, 0], runs[j, 1]
+    runs[j, 0], runs[j, 1] = a, width
+
+
+@njit
+def push(sky: Sky, height: float, a: int, width: int) -> None:
+    """Put run `a`, of this height and width, on the heap."""
+    low, runs, at = sky.low, sky.runs, sky.counts[SIZE]
+    low[at], runs[at, 0], runs[at, 1] = height, a, width
+    sky.counts[SIZE] += 1
+    while at > 0 and _before(low, runs, at, (at - 1) // 2):
+        _swap(low, runs, at, (at - 1) // 2)
+        at = (at - 1) // 2
+
+
+@njit
+def pop(sky: Sky) -> tuple[int, int]:
+    """Remove the lowest run from the heap; returns its first rank and its width."""
+    low, runs, size = sky.low, sky.runs, sky.counts[SIZE] - 1
+    sky.counts[SIZE] = size
+    _swap(low, runs, 0, size)
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= size:
+            return runs[size, 0], runs[size, 1]
+        if child + 1 < size and _before(low, runs, child + 1, child):
+            child += 1
+        if not _before(low, runs, child, at):
+            return runs[size, 0], runs[size, 1]
+        _swap(low, runs, at, child)
+        at = child

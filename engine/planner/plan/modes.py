@@ -1,0 +1,84 @@
+"""Convert a plan from free mode to lockstep mode, and from lockstep mode to a pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.compiled import njit
+from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.rows import grouped
+from engine.planner.plan.step_plan import StepPlan
+from engine.units import Ints
+
+
+def lockstep(plan: StepPlan) -> StepPlan:
+    """Convert a free-mode plan to lockstep mode: every rank gets one micro-batch per slot.
+
+    Rings do not change. Gangs are placed in the plan's order, each in the first slot in which all of its ranks are
+    idle, so a gang may overtake an earlier one. A rank's micro-batch is idle in slots that it does not use.
+    """
+    working = np.flatnonzero(np.diff(plan.shard_start))
+    gang_start, members = grouped(plan.gang[working], plan.gangs)
+    slot_of_gang = _first_idle_slots(gang_start, plan.micro_rank[working[members]], plan.ranks)
+    gang = plan.gang[plan.shard_micro[plan.ring_start[:-1]]]  # of each sequence
+    placed = Placement(plan.lengths, slot_of_gang[gang], plan.ring_start, plan.ring_ranks)
+    slotted = build(plan.planner, "lockstep", plan.ranks, plan.capacity, placed)
+    slotted.offload[slotted.shard_micro] = plan.offload[plan.shard_micro]
+    return slotted
+
+
+def pipelined(plan: StepPlan, stages: int) -> StepPlan:
+    """Convert a lockstep plan to a pipeline of `stages` stages: the slots of a rank become its micro-batches, in order.
+
+    Idle micro-batches after a rank's last work are dropped, so ranks may run different numbers of micro-batches.
+    Earlier idle ones stay: so each gang is the i-th micro-batch on all of its ranks, and such a plan cannot deadlock
+    (order.py).
+    """
+    busy = np.diff(plan.shard_start) > 0
+    last = np.zeros(plan.ranks, dtype=np.int64)
+    np.maximum.at(last, plan.micro_rank[busy], plan.slot[busy])
+    kept = plan.slot <= last[plan.micro_rank]
+    return replace(
+        plan,
+        mode="pipeline",
+        stages=stages,
+        micro_start=np.concatenate([[0], np.cumsum(last + 1)]),
+        shard_start=np.concatenate([[0], plan.shard_start[1:][kept]]),
+        gang=np.unique(plan.gang[kept], return_inverse=True)[1],
+        slot=np.full(int(kept.sum()), -1, dtype=np.int64),
+        offload=plan.offload[kept],
+    )
+
+
+@njit
+def _first_idle_slots(gang_start: Ints, members: Ints, ranks: int) -> Ints:
+    """Return the first slot in which all ranks of a gang are idle, for each gang in turn, [G].
+
+    Gang g runs on ranks members[gang_start[g] : gang_start[g + 1]].
+    """
+    slots = np.zeros(len(gang_start) - 1, np.int64)
+    taken = np.zeros((ranks, 8), np.bool_)
+    first_idle = np.zeros(ranks, np.int64)  # by rank: all slots before this one are taken
+    for gang in range(len(slots)):
+        own = members[gang_start[gang] : gang_start[gang + 1]]
+        slot = 0
+        for rank in own:
+            slot = max(slot, first_idle[rank])
+        busy = len(own) > 0
+        while busy:
+            busy = False
+            for rank in own:
+                busy |= taken[rank, slot]
+            slot += int(busy)
+        if slot + 1 >= taken.shape[1]:
+            wider = np.zeros((ranks, 2 * taken.shape[1]), np.bool_)
+            wider[:, : taken.shape[1]] = taken
+            taken = wider
+        for rank in own:
+            taken[rank, slot] = True
+            while taken[rank, first_idle[rank]]:
+                first_idle[rank] += 1
+        slots[gang] = slot
+    return slots

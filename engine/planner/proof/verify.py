@@ -1,0 +1,257 @@
+"""Verify a plan of any planner before any rank starts: rules 1 to 7, one function each.
+
+Rule 0 checks that the arrays are well-formed, so that the other rules can read them. The rules run in order, and the
+first broken one is reported.
+
+Note: [why the rules suffice]. With rules 3, 4 and 6 no rank waits forever:
+
+- A rank waits only for the other members of its rings, for the other stages of a pipeline, and in lockstep mode for all
+  ranks at the start of each slot.
+- By rules 3 and 4, all passes can be put into one order that agrees with the order of every stage of every rank. Take
+  the first unfinished pass in that order. Every pass before it is finished, so it is the next one on all ranks that
+  take part in it, and they all enter it.
+- By rules 3 and 6, these ranks post the same messages in the same order between each two of them, round by round. So
+  every message is received, and the pass finishes. By induction all passes finish.
+- In lockstep mode, by rule 5, all ranks have the same slots and a gang is in one slot. So the passes of a slot wait for
+  nothing in a later slot, slots finish one after another, and every rank enters each of them.
+
+Letters: S sequences, P ranks, K shards, M micro-batches (step_plan.py).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.compiled import njit
+from engine.errors import PlanError
+from engine.planner.plan import loads
+from engine.planner.plan.gangs import components
+from engine.planner.plan.order import node_order
+from engine.planner.plan.rows import first_out_of_range, first_short_row, first_true
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.units import Ints
+
+_MODES = ("free", "lockstep", "pipeline")
+_MOST_TOKENS = 2**35  # in a step: products of tokens, layers and ppm stay below 2**63
+
+
+def verify(plan: StepPlan, settings: PlanSettings) -> None:
+    """Raise PlanError with the number of the first rule that `plan` breaks; the message names the sequence or rank."""
+    rule_0_well_formed(plan, settings)
+    rule_1_every_token_once(plan)
+    rule_2_memory(plan, settings)
+    rule_3_rings_and_gangs(plan)
+    rule_4_no_deadlock(plan)
+    rule_5_slots(plan)
+    rule_6_messages(plan)
+    rule_7_peers(plan, settings.max_peers)
+
+
+def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
+    """The plan fits these settings, rows are complete, numbers are in range, and no rank and no ring is empty."""
+    if plan.mode not in _MODES:
+        raise PlanError(0, f"the plan's mode is {plan.mode}")
+    for name in ("mode", "ranks", "capacity", "stages"):
+        got, expected = getattr(plan, name), getattr(settings, name)
+        if got != expected:
+            raise PlanError(0, f"the plan's {name} is {got}, not {expected}")
+    if plan.stages != 1 and plan.mode != "pipeline":
+        raise PlanError(0, f"{plan.mode} mode has no stages, and the plan has {plan.stages}")
+    for name, array in plan.arrays().items():
+        if array.ndim != 1 or array.dtype != np.int64:
+            raise PlanError(0, f"{name} is not a one-dimensional array of 64-bit integers")
+    sequences, shards, micro_batches = len(plan.lengths), len(plan.ring_ranks), len(plan.gang)
+    if sequences == 0:
+        raise PlanError(0, "the plan has no sequence")
+    _check_rows("ring_start", plan.ring_start, rows=sequences, end=shards, least=1)
+    _check_rows("micro_start", plan.micro_start, rows=plan.ranks, end=micro_batches, least=1)
+    _check_rows("shard_start", plan.shard_start, rows=micro_batches, end=shards, least=0)
+    _check_range("lengths", plan.lengths, sequences, 1, _MOST_TOKENS)
+    _check_range("ring_ranks", plan.ring_ranks, shards, 0, plan.ranks)
+    _check_range("shard_order", plan.shard_order, shards, 0, shards)
+    _check_range("gang", plan.gang, micro_batches, 0, micro_batches)
+    _check_range("slot", plan.slot, micro_batches, -1, micro_batches)
+    _check_range("offload", plan.offload, micro_batches, 0, settings.offload + 1)
+    if int(plan.lengths.sum()) > _MOST_TOKENS:
+        raise PlanError(0, f"the plan has {plan.lengths.sum()} tokens, and a step has at most {_MOST_TOKENS}")
+
+
+def rule_1_every_token_once(plan: StepPlan) -> None:
+    """Every token of every sequence is on exactly one rank.
+
+    A sequence is split by a fixed rule (schedule.chunk_start) that covers each token once. So it is enough that each
+    shard is in exactly one micro-batch, and that this micro-batch is on the shard's rank in the ring.
+    """
+    times = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
+    shard = first_true(times != 1)
+    if shard >= 0:
+        sequence = plan.shard_sequence[shard]
+        raise PlanError(1, f"shard {shard} of sequence {sequence} is in {times[shard]} micro-batches, not in one")
+    runs_on = plan.micro_rank[plan.shard_micro]
+    shard = first_true(runs_on != plan.ring_ranks)
+    if shard >= 0:
+        sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        raise PlanError(1, f"rank {runs_on[shard]} runs the shard of sequence {sequence} that belongs to rank {rank}")
+
+
+def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
+    """Each micro-batch is within its rank's capacity, its peak bytes fit the device, and its offload fits the host.
+
+    With offload, the capacity bounds the tokens whose activations stay on the device (ByteScale, equation 3); the peak
+    bytes count all tokens.
+    """
+    costs, rank = settings.costs, plan.micro_rank
+    tokens, buffers = loads.micro_loads(plan)
+    memory, offload = settings.cluster.memory, plan.offload
+    some = bool(offload.any())
+    _check_bound("holds {} tokens", costs.resident(tokens, offload) if some else tokens, settings.capacities, rank)
+    # If the largest one fits the smallest device even without offload, all fit.
+    if costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():
+        _check_bound("needs {} bytes", costs.peak_bytes(tokens, buffers, offload), memory, rank)
+    if some:
+        host = np.full(plan.ranks, settings.host_memory)
+        _check_bound("offloads {} bytes", costs.host_bytes(tokens, offload), host, rank)
+
+
+def rule_3_rings_and_gangs(plan: StepPlan) -> None:
+    """A ring's ranks are distinct; a gang is exactly the micro-batches that rings connect, at most one per rank.
+
+    The members of a ring agree on its order because the plan lists each ring once.
+    """
+    shard = duplicate_in_row(plan.ring_start, plan.ring_ranks, plan.ranks)
+    if shard >= 0:
+        sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        raise PlanError(3, f"rank {rank} is twice in the ring of sequence {sequence}")
+    label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
+    micro = first_true(plan.gang != plan.gang[label])
+    if micro >= 0:
+        raise PlanError(3, f"micro-batches {label[micro]} and {micro} share rings but are not in one gang")
+    micro = _differs_within_gang(plan, label)
+    if micro >= 0:
+        raise PlanError(3, f"gang {plan.gang[micro]} has micro-batches that no rings connect")
+    micro = duplicate_in_row(plan.micro_start, plan.gang, plan.micro_batches)
+    if micro >= 0:
+        raise PlanError(3, f"rank {plan.micro_rank[micro]} has two micro-batches in gang {plan.gang[micro]}")
+
+
+def rule_4_no_deadlock(plan: StepPlan) -> None:
+    """The graph of the gangs' passes, with an edge for each step of each stage's execution order, has no cycle."""
+    node_order(plan)
+
+
+def rule_5_slots(plan: StepPlan) -> None:
+    """In lockstep mode all ranks have the same slots, in order, and each gang is in one. Other modes have no slots."""
+    if plan.mode != "lockstep":
+        micro = first_true(plan.slot != -1)
+        if micro >= 0:
+            raise PlanError(5, f"micro-batch {micro} has slot {plan.slot[micro]} in {plan.mode} mode")
+        return
+    counts = np.diff(plan.micro_start)
+    rank = first_true(counts != counts[0])
+    if rank >= 0:
+        raise PlanError(5, f"rank {rank} has {counts[rank]} slots, rank 0 has {counts[0]}")
+    micro = first_true(plan.slot != np.arange(plan.micro_batches) - plan.micro_start[plan.micro_rank])
+    if micro >= 0:
+        raise PlanError(5, f"rank {plan.micro_rank[micro]} has slot {plan.slot[micro]} out of order")
+    micro = _differs_within_gang(plan, plan.slot)
+    if micro >= 0:
+        raise PlanError(5, f"gang {plan.gang[micro]} is in more than one slot")
+
+
+def rule_6_messages(plan: StepPlan) -> None:
+    """Every send has its receive, and two ranks post the messages between them in the same order.
+
+    In each round of a layer's forward or backward pass, every part of a ring sends one buffer of each kind to the next
+    part, which receives exactly this buffer (schedule.transfers; tests/planner/plan/test_schedule.py checks many
+    degrees). The same is true of the rounds of the expert counts, after the last layer. All members go through layers,
+    passes and rounds in the same order. So all messages from one rank to another pair up if both ranks run the rings
+    that connect them in the same order: the order of micro-batches, then of shards in a micro-batch.
+    """
+    shard = crossed_shard(plan.next_shard, plan.ring_ranks, plan.shard_order, plan.ranks)
+    if shard >= 0:
+        sequence, sender = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        receiver = plan.ring_ranks[plan.next_shard[shard]]
+        raise PlanError(6, f"rank {sender} sends sequence {sequence} later than rank {receiver} expects it")
+
+
+def rule_7_peers(plan: StepPlan, most: int) -> None:
+    """No rank has more than `most` distinct peers, because each peer costs memory."""
+    peers = loads.peers(plan)
+    rank = int(peers.argmax())
+    if peers[rank] > most:
+        raise PlanError(7, f"rank {rank} has {peers[rank]} peers, more than {most}")
+
+
+@njit
+def duplicate_in_row(start: Ints, values: Ints, end: int) -> int:
+    """Return the first index of a value that occurs earlier in the same row, or -1.
+
+    Row i is values[start[i] : start[i + 1]]; values must be in 0 .. end - 1.
+    """
+    latest = np.full(end, -1)  # by value: the last row with this value
+    for row in range(len(start) - 1):
+        for place in range(start[row], start[row + 1]):
+            if latest[values[place]] == row:
+                return place
+            latest[values[place]] = row
+    return -1
+
+
+@njit
+def crossed_shard(next_shard: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -> int:
+    """Return the first shard that its rank sends after one that the receiver expects later, or -1.
+
+    `shard_order` lists shards rank by rank, in the order in which the rank runs them. So for a sender and each of its
+    receivers, the places at which the receiver runs the next shards must ascend.
+    """
+    place = np.empty(len(shard_order), np.int64)
+    for at in range(len(shard_order)):
+        place[shard_order[at]] = at
+    sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the sender that `latest` belongs to
+    for shard in shard_order:
+        following = next_shard[shard]
+        if following == shard:
+            continue
+        source, target = ring_ranks[shard], ring_ranks[following]
+        if sender[target] == source and place[following] < latest[target]:
+            return shard
+        sender[target], latest[target] = source, place[following]
+    return -1
+
+
+def _differs_within_gang(plan: StepPlan, values: Ints) -> int:
+    """Return the first micro-batch whose entry in `values` [M] is not that of the first one in its gang, or -1."""
+    of_gang = np.empty(plan.gangs, dtype=np.int64)
+    of_gang[plan.gang[::-1]] = values[::-1]  # so the first micro-batch of each gang remains
+    return first_true(of_gang[plan.gang] != values)
+
+
+def _check_rows(name: str, start: Ints, rows: int, end: int, least: int) -> None:
+    """Raise PlanError(0) if row starts do not go from 0 to `end` in `rows` rows of at least `least` items."""
+    if len(start) != rows + 1 or start[0] != 0 or start[-1] != end:
+        raise PlanError(0, f"{name} does not go from 0 to {end} in {rows} rows")
+    row = first_short_row(start, end, least)
+    if row >= 0:
+        message = f"{name}: row {row} goes from {start[row]} to {start[row + 1]}; it needs at least {least}"
+        raise PlanError(0, f"{message}, and all rows together have {end}")
+
+
+def _check_range(name: str, values: Ints, size: int, low: int, high: int) -> None:
+    """Raise PlanError(0) if an array does not have `size` entries, or has a value outside low .. high - 1."""
+    if len(values) != size:
+        raise PlanError(0, f"{name} has {len(values)} entries, not {size}")
+    at = first_out_of_range(values, low, high)
+    if at >= 0:
+        raise PlanError(0, f"{name}[{at}] is {values[at]}")
+
+
+def _check_bound(action: str, values: Ints, bounds: Ints, rank: Ints) -> None:
+    """Raise PlanError(2) for a micro-batch whose entry in `values` [M] is above its rank's entry in `bounds` [P].
+
+    `rank` [M] is the rank of each micro-batch; `action` formats the value for the message.
+    """
+    micro = first_true(values > bounds[rank])
+    if micro >= 0:
+        amount, most = action.format(values[micro]), bounds[rank[micro]]
+        raise PlanError(2, f"rank {rank[micro]} {amount} in micro-batch {micro}, above {most}")

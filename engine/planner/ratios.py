@@ -1,0 +1,128 @@
+"""Activation offload: how many tokens fit in a micro-batch with offload, and the offload ratio that this needs.
+
+With l layers, offload ratio r and capacity C, equation 3 of ByteScale limits a micro-batch of n tokens by the saved
+activations that stay on the device: ((2 + (1 - r)(l - 2)) / l) n <= C. The working set of all n tokens and the ring
+buffers are needed in addition, and are never offloaded (rule 2 of `verify`).
+Letters: P ranks, S sequences. Ratios are in parts per million (ppm).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from engine.cost import budget
+from engine.cost.budget import least, least_ratio
+from engine.planner.plan.loads import micro_loads
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.units import PPM, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Load:
+    """What determines the memory of a micro-batch."""
+
+    tokens: int
+    buffers: int  # tokens of ring buffers: the largest shards of its rings, summed
+    offload: int  # offload ratio, ppm
+    first: bool = False  # whether it is its rank's first micro-batch of the step
+
+
+@lru_cache(maxsize=8)
+def most_tokens(settings: PlanSettings) -> Ints:
+    """Maximum size of a shard on each rank with as much offload as allowed: tokens [P], at least the capacity."""
+    classes, index = np.unique(np.stack([settings.capacities, settings.cluster.memory]), axis=1, return_inverse=True)
+    found = [most(int(capacity), int(memory), settings) for capacity, memory in classes.T.tolist()]
+    return np.array(found, dtype=np.int64)[index.ravel()]
+
+
+def gain(lengths: Ints, settings: PlanSettings) -> Floats:
+    """Factor by which offload multiplies a rank's capacity for each sequence if copies overlap with compute, [S].
+
+    From equation 3, with the largest allowed ratio r at which copying the fraction r of a token's activations takes at
+    most as long as the token's forward pass, which grows with the length of its sequence.
+    """
+    rates, layers = settings.costs.rates, settings.costs.layers
+    forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
+    ratio = np.minimum(settings.offload / PPM, forward / rates.copy)
+    return layers / (2 + (1 - ratio) * (layers - 2))
+
+
+def most(capacity: int, memory: int, settings: PlanSettings) -> int:
+    """`most_tokens` of one rank with this capacity, in tokens, and memory, in bytes."""
+    return max(capacity, budget.most_tokens(settings.costs, settings.budget(memory), capacity))
+
+
+def equation_3(lengths: Ints, settings: PlanSettings) -> tuple[Ints, Ints]:
+    """Ring degree, and offload ratio in ppm, of each sequence by equation 3 of ByteScale, [S] each.
+
+    The degree is that of the largest ratio whose copies hide behind a layer's forward pass, if it is lower than without
+    offload. Where the equation's interval for the ratio is empty, nothing is offloaded (our reading of the paper). The
+    degree is raised where the working set, which the equation leaves out, would not fit the device or the host. The
+    returned ratio is the smallest one at which the shards of this degree fit.
+    """
+    layers, capacity = settings.costs.layers, settings.least_capacity
+    plain = -(-lengths // capacity)
+    if not settings.offload or layers <= 2:
+        return plain, np.zeros(len(lengths), dtype=np.int64)
+    rates = settings.costs.rates
+    forward = rates.token_f + rates.pair_f * (lengths + 1) / 2
+    most = np.minimum(settings.offload, (PPM * np.minimum(1.0, forward / rates.copy)).astype(np.int64))
+    least = np.minimum(PPM, layers * capacity * PPM // ((layers - 2) * lengths))
+    fewer = -(-lengths * (2 * PPM + (PPM - most) * (layers - 2)) // (layers * capacity * PPM))
+    fewer = np.maximum(fewer, -(-lengths // int(most_tokens(settings).min())))
+    taken = (most >= least) & (fewer < plain)
+    degree = np.where(taken, fewer, plain)
+    anywhere = np.array([[capacity], [int(settings.cluster.memory.min())]])
+    return degree, _of_shards(lengths, degree, anywhere, settings)
+
+
+def of_rings(lengths: Ints, ring_start: Ints, ring_ranks: Ints, settings: PlanSettings) -> Ints:
+    """Smallest offload ratio, in ppm, at which the shards of each sequence fit on the ranks of its ring, [S].
+
+    The ring of sequence i is ring_ranks[ring_start[i] : ring_start[i + 1]]. Each shard is taken to be alone in its
+    micro-batch. All ratios are 0 if offload is off; a ratio is PPM if no ratio is enough.
+    """
+    if not settings.offload:
+        return np.zeros(len(lengths), dtype=np.int64)
+    holds = np.stack([settings.capacities, settings.cluster.memory])
+    # If all ranks are alike, skip the minimum over each ring, which would take most of this function's time.
+    alike = bool((holds == holds[:, :1]).all())
+    held = holds[:, :1] if alike else np.minimum.reduceat(holds[:, ring_ranks], ring_start[:-1], axis=1)
+    return _of_shards(lengths, np.diff(ring_start), held, settings)
+
+
+def _of_shards(lengths: Ints, degrees: Ints, holds: Ints, settings: PlanSettings) -> Ints:
+    """Smallest offload ratio, in ppm, at which each sequence's largest shard fits alone, [S].
+
+    `holds` [2, S or 1]: the smallest capacity, in tokens, and the smallest memory, in bytes, of the ranks of its ring.
+    """
+    tokens = -(-lengths // degrees)
+    return least_ratio(settings.costs, tokens, tokens, *np.broadcast_to(holds, (2, len(lengths))))
+
+
+def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSettings) -> Load:
+    """A micro-batch of `tokens`, all in rings, at the smallest offload ratio at which it fits.
+
+    Uses the largest allowed ratio if it fits at none. `capacity` is in tokens, `memory` in bytes.
+    """
+    return Load(tokens, tokens, min(least(settings.costs, tokens, capacity, memory), settings.offload))
+
+
+def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
+    """Adjust the plan's offload ratios: raise them where a micro-batch would not fit the device otherwise, and lower
+    them where the offloaded activations would not fit the host.
+
+    A ratio can be too high for a rank's host because another rank of the ring, with less memory, needs it.
+    """
+    full, memory = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
+    if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= memory:
+        return plan
+    holds = np.stack([settings.capacities, settings.cluster.memory])[:, plan.micro_rank]
+    tokens, buffers = micro_loads(plan)
+    needed = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds), settings.offload)
+    allowed = budget.most_ratio(settings.costs, tokens, settings.host_memory)
+    return replace(plan, offload=np.maximum(np.minimum(plan.offload, allowed), needed))

@@ -1,0 +1,236 @@
+"""Durations of gangs: the linear layers and unsplit sequences of the members, then the rings, round by round.
+
+All rings of a gang advance together. In a round, each member computes its blocks and sends its buffers; the round ends
+when the slowest member, or the busiest node's network cards, are done. Equal rounds are computed once and multiplied.
+Letters: G gangs, M micro-batches, K shards (step_plan.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.cluster.cluster import Cluster
+from engine.compiled import njit
+from engine.cost.model import Costs
+from engine.cost.times import Rates, hide
+from engine.planner.plan import loads
+from engine.planner.plan.rows import grouped
+from engine.planner.plan.step_plan import StepPlan
+from engine.units import PPM, Floats, Ints
+
+
+class Gangs(NamedTuple):
+    """Durations in ns."""
+
+    forward: Floats  # [G]
+    backward: Floats  # [G]
+    exposed: Floats  # [G] time of both passes in which rounds only wait for transfers
+    compute: Floats  # [M] time in which the rank of the micro-batch computes
+
+
+class _Pass(NamedTuple):
+    """What differs between the forward and the backward pass of rings.
+
+    Numbers instead of a flag for the direction, so that numba compiles only one version of the code.
+    """
+
+    pair: float  # ns per (query, key) pair
+    dkv: float  # ns per token to send dK,dV to the next rank; 0 in the forward pass
+    runs: float  # how many times the pass runs
+
+
+class _Rows(NamedTuple):
+    """The plan and the cluster as arrays for @njit functions."""
+
+    member_start: Ints  # [G + 1]
+    members: Ints  # [M] micro-batches, gang by gang
+    shard_start: Ints  # [M + 1]
+    shard_order: Ints  # [K]
+    degree: Ints  # [K]
+    tokens: Ints  # [K]
+    pairs: Ints  # [K]
+    cross: Ints  # [K] 1 if the shard's hop leaves the node
+    node: Ints  # [M]
+    slow: Floats  # [M] how many times slower than full speed the rank is
+    offload: Ints  # [M] ppm
+
+
+def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
+    """Compute the durations of the gangs of a verified plan on a cluster."""
+    member_start, members = grouped(plan.gang, plan.gangs)
+    tokens, pairs = loads.shard_loads(plan)
+    rows = _Rows(
+        member_start=member_start,
+        members=members,
+        shard_start=plan.shard_start,
+        shard_order=plan.shard_order,
+        degree=plan.degrees[plan.shard_sequence],
+        tokens=tokens,
+        pairs=pairs,
+        cross=crossing(plan, cluster),
+        node=cluster.node_of[plan.micro_rank],
+        slow=100.0 / cluster.speed[plan.micro_rank],
+        offload=plan.offload,
+    )
+    return Gangs(*_gangs(costs.rates, costs.nics, rows, len(cluster.nodes)))
+
+
+def by_slot(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
+    """Return the forward and backward times of each lockstep slot, [slots] each: the maximum over its gangs."""
+    slots = int(plan.slot.max()) + 1
+    forward, backward = np.zeros(slots), np.zeros(slots)
+    np.maximum.at(forward, plan.slot, gangs.forward[plan.gang])
+    np.maximum.at(backward, plan.slot, gangs.backward[plan.gang])
+    return forward, backward
+
+
+def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
+    """Return 1 for each shard whose hop to the next part of its ring leaves the node, else 0, [K]."""
+    node = cluster.node_of[plan.ring_ranks]
+    return (node != node[plan.next_shard]).astype(np.int64)
+
+
+@njit
+def _gangs(rates: Rates, nics: float, rows: _Rows, nodes: int) -> tuple[Floats, Floats, Floats, Floats]:
+    """Compiled part of `gang_times`: returns the fields of `Gangs`. `nics` is the number of network cards of a node."""
+    gangs = len(rows.member_start) - 1
+    forward, backward, exposed = np.zeros(gangs), np.zeros(gangs), np.zeros(gangs)
+    linear_f, linear_b, tokens = _linear(rates, rows)
+    compute = linear_f + linear_b
+    leaving = np.zeros(nodes)
+    forward_pass = _Pass(rates.pair_f, 0.0, 1.0 + rates.recompute_factor)
+    backward_pass = _Pass(rates.pair_b, rates.dkv, 1.0)
+    for g in range(gangs):
+        members = rows.members[rows.member_start[g] : rows.member_start[g + 1]]
+        f, b = 0.0, 0.0
+        for m in members:
+            f, b = max(f, linear_f[m]), max(b, linear_b[m])
+        if len(members) > 1:
+            ring_f, waits_f = _rounds(rates, nics, rows, members, forward_pass, compute, leaving)
+            ring_b, waits_b = _rounds(rates, nics, rows, members, backward_pass, compute, leaving)
+            f, b = f + ring_f, b + ring_b + rates.recompute_factor * ring_f
+            exposed[g] = waits_f * (1.0 + rates.recompute_factor) + waits_b
+        # Copies to and from the host overlap with compute, so a pass takes at least as long as they do.
+        for m in members:
+            if rows.offload[m] > 0:
+                copied = rates.copy * rows.offload[m] / PPM * tokens[m]
+                f, b = max(f, copied), max(b, copied)
+        forward[g], backward[g] = f, b
+    return forward, backward, exposed, compute
+
+
+@njit
+def _linear(rates: Rates, rows: _Rows) -> tuple[Floats, Floats, Ints]:
+    """Return each micro-batch's forward and backward time without its rings' rounds, and its tokens, all [M]."""
+    forward, backward = np.zeros(len(rows.node)), np.zeros(len(rows.node))
+    tokens = np.zeros(len(rows.node), np.int64)
+    for m in range(len(rows.node)):
+        if rows.shard_start[m] == rows.shard_start[m + 1]:
+            continue
+        f, b = rates.micro / 3.0, rates.micro * 2.0 / 3.0
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            tokens[m] += rows.tokens[k]
+            f += rates.token_f * rows.tokens[k] + rates.sequence / 3.0
+            b += rates.token_b * rows.tokens[k] + rates.sequence * 2.0 / 3.0
+            if rows.degree[k] == 1:
+                f += rates.pair_f * rows.pairs[k]
+                b += (rates.pair_b + rates.recompute_factor * rates.pair_f) * rows.pairs[k]
+        forward[m], backward[m] = f * rows.slow[m], b * rows.slow[m]
+    return forward, backward, tokens
+
+
+@njit
+def _rounds(
+    rates: Rates, nics: float, rows: _Rows, members: Ints, pass_: _Pass, compute: Floats, leaving: Floats
+) -> tuple[float, float]:
+    """Return the time of a gang's rounds in one pass, and the part of it that only waits for transfers.
+
+    Adds the compute of the rounds to `compute` [M]. `members` are the gang's micro-batches; `leaving`: see `_round`.
+    """
+    largest = 1
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            largest = max(largest, rows.degree[rows.shard_order[place]])
+    # A ring of degree D does something new in rounds 0, 1, D - 1, D, and stops before round D + 1 (schedule.transfers).
+    changes = np.zeros(largest + 2, np.bool_)
+    changes[0] = changes[1] = changes[largest + 1] = True
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            degree = rows.degree[rows.shard_order[place]]
+            if degree > 1:
+                changes[degree - 1] = changes[degree] = changes[degree + 1] = True
+    total, waits = 0.0, 0.0
+    round_ = 0
+    while round_ <= largest:
+        equal = 1
+        while not changes[round_ + equal]:
+            equal += 1
+        longest, busiest = _round(rates, nics, rows, members, pass_, round_, equal, compute, leaving)
+        total += longest * equal
+        waits += (longest - busiest) * equal
+        round_ += equal
+    return total, waits
+
+
+@njit
+def _round(
+    rates: Rates,
+    nics: float,
+    rows: _Rows,
+    members: Ints,
+    pass_: _Pass,
+    round_: int,
+    rounds: int,
+    compute: Floats,
+    leaving: Floats,
+) -> tuple[float, float]:
+    """Return the time of one round and its longest compute. Adds to `compute` [M] for all `rounds` equal rounds.
+
+    `leaving` [nodes] is scratch space: the time that each node's network cards take for the data that leaves the node.
+    """
+    # All hops of the gang that leave a node share its network cards.
+    for m in members:
+        leaving[rows.node[m]] = 0.0
+    for m in members:
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            if rows.cross[k]:
+                sent, _ = _sent(rates, rows.degree[k], rows.tokens[k], pass_, round_)
+                leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
+    longest, busiest = 0.0, 0.0
+    for m in members:
+        work, transfer, delay = 0.0, 0.0, 0.0
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            degree = rows.degree[k]
+            if degree == 1:
+                continue
+            if round_ < degree:
+                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
+            sent, messages = _sent(rates, degree, rows.tokens[k], pass_, round_)
+            transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
+            delay = max(delay, rates.latency * messages)
+        if work > 0.0:
+            work = (work + rates.round) * rows.slow[m]
+        compute[m] += work * rounds * pass_.runs
+        # Transfers take as long as the slower of the member's own hops and of its node's network cards.
+        busiest = max(busiest, work)
+        longest = max(longest, hide(rates, work, max(transfer, leaving[rows.node[m]]) + delay))
+    return longest, busiest
+
+
+@njit
+def _sent(rates: Rates, degree: int, tokens: int, pass_: _Pass, round_: int) -> tuple[float, float]:
+    """Return the time of a shard's transfers in a round, without latency and as if inside a node, and their number.
+
+    The transfers are those of schedule.transfers.
+    """
+    sent, messages = 0.0, 0.0
+    if tokens > 0 and round_ < degree - 1:
+        sent, messages = rates.kv * tokens, 1.0
+    if tokens > 0 and pass_.dkv > 0.0 and degree > 1 and 1 <= round_ <= degree:
+        sent, messages = sent + pass_.dkv * tokens, messages + 1.0
+    return sent, messages

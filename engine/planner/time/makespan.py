@@ -1,0 +1,93 @@
+"""The time at which each micro-batch of a plan runs, and the makespan: the time until the last rank finishes.
+
+Planners compare plans by the makespan, and the simulator shows it. In free mode a gang starts when all of its ranks
+have finished their earlier gangs; in lockstep mode a slot starts when all ranks have finished the slot before. In a
+pipeline of n stages each pass of a gang runs on a stage as early as the order of passes allows (1F1B on each stage of
+each rank, order.py). A stage has 1/n of the layers, so it takes 1/n of a gang's time. The transfers of activations
+between stages are small and are not counted.
+Letters: G gangs, M micro-batches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.compiled import njit
+from engine.planner.plan.order import edges, gang_order, node_order
+from engine.planner.plan.rows import grouped
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import Gangs, by_slot, gang_times
+from engine.units import Floats, Ints
+
+
+class Timing(NamedTuple):
+    """Nanoseconds from the start of the step. In a pipeline, start and stop are those on the first stage."""
+
+    start: Floats  # [M]
+    stop: Floats  # [M]
+    makespan: float
+
+
+def makespan(plan: StepPlan, settings: PlanSettings) -> float:
+    """Return the makespan of a plan, in ns."""
+    return timing(plan, gang_times(plan, settings.costs, settings.cluster), settings.costs.slot).makespan
+
+
+def timing(plan: StepPlan, gangs: Gangs, slot_ns: int) -> Timing:
+    """Return when the micro-batches of a plan run, given the durations of its gangs.
+
+    `slot_ns` is the fixed cost of a lockstep slot: the part of gathering parameters that compute does not hide.
+    """
+    if plan.mode == "lockstep":
+        forward, backward = by_slot(plan, gangs)
+        ends = np.cumsum(forward + backward + slot_ns)
+        start, stop = np.concatenate([[0.0], ends[:-1]])[plan.slot], ends[plan.slot]
+        return Timing(start, stop, float(stop.max()))
+    if plan.mode == "free":
+        first, members = grouped(plan.gang, plan.gangs)
+        start, stop = _free(gang_order(plan), first, members, plan.micro_rank, gangs.forward + gangs.backward)
+        return Timing(start, stop, float(stop.max()))
+    stages = plan.stages
+    durations = np.repeat(np.stack([gangs.forward, gangs.backward], axis=1) / stages, stages, axis=0).ravel()  # by node
+    before, after = edges(plan)
+    first_edge, edge = grouped(before, len(durations))
+    end = _longest_paths(node_order(plan), first_edge, after[edge], durations)
+    # The first stage's forward pass of a gang begins its run there, and its backward pass, the next node, ends it.
+    node = 2 * plan.gang * stages
+    return Timing(end[node] - durations[node], end[node + 1], float(end.max()))
+
+
+@njit
+def _free(order: Ints, first: Ints, members: Ints, rank: Ints, durations: Floats) -> tuple[Floats, Floats]:
+    """Return start and stop of each micro-batch, [M]: gangs run in `order`, each as soon as all its ranks are ready.
+
+    Gang g has the micro-batches members[first[g] : first[g + 1]] and takes durations[g] ns; rank [M] is the rank of
+    each micro-batch.
+    """
+    ready = np.zeros(rank[-1] + 1)
+    start, stop = np.zeros(len(members)), np.zeros(len(members))
+    for g in order:
+        begin = 0.0
+        for m in members[first[g] : first[g + 1]]:
+            begin = max(begin, ready[rank[m]])
+        for m in members[first[g] : first[g + 1]]:
+            start[m], stop[m] = begin, begin + durations[g]
+            ready[rank[m]] = stop[m]
+    return start, stop
+
+
+@njit
+def _longest_paths(order: Ints, start: Ints, following: Ints, durations: Floats) -> Floats:
+    """Return when each node ends if it begins as soon as all nodes before it have ended: the longest path to it.
+
+    `order` is a topological order; edges lead from node i to following[start[i] : start[i + 1]].
+    """
+    begin, end = np.zeros(len(durations)), np.zeros(len(durations))
+    for node in order:
+        end[node] = begin[node] + durations[node]
+        for place in range(start[node], start[node + 1]):
+            begin[following[place]] = max(begin[following[place]], end[node])
+    return end

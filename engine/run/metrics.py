@@ -1,0 +1,61 @@
+"""metrics.jsonl: one JSON object per step. Resuming cuts the file back to the checkpoint's step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.files import write_durably
+
+
+def read_metrics(path: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+    """Read the metrics of all steps so far; empty if the file does not exist.
+
+    Lines that a crash damaged or cut short are reported to `say` and skipped.
+    """
+    found = []
+    *complete, rest = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, text in enumerate([*complete, rest] if rest else complete, start=1):
+        line = _parse(text)
+        if line is None:
+            say(f"{path}:{number}: this line is damaged and skipped; its step is missing from the report")
+        else:
+            found.append(line)
+    return found
+
+
+def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Read the complete lines after byte `offset`; return them, and the offset after the last of them.
+
+    Damaged lines are skipped.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        *lines, rest = file.read().split(b"\n")  # the rest is empty, or a line that is still being written
+        return [line for line in map(_parse, lines) if line is not None], file.tell() - len(rest)
+
+
+def _parse(text: bytes) -> dict[str, Any] | None:
+    """Parse a line; None if it does not describe a step, because after a power loss a line may contain anything."""
+    try:
+        line = json.loads(text)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
+
+
+def cut_back(path: Path, step: int, say: Callable[[str], None] = lambda line: None) -> None:
+    """Keep only the steps up to `step`, so that a resumed run writes each step once. Creates a missing file."""
+    kept = [line for line in read_metrics(path, say) if line["step"] <= step]
+    write_durably(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add one step and sync it, so that no checkpoint is newer than the metrics."""
+    with path.open("a") as file:
+        file.write(json.dumps(line, allow_nan=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,71 @@
+"""Saves the plan and the measured times of one step, which the report draws."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from engine.cluster.mesh import Place
+from engine.files import write_durably, write_json
+from engine.parallel.groups import Groups
+from engine.planner.plan.step_plan import StepPlan
+from engine.report.boxes import shown_ranks
+from engine.run.folder import RunFolder
+from engine.trainer.control import Control
+from engine.trainer.step import StepTimes
+
+
+class Trace:
+    """Writes one step of a run for the report: the one with the largest ring, preferably with unsplit sequences too.
+
+    If a later step is as good, it replaces the written one only when a checkpoint is due, because writing costs four
+    fsyncs.
+    """
+
+    def __init__(self, folder: RunFolder, groups: Groups) -> None:
+        self._folder, self._groups = folder, groups
+        self._shown = (0, False)  # of the written step: the largest degree, and whether it has unsplit sequences
+
+    def resume(self, control: Control) -> None:
+        """Compare later steps with the one that a run has written before it was resumed. All ranks must call it."""
+        shown = 0, False
+        if self._groups.rank == 0:
+            # None is written, or it is damaged or of another version: a later step replaces it.
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                shown = _shows(StepPlan.from_bytes(self._folder.plan.read_bytes()))
+        degree, has_unsplit = control.largest(*shown)
+        self._shown = int(degree), bool(has_unsplit)
+
+    def record(self, step: int, plan: StepPlan, times: StepTimes, checkpoint_due: bool) -> None:
+        """Write the step if it is better for the report than the written one.
+
+        All ranks must call it after every step. They all decide alike, because the decision depends only on the plan.
+        """
+        shows = _shows(plan)
+        if shows < self._shown or (shows == self._shown and not checkpoint_due):
+            return
+        self._shown = shows
+        # Rank 0 collects the times of the HDP ranks that the report draws, and writes them.
+        groups, counts = self._groups, np.diff(plan.micro_start)
+        senders = {groups.mesh.rank(Place(hdp)): hdp for hdp in shown_ranks(plan.ranks).tolist()}
+        mine = torch.tensor(times.spans(), dtype=torch.float64)
+        if groups.rank != 0:
+            if groups.rank in senders:
+                dist.send(mine, 0, group=groups.control)
+            return
+        found = []  # (HDP rank, micro-batch, start, end)
+        for rank, hdp in senders.items():
+            spans = mine if rank == 0 else torch.empty((int(counts[hdp]), 3), dtype=torch.float64)
+            if rank != 0:
+                dist.recv(spans, rank, group=groups.control)
+            found += [[hdp, int(micro), start, end] for micro, start, end in spans.tolist()]
+        write_durably(self._folder.plan, plan.to_bytes())
+        write_json(self._folder.trace, {"step": step, "spans": found})
+
+
+def _shows(plan: StepPlan) -> tuple[int, bool]:
+    """The largest degree of a plan, and whether it has unsplit sequences."""
+    return int(plan.degrees.max()), bool((plan.degrees == 1).any())

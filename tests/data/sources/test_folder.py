@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import schema
+from engine.data.sources.folder import FolderSource
+from engine.errors import DataError
+
+MakeData = Callable[..., schema.Data]
+WriteFiles = Callable[[Mapping[str, bytes]], Path]
+
+
+def refusal(data: schema.Data, document: int | None = None) -> tuple[str, str | None, str | None]:
+    """Message, place and hint of the error when the source is opened or a document is read."""
+    with pytest.raises(DataError) as caught:
+        source = FolderSource(data)
+        if document is not None:
+            source.read(document)
+    problem = caught.value.problems[0]
+    return problem.message, problem.key, problem.hint
+
+
+def test_documents_are_sorted_by_relative_path(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"b.txt": b"3", "a/z.txt": b"2", "a/b/c.txt": b"1", "B.txt": b"0"})
+    source = FolderSource(make_data(root))
+    assert source.names == ("B.txt", "a/b/c.txt", "a/z.txt", "b.txt")
+    assert [source.read(document) for document in range(4)] == [b"0", b"1", b"2", b"3"]
+    assert source.place(1) == str(root / "a/b/c.txt")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.py", ["a.py"]),
+        ("**/*.py", ["a.py", "d/b.py", "d/e/c.py"]),
+        ("d/*.py", ["d/b.py"]),
+        ("d/**", ["d/b.py", "d/e/c.py"]),
+        ("**/e/**/*.py", ["d/e/c.py"]),
+        ("?.txt", ["a.txt"]),
+        ("**/[bc].py", ["d/b.py", "d/e/c.py"]),
+    ],
+)
+def test_patterns(pattern: str, names: list[str], write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a.py": b"x", "d/b.py": b"x", "d/e/c.py": b"x", "a.txt": b"x"})
+    assert list(FolderSource(make_data(root, pattern=pattern)).names) == names
+
+
+def test_a_span_is_read_without_the_rest(write_files: WriteFiles, make_data: MakeData) -> None:
+    source = FolderSource(make_data(write_files({"a.txt": b"0123456789"})))
+    assert source.read_span(0, 3, 6) == b"345"
+    assert source.read_span(0, 8, 12) == b"89"
+
+
+def test_the_standard_library_comes_without_installed_packages(make_data: MakeData) -> None:
+    source = FolderSource(make_data("stdlib", pattern="**/*"))
+    assert {"json/__init__.py", "os.py"} <= set(source.names)
+    assert not [name for name in source.names if {"site-packages", "__pycache__"} & set(name.split("/"))]
+    assert source.place(0).startswith(sysconfig.get_paths()["stdlib"])
+
+
+def test_a_folder_with_a_matching_name_is_not_a_document(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a.py": b"x", "x.py/b.txt": b"x"})
+    assert FolderSource(make_data(root, pattern="**/*.py")).names == ("a.py",)
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> None:
+    missing = str(tmp_path / "nowhere")
+    hint = "set data.path to a folder of text files"
+    assert refusal(make_data(missing)) == ("no such folder", missing, hint)
+
+
+def test_a_file_where_a_folder_should_be_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
+    file = str(write_files({"a.jsonl": b"{}"}) / "a.jsonl")
+    hint = "data.format=jsonl reads one document per line"
+    assert refusal(make_data(file)) == ("is a file, not a folder", file, hint)
+
+
+def test_a_folder_without_a_match_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a.txt": b"x"})
+    message, key, hint = refusal(make_data(root, pattern="*.md"))
+    assert (message, key) == ("contains no file that matches '*.md'", str(root))
+    assert hint is not None and "data.pattern" in hint
+
+
+def test_a_file_that_is_not_utf8_is_refused_with_the_byte(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a.txt": b"good", "b.txt": b"caf\xe9 noir"})
+    hint = "data.encoding=bytes accepts any file"
+    assert refusal(make_data(root), document=1) == ("is not UTF-8 at byte 3", str(root / "b.txt"), hint)
+    assert FolderSource(make_data(root, encoding="bytes")).read(1) == b"caf\xe9 noir"
+
+
+def test_a_dangling_link_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({})
+    (root / "x.py").symlink_to(root / "gone.py")
+    message, key, _ = refusal(make_data(root), document=0)
+    assert (message, key) == ("cannot be read: No such file or directory", str(root / "x.py"))
+
+
+def test_a_file_without_permission_is_refused(
+    write_files: WriteFiles, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read anything, so the error is simulated."""
+    root = write_files({"a.txt": b"x"})
+
+    def denied(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)
+    message, key, _ = refusal(make_data(root), document=0)
+    assert (message, key) == ("cannot be read: Permission denied", str(root / "a.txt"))
+
+
+def test_a_folder_without_permission_is_refused_and_not_skipped(
+    write_files: WriteFiles, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_files({"a.txt": b"x", "secret/b.txt": b"x"})
+    scandir = os.scandir
+
+    def denied(folder: Any) -> Any:
+        if Path(folder).name == "secret":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    message, key, _ = refusal(make_data(root))
+    assert (message, key) == ("cannot be read: Permission denied", str(root / "secret"))

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import schema
+from engine.data.sources.jsonl import JsonlSource
+from engine.errors import DataError
+
+MakeData = Callable[..., schema.Data]
+
+
+def write(tmp_path: Path, content: bytes) -> Path:
+    (tmp_path / "corpus.jsonl").write_bytes(content)
+    return tmp_path / "corpus.jsonl"
+
+
+def test_lines_are_documents_and_blank_ones_are_counted(tmp_path: Path, make_data: MakeData) -> None:
+    path = write(tmp_path, '{"text": "one"}\n\n{"id": 2, "text": "zwölf\\n"}\r\n  \n{"text": ""}'.encode())
+    source = JsonlSource(make_data(path, format="jsonl"))
+    assert source.names == ("corpus.jsonl:1", "corpus.jsonl:3", "corpus.jsonl:5")
+    assert source.place(1) == f"{path}:3"
+    assert source.blank == 2
+    assert [source.read(document) for document in range(3)] == [b"one", "zwölf\n".encode(), b""]
+
+
+def test_a_span_counts_bytes_of_utf8(tmp_path: Path, make_data: MakeData) -> None:
+    source = JsonlSource(make_data(write(tmp_path, '{"text": "aéb"}'.encode()), format="jsonl"))
+    assert source.read_span(0, 1, 3) == "é".encode()
+    assert source.read_span(0, 2, 9) == b"\xa9b"
+
+
+def test_the_field_can_be_chosen(tmp_path: Path, make_data: MakeData) -> None:
+    path = write(tmp_path, b'{"content": "one", "text": "two"}')
+    assert JsonlSource(make_data(path, format="jsonl", field="content")).read(0) == b"one"
+
+
+def test_a_line_is_parsed_once_for_several_spans(tmp_path: Path, make_data: MakeData) -> None:
+    path = write(tmp_path, b'{"text": "0123456789"}')
+    source = JsonlSource(make_data(path, format="jsonl"))
+    assert source.read_span(0, 0, 2) == b"01"
+    path.unlink()
+    assert source.read_span(0, 8, 10) == b"89"
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        (b'{"text": "a" "b"}', "is not JSON at column 14: Expecting ',' delimiter", "fix or remove the line"),
+        (b'{"text": "a', "is not JSON at column 10: Unterminated string starting at", "fix or remove the line"),
+        (b'["text"]', "is not a JSON object", 'write {"text": "..."} on each line'),
+        (b'{"txt": "a"}', "has no field 'text'", "did you mean data.field=txt?"),
+        (b'{"body": "a", "id": 1}', "has no field 'text'", "set data.field to one of 'body', 'id'"),
+        (b"{}", "has no field 'text'", "the object is empty"),
+        (b'{"text": 7}', "field 'text' is not a string", "set data.field to a field that contains text"),
+        (b'{"text": null}', "field 'text' is not a string", "set data.field to a field that contains text"),
+        (b'{"text": "caf\xe9"}', "is not UTF-8 at byte 13 of the line", "convert the file to UTF-8"),
+        (
+            b'{"text": "ab\\ud83d"}',
+            "contains an unpaired surrogate, \\ud83d, at character 2 of its text",
+            "fix or remove the line",
+        ),
+        (b"[" * 200_000, "contains JSON that Python cannot parse", "fix or remove the line"),
+    ],
+)
+def test_a_bad_line_is_refused_by_its_number(
+    line: bytes, message: str, hint: str, tmp_path: Path, make_data: MakeData
+) -> None:
+    path = write(tmp_path, b'{"text": "good"}\n\n' + line + b"\n")
+    source = JsonlSource(make_data(path, format="jsonl"))
+    with pytest.raises(DataError) as caught:
+        source.read(1)
+    problem = caught.value.problems[0]
+    assert (problem.message, problem.key, problem.hint) == (message, f"{path}:3", hint)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path, make_data: MakeData) -> None:
+    with pytest.raises(DataError, match="no such file") as caught:
+        JsonlSource(make_data(tmp_path / "none.jsonl", format="jsonl"))
+    assert caught.value.problems[0].key == str(tmp_path / "none.jsonl")
+
+
+def test_a_folder_where_a_file_should_be_is_refused(tmp_path: Path, make_data: MakeData) -> None:
+    with pytest.raises(DataError, match="is a folder, not a file") as caught:
+        JsonlSource(make_data(tmp_path, format="jsonl"))
+    assert caught.value.problems[0].hint == "data.format=folder reads its files"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_file_without_documents_is_refused(content: bytes, tmp_path: Path, make_data: MakeData) -> None:
+    with pytest.raises(DataError, match="contains no document"):
+        JsonlSource(make_data(write(tmp_path, content), format="jsonl"))

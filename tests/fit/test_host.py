@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.cost.model import Costs
+from engine.fit import host as host_memory
+from engine.fit.host import host_problem, tight
+from engine.planner.plan.step_plan import StepPlan
+from tests.planner.samples import by_hand
+
+HERE = Cluster((Node("localhost", 2),), 2**40)
+TWO = Cluster((Node("localhost", 2), Node("elsewhere.example", 2)), 2**40)
+
+
+def config(*keys: str) -> Config:
+    return load(["recipe=quickstart", "model.layers=4", *keys])
+
+
+def plan(ratio: float) -> StepPlan:
+    """A plan of two ranks with at most 30 tokens each; two of the four layers may be offloaded."""
+    made = by_hand([30, 20], [(0,), (1,)], [[[0]], [[1]]])
+    return replace(made, offload=np.full_like(made.offload, round(ratio * 1e6)))
+
+
+def free(monkeypatch: pytest.MonkeyPatch, bytes_: int | None) -> None:
+    monkeypatch.setattr(host_memory, "available_bytes", lambda: bytes_)
+
+
+def test_what_two_ranks_offload_must_be_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = 2 * 15 * Costs.of(config()).token_bytes
+    free(monkeypatch, needed)
+    assert host_problem([plan(0.0), plan(1.0)], config(), HERE) is None
+    free(monkeypatch, needed - 1)
+    problem = host_problem([plan(0.0), plan(1.0)], config(), HERE)
+    assert problem is not None and problem.key == "offload.ratio"
+    needs, has = problem.message.split(", ", 1)[1].split(" for 2 ranks, but only ")
+    assert needs not in has and has.endswith("KiB of this machine's memory is available")
+    assert host_problem([plan(0.5)], config(), HERE) is None
+
+
+@pytest.mark.parametrize(
+    ("cluster", "key", "hint"),
+    [
+        (
+            HERE,
+            "optimizer.on_host",
+            "set optimizer.on_host=false, or stop other processes that use memory here, or shard",
+        ),
+        (TWO, "cluster.ranks_per_node", "use more machines, or set optimizer.on_host=false"),
+    ],
+)
+def test_model_states_that_wait_there_count_too(
+    cluster: Cluster, key: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More machines shard the states if there are several; else the hint is about this machine."""
+    asked = config("optimizer.on_host=true")
+    needed = 2 * Costs.of(asked).host_fixed_bytes
+    free(monkeypatch, needed)
+    assert host_problem([], asked, cluster) is None
+    free(monkeypatch, needed - 1)
+    problem = host_problem([], asked, cluster)
+    assert problem is not None and problem.key == key and str(problem.hint).startswith(hint)
+
+
+def test_other_machines_and_silent_systems_are_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    free(monkeypatch, 0)
+    assert host_problem([plan(1.0)], config(), Cluster((Node("elsewhere.example", 2),), 2**40)) is None
+    free(monkeypatch, None)
+    assert host_problem([plan(1.0)], config(), HERE) is None
+
+
+def test_a_later_step_that_may_want_more_than_is_free_is_told_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(["recipe=quickstart", "model.layers=8", "context=2K", "capacity=1K", "offload.ratio=auto"])
+    free(monkeypatch, 2**20)
+    told = tight(config, HERE)
+    assert (
+        told is not None
+        and "1.0 MiB of this machine" in told
+        and told.endswith("lower cluster.host_memory to plan with less")
+    )
+    free(monkeypatch, 2**40)
+    assert tight(config, HERE) is None

@@ -1,0 +1,80 @@
+"""A real run of two CPU processes holds at most what `estimate-memory` says, and at least half of it.
+
+The allowance of a CPU process is an upper bound: how much freed memory the C library keeps depends on the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.lengths import step_lengths
+from engine.fit.estimate import Estimate, estimate, estimate_plans
+from engine.launch.run import train
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+from engine.run.metrics import read_metrics
+
+SIZE = ["layers=6", "hidden=512", "heads=8", "kv_heads=8", "ffn=1376"]
+RUN = [
+    "context=1K",
+    "capacity=512",
+    "batch_tokens=2K",
+    "offload.ratio=0",
+    "data.format=jsonl",
+    "data.validation_tokens=0",
+]
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    "keys",
+    [
+        [],
+        ["zero.stage=2", "batch_tokens=1K", "recompute=layer"],
+        ["zero.stage=3", "batch_tokens=1K", "recompute=layer"],
+    ],
+    ids=["zero-1", "zero-2", "zero-3"],
+)
+def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str]) -> None:
+    config = configured(tmp_path, [500, 1000, 900] * 8, keys)
+    check(resident(config), estimate(config, PlanSettings.of(config)))
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("keys", [[], ["zero.stage=2", "recompute=layer"]], ids=["zero-1", "zero-2"])
+def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list[str]) -> None:
+    """Gradients fill while activations are released: `--plan` knows that they are never held together."""
+    sizes = ["context=4K", "capacity=2K", "batch_tokens=4K"]
+    config = configured(tmp_path, [4000] * 4, [*sizes, *keys])
+    settings = PlanSettings.of(config)
+    plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
+    assert [plan.micro_batches for plan in plans] == [2, 2]
+    check(resident(config), estimate_plans(config, settings, plans))
+
+
+def check(resident: int, found: Estimate) -> None:
+    print(f"resident {resident / 2**20:.0f} MiB, estimate {found.peak / 2**20:.0f}: {resident / found.peak:.3f}")
+    assert found.peak / 2 <= resident <= found.peak
+
+
+def configured(folder: Path, lengths: list[int], keys: list[str]) -> Config:
+    """A run on documents of these lengths in characters."""
+    file, letters = folder / "documents.jsonl", random.Random(0)
+    texts = ["".join(letters.choices("abcdefgh ", k=length)) for length in lengths]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    places = [f"data.path={file}", f"run.out={folder / 'run'}", "run.steps=2"]
+    return load(["recipe=quickstart", *(f"model.{key}" for key in SIZE), *RUN, *places, *keys])
+
+
+def resident(config: Config) -> int:
+    """Train, and return the peak resident bytes of a rank's process."""
+    train(config, say=lambda line: None)
+    found = [line["peak_memory"] for line in read_metrics(Path(config.run.out) / "metrics.jsonl")]
+    assert found == sorted(found)
+    return int(found[-1])

@@ -1,0 +1,157 @@
+"""Small models, batches and steps for the tests of plan invariance, recompute, ZeRO and memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.attention.comm import RingComm
+from engine.attention.kernels.choice import choose
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.slices import micro_batch_slices
+from engine.data.steps import SequenceTable
+from engine.models.build import Transformer, build_model
+from engine.models.common.initialise import initialise
+from engine.models.llama.model import Llama
+from engine.models.mixtral.model import Mixtral
+from engine.models.parallelize import parallelize
+from engine.offload.offload import Offload
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import RankContext, run_step
+from engine.zero.shards import gathered, sharded
+
+SCALE = 5.0  # of weights: a weight's change must exceed the rounding of a norm's weight, which is near 1
+
+
+class FakeReader:
+    """Documents made of the step's sequences, without files."""
+
+    def __init__(self, documents: list[np.ndarray]) -> None:
+        self.documents = documents
+
+    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+        return self.documents[document][start:stop]
+
+
+Batch = tuple[SequenceTable, FakeReader]
+
+
+def table_of(lengths: list[int], seed: int) -> Batch:
+    """A step of random documents with these lengths, each an unsplit sequence."""
+    random = np.random.default_rng(seed)
+    documents = [random.integers(0, 258, length + 1) for length in lengths]
+    size = np.array(lengths, dtype=np.int64)
+    return SequenceTable(np.arange(len(size)), np.zeros_like(size), size, size), FakeReader(documents)
+
+
+def batch(world: int, capacity: int, step: int = 0) -> Batch:
+    """Lengths 1, 2, primes, every length from 1 to 2D + 1, and one that needs all ranks."""
+    lengths = [*range(1, 2 * world + 2), 13, 23, world * capacity - 3, 2, 31, capacity]
+    lengths = [min(length, world * capacity) for length in lengths]
+    return table_of(lengths, seed=1000 * world + capacity + 7 * step)
+
+
+def config(world: int, capacity: int, planner: str, *more: str) -> Config:
+    """A model of two layers and SGD with momentum: AdamW would hide a wrong scale of the gradients."""
+    overrides = ["recipe=quickstart", f"planner={planner}", f"cluster.ranks_per_node={world}", f"capacity={capacity}"]
+    model = ["layers=2", "hidden=32", "heads=4", "kv_heads=2", "ffn=48"]
+    sgd = ["optimizer.name=sgd", "optimizer.betas=[0.9,0.9]", "optimizer.weight_decay=0"]
+    return load([*overrides, f"context={world * capacity}", *(f"model.{m}" for m in model), *sgd, *more])
+
+
+def scale_up(parameter: Tensor) -> None:
+    """Multiply the weights of a matrix by SCALE; norms stay as they are."""
+    with torch.no_grad():
+        parameter.mul_(SCALE if parameter.dim() > 1 else 1)
+
+
+def llama(settings: Config, dtype: torch.dtype) -> Llama:
+    """An initialised model with large weights, prepared for rings and recompute."""
+    model = Llama(settings.model)
+    parallelize(model, settings, torch.device("cpu"))
+    initialise(model, 3)
+    for parameter in model.parameters():
+        scale_up(parameter)
+    return model.to(dtype)
+
+
+def mixtral(settings: Config) -> Mixtral:
+    """A model in float64 whose experts have unequal loads, with biases that change choices."""
+    model = build_model(settings)
+    assert isinstance(model, Mixtral)
+    initialise(model, 3)
+    for parameter in model.parameters():
+        scale_up(parameter)
+    for experts in model.experts():
+        if experts.bias is not None:
+            experts.bias.copy_(torch.arange(settings.model.experts) * 3 % 7 - 3)
+    return model.double()
+
+
+def model_of(settings: Config, offload: Offload | None = None) -> Transformer:
+    """The model of a config with large weights; with ZeRO-3 this rank holds its partition of them."""
+    with sharded(settings):
+        model = build_model(settings)
+    parallelize(model, settings, torch.device("cpu"), offload)
+    initialise(model, 3, gathered)
+    for parameter in model.parameters():
+        with gathered(parameter):
+            scale_up(parameter)
+    return model
+
+
+def rank_context(dtype: torch.dtype) -> RankContext:
+    """The context of this rank in a world of gloo processes."""
+    device = torch.device("cpu")
+    return RankContext(dist.get_rank(), device, RingComm(dist.new_group(backend="gloo")), choose(device, dtype, 8))
+
+
+def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str, Any]:
+    """Train some steps through DeepSpeed on this rank: the change of the fp32 weights, the norms, the largest ring."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    from engine.zero.engine import ZeroEngine
+
+    dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
+    model, context = llama(settings, torch.float32), rank_context(dtype)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    engine, norms, degrees = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings), [], []
+    for table, reader in batches:
+        plan = plan_step(table.length, PlanSettings.of(settings))
+        backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
+        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        norms.append(engine.step(lr))
+        degrees += plan.degrees.tolist()
+    change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}
+    return {"change": change, "norms": norms, "degree": max(degrees)}
+
+
+def steps_alone(
+    model: Llama, settings: Config, batches: list[Batch], lr: float
+) -> tuple[dict[str, Tensor], list[float]]:
+    """Train some steps of a model in float64 with plain PyTorch, one sequence at a time, with the model's own loss.
+
+    Returns the change of its parameters, and the norms.
+    """
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer, norms = build_optimizer(model, settings.optimizer), []
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    for table, reader in batches:
+        optimizer.zero_grad()
+        for sequence, length in enumerate(table.length.tolist()):
+            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
+            loss = model(tokens[:-1], torch.arange(length), tokens[1:])
+            (loss / int(table.loss_tokens.sum())).backward()
+        limit = settings.optimizer.clip_norm or float("inf")
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        optimizer.step()
+    return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}, norms

@@ -1,0 +1,83 @@
+"""GPUs that are missing are reported before any rank starts; here a stand-in counts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.cluster.cluster import Cluster
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.errors import PreflightError
+from engine.launch import checks
+from engine.launch.checks import gpu_problem
+from engine.launch.run import train
+
+
+def h200(*overrides: str) -> tuple[Config, Cluster]:
+    config = load(["recipe=h200-1b-8k", *overrides])
+    return config, Cluster.of(config.cluster)
+
+
+@pytest.fixture(autouse=True)
+def visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+
+
+def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, 0)
+    out = tmp_path / "run"
+    config, cluster = h200("cluster.ranks_per_node=8", f"run.out={out}")
+    with pytest.raises(PreflightError) as caught:
+        train(config)
+    (problem,) = caught.value.problems
+    assert (caught.value.code, out.exists()) == (3, False)
+    assert f"{problem.key}: {problem.message}" == "cluster=h200x8: trains on GPUs, but CUDA finds none on this machine"
+    assert (
+        problem.hint
+        == "use a machine with GPUs, or --dry-run to plan only; small models also train on CPUs: cluster=local"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    hidden = gpu_problem(config, cluster)
+    assert hidden is not None and hidden.message.endswith("with CUDA_VISIBLE_DEVICES=''"), "it may be why"
+
+
+def test_a_dry_run_lists_missing_gpus_with_what_else_a_launch_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, 0)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.py").write_text("print()\n" * 400)
+    config, _ = h200(f"data.path={tmp_path / 'data'}", f"run.out={tmp_path / 'run'}")
+    shown = train(config, dry_run=True, say=lambda line: None)["dry_run"]
+    assert [problem["key"] for problem in shown["refused"]] == ["cluster=h200x8"]
+
+
+def test_more_ranks_than_gpus_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 2)
+    problem = gpu_problem(*h200("cluster.ranks_per_node=8"))
+    assert problem is not None
+    assert (problem.key, problem.hint) == ("cluster.ranks_per_node=8", "set cluster.ranks_per_node=2")
+    assert problem.message == "8 ranks need one GPU each, but CUDA finds 2 on this machine"
+    assert gpu_problem(*h200("cluster.ranks_per_node=2")) is None
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost slots=4\n")
+    problem = gpu_problem(*h200(f"cluster.hostfile={hosts}"))
+    assert problem is not None
+    assert (problem.key, problem.hint) == ("cluster.hostfile", f"set slots=2 for this machine in {hosts}")
+
+
+def test_other_hosts_and_clusters_of_cpus_need_no_gpu_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "visible_gpus", lambda: pytest.fail("nothing here needs a GPU"))
+    hosts = tmp_path / "hosts"
+    hosts.write_text("alpha slots=8\nbeta slots=8\n")
+    assert gpu_problem(*h200(f"cluster.hostfile={hosts}")) is None
+    local = load(["recipe=quickstart"])
+    assert gpu_problem(local, Cluster.of(local.cluster)) is None

@@ -1,0 +1,17 @@
+"""The layers of packages, from the command line down to the modules that import no other package of this repository."""
+
+from __future__ import annotations
+
+# Each layer may import those after it. Packages of one layer may import each other, as long as no cycle comes of it.
+LAYERS = (
+    {"bytescale_cli"},
+    {"trainer", "launch", "report", "hardware"},
+    {"zero", "offload", "parallel", "attention", "models", "weights"},
+    {"data", "simulator", "fit"},
+    {"planner"},
+    {"cost"},
+    {"run"},
+    {"cluster"},
+    {"config"},
+    {"close", "compiled", "dtypes", "errors", "files", "safe_path", "selection", "units"},
+)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.planner.make import PLANNERS, plan_step
+from engine.planner.plan import loads, schedule
+from engine.planner.plan.emit import emit
+from tests.planner.samples import ints, lengths, settings
+
+
+@given(st.sampled_from(sorted(PLANNERS)), st.integers(1, 9), st.data())
+def test_tokens_and_pairs_are_those_of_the_schedule(planner: str, ranks: int, data: st.DataObject) -> None:
+    plan = plan_step(ints(*data.draw(lengths(ranks * 16))), settings(planner, ranks))
+    tokens, pairs = (shards.tolist() for shards in loads.shard_loads(plan))
+    for index in range(plan.micro_batches):
+        for shard in plan.micro_batch(index).shards:
+            at = int(plan.ring_start[shard.sequence]) + shard.part
+            spans = schedule.shard_spans(shard.length, shard.degree, shard.part)
+            assert tokens[at] == sum(span.tokens for span in spans)
+            assert pairs[at] == sum(position + 1 for span in spans for position in range(*span))
+    assert loads.micro_tokens(plan).sum() == plan.lengths.sum()
+
+
+@given(st.lists(st.integers(1, 3_000_000), min_size=1, max_size=8), st.integers(1, 6))
+def test_splitting_a_sequence_changes_neither_its_pairs_nor_its_tokens(step: list[int], ranks: int) -> None:
+    plan = emit("by hand", "free", ranks, 10**9, ints(*step), [[(s, range(ranks))] for s in range(len(step))])
+    tokens, pairs = loads.shard_loads(plan)
+    assert pairs.sum() == sum(s * (s + 1) // 2 for s in step)
+    assert tokens.sum() == sum(step)
+
+
+def test_ring_buffers_are_as_large_as_the_largest_shard() -> None:
+    """A ring of three over 7 tokens: the last member has 2 tokens, and receives 3."""
+    plan = emit("by hand", "free", 3, 16, ints(7, 4), [[(0, (0, 1, 2)), (1, (2,))]])
+    tokens, buffers = loads.micro_loads(plan)
+    assert (tokens.tolist(), buffers.tolist()) == ([3, 2, 6], [3, 3, 3])
+    alone = emit("by hand", "free", 1, 16, ints(7), [[(0, (0,))]])
+    assert [part.tolist() for part in loads.micro_loads(alone)] == [[7], [0]]
+
+
+def test_peers_are_neighbours_in_any_ring() -> None:
+    plan = emit("by hand", "free", 5, 16, ints(9, 9, 2), [[(0, (0, 1, 2))], [(1, (1, 3))], [(2, (4,))]])
+    assert loads.peers(plan).tolist() == [2, 3, 2, 1, 0]

@@ -1,0 +1,119 @@
+"""The ring schedule against brute force: every causal pair once, every buffer where it belongs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.planner.plan import schedule
+from engine.planner.plan.schedule import Transfer
+
+DIRECTIONS: tuple[schedule.Direction, ...] = ("forward", "backward", "counts")
+DEGREES = [*range(1, 10), 16, 31]
+
+
+def chunk_bounds(length: int, degree: int) -> list[int]:
+    return [schedule.chunk_start(*divmod(length, 2 * degree), chunk) for chunk in range(2 * degree + 1)]
+
+
+@given(length=st.integers(1, 3_000_000), degree=st.integers(1, 300))
+def test_chunks_tile_the_sequence_and_differ_by_at_most_one_token(length: int, degree: int) -> None:
+    bounds = chunk_bounds(length, degree)
+    sizes = np.diff(bounds)
+    assert len(sizes) == 2 * degree and bounds[0] == 0 and bounds[-1] == length
+    assert sizes.min() >= 0 and sizes.max() <= sizes.min() + 1
+
+
+@given(length=st.integers(1, 5000), degree=st.integers(1, 40))
+def test_shards_are_mirrored_chunks_of_at_most_the_mean_rounded_up(length: int, degree: int) -> None:
+    bounds = chunk_bounds(length, degree)
+    tokens = []
+    for part in range(degree):
+        mirror = 2 * degree - 1 - part
+        spans = schedule.shard_spans(length, degree, part)
+        assert spans == ((bounds[part], bounds[part + 1]), (bounds[mirror], bounds[mirror + 1]))
+        tokens.append(schedule.shard_tokens(length, degree, part))
+    assert sum(tokens) == length
+    assert max(tokens) == -(-length // degree)
+
+
+def positions(length: int, degree: int, part: int) -> list[int]:
+    """Return the positions of a shard's tokens in the order in which the rank holds them."""
+    low, high = schedule.shard_spans(length, degree, part)
+    return [*range(low.start, low.stop), *range(high.start, high.stop)]
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_blocks_cover_the_causal_mask_each_pair_once(degree: int) -> None:
+    lengths = {1, 2, 3, 7, 29, degree, 2 * degree - 1, 2 * degree, 2 * degree + 1, 4 * degree + 3}
+    for length in sorted(lengths):
+        met = np.zeros((length, length), dtype=int)
+        for part in range(degree):
+            for round_ in range(degree):
+                kv = schedule.kv_part(degree, part, round_)
+                block = schedule.block(length, degree, part, kv)
+                queries = positions(length, degree, part)[block.q_start : block.q_stop]
+                keys = positions(length, degree, kv)[: block.kv_stop]
+                for i, query in enumerate(queries):
+                    met[query, keys[: i + 1] if block.causal else keys] += 1
+                assert block.empty == (not queries or not keys)
+        assert np.array_equal(met, np.tril(np.ones((length, length), dtype=int)))
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("degree", DEGREES)
+def test_every_send_has_its_receive_in_the_same_order(degree: int, direction: schedule.Direction) -> None:
+    """Rule 6 of `verify` rests on it."""
+    for round_ in range(schedule.rounds(degree, direction) + 1):
+        for part in range(degree):
+            sent = schedule.transfers(degree, part, round_, direction)
+            received = schedule.transfers(degree, (part + 1) % degree, round_, direction)
+            assert [(t.kind, t.send) for t in sent] == [(t.kind, t.receive) for t in received]
+            assert round_ < schedule.rounds(degree, direction) or not sent
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("degree", DEGREES)
+def test_every_part_holds_the_keys_that_it_needs_next(degree: int, direction: schedule.Direction) -> None:
+    """Every part computes with all K,V, its own first, and sends only what it holds; the same holds for counts."""
+    holds = list(range(degree))
+    met: list[set[int]] = [set() for _ in range(degree)]
+    for round_ in range(degree):
+        for part in range(degree):
+            assert schedule.kv_part(degree, part, round_) == holds[part]
+            met[part].add(holds[part])
+        holds = _passed(holds, degree, round_, direction, "counts" if direction == "counts" else "kv")
+    assert all(parts == set(range(degree)) for parts in met)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_gradients_of_keys_visit_every_part_and_return(degree: int) -> None:
+    """A part holds a buffer of dK,dV in the round in which it adds to it; the buffer returns to its owner."""
+    visited: dict[int, list[int]] = {part: [] for part in range(degree)}
+    holds = list(range(degree))
+    for round_ in range(schedule.rounds(degree, "backward")):
+        holds = _passed(holds, degree, round_, "backward", "dkv")
+        if round_ < degree:
+            for part in range(degree):
+                assert holds[part] == schedule.kv_part(degree, part, round_)
+                visited[holds[part]].append(part)
+    assert holds == list(range(degree))
+    assert all(sorted(parts) == list(range(degree)) for parts in visited.values())
+
+
+def _passed(holds: list[int], degree: int, round_: int, direction: schedule.Direction, kind: str) -> list[int]:
+    """Return the buffer that each part holds after the transfers of a round."""
+    after = list(holds)
+    for part in range(degree):
+        for transfer in schedule.transfers(degree, part, round_, direction):
+            if transfer.kind == kind:
+                assert transfer.send == holds[part]
+                after[(part + 1) % degree] = transfer.send
+    return after
+
+
+def test_in_the_backward_pass_keys_are_sent_before_gradients() -> None:
+    assert schedule.transfers(3, 0, 1, "backward") == (Transfer("kv", 2, 1), Transfer("dkv", 0, 2))
+    assert schedule.transfers(1, 0, 0, "backward") == ()

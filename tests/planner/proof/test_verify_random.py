@@ -1,0 +1,177 @@
+"""`verify` against two references: an executor in which plans finish or hang, and its rules in slow, plain Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+
+from engine.errors import PlanError
+from engine.planner.plan import loads
+from engine.planner.plan.emit import emit
+from engine.planner.plan.modes import lockstep
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.proof.verify import verify
+from engine.planner.settings import PlanSettings
+from engine.units import Ints
+from tests.planner.executor import finishes
+from tests.planner.pipelines import aligned_pipeline, aligned_pipelines, any_pipelines
+from tests.planner.proof.slow_verify import broken
+from tests.planner.samples import COSTS, by_hand, settings
+
+
+def random_rings(rng: np.random.Generator) -> StepPlan:
+    """Make a good plan of random rings on random ranks."""
+    ranks = int(rng.integers(2, 6))
+    count = int(rng.integers(2, 8))
+    rings = [rng.permutation(ranks)[: rng.integers(1, ranks + 1)].tolist() for _ in range(count)]
+    groups: list[list[tuple[int, list[int]]]] = [[] for _ in range(count)]
+    for sequence, group in enumerate(rng.integers(0, count, count).tolist()):
+        groups[group].append((sequence, rings[sequence]))
+    return emit("random", "free", ranks, 10**6, rng.integers(1, 30, count), groups)
+
+
+def shuffled(plan: StepPlan, rng: np.random.Generator) -> StepPlan:
+    """Shuffle micro-batches of a rank, shards of a micro-batch, or the numbers of gangs, a few times."""
+    micros = [[[s.sequence for s in micro.shards] for micro in plan.of_rank(rank)] for rank in range(plan.ranks)]
+    for _ in range(int(rng.integers(0, 4))):
+        row = micros[int(rng.integers(plan.ranks))]
+        if rng.random() < 0.7:
+            rng.shuffle(row)
+        else:
+            rng.shuffle(row[int(rng.integers(len(row)))])
+    rings = [plan.ring(sequence) for sequence in range(plan.sequences)]
+    mixed = by_hand(plan.lengths.tolist(), rings, micros, plan.capacity)
+    if rng.random() < 0.3:
+        mixed = replace(mixed, gang=rng.permutation(int(mixed.gang.max()) + 1)[mixed.gang])
+    return mixed
+
+
+def test_every_plan_that_hangs_is_refused() -> None:
+    seen = {(accepted, finished): 0 for accepted in (True, False) for finished in (True, False)}
+    rules = set()
+    for seed in range(1500):
+        rng = np.random.default_rng(seed)
+        plan = shuffled(random_rings(rng), rng)
+        try:
+            verify(plan, settings(ranks=plan.ranks, capacity=plan.capacity))
+            accepted = True
+        except PlanError as error:
+            accepted = False
+            rules.add(error.rule)
+        finished = finishes(plan)
+        assert finished or not accepted, f"seed {seed}: an accepted plan does not finish"
+        seen[accepted, finished] += 1
+    assert seen[True, True] > 300 and seen[False, False] > 300, seen
+    assert {4, 6} <= rules
+
+
+@hypothesis.settings(max_examples=500)
+@given(any_pipelines())
+def test_a_pipeline_is_accepted_exactly_if_it_finishes(plan: StepPlan) -> None:
+    try:
+        verify(plan, settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages))
+        assert finishes(plan)
+    except PlanError as error:
+        assert error.rule == 4 and not finishes(plan)
+
+
+@given(aligned_pipelines)
+def test_a_pipeline_finishes_if_each_gang_has_one_place_on_all_its_ranks(plan: StepPlan) -> None:
+    verify(plan, settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages))
+    assert finishes(plan)
+
+
+def test_unequal_counts_may_deadlock_a_pipeline_but_not_free_ranks() -> None:
+    """Rank 0 runs a micro-batch between two rings, and rank 1 does not: in 1F1B order they wait for each other."""
+    plan = by_hand([8, 8, 8], [(0, 1), (0,), (0, 1)], [[[0], [1], [2]], [[0], [2]]])
+    verify(plan, settings(ranks=2))
+    assert finishes(plan)
+    staged = replace(plan, mode="pipeline", stages=2)
+    with pytest.raises(PlanError, match="gangs 0, 1, 2 wait for each other") as caught:
+        verify(staged, settings(ranks=2, mode="pipeline", stages=2))
+    assert caught.value.rule == 4 and not finishes(staged)
+
+
+def meaning(plan: StepPlan) -> object:
+    """Return all that a plan makes ranks do: everything except the numbers of gangs."""
+    ranks = [[replace(micro, gang=0) for micro in plan.of_rank(rank)] for rank in range(plan.ranks)]
+    members = [frozenset(np.flatnonzero(plan.gang == gang).tolist()) for gang in plan.gang.tolist()]
+    return plan.mode, plan.stages, plan.ranks, plan.capacity, ranks, members
+
+
+def changed(array: Ints, kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Return the array after a change of one kind; most new values are plausible ones."""
+    array, at, other = array.copy(), int(rng.integers(len(array))), int(rng.integers(len(array)))
+    value = int(rng.choice([array[other], array[at] + 1, array[at] - 1, rng.integers(-2, 20)]))
+    if kind == "an entry":
+        array[at] = value
+    elif kind == "a swap":
+        array[[at, other]] = array[[other, at]]
+    elif kind == "a huge entry":
+        array[at] = rng.choice([2**63 - 1, -(2**63), 2**62, 2**35, 2**31, -1])
+    elif kind == "fewer":
+        array = array[: int(rng.integers(len(array)))]
+    elif kind == "more":
+        array = np.append(array, value)
+    elif kind == "type":
+        array = array.astype(rng.choice(["f8", "i4", "u8", ">i8", "?", "O"]))
+    else:
+        array = array.reshape(-1, 1)
+    return array
+
+
+def verified(rng: np.random.Generator) -> tuple[StepPlan, PlanSettings]:
+    """Return a plan of any mode, with offload, and the tightest settings that accept it."""
+    plan = random_rings(rng)
+    if rng.random() < 0.3:
+        plan = aligned_pipeline(rng)
+    plan = replace(plan, capacity=40, offload=rng.choice([0, 250_000, 500_000], plan.micro_batches))
+    if plan.mode == "free" and rng.random() < 0.5:
+        plan = lockstep(plan)
+    tokens, buffers = loads.micro_loads(plan)
+    peak = int(COSTS.peak_bytes(tokens, buffers, plan.offload).max())
+    host = int(COSTS.host_bytes(tokens, plan.offload).max())
+    capacity = int(COSTS.resident(tokens, plan.offload).max())
+    asked = settings(ranks=plan.ranks, capacity=capacity, mode=plan.mode, device_memory=peak, stages=plan.stages)
+    asked = replace(asked, offload=500_000, host_memory=host, max_peers=int(loads.peers(plan).max()))
+    return replace(plan, capacity=capacity), asked
+
+
+KINDS = ("an entry", "a swap", "a huge entry", "fewer", "more", "type", "shape")
+
+
+def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it() -> None:
+    """And by the same rule.
+
+    A damaged plan that passes is a valid plan. Either it is the same plan with other numbers for gangs, or another one:
+    with other lengths (which `plan_step` notices), other offload ratios that fit, or unsplit sequences in another order
+    or micro-batch.
+    """
+    passed: Counter[tuple[str, str, bool]] = Counter()
+    rules: Counter[int | None] = Counter()
+    for seed in range(2000):
+        rng = np.random.default_rng(seed)
+        plan, asked = verified(rng)
+        assert broken(plan, asked) is None
+        verify(plan, asked)
+        name, kind = str(rng.choice(list(plan.arrays()))), str(rng.choice(KINDS, p=[0.4, 0.35, *[0.05] * 5]))
+        damaged = replace(plan, **{name: changed(plan.arrays()[name], kind, rng)})
+        rule = broken(damaged, asked)
+        rules[rule] += 1
+        try:
+            verify(damaged, asked)
+        except PlanError as error:
+            assert error.rule == rule, f"seed {seed}: {kind} of {name}: {error}"
+            continue
+        assert rule is None, f"seed {seed}: {kind} of {name}"
+        assert finishes(damaged), f"seed {seed}: an accepted plan does not finish"
+        if damaged.digest != plan.digest:
+            passed[name, kind, meaning(damaged) == meaning(plan)] += 1
+    assert all(same == (name == "gang") for name, _, same in passed), passed
+    assert {kind for _, kind, _ in passed} == {"an entry", "a swap"} and "slot" not in {name for name, _, _ in passed}
+    assert rules[None] < 1000 and min(rules[rule] for rule in (0, 1, 2, 3)) > 20, rules

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from engine.report import run_page
+from engine.report.run import read_run
+from tests.report.runs import metrics, plan, write_run
+
+
+def test_the_head_says_what_the_run_was(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, lines=metrics(120), traced=plan(2)))
+    head = dict(run_page.head(run))
+    assert head["model"] == "tiny, 804,480 parameters"
+    assert head["ranks"] == "2"
+    assert head["planner"] == "adaptive"
+    assert head["mode"].startswith("free: ")
+    assert head["steps"] == "120 of 120"
+    assert head["final training loss"] == f"{run.lines[-1]['loss']:.3f} nats per token"
+
+
+@pytest.mark.parametrize(("loss", "verdict"), [(2.4, "below"), (2.432, "not below"), (3.0, "not below")])
+def test_validation_is_judged_against_the_bigram_entropy(tmp_path: Path, loss: float, verdict: str) -> None:
+    lines = [line | {"validation_loss": 9.0} for line in metrics(1)]
+    lines += [line | {"step": 2, "validation_loss": loss} for line in metrics(1)]
+    head = dict(run_page.head(read_run(write_run(tmp_path, lines=lines, traced=None))))
+    expected = f"{loss:.3f} nats per token, {verdict} the corpus's bigram entropy of 2.432"
+    assert head["final validation loss"] == expected
+
+
+def test_without_a_bigram_entropy_there_is_no_verdict(tmp_path: Path) -> None:
+    """Tokenizers other than bytes have none."""
+    folder = write_run(tmp_path, lines=[line | {"validation_loss": 9.0} for line in metrics(1)], traced=None)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps(summary | {"bigram_nats": None}))
+    run = read_run(folder)
+    assert dict(run_page.head(run))["final validation loss"] == "9.000 nats per token"
+    assert "bigram" not in run_page.run_page(run).html()
+
+
+def test_the_table_sums_up_the_steps(tmp_path: Path) -> None:
+    table = dict(run_page.table(read_run(write_run(tmp_path, lines=metrics(4), traced=None))))
+    assert table["steps"] == "4"
+    assert table["tokens"] == "64,010"
+    assert table["steps with a ring of 2 or more"] == "2 (50%)"
+    assert table["largest ring"] == "2 ranks"
+    assert table["wait for data"] == "0.02 s (0.2% of step time)"
+
+
+def test_a_run_without_steps_has_no_table_and_says_so(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path, lines=[], traced=None))
+    assert run_page.table(run) == []
+    head = dict(run_page.head(run))
+    assert head["final training loss"] == "no step was completed"
+    assert head["final validation loss"] == "no step was validated"
+    assert head["ranks"] == "2"  # of the config: there is no plan
+
+
+def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path) -> None:
+    lines = metrics(4)
+    lines[2]["loss"], lines[3]["loss"] = math.nan, math.inf
+    run = read_run(write_run(tmp_path, lines=lines, traced=None))
+    assert run_page.warning(run) == "The loss is not finite in 2 of 4 steps, first in step 3."
+    assert dict(run_page.head(run))["final training loss"] == "not finite"
+    assert run_page.warning(read_run(write_run(tmp_path, lines=metrics(4), traced=None))) is None

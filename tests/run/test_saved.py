@@ -1,0 +1,58 @@
+"""Which checkpoints a run has, and from which one it resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.run import checkpoints as checkpoint
+from engine.run.saved import choose, listed, verified
+from tests.run.damage import flip, mistype, remove, save, scramble, truncate, unmanifest
+
+
+def test_a_list_includes_damaged_checkpoints_and_hashes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One damaged checkpoint must not hide the others; truncated files are found without reading terabytes."""
+    damages = [truncate, remove, unmanifest, scramble, mistype, lambda folder: None]
+    for step, damage in enumerate(damages, start=1):
+        damage(save(tmp_path / "checkpoints", step))
+    monkeypatch.setattr(checkpoint, "_hash", lambda path: pytest.fail("a list that hashes takes minutes"))
+    found = listed(tmp_path)
+    assert [one["step"] for one in found] == [6, 5, 4, 3, 2, 1]
+    assert [one["damaged"] for one in found] == [
+        None,
+        *["manifest.json is unreadable"] * 2,
+        "manifest.json is missing",
+        "b.pt is missing",
+        "zero/b.pt has 0 bytes instead of 10",
+    ]
+    assert [one["ranks"] for one in found] == [1, None, None, None, 1, 1]
+
+
+def test_the_hint_for_a_damaged_run_or_checkpoint_can_be_followed(tmp_path: Path) -> None:
+    checkpoints, said = tmp_path / "checkpoints", list[str]()
+    flip(save(checkpoints, 1))
+    for source in (tmp_path, checkpoints / "step-00000001"):
+        with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash") as caught:
+            verified(source, said.append)
+        hint = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
+        assert caught.value.problems[0].hint == hint
+    assert said == []
+    save(checkpoints, 2)
+    with pytest.raises(CheckpointError) as caught:
+        verified(checkpoints / "step-00000001", said.append)
+    assert caught.value.problems[0].hint == "name another checkpoint, such as step-00000002"
+    flip(save(checkpoints, 3))
+    assert verified(tmp_path, said.append).name == "step-00000002"
+    assert len(said) == 1 and "step-00000003" in said[0]
+
+
+def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(tmp_path: Path) -> None:
+    assert choose(tmp_path, print) is None
+    flip(save(tmp_path, 1))
+    with pytest.raises(CheckpointError, match="no intact checkpoint: step-00000001 is damaged"):
+        choose(tmp_path, lambda line: None)
+    assert (tmp_path / "step-00000001").exists()

@@ -1,0 +1,62 @@
+"""docs/design.md agrees with the repository: its map has every package, and the files that it names exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from bytescale_cli import simulate
+from engine.config.schema import Data, Planner
+from engine.data.sources.formats import FORMATS
+from engine.planner.make import PLANNERS
+from tests.layers import LAYERS
+
+ROOT = Path(__file__).parents[1]
+DESIGN = (ROOT / "docs" / "design.md").read_text()
+MAP = DESIGN.split("## Map of packages")[1].split("\n## ")[0]
+ROOMS = MAP.split("The planner has five subpackages:")[1].split("`engine/planner")[0]
+ROWS = [set(re.findall(r"`(\w+)`", line.split("|")[1])) for line in MAP.splitlines() if line.startswith("| `")]
+PATHS = sorted(set(re.findall(r"`((?:engine|recipes|tests|docs|bytescale_cli)/[^`]*)`", DESIGN)))
+
+
+def test_the_map_is_the_order_of_layers_that_the_architecture_test_enforces() -> None:
+    assert [set(row) for row in LAYERS] == ROWS
+
+
+def test_the_map_has_every_package() -> None:
+    engine = {path.name for path in (ROOT / "engine").iterdir() if (path / "__init__.py").exists()}
+    assert set.union(*ROWS) >= engine | {"bytescale_cli"}
+
+
+def test_planner_rooms_are_named() -> None:
+    rooms = {path.name for path in (ROOT / "engine" / "planner").iterdir() if (path / "__init__.py").exists()}
+    assert rooms == set(re.findall(r"`(\w+)`", ROOMS))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_named_place_exists(path: str) -> None:
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("engine/planner/make.py", "PLANNERS"),
+        ("engine/trainer/optimizer.py", "def build_optimizer"),
+        ("engine/data/sources/source.py", "class Source"),
+        ("engine/data/sources/formats.py", "FORMATS"),
+        ("engine/models/build.py", "def build_model"),
+    ],
+)
+def test_the_entry_points_for_additions_are_where_the_table_says(file: str, name: str) -> None:
+    assert name in (ROOT / file).read_text()
+
+
+def test_the_schema_names_what_the_tables_have() -> None:
+    """The map tells whoever adds a planner or a format to name it in the schema too."""
+    planners = set(get_args(Planner.model_fields["name"].annotation))
+    assert planners == set(PLANNERS) == set(simulate._PLANNERS.split(","))
+    assert set(get_args(Data.model_fields["format"].annotation)) == set(FORMATS)
