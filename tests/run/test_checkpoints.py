@@ -148,10 +148,12 @@ def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
     trainer = SimpleNamespace(
         feed=SimpleNamespace(index=SimpleNamespace(fingerprint="f")),
         engine=SimpleNamespace(load=asked.append),
+        trace=SimpleNamespace(resume=asked.append),
+        control="control",
         ahead=SimpleNamespace(request=asked.append),
     )
     Trainer.begin(trainer, folder)  # type: ignore[arg-type]
-    assert asked == [folder, Cursor(0, 7)]
+    assert asked == [folder, "control", Cursor(0, 7)]
     unmanifest(folder)
     with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
         read_state(folder)
