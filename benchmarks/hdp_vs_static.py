@@ -14,15 +14,17 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.random import Generator, Philox
 
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.index import build_index
-from engine.data.mixes import draw, write_jsonl
+from engine.data.mixes import draw
 from engine.data.sources.formats import open_source
 from engine.data.steps import Cursor, next_step
 
@@ -58,6 +60,21 @@ def cells(folder: Path) -> list[Cell]:
         for context in CONTEXTS
         for name, overrides in corpora.items()
     ]
+
+
+def write_jsonl(path: Path, lengths: Iterable[int], text: bytes, seed: int) -> None:
+    """Write a JSONL file with a document for each of `lengths`, in input tokens: BOS and at least one byte of text.
+
+    Each document is copied from a random position of `text`, and continues at the start of `text` after its end.
+    Non-ASCII bytes become `?`, so that no character is split and every length is exact.
+    """
+    ascii_ = np.frombuffer(text, dtype=np.uint8)
+    ascii_ = np.where(ascii_ < 128, ascii_, ord("?")).astype(np.uint8)
+    random = Generator(Philox(key=seed))
+    with path.open("w", encoding="utf-8") as file:
+        for length in lengths:
+            places = (random.integers(len(ascii_)) + np.arange(length - 1)) % len(ascii_)  # BOS is the other input
+            file.write(json.dumps({"text": ascii_[places].tobytes().decode("ascii")}) + "\n")
 
 
 def _library_text() -> bytes:

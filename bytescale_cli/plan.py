@@ -15,26 +15,9 @@ if TYPE_CHECKING:
     from engine.planner.plan.step_plan import StepPlan
     from engine.planner.settings import PlanSettings
 
-_SHOWN = (
-    "sequences",
-    "tokens",
-    "micro_batches",
-    "offloaded_micro_batches",
-    "max_degree",
-    "max_peers",
-    "balance",
-    "makespan_s",
-    "lower_bound_s",
-    "planning_s",
-)
 _LEGEND = """max_degree: ranks of the largest ring; max_peers: most ranks that any one rank exchanges data with;
 makespan_s: modelled time until the last rank finishes; lower_bound_s: no plan of the step can be faster;
 balance: mean useful work of a rank / makespan, at most 1"""
-_MODES = {
-    "free": "free mode: ranks wait for each other only in rings and at the end of a step",
-    "lockstep": "lockstep mode: all ranks wait for each other at every micro-batch, where ZeRO gathers or reduces",
-    "pipeline": "pipeline mode: a rank's devices are stages that pass micro-batches on",
-}
 
 
 def plan(
@@ -55,7 +38,7 @@ def plan(
     from engine.fit.check import check_fit
     from engine.planner.make import plan_step
     from engine.planner.settings import PlanSettings
-    from engine.report.words import hdp_ranks, source
+    from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
 
     config = load(overrides or [])
@@ -80,10 +63,11 @@ def plan(
     ranks = f"{hdp_ranks(first.ranks, parallel.tp, parallel.pp)} x capacity {counted(first.capacity, 'token')}"
     read = f"{source(config)}, split at context={config.context}"
     head = f"planner {first.planner}, {ranks}, {first.mode} mode; {read}; rates: {settings.costs.source}"
-    rows = [[str(step), *(output.number(fact[name]) for name in _SHOWN)] for step, fact in enumerate(found, start=1)]
-    columns = ["step", *_SHOWN]
+    shown = [name for name in PLAN_FACTS if name != "ring_bytes"]  # a line has no room for more
+    rows = [[str(step), *(output.number(fact[name]) for name in shown)] for step, fact in enumerate(found, start=1)]
+    columns = ["step", *shown]
     columns[columns.index("offloaded_micro_batches")] = "offloaded"  # a narrower column
-    lines = [head, output.table(columns, rows, right=True), _LEGEND, _MODES[first.mode]]
+    lines = [head, output.table(columns, rows, right=True), _LEGEND, MODES[first.mode]]
     lines += _offload(config, found) if settings.offload else []
 
     # One table for all steps, by ring size, so that many steps still print little.

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 _BAR = 10  # characters of the longest bar of a histogram
 _SECONDS = 5.0  # between two lines of progress
-_PLANNED = ("planner", "balance", "largest ring", "micro-batches", "ring GiB", "makespan s")
 _LEGEND = """makespan: modelled time until the last rank finishes; balance: mean useful work of a rank / makespan,
-at most 1; ring GiB: data that ranks send to each other in rings"""
+at most 1"""
 
 
 def profile_data(
@@ -88,6 +87,7 @@ def profile_data(
 def _lengths(data: dict[str, Any]) -> str:
     """Format counts and percentiles, then a histogram: a row per bucket with its documents, its tokens and bars."""
     from engine.config.units import counted, format_count
+    from engine.report.words import LENGTH_FACTS
 
     about = "about " if data["read"]["share"] < 1 else ""
     documents, tokens = counted(data["samples"], "document"), counted(data["tokens"], "token")
@@ -100,8 +100,7 @@ def _lengths(data: dict[str, Any]) -> str:
             f"\na sample chosen by run.seed was read: {sample}, {share:.2%} of the source; "
             "counts are extrapolated, and longer documents may exist"
         )
-    names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
-    text += "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in names.items())
+    text += "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in LENGTH_FACTS.items())
 
     buckets: list[dict[str, int]] = data["buckets"]
     columns = [[format_count(bucket["upto"]) for bucket in buckets]]
@@ -121,6 +120,7 @@ def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config,
     If no capacity is suggested, says why nothing fits. There is no table if `planned` is empty.
     """
     from engine.config.units import counted, format_count
+    from engine.report.words import NAMES, PLANNER_FACTS, cell
 
     about = "about " if data["read"]["share"] < 1 else ""
     cut = f"split at context={format_count(config.context)}: {about}{counted(data['sequences'], 'sequence')}\n"
@@ -132,23 +132,14 @@ def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config,
         each = f"each of {counted(settings.ranks, 'rank')} would have to hold {capacity} tokens"
         return f"{cut}the context does not fit: {each}; {fits}"
     ring = f"{data['suggested_ring_limit']:,} of {counted(settings.ranks, 'rank')}"
-    rows = [
-        [
-            fact["planner"],
-            f"{fact['balance']:.3f}",
-            f"{fact['max_degree']:,}",
-            f"{fact['micro_batches']:,}",
-            f"{fact['ring_bytes'] / 2**30:,.1f}",
-            f"{fact['makespan_s']:,.3f}",
-        ]
-        for fact in planned
-    ]
     advice = f"{cut}suggested capacity={capacity} ({data['reason']}); {fits}\n"
     advice += f"with a ring of up to {ring}, no other rank has to wait for the longest sequence"
     if not planned:  # the context does not fit a node with less memory
         return advice
+    rows = [[fact["planner"], *(cell(fact, name) for name in PLANNER_FACTS)] for fact in planned]
+    table = output.table(["planner", *(NAMES.get(name, name) for name in PLANNER_FACTS)], rows, right=True)
     step = f"{counted(planned[0]['sequences'], 'sequence')}, {counted(planned[0]['tokens'], 'token')}"
-    return f"{advice}\n\none step of {step}, at that capacity:\n{output.table(_PLANNED, rows, right=True)}\n{_LEGEND}"
+    return f"{advice}\n\none step of {step}, at that capacity:\n{table}\n{_LEGEND}"
 
 
 @contextmanager

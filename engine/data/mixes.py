@@ -8,10 +8,8 @@ Letters: N documents of a step, S sequences of a step.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -127,18 +125,3 @@ def draw(lengths: schema.Lengths, batch_tokens: int, context: int, seed: int, st
     Equal `seed` and `step` give equal lengths.
     """
     return piece_bounds(draw_documents(lengths, batch_tokens, seed, step), context)[2]
-
-
-def write_jsonl(path: Path, lengths: Iterable[int], text: bytes, seed: int) -> None:
-    """Write a JSONL file with a document for each of `lengths`, in input tokens: BOS and at least one byte of text.
-
-    Each document is copied from a random position of `text`, and continues at the start of `text` after its end.
-    Non-ASCII bytes become `?`, so that no character is split and every length is exact.
-    """
-    ascii_ = np.frombuffer(text, dtype=np.uint8)
-    ascii_ = np.where(ascii_ < 128, ascii_, ord("?")).astype(np.uint8)
-    random = Generator(Philox(key=seed))
-    with path.open("w", encoding="utf-8") as file:
-        for length in lengths:
-            places = (random.integers(len(ascii_)) + np.arange(length - 1)) % len(ascii_)  # BOS is the other input
-            file.write(json.dumps({"text": ascii_[places].tobytes().decode("ascii")}) + "\n")

@@ -1,6 +1,5 @@
 """Times the work of a rank outside micro-batches: transfers, copies, optimizer updates, single linear layers.
 
-Functions that are timed here return (seconds, 0.0), because `interleaved` expects a forward and a backward time.
 `seconds` is always the approximate time to spend on a measurement.
 """
 
@@ -15,7 +14,7 @@ from torch import nn
 from engine.attention.comm import Exchange, Pending
 from engine.config.schema import Model, Optimizer
 from engine.cost.sizes import update_bytes
-from engine.hardware.timing import Run, Stopwatch, interleaved
+from engine.hardware.timing import Run, interleaved, timed
 from engine.parallel.groups import Groups
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext
@@ -39,27 +38,24 @@ def name(device: torch.device) -> str:
 
 def transfers(context: RankContext, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:
     """Time messages that ring neighbours exchange in both directions at once; return (bytes, seconds) of each size."""
-    runs = [_Exchange(size, context, groups) for size in TRANSFERS]
-    timed = interleaved(runs, groups, seconds)
-    return tuple((size, timing.total_s) for size, timing in zip(TRANSFERS, timed, strict=False))
+    runs = [timed(_Exchange(size, context, groups).run, groups.device) for size in TRANSFERS]
+    timings = interleaved(runs, groups, seconds)
+    return tuple((size, timing.total_s) for size, timing in zip(TRANSFERS, timings, strict=False))
 
 
 def overlap(context: RankContext, groups: Groups, seconds: float) -> float:
     """Measure which fraction, 0 to 1, of the shorter of a message and a matrix product is hidden behind the longer."""
     size, width = _OVERLAPPED[groups.device.type]
-    exchange, watch = _Exchange(size, context, groups), Stopwatch(groups.device)
-    x = torch.randn(width, width, device=groups.device)
+    exchange, x = _Exchange(size, context, groups), torch.randn(width, width, device=groups.device)
 
-    def both(send: bool, compute: bool) -> tuple[float, float]:
-        began = watch.now()
+    def both(send: bool, compute: bool) -> None:
         pending = exchange.post() if send else None
         if compute:
             torch.mm(x, x)
         if pending is not None:
             pending.wait()
-        return watch.now() - began, 0.0
 
-    runs = [partial(both, *what) for what in ((True, False), (False, True), (True, True))]
+    runs = [timed(partial(both, *what), groups.device) for what in ((True, False), (False, True), (True, True))]
     message, product, together = (timing.total_s for timing in interleaved(runs, groups, seconds))
     return min(max((message + product - together) / min(message, product), 0.0), 1.0)
 
@@ -79,68 +75,44 @@ def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float
 def product_flops_per_s(dtype: torch.dtype, groups: Groups, seconds: float) -> float:
     """Measure the highest FLOP/s of square matrix products, the peak of a device that has no data sheet."""
     widths = _SQUARE[groups.device.type]
-    timed = interleaved([_product(width, width, width, dtype, groups.device) for width in widths], groups, seconds)
-    return max(2 * width**3 / timing.total_s for width, timing in zip(widths, timed, strict=True))
+    timings = interleaved([_product(width, width, width, dtype, groups.device) for width in widths], groups, seconds)
+    return max(2 * width**3 / timing.total_s for width, timing in zip(widths, timings, strict=True))
 
 
 def copy_bytes_per_s(groups: Groups, seconds: float) -> float:
     """Measure the rate of copies from device to pinned host memory; on a CPU rank, of copies in memory."""
-    device, watch = groups.device, Stopwatch(groups.device)
-    source = torch.zeros(_BUFFER, device=device)
-    target = torch.zeros(_BUFFER, pin_memory=device.type == "cuda")
-
-    def run() -> tuple[float, float]:
-        began = watch.now()
-        target.copy_(source, non_blocking=True)
-        return watch.now() - began, 0.0
-
+    source = torch.zeros(_BUFFER, device=groups.device)
+    target = torch.zeros(_BUFFER, pin_memory=groups.device.type == "cuda")
+    run = timed(lambda: target.copy_(source, non_blocking=True), groups.device)
     (timing,) = interleaved([run], groups, seconds)
     return source.numel() * source.element_size() / timing.total_s
 
 
 def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds: float) -> float:
     """Measure the memory bandwidth of the optimizer's update, with bytes counted as in the cost model."""
-    device, watch = groups.device, Stopwatch(groups.device)
-    model = nn.Linear(_BUFFER // 4, 1, bias=False, device=device)
+    model = nn.Linear(_BUFFER // 4, 1, bias=False, device=groups.device)
     model.weight.grad = torch.zeros_like(model.weight)
-    optimizer = build_optimizer(model, settings)
-
-    def run() -> tuple[float, float]:
-        began = watch.now()
-        optimizer.step()
-        return watch.now() - began, 0.0
-
-    (timing,) = interleaved([run], groups, seconds)
+    (timing,) = interleaved([timed(build_optimizer(model, settings).step, groups.device)], groups, seconds)
     return model.weight.numel() * update_bytes(settings, dtype) / timing.total_s
 
 
 class _Exchange:
-    """Sends a message of `size` bytes to the next rank while receiving one from the previous rank; a call times it."""
+    """A message of `size` bytes to the next rank, while one from the previous rank arrives."""
 
     def __init__(self, size: int, context: RankContext, groups: Groups) -> None:
         send = torch.zeros(size // 4, device=groups.device)
         following, previous = (groups.hdp_rank + 1) % groups.mesh.hdp, (groups.hdp_rank - 1) % groups.mesh.hdp
         self._exchange = Exchange(send, following, torch.empty_like(send), previous)
-        self._comm, self._watch = context.comm, Stopwatch(groups.device)
+        self._comm = context.comm
 
     def post(self) -> Pending:
         return self._comm.post([self._exchange])
 
-    def __call__(self) -> tuple[float, float]:
-        began = self._watch.now()
+    def run(self) -> None:
         self.post().wait()
-        return self._watch.now() - began, 0.0
 
 
 def _product(inputs: int, outputs: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Run:
     """Make a function that times the forward pass of a linear layer."""
     layer = nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
-    x, watch = torch.randn(tokens, inputs, device=device, dtype=dtype), Stopwatch(device)
-
-    def run() -> tuple[float, float]:
-        with torch.no_grad():
-            began = watch.now()
-            layer(x)
-            return watch.now() - began, 0.0
-
-    return run
+    return timed(torch.no_grad()(partial(layer, torch.randn(tokens, inputs, device=device, dtype=dtype))), device)

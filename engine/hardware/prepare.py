@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.cluster.cluster import Cluster
-from engine.config.schema import Config, Model
+from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.model import Costs
 from engine.data.index import build_index
@@ -54,11 +54,6 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
 def with_layers(config: Config, layers: int) -> Config:
     """Return the config with another number of layers."""
     return config.model_copy(update={"model": config.model.model_copy(update={"layers": layers})})
-
-
-def other_layers(model: Model) -> int | None:
-    """Return a second number of layers to measure, half those of the model; None for a model of one layer."""
-    return model.layers // 2 or None
 
 
 def longest(config: Config, device: str) -> int:

@@ -13,8 +13,8 @@ from engine.cost.sizes import parameters
 from engine.errors import ExitCode
 from engine.hardware import device, micro_batches
 from engine.hardware.measured import RESULT, Case, Measured, Timing, cases
-from engine.hardware.prepare import longest, other_layers, with_layers
-from engine.hardware.timing import QUANTILE, Run, Stopwatch, gather, interleaved
+from engine.hardware.prepare import longest, with_layers
+from engine.hardware.timing import QUANTILE, Run, gather, interleaved, timed
 from engine.parallel.groups import Groups, join_groups
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
@@ -80,7 +80,7 @@ def _micro_batches(config: Config, groups: Groups, trainer: Trainer, seconds: fl
 
     The result ends with the first one that takes too long.
     """
-    other = other_layers(config.model)
+    other = config.model.layers // 2 or None  # a second number of layers; none for a model of one layer
     engines = {config.model.layers: trainer.engine}
     if other is not None:
         engines[other] = _engine(with_layers(config, other), groups)
@@ -93,8 +93,7 @@ def _micro_batches(config: Config, groups: Groups, trainer: Trainer, seconds: fl
         ),
     )
     runs = micro_batches.runs(todo, engines, trainer.context, groups.mesh.hdp, config.model.vocab)
-    timed = interleaved(runs, groups, seconds, _TOO_LONG_S)
-    return tuple(zip(todo, timed, strict=False))
+    return tuple(zip(todo, interleaved(runs, groups, seconds, _TOO_LONG_S), strict=False))
 
 
 def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -> tuple[tuple[int, float], ...]:
@@ -102,22 +101,21 @@ def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -
     wide = config.model.model_copy(update=_WIDE | {"vocab": _WIDE_VOCAB[groups.device.type]})
     large = config.model_copy(update={"model": wide})
     sized = ((config, trainer.engine), (large, _engine(large, groups)))
-    watch = Stopwatch(groups.device)
 
     def update(engine: ZeroEngine, vocab: int) -> Run:
         (micro_batch,) = micro_batches.runs([Case(1, (32,))], {1: engine}, trainer.context, groups.mesh.hdp, vocab)
 
+        step = timed(lambda: engine.step(1e-6), groups.device)
+
         def run() -> tuple[float, float]:
             micro_batch()  # gradients for the update; not timed
             torch.distributed.barrier(groups.control)
-            began = watch.now()
-            engine.step(1e-6)
-            return watch.now() - began, 0.0
+            return step()
 
         return run
 
-    timed = interleaved([update(engine, sizes.model.vocab) for sizes, engine in sized], groups, seconds)
-    return tuple((parameters(sizes.model), timing.total_s) for (sizes, _), timing in zip(sized, timed, strict=True))
+    timings = interleaved([update(engine, sizes.model.vocab) for sizes, engine in sized], groups, seconds)
+    return tuple((parameters(sizes.model), timing.total_s) for (sizes, _), timing in zip(sized, timings, strict=True))
 
 
 def _engine(config: Config, groups: Groups) -> ZeroEngine:

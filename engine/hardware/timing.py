@@ -36,6 +36,18 @@ class Stopwatch:
         return time.perf_counter()
 
 
+def timed(work: Callable[[], Any], device: torch.device) -> Run:
+    """Make a function that runs `work` and returns its time on the device as (seconds, 0.0)."""
+    watch = Stopwatch(device)
+
+    def run() -> tuple[float, float]:
+        began = watch.now()
+        work()
+        return watch.now() - began, 0.0
+
+    return run
+
+
 def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s: float = math.inf) -> list[Timing]:
     """Time `runs` on all ranks for about `seconds`, each at least twice; return a timing for each.
 

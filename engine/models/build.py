@@ -24,9 +24,8 @@ def build_model(config: Config) -> Transformer:
 
 
 def end_step(model: Transformer, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
-    """Run the model's own update after an optimizer step (`Mixtral.end_step`), and return its additional metrics.
+    """Run `Mixtral.end_step` after an optimizer step and return its metrics; for LLaMA there are none.
 
-    A LLaMA model has no such update and no metrics.
     Collective: all ranks must call it. `sum_over_ranks` all-reduces a tensor, `loss_tokens` is T of the whole step.
     """
     return model.end_step(sum_over_ranks, loss_tokens) if isinstance(model, Mixtral) else {}

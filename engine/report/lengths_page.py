@@ -10,9 +10,7 @@ from engine.config.units import counted
 from engine.report.charts import histogram_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.plan_page import PERCENTILES
-from engine.report.words import BALANCE, MAKESPAN, NAMES, cell, short_tokens
-
-_PLANNED = ("balance", "max_degree", "micro_batches", "ring_bytes", "makespan_s")
+from engine.report.words import BALANCE, LENGTH_FACTS, MAKESPAN, NAMES, PLANNER_FACTS, cell, short_tokens
 
 
 def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapping[str, Any]]) -> Page:
@@ -44,11 +42,10 @@ def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapp
     buckets = data["buckets"]
     picture = Figure.of("Lengths", caption, lambda size: histogram_picture(buckets, marks, "documents", size=size))
 
-    names = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
-    tables = [Table("Lengths in tokens", [(name, f"{data[key]:,.0f}") for key, name in names.items()])]
+    tables = [Table("Lengths in tokens", [(name, f"{data[key]:,.0f}") for key, name in LENGTH_FACTS.items()])]
     if planned:
-        rows = [(str(fact["planner"]), *(cell(fact, name) for name in _PLANNED)) for fact in planned]
-        columns = ("planner", *(NAMES.get(name, name) for name in _PLANNED))
+        rows = [(str(fact["planner"]), *(cell(fact, name) for name in PLANNER_FACTS)) for fact in planned]
+        columns = ("planner", *(NAMES.get(name, name) for name in PLANNER_FACTS))
         tables.append(Table("One step at the suggested capacity", rows, columns, f"{MAKESPAN} {BALANCE}"))
     return Page(
         title=config.recipe,

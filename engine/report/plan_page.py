@@ -16,22 +16,9 @@ from engine.report.charts import cost_curve, cost_picture, histogram_picture
 from engine.report.memory_page import memory_figure
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import BALANCE, BOUND, MAKESPAN, NAMES, cell, machine
+from engine.report.words import BALANCE, BOUND, MAKESPAN, NAMES, PLAN_FACTS, cell, machine
 from engine.simulator.facts import Facts
 
-_SHOWN = (
-    "sequences",
-    "tokens",
-    "micro_batches",
-    "offloaded_micro_batches",
-    "max_degree",
-    "max_peers",
-    "balance",
-    "makespan_s",
-    "lower_bound_s",
-    "ring_bytes",
-    "planning_s",
-)
 PERCENTILES = ("p50", "p90", "p99")
 
 
@@ -70,7 +57,7 @@ def plan_page(planned: Planned) -> Page:
     )
 
     steps = len(planned.facts)
-    rows = [(NAMES.get(name, name), *(cell(fact, name) for fact in planned.facts)) for name in _SHOWN]
+    rows = [(NAMES.get(name, name), *(cell(fact, name) for fact in planned.facts)) for name in PLAN_FACTS]
     columns = ("", *(f"step {step}" for step in range(1, steps + 1))) if steps > 1 else ()
     title = "Figures of the plans" if steps > 1 else "Figures of the plan"
     return Page(

@@ -38,6 +38,24 @@ def number(value: str | int | float) -> str:
     return value if isinstance(value, str) else f"{value:,}"
 
 
+# The facts of a plan that tables show.
+PLAN_FACTS = (
+    "sequences",
+    "tokens",
+    "micro_batches",
+    "offloaded_micro_batches",
+    "max_degree",
+    "max_peers",
+    "balance",
+    "makespan_s",
+    "lower_bound_s",
+    "ring_bytes",
+    "planning_s",
+)
+# The facts that tables compare planners by.
+PLANNER_FACTS = ("balance", "max_degree", "micro_batches", "ring_bytes", "makespan_s")
+# Facts of document lengths, in tokens, and their labels.
+LENGTH_FACTS = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
 # Labels of facts whose JSON keys do not read well, or lack a unit.
 NAMES = {
     "max_degree": "largest ring (ranks)",

@@ -1,64 +1,24 @@
-"""The run folder, in which the launcher, the ranks and the report exchange files. Does not import torch.
-
-```
-RUN/resolved.yaml         the complete config
-RUN/index.npz             the documents: their lengths and places
-RUN/summary.json          facts of the corpus and the model
-RUN/metrics.jsonl         one JSON object per step
-RUN/plan.bin, trace.json  plan and measured spans of one step
-RUN/report.html
-RUN/checkpoints/step-00000100/
-RUN/logs/rank-0.log, rank-0.error.json
-```
-"""
+"""The run folder, in which the launcher, the ranks and the report exchange files. Does not import torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The paths of the files and folders in a run folder."""
+    """The paths of the files and folders in the run folder `root`. Nothing is created."""
 
-    root: Path
-
-    @property
-    def resolved(self) -> Path:
-        return self.root / "resolved.yaml"
-
-    @property
-    def index(self) -> Path:
-        return self.root / "index.npz"
-
-    @property
-    def metrics(self) -> Path:
-        return self.root / "metrics.jsonl"
-
-    @property
-    def summary(self) -> Path:
-        return self.root / "summary.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.bin"
-
-    @property
-    def trace(self) -> Path:
-        return self.root / "trace.json"
-
-    @property
-    def report(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.resolved = root / "resolved.yaml"  # the complete config
+        self.index = root / "index.npz"  # the documents: their lengths and places
+        self.summary = root / "summary.json"  # facts of the corpus and the model
+        self.metrics = root / "metrics.jsonl"  # one JSON object per step
+        self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
+        self.trace = root / "trace.json"
+        self.report = root / "report.html"
+        self.checkpoints = root / "checkpoints"  # step-00000100, ...
+        self.logs = root / "logs"
 
     def log(self, rank: int) -> Path:
         """The file with everything that a rank prints."""

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from benchmarks import hdp_vs_static as bench
+from engine.config.load import load
+from engine.data.index import build_index
 
 K = 1024
 
@@ -47,3 +49,13 @@ def test_the_best_round_of_each_is_compared(
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["static_tokens_per_s"], row["balanced_tokens_per_s"], row["ratio"]) == (100, 150, 1.5)
     assert row["no_ring_share"] == 0.25
+
+
+def test_written_documents_have_the_requested_lengths(tmp_path: Path) -> None:
+    text = "def f():\n\treturn 'é\"\\'\n".encode()
+    bench.write_jsonl(tmp_path / "mix.jsonl", [2, 3, 1000, 17], text, seed=5)
+    index = build_index(load(["recipe=quickstart", "data=jsonl", f"data.path={tmp_path / 'mix.jsonl'}"]).data)
+    assert index.lengths.tolist() == [2, 3, 1000, 17]
+    written = json.loads((tmp_path / "mix.jsonl").read_text().splitlines()[2])["text"]
+    ascii_ = text.decode("latin1").replace("Ã", "?").replace("©", "?")
+    assert written in ascii_ * 50

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +11,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from engine.config import schema
-from engine.data.index import build_index
-from engine.data.mixes import MIXES, byted, draw, draw_documents, github, lognormal, write_jsonl
+from engine.data.mixes import MIXES, byted, draw, draw_documents, github, lognormal
 
 K = 1024
 
@@ -125,13 +121,3 @@ def test_as_many_documents_as_the_largest_cluster_takes_are_drawn_in_millisecond
         started = time.process_time()
         mix(Generator(Philox(key=1)), lengths(), 131_072)
         assert time.process_time() - started < 0.1
-
-
-def test_written_documents_have_the_requested_lengths(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
-    text = "def f():\n\treturn 'é\"\\'\n".encode()
-    write_jsonl(tmp_path / "mix.jsonl", [2, 3, 1000, 17], text, seed=5)
-    index = build_index(make_data(tmp_path / "mix.jsonl", format="jsonl"))
-    assert index.lengths.tolist() == [2, 3, 1000, 17]
-    written = json.loads((tmp_path / "mix.jsonl").read_text().splitlines()[2])["text"]
-    ascii_ = text.decode("latin1").replace("Ã", "?").replace("©", "?")
-    assert written in ascii_ * 50

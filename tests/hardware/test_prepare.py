@@ -8,7 +8,7 @@ from engine.config.load import load, read_resolved
 from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.errors import ConfigError, MemoryFitError
-from engine.hardware.prepare import LONGEST, longest, measuring, other_layers, usable, with_layers, write_folder
+from engine.hardware.prepare import LONGEST, longest, measuring, usable, write_folder
 from engine.run.folder import RunFolder
 
 PROCESS = 480  # MiB of a device that are no tensors
@@ -63,11 +63,6 @@ def test_the_longest_is_a_power_of_two_that_fits(tmp_path: Path) -> None:
     found = longest(ours, "cpu")
     assert found & (found - 1) == 0
     assert found <= Costs.of(ours).most_tokens(usable(ours)) < 2 * found
-
-
-@pytest.mark.parametrize(("layers", "other"), [(1, None), (2, 1), (4, 2)])
-def test_the_other_number_of_layers(layers: int, other: int | None) -> None:
-    assert other_layers(with_layers(load([]), layers).model) == other
 
 
 def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
