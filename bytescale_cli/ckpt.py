@@ -45,7 +45,7 @@ def import_(
     counts = [counted(found[f"{noun}s"], noun) for noun in ("tensor", "parameter", "shard")]
     output.say(f"{found['out']}: {', '.join(counts)}")
     angles = shlex.join(found["angles"])
-    output.say(f"training keeps the recipe's rotary angles; to use the angles of the weights, add: {angles}")
+    output.say(f"training keeps the recipe's rotary embedding settings; to use those of the weights, add: {angles}")
     output.emit({"import": found}, shlex.join(found["overrides"]), as_json=json)
 
 
@@ -78,5 +78,5 @@ def export(
     output.say(f"step {written['step']}, {written['dtype']}, {size}")
     if written["left_out"]:
         names = ", ".join(written["left_out"])
-        output.say(f"warning: Hugging Face's format cannot store {names}, so the exported model computes other logits")
+        output.say(f"warning: Hugging Face's format cannot store {names}; the exported model produces different logits")
     output.emit({"export": written}, written["out"], as_json=json)

@@ -59,7 +59,8 @@ def estimate_memory(
     head = f"{config.model.name}, {counted(settings.ranks, 'rank')}, ZeRO-{config.zero.stage}, {config.dtype}, "
     head += f"recompute={config.recompute}; a micro-batch of {counted(tokens, 'token')}"
     head += f" on node {found.node}" if found.node else ""
-    head += f", {offload / 1e6:.0%} of the middle layers' saved activations offloaded to the host" if offload else ""
+    if offload:
+        head += f", {offload / 1e6:.0%} of the saved activations, except the last two layers', offloaded to the host"
     items = output.table(["per device", memory_unit(found.peak)[0], "of total"], memory_rows(found), right=True)
     text = [head, items]
     fullest = estimate_fullest(config, settings)
@@ -106,7 +107,7 @@ def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[s
     }
 
     few = "" if config.context <= (context or 0) else f" with context={context or 0} or less"
-    without = f"; without offload {f'capacity={plain}' if plain else 'none'}" if plain != capacity else ""
+    without = f"; without offload: {f'capacity={plain}' if plain else 'none'}" if plain != capacity else ""
     none = "not searched with a hostfile" if config.cluster.hostfile else "none fits"
     fewest = f"{ranks_set} ({counted(ranks, 'rank')})" if ranks else none
     return found, [
@@ -132,6 +133,6 @@ def _table(config: Config, settings: PlanSettings) -> tuple[list[dict[str, Any]]
     alike = settings.least_capacity == settings.capacities.max()
     capacity = counted(settings.least_capacity, "token") if alike else "each rank's own capacity"
     return rows, [
-        f"each row: memory for a micro-batch of {capacity}, all of them in rings",
+        f"each row: memory for a micro-batch of {capacity}, if every token belongs to a ring",
         output.table(_TABLE, cells, right=True),
     ]

@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 Plot = Annotated[
-    str | None, typer.Option("--plot", metavar="FILE", help="Write an HTML page with pictures, for example page.html.")
+    str | None, typer.Option("--plot", metavar="FILE", help="Write an HTML page with charts, for example page.html.")
 ]
 
 
@@ -59,7 +59,7 @@ def writable(name: str, flag: str) -> Path:
         Path(probe).unlink()
     except OSError as error:
         message = f"{name} cannot be written: {error.strerror}"
-        raise ConfigError(message, key=flag, hint="choose a file in a folder that you may write to") from error
+        raise ConfigError(message, key=flag, hint="choose a file in a folder that you can write to") from error
     return path
 
 

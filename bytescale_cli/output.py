@@ -80,7 +80,7 @@ def write_page(path: Path, html: str) -> None:
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}"
         raise StorageError(message, key="--plot", hint="free some space or choose another folder") from error
-    say(f"pictures: {path}")
+    say(f"charts: {path}")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:

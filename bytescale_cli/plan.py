@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from engine.planner.plan.step_plan import StepPlan
     from engine.planner.settings import PlanSettings
 
-_LEGEND = """max_degree: ranks of the largest ring; max_peers: most ranks that any one rank exchanges data with;
-makespan_s: modelled time until the last rank finishes; lower_bound_s: no plan of the step can be faster;
+_LEGEND = """max_degree: ranks of the largest ring; max_peers: largest number of ranks that one rank exchanges data
+with; makespan_s: modelled time until the last rank finishes; lower_bound_s: no plan of the step can be faster;
 balance: mean useful work of a rank / makespan, at most 1"""
 
 
@@ -62,7 +62,7 @@ def plan(
     first, parallel = plans[0], config.parallel
     ranks = f"{hdp_ranks(first.ranks, parallel.tp, parallel.pp)} x capacity {counted(first.capacity, 'token')}"
     read = f"{source(config)}, split at context={config.context}"
-    head = f"planner {first.planner}, {ranks}, {first.mode} mode; {read}; rates: {settings.costs.source}"
+    head = f"planner {first.planner}, {ranks}, {first.mode} mode; {read}; hardware rates: {settings.costs.source}"
     shown = [name for name in PLAN_FACTS if name != "ring_bytes"]  # a line has no room for more
     rows = [[str(step), *(output.number(fact[name]) for name in shown)] for step, fact in enumerate(found, start=1)]
     columns = ["step", *shown]
@@ -98,9 +98,9 @@ def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] |
 
 
 def _offload(config: Config, found: list[dict[str, Any]]) -> list[str]:
-    """Describe the step that offloads most: how much goes to the host, and how the step compares without offload.
+    """Describe the step that offloads the most: how much goes to the host, and what would change without offload.
 
-    `found` contains the facts of each step. If no step offloads, one line says so.
+    `found` contains the facts (simulator/facts.py) of each step. If no step offloads, one line says so.
     """
     from engine.cluster.cluster import Cluster
     from engine.config.units import format_bytes
@@ -114,18 +114,18 @@ def _offload(config: Config, found: list[dict[str, Any]]) -> list[str]:
     devices = Cluster.of(config.cluster).largest_node
     needs, has = fact["host_bytes"], config.cluster.host_memory
     memory = (
-        f"{format_bytes(needs)} of {format_bytes(has)} per device, "
+        f"host memory: at most {format_bytes(needs)} of {format_bytes(has)} per device, "
         f"{format_bytes(needs * devices)} of {format_bytes(has * devices)} per node"
     )
     fraction = fact["offloaded_micro_batches"] / fact["micro_batches"]
     saved = f"{fact['offloaded_share']:.1%} of all saved activations"
-    lines = [f"offload in step {step}{which}: {fraction:.1%} of the micro-batches, {saved}; host at most {memory}"]
+    lines = [f"offload in step {step}{which}: {fraction:.1%} of the micro-batches, {saved}; {memory}"]
     without = fact["without_offload"]
     if without is None:
         return [*lines, "without offload the step does not fit"]
     before, after = without["makespan_s"], fact["makespan_s"]
     changes = [
-        f"minimum ranks for the longest sequence {without['least_ranks']:,} -> {fact['least_ranks']:,}",
+        f"fewest ranks for the longest sequence {without['least_ranks']:,} -> {fact['least_ranks']:,}",
         f"ring members in total {without['ring_ranks']:,} -> {fact['ring_ranks']:,}",
         f"ring bytes {format_bytes(without['ring_bytes'])} -> {format_bytes(fact['ring_bytes'])}",
         f"makespan_s {before:.3f} -> {after:.3f} ({before / after:.3f} times as fast)",

@@ -127,13 +127,13 @@ def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config,
     capacity, largest = (format_count(data[name]) for name in ("suggested_capacity", "largest_capacity"))
     fits = f"capacity={format_count(config.capacity)} is set; at most capacity={largest} fits"
     if not data["largest_capacity"]:
-        return f"{cut}no capacity fits: the model states leave no memory for a token"
+        return f"{cut}no capacity fits: the model states leave no memory for even one token"
     if not data["fits"]:
         each = f"each of {counted(settings.ranks, 'rank')} would have to hold {capacity} tokens"
         return f"{cut}the context does not fit: {each}; {fits}"
     ring = f"{data['suggested_ring_limit']:,} of {counted(settings.ranks, 'rank')}"
     advice = f"{cut}suggested capacity={capacity} ({data['reason']}); {fits}\n"
-    advice += f"with a ring of up to {ring}, no other rank has to wait for the longest sequence"
+    advice += f"with the longest sequence on {ring}, no other rank has to wait for it"
     if not planned:  # the context does not fit a node with less memory
         return advice
     rows = [[fact["planner"], *(cell(fact, name) for name in PLANNER_FACTS)] for fact in planned]

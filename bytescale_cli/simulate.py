@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 _PLANNERS = "static,naive,balanced,adaptive"
 _OFFLOAD = "offload.ratio="
 _SHOWN = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
-_LEGEND = """speedup: static's step time / this planner's; compute_s: mean time in which a rank computes;
-exposed_comm_s: mean time in which a rank only waits for transfers; bubble: fraction of the step in which a rank is
-idle; the rest of step_s reduces gradients and updates weights; mfu: model FLOPs / peak FLOPs of all devices"""
+_LEGEND = """speedup: static's step time / this planner's; compute_s: mean time a rank spends computing;
+exposed_comm_s: mean time a rank spends only waiting for transfers; bubble: fraction of the step during which a rank
+is idle; the rest of step_s reduces gradients and updates weights; mfu: model FLOPs / peak FLOPs of all devices"""
 _HOST = ("host_bytes", "host_node_bytes")
 _MORE = {  # legends of columns that not every table has
     "offload_gain": "offload_gain: step time at the first offload.ratio of the sweep / step time",

@@ -1,4 +1,4 @@
-"""`bytescale train`: trains a recipe, or shows what training would do."""
+"""`bytescale train`: trains the model of a recipe, or shows what training would do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def train(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train a recipe."""
+    """Train the model of a recipe."""
     from engine.config.load import load
 
     aliases = {
@@ -70,12 +70,12 @@ def _describe(dry: Mapping[str, Any]) -> str:
     from engine.report.words import hdp_ranks
 
     ranks, documents = hdp_ranks(dry["hdp_ranks"], dry["tp"], dry["pp"]), counted(dry["documents"], "document")
-    first = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} of {dry['source']}"
+    first = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} from {dry['source']}"
     if dry["plan_source"] != dry["source"]:  # the two commands read different documents, so their steps differ
         first += f" (`bytescale plan` reads {dry['plan_source']})"
     lines = [first, f"{dry['out']}: {dry['outlook']}"]
     if dry["refused"]:
-        lines.append("without --dry-run this is refused:")
+        lines.append("problems that would stop a run without --dry-run:")
         lines += [f"  {problem['key']}: {problem['message']} ({problem['hint']})" for problem in dry["refused"]]
     if dry["steps"]:
         rows = [[f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in step.values()] for step in dry["steps"]]

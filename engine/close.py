@@ -27,6 +27,6 @@ def mismatch(results: Iterable[tuple[str, Tensor, Tensor]], tolerance: float) ->
     """Describe the first (name, found, reference) whose relative error exceeds `tolerance`; None if there is none."""
     for name, found, reference in results:
         if (off := error(found, reference)) > tolerance:
-            how = f"off by {off:.2g} of the largest element" if math.isfinite(off) else "not finite"
+            how = f"off by {off:.2g}, relative to the reference's largest element" if off < math.inf else "not finite"
             return f"its {name} is {how}"
     return None

@@ -24,5 +24,6 @@ def test_zeros_are_right_if_both_are_and_infinitely_wrong_if_not() -> None:
 
 def test_the_first_mismatch_is_described() -> None:
     assert mismatch([("a", ONE, ONE), ("b", 1.1 * ONE, ONE)], 0.2) is None
-    assert mismatch([("a", ONE, ONE), ("b", 1.1 * ONE, ONE)], 0.05) == "its b is off by 0.1 of the largest element"
+    said = mismatch([("a", ONE, ONE), ("b", 1.1 * ONE, ONE)], 0.05)
+    assert said == "its b is off by 0.1, relative to the reference's largest element"
     assert mismatch([("a", ONE * math.nan, ONE)], 0.2) == "its a is not finite"

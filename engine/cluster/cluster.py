@@ -49,8 +49,8 @@ class Cluster:
 
         The tp devices of a stage are neighbours, and stages lie in different nodes where possible. Rings connect
         devices of one stage, so a rank belongs to the node of its first stage; nodes without a first stage are left
-        out. A rank whose tp devices fill several nodes is a node by itself. A rank has the speed of its slowest device
-        and the memory of its smallest.
+        out. A rank whose tp devices fill several nodes forms a node of its own. A rank has the speed of its slowest
+        device and the memory of its smallest.
         """
         tp, pp = parallel.tp, parallel.pp
         if tp == pp == 1:

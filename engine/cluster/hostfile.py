@@ -63,7 +63,7 @@ def parse(text: str, name: str) -> tuple[Node, ...]:
         except ConfigError as error:
             problems += error.problems
     if not nodes and not problems:
-        problems.append(Problem("the hostfile lists no host", name, _FORM))
+        problems.append(Problem("the hostfile lists no hosts", name, _FORM))
     if problems:
         raise ConfigError.of(problems)
     return tuple(nodes.values())

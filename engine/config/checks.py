@@ -56,7 +56,7 @@ def ranks_can_be_planned(config: Config) -> Problem | None:
     # `devices_form_whole_ranks` reports devices that do not divide evenly.
     if config.cluster.hostfile is not None or devices % group or ranks <= MOST_RANKS:
         return None
-    message = f"{ranks:,} HDP ranks are more than the {MOST_RANKS:,} that can be planned"
+    message = f"{ranks:,} HDP ranks exceed the maximum of {MOST_RANKS:,}"
     return Problem(message, "cluster.nodes", "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp")
 
 
@@ -67,7 +67,7 @@ def weights_can_be_counted(config: Config) -> Problem | None:
     weights = model.layers * model.hidden * (model.hidden + model.experts * model.ffn) + model.hidden * model.vocab
     if weights <= _MAX_WEIGHTS:
         return None
-    message = f"{model.hidden} with these layers, experts and vocabulary has more weights than can be counted"
+    message = f"{model.hidden} gives, with these layers, experts and vocabulary, more weights than ByteScale supports"
     return Problem(message, "model.hidden", "choose a smaller model")
 
 
@@ -156,7 +156,7 @@ def rope_parameters_match_kind(config: Config) -> Problem | None:
 
 @_rule
 def rope_bounds_are_ordered(config: Config) -> Problem | None:
-    """The two bounds on turns of rotary pairs are in order; DeepSeek's two mscale factors are set together."""
+    """The two bounds on rotations are in order; DeepSeek's two mscale factors are set together."""
     if rope_parameters_match_kind(config) is not None:
         return None
     rope = config.model.rope

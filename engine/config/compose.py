@@ -18,9 +18,9 @@ from engine.errors import ConfigError
 
 
 def compose(overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose a recipe and overrides into nested plain values; `???` marks a value that must still be set.
+    """Compose a recipe and overrides into a nested dict of plain values; `???` marks a value that must still be set.
 
-    `overrides` are those that `overrides.check` accepted. Raises ConfigError if they cannot be composed.
+    `overrides` are those returned by `engine.config.overrides.check`. Raises ConfigError if they cannot be composed.
     """
     try:
         with hydra.initialize_config_dir(str(tree.folder()), version_base="1.3"):

@@ -14,7 +14,7 @@ def not_built(key: str, value: object, available: str) -> Problem | None:
     key_or_group = key.removesuffix(".name")
     expert_parallel = key_or_group == "parallel.ep" and type(value) is int and value > 1  # `true` is no degree
     if (key_or_group, value) == ("data.runtime", "ray") or expert_parallel:
-        return Problem(f"{value} is not built yet", key, f"available: {available}")
+        return Problem(f"{value} is not implemented yet", key, f"available: {available}")
     return None
 
 
@@ -23,7 +23,7 @@ def not_trained(config: Config) -> list[Problem]:
     degrees = {"parallel.tp": config.parallel.tp, "parallel.pp": config.parallel.pp}
     return [
         Problem(
-            f"{degree} can be planned but not trained yet",
+            f"{degree} is supported for planning, but not for training yet",
             key,
             f"train with {key}=1; `bytescale plan` accepts {key}={degree}",
         )

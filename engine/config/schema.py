@@ -52,31 +52,36 @@ class Rope(Section):
     low_freq_factor: float | None = Field(
         gt=0,
         le=1e6,
-        description="llama3: rotary pairs with fewer than this many turns over the original context are slowed by "
-        "model.rope.factor",
+        description="llama3: rotary frequencies with fewer than this many rotations over the original context are "
+        "divided by model.rope.factor",
     )
     high_freq_factor: float | None = Field(
         gt=0,
         le=1e6,
-        description="llama3: rotary pairs with more than this many turns over the original context are not scaled",
+        description="llama3: rotary frequencies with more than this many rotations over the original context are "
+        "not scaled",
     )
     beta_fast: float | None = Field(
         gt=0,
         le=1e6,
-        description="yarn: rotary pairs with more than this many turns over the original context are not scaled; "
-        "null is 32",
+        description="yarn: rotary frequencies with more than this many rotations over the original context are not "
+        "scaled; null is 32",
     )
     beta_slow: float | None = Field(
         gt=0,
         le=1e6,
-        description="yarn: rotary pairs with fewer than this many turns over the original context are slowed by "
-        "model.rope.factor; null is 1",
+        description="yarn: rotary frequencies with fewer than this many rotations over the original context are "
+        "divided by model.rope.factor; null is 1",
     )
     attention_factor: float | None = Field(
-        gt=0, le=1e6, description="yarn: factor on cos and sin; null computes it from model.rope.factor"
+        gt=0, le=1e6, description="yarn: factor applied to cos and sin; null computes it from model.rope.factor"
     )
-    mscale: float | None = Field(gt=0, le=1e6, description="yarn, with mscale_all_dim: DeepSeek's attention factor")
-    mscale_all_dim: float | None = Field(gt=0, le=1e6, description="yarn, with mscale: DeepSeek's attention factor")
+    mscale: float | None = Field(
+        gt=0, le=1e6, description="yarn: mscale of DeepSeek's attention factor; set together with mscale_all_dim"
+    )
+    mscale_all_dim: float | None = Field(
+        gt=0, le=1e6, description="yarn: mscale_all_dim of DeepSeek's attention factor; set together with mscale"
+    )
 
 
 class Model(Section):
@@ -105,11 +110,11 @@ class Balance(Section):
     """Load balancing of experts; a dense model ignores it."""
 
     by: Literal["none", "loss", "bias"] = Field(
-        description="method: `loss` adds a loss per sequence, `bias` adjusts a bias per expert after each step"
+        description="`loss` adds an auxiliary loss per sequence, `bias` adjusts a bias per expert after each step"
     )
     loss_weight: float = Field(ge=0, le=1000, description="weight of the load balancing loss")
     bias_rate: float = Field(
-        ge=0, le=1, description="change of a bias per step; router probabilities are between 0 and 1"
+        ge=0, le=1, description="change to each bias per step; router probabilities are between 0 and 1"
     )
     z_weight: float = Field(ge=0, le=1000, description="weight of the router's z-loss, which keeps its logits small")
 
@@ -122,11 +127,11 @@ class Data(Section):
         min_length=1, description="a folder, a .jsonl file, or `stdlib`: the standard library of the running Python"
     )
     format: Literal["folder", "jsonl"]
-    pattern: str = Field(description="glob of the files in a folder that are documents")
+    pattern: str = Field(description="glob that selects a folder's files to read as documents")
     field: str = Field(description="field of a JSONL line that contains the text")
     encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` also reads files that are not UTF-8")
     tokenizer: Literal["bytes"]
-    runtime: Literal["local"] = Field(description="`ray` is not built yet")
+    runtime: Literal["local"] = Field(description="`ray` is not implemented yet")
     validation_share: float = Field(
         ge=0, lt=1, description="fraction of the documents held out for validation, chosen by hash"
     )
@@ -147,7 +152,7 @@ class Cluster(Section):
     host_memory: Bytes = Field(ge=0, le=2**50, description="host memory in bytes that one rank may use for offload")
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     calibration: str | None = Field(
-        description="file written by `bytescale profile-hardware`; null uses figures from data sheets"
+        description="file written by `bytescale profile-hardware`; null uses rates from data sheets"
     )
 
 
@@ -158,7 +163,7 @@ class Planner(Section):
         description="planning algorithm; naive and balanced follow the paper's algorithms 1 and 2"
     )
     mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(
-        description="where ranks wait for each other: free: only in rings and at the end of a step; lockstep: at every "
+        description="where ranks wait for each other; free: only in rings and at the end of a step; lockstep: at every "
         "micro-batch; pipeline: between stages; auto: chosen from zero.stage and parallel.pp"
     )
     max_peers: int = Field(
@@ -190,7 +195,7 @@ class Zero(Section):
     stage: Literal[1, 2, 3] = Field(
         description="ZeRO-1 shards optimizer states, ZeRO-2 also gradients, ZeRO-3 also weights"
     )
-    weights_on_host: bool = Field(description="stage 3 only: keep a rank's shard of the weights on the host")
+    weights_on_host: bool = Field(description="stage 3 only: keep a rank's partition of the weights on the host")
 
 
 class Offload(Section):
@@ -227,7 +232,7 @@ class Config(Section):
     context: Tokens = Field(ge=1, le=_TOKENS, description="maximum length of a sequence; longer documents are split")
     capacity: Tokens = Field(ge=1, le=_TOKENS, description="maximum tokens per rank in one micro-batch")
     batch_tokens: Tokens = Field(
-        ge=1, le=_TOKENS, description="maximum tokens of a step; a longer document is a step by itself"
+        ge=1, le=_TOKENS, description="maximum tokens of a step; a longer document forms a step of its own"
     )
     dtype: Literal["bf16", "fp32", "fp64"] = Field(
         description="bf16 trains with fp32 master weights; fp64 is for tests"

@@ -49,7 +49,7 @@ _BOUNDS = {
 
 
 def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
-    """Validate nested plain values. Returns the config and no problems, or None and one problem per wrong key."""
+    """Validate a nested dict of plain values. Returns the config and [], or None and one problem per wrong key."""
     try:
         # Through JSON: only there does pydantic accept lists as tuples and stay strict otherwise (true is not 1).
         return Config.model_validate_json(json.dumps(_without_missing(values)), strict=True), []
@@ -57,7 +57,7 @@ def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
         leaves = keys.leaves()
         problems: dict[str, Problem] = {}
         for detail in error.errors(include_url=False):
-            # The location may go on below the key: to an item of a list or a member of a union.
+            # The location may extend below the key: to an item of a list or a member of a union.
             location = [str(part) for part in detail["loc"]]
             above = [".".join(location[:end]) for end in range(1, len(location) + 1)]
             key = next((name for name in above if name in leaves), ".".join(location))

@@ -69,7 +69,7 @@ def read(path: Path, cluster: str) -> Calibration:
     except ValueError as error:
         raise _refusal(path, f"it is not JSON: {error}") from error
     if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
-        raise _refusal(path, f"it is not a calibration file of schema {SCHEMA}")
+        raise _refusal(path, f"it is not a calibration file with schema version {SCHEMA}")
     names = [field.name for field in fields(Calibration)]
     missing = [name for name in names if name not in found]
     unknown = [name for name in found if name not in names and name not in _OLD]

@@ -85,7 +85,7 @@ def nominal(cluster: str) -> Calibration:
     return Calibration(
         cluster=cluster,
         device=sheet.device,
-        source=f"data sheet: {sheet.source}",
+        source=f"data sheet {sheet.source}",
         peak_flops_per_s=sheet.flops,
         linear_flops_per_s=linear,
         linear_backward=2.0,

@@ -6,7 +6,7 @@ from engine.config import schema
 from engine.cost.flops import layer_weights
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
-BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced by itself
+BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced separately
 SUB_GROUP = 10**9  # elements of stage 3's gradients that share one tensor on the host (DeepSpeed's sub_group_size)
 REDUCED = 500_000_000  # most gradient elements that BF16_Optimizer copies into one tensor for the reduction
 

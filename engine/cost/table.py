@@ -28,18 +28,19 @@ LETTERS = {
     "h, f, V, N, e, k": "hidden size, ffn, vocabulary, layers, experts, experts per token (top_k)",
     "q, kv": "heads x head_dim, kv_heads x head_dim",
     "P": "parameters of the model",
-    "S": "P / ranks: the partition of ZeRO",
+    "S": "P / ranks: size of a ZeRO partition",
     "H, Y, E, L": "parameters of the head; of a layer's matrices; of one SwiGLU matrix of all experts; L = max(H, E)",
     "n": "tensors of the optimizer: 3 with AdamW; SGD 2, or 1 without momentum",
     "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
     "REDUCED, SUB_GROUP": "500,000,000 and 1,000,000,000 elements, DeepSpeed's defaults",
     "c": "bytes per element of the copies made for gradient reduction: w in stage 3; in stage 2 b, or b + w if b < w",
-    "A, F": "bytes per token saved by attention; by SwiGLU, or router and experts; without recomputation and tiles",
-    "G": "F; with tiles only the bytes per token saved by the losses of the router",
+    "A, F": "bytes per token that attention saves for the backward pass; that SwiGLU, or router and experts, save; "
+    "without recomputation and tiles",
+    "G": "F; with tiles only the bytes per token that the router's losses save",
     "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
     "recompute, mlp_tile",
     "bf16_optimizer": "dtype=bf16 in stage 1 without on_host: DeepSpeed runs its BF16_Optimizer",
-    "pinned(x)": "next power of two, as PyTorch allocates pinned memory; if x is the sum of many tensors, at most 2 x",
+    "pinned(x)": "next power of two, as PyTorch allocates pinned memory; for the sum of many tensors, at most 2 * x",
 }
 
 # Instants. The value of each is the title of its table.
@@ -106,10 +107,10 @@ ROWS = (
         _Z3 + "grad_partitions_flat_buffer"),
     Row(ALWAYS, "optimizer", "partition of master weights and moments", "n * w * S", "not on_host",
         _Z12 + "initialize_optimizer_states"),
-    Row(ALWAYS, "gather_buffers", "bucket of gradients", "b * B", "stage == 2", _Z12 + "setup_buckets"),
-    Row(ALWAYS, "gather_buffers", "bucket of gradients", "w * B", "stage == 1 and not bf16_optimizer",
+    Row(ALWAYS, "gather_buffers", "gradient bucket", "b * B", "stage == 2", _Z12 + "setup_buckets"),
+    Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 1 and not bf16_optimizer",
         _Z12 + "setup_buckets"),
-    Row(ALWAYS, "gather_buffers", "bucket of gradients", "w * B", "stage == 3", _Z3 + "_setup_for_real_optimizer"),
+    Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 3", _Z3 + "_setup_for_real_optimizer"),
     Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 2 and P > BUCKET",
         _Z12 + "allreduce_bucket"),
     Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 3 and P > BUCKET",
@@ -152,7 +153,7 @@ ROWS = (
         f"{_NONE} and not tile and e > 1", _EXPERTS, TOKEN),
     Row(SAVED, "ffn", "router's probabilities; three indices and three weights for each chosen expert",
         "w * e + k * (24 + 3 * w)", f"{_NONE} and not tile and e > 1", _EXPERTS, TOKEN),
-    Row(SAVED, "router", "losses of the router: logits, probabilities, weights, log-sum-exp", "w * (3 * e + 1)",
+    Row(SAVED, "router", "router's losses: logits, probabilities, weights, log-sum-exp", "w * (3 * e + 1)",
         "e > 1", _EXPERTS, TOKEN),
     Row(SAVED, "entry", "input of the layer", "b * h", "recompute != 'none'", "engine/models/recompute.py", TOKEN),
 
@@ -170,7 +171,7 @@ ROWS = (
     Row(LAYER, "activations", "gradients of SwiGLU's weights: from one tile, and summed over tiles",
         "3 * (b + w) * E", "tile", "engine/models/common/tiles.py"),
     Row(LAYER, "activations", "gradient of the head", "b * H", "bf16_optimizer or tied", _LINEAR),
-    Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced by itself",
+    Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced separately",
         "b * E + c * (E - BUCKET)", "stage > 1 and E > BUCKET",
         _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
 
@@ -193,7 +194,7 @@ ROWS = (
     Row(LOSS_END, "logits", "gradient of the head in the model's dtype", "b * H", "b < w", _CHUNKS),
 
     Row(HEAD, "logits", "gradient of the residual stream", "b * h", _ALL, _LINEAR, TOKEN),
-    Row(HEAD, "logits", "gradient of the head, larger than the bucket and reduced by itself",
+    Row(HEAD, "logits", "gradient of the head, larger than the bucket, reduced separately",
         "b * H + c * (H - BUCKET)", "stage > 1 and H > BUCKET",
         _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
 

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import schema
-from engine.config.units import counted
 from engine.data.bigrams import BigramCounts
 from engine.data.sources.formats import open_source
 from engine.errors import DataError
@@ -99,7 +98,7 @@ def build_index(data: schema.Data, progress: Callable[[int, int], None] | None =
         if progress is not None:
             progress(document + 1, len(source.names))
     if not validation:
-        message = f"no text in {counted(len(source.names), 'document')}"
+        message = f"every document ({len(source.names):,}) is empty"
         raise DataError(message, key=data.path, hint="set data.path to documents with text")
     if all(validation):
         message = f"every document ({len(validation):,}) is used for validation, none for training"

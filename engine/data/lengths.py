@@ -30,8 +30,7 @@ _MOST = 2**32  # tokens; larger numbers are refused as mistakes
 def step_lengths(config: Config, steps: int) -> Iterator[Ints]:
     """Yield the sequence lengths, int64 [S], of each of the first `steps` steps.
 
-    With the recipe's own data they are exactly those of training. Raises DataError for documents or a file of lengths
-    that cannot be used.
+    With the recipe's own data they are exactly those of training. Raises DataError for unusable documents or lengths.
     """
     source = config.lengths
     if source.name == "data":
@@ -80,9 +79,8 @@ def example_step(config: Config, found: Documents) -> Ints:
 def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:
     """Yield the sequence lengths, int64 [S], of one step after another, without end.
 
-    `documents` [N] are the lengths of the documents, which are taken in order, again from the first after the last. A
-    step takes documents until the next one would exceed `batch_tokens`, but at least one. Documents are split at
-    `context`.
+    `documents` [N] are the lengths of the documents, which are taken in order and repeated after the last. A step takes
+    documents until the next one would exceed `batch_tokens`, but at least one. Documents are split at `context`.
     """
     # A step may contain all documents several times; `rounds + 1` copies, from `start` on, always suffice.
     start, rounds = 0, batch_tokens // int(documents.sum())
@@ -97,7 +95,7 @@ def read_lengths(path: Path) -> Ints:
     """Read document lengths [N] from a text file with one whole number per line, or from a .npy array of integers.
 
     In text, `#` starts a comment and blank lines are skipped. Raises DataError for invalid lines, of which it lists the
-    first ten, and for a file that is missing, unreadable or contains no length.
+    first ten, and for a file that is missing, unreadable or contains no lengths.
     """
     found = kind(path)
     if found != "file":
@@ -105,7 +103,7 @@ def read_lengths(path: Path) -> Ints:
         raise DataError(message, key=str(path), hint="set lengths.path to a file with one length per line")
     lengths = _read_array(path) if path.suffix == ".npy" else _read_text(path)
     if len(lengths) == 0:
-        raise DataError("contains no length", key=str(path), hint="write one whole number of tokens per line")
+        raise DataError("contains no lengths", key=str(path), hint="write one whole number of tokens per line")
     return lengths
 
 
@@ -133,7 +131,7 @@ def _read_array(path: Path) -> Ints:
         except (ValueError, EOFError) as error:
             raise DataError("is not a numpy array", key=str(path), hint="write it with numpy.save") from error
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        message = f"contains {array.dtype} of shape {array.shape}, not a row of integers"
+        message = f"contains {array.dtype} of shape {array.shape}, not a 1-D array of integers"
         raise DataError(message, key=str(path), hint="save an int64 array of shape [N]")
     places = np.flatnonzero((array < 1) | (array > _MOST)).tolist()
     _refuse(path, [Problem(str(_fault(str(array[place]).encode())), f"{path}[{place}]") for place in places])

@@ -108,8 +108,7 @@ MIXES: Mapping[str, Callable[[Generator, schema.Lengths, int], Ints]] = {
 def draw_documents(lengths: schema.Lengths, tokens: int, seed: int, step: int = 0) -> Ints:
     """Draw the document lengths, int64 [N], of one step from a mix.
 
-    Documents are added until the next one would exceed `tokens`, but at least one. Equal `seed` and `step` give equal
-    lengths.
+    Adds documents until the next would exceed `tokens`, but at least one. Equal `seed` and `step` give equal lengths.
     """
     # The key contains seed and step separately: with their sum, different seeds would share steps.
     random = Generator(Philox(key=np.array([seed, step], dtype=np.uint64)))

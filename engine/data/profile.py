@@ -81,7 +81,7 @@ def suggest(lengths: Ints, config: Config, settings: PlanSettings, largest: int)
         # Rounding down must not go below the lower bound.
         capacity, reason = max(least, _round(most, up=False)), "the most that fits without offload"
     elif p99 >= per_rank:
-        capacity, reason = wanted, "99 % of the sequences fit on one rank"
+        capacity, reason = wanted, "99% of the sequences fit on one rank"
     else:
         capacity, reason = wanted, "each rank runs its part of a step as one micro-batch"
     price = costs.sequence(sizes).astype(np.float64)
@@ -92,7 +92,7 @@ def suggest(lengths: Ints, config: Config, settings: PlanSettings, largest: int)
 
 
 def _sequences(lengths: Ints, context: int) -> tuple[Ints, Ints]:
-    """Return the distinct sequence lengths, ascending, and how many sequences have each."""
+    """Split documents of `lengths` at `context`; return the distinct sequence lengths, ascending, and their counts."""
     rest, full = lengths % context, int((lengths // context).sum())
     sizes, counts = np.unique(rest[rest > 0], return_counts=True)
     if full:

@@ -18,7 +18,6 @@ from operator import methodcaller
 import numpy as np
 
 from engine.config import schema
-from engine.config.units import counted
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Part
 from engine.errors import DataError
@@ -51,7 +50,7 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
         progress(done / len(parts))
     inputs = np.array(sizes, dtype=np.int64) + 1  # BOS is an input, as in index.py
     if not (inputs > 1).any():
-        message = f"no text in {counted(len(sizes), 'document')}" if sizes else "contains no document"
+        message = f"every document ({len(sizes):,}) is empty" if sizes else "contains no documents"
         raise DataError(message, key=data.path, hint="set data.path to documents with text")
     return Documents(inputs[inputs > 1], int((inputs == 1).sum()), fraction)
 

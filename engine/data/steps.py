@@ -74,7 +74,7 @@ def next_step(index: Index, cursor: Cursor, seed: int, batch_tokens: int, contex
     """Return the sequences of the step at a cursor, and the cursor of the next step.
 
     A step takes documents in the random order of the epoch until the next one would exceed `batch_tokens` inputs. A
-    document longer than that is a step by itself. A step may continue with documents of the next epoch.
+    document longer than `batch_tokens` forms a step of its own. A step may continue with documents of the next epoch.
     """
     documents: list[int] = []
     tokens = 0

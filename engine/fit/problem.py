@@ -28,7 +28,8 @@ def fit_problem(config: Config, settings: PlanSettings) -> Problem | None:
         message = f"a rank of node {found.node} needs {needs}" if found.node else f"a rank needs {needs}"
         if "device" in short and found.device_total != config.cluster.device_memory:  # the hostfile says so
             return Problem(message, "cluster.hostfile", NODE_HOLDS_NOTHING)
-        return Problem(message, f"cluster.{next(iter(short))}_memory", "use a smaller model, or more or larger devices")
+        hint = "use a smaller model, more devices, or devices with more memory"
+        return Problem(message, f"cluster.{next(iter(short))}_memory", hint)
 
     # If the offload ratio is a number, the host must have memory for it; `auto` adapts to the host.
     ratio, host_memory = named_ratio(config), config.cluster.host_memory
@@ -38,7 +39,7 @@ def fit_problem(config: Config, settings: PlanSettings) -> Problem | None:
         both = f"{format_bytes(away)} on the host beside {format_bytes(states)} of model states, {total} in all"
         message = (
             f"offloading {config.offload.ratio:g} of a micro-batch of {format_count(config.capacity)} tokens puts "
-            f"{both if states else f'{total} on the host'}, and cluster.host_memory is {holds} per rank"
+            f"{both if states else f'{total} on the host'}, but cluster.host_memory is {holds} per rank"
         )
         hint = "set offload.ratio=auto, which uses what fits, or a larger cluster.host_memory"
         return Problem(message, "offload.ratio", hint)

@@ -92,8 +92,7 @@ def table(config: Config) -> list[dict[str, Any]]:
 def _combinations(config: Config, ranks: int, fixed: Collection[str]) -> Iterator[Suggestion]:
     """Yield each combination of `_CHOICES` that fits and changes no `fixed` key.
 
-    It also changes the capacity: to a larger one if the context needs it, or to a smaller one if the config's does not
-    fit.
+    It may change the capacity: to a larger one if the context needs it, or a smaller one if the config's does not fit.
     """
     needed = -(-config.context // ranks)
     larger = {"capacity": needed} if needed > config.capacity else {}

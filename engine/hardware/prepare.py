@@ -47,7 +47,7 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
         cut = with_layers(ours, layers)
         if Costs.of(cut).most_tokens(usable(ours)) >= _LEAST:
             return cut
-    message = f"not even one layer of model={config.model.name} fits the device"
+    message = f"not even one layer of model={config.model.name} fits on the device"
     raise MemoryFitError(message, key="cluster.device_memory", hint="measure with a smaller model")
 
 

@@ -103,5 +103,5 @@ def _folder() -> Iterator[RunFolder]:
 def check_cluster(config: Config, gpus: int) -> None:
     """Raise ConfigError for a cluster of GPUs if this machine has none: CPUs would be measured."""
     if gpus == 0 and uses_gpus(config):
-        message, key = "this machine has no GPU, but the cluster has", f"cluster={config.cluster.name}"
+        message, key = "this machine has no GPU, but the cluster's machines do", f"cluster={config.cluster.name}"
         raise ConfigError(message, key=key, hint="run it on a machine with such GPUs, or choose cluster=local")

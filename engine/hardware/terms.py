@@ -6,9 +6,9 @@ from engine.cost.calibration import Calibration
 from engine.cost.datasheets import sheet_peak
 from engine.hardware.measured import Measured
 
-_MICRO = "fit to micro-batches of unsplit sequences, forward and backward"
-_FORWARD = "fit to micro-batches of unsplit sequences, forward"
-_RING = "fit to micro-batches with rings of two ranks"
+_MICRO = "fitted to micro-batches of unsplit sequences, forward and backward"
+_FORWARD = "fitted to micro-batches of unsplit sequences, forward"
+_RING = "fitted to micro-batches with rings of two ranks"
 _MESSAGES = "messages of 4 KiB to 4 MiB, in both directions at once"
 
 _HOW = {
@@ -18,18 +18,18 @@ _HOW = {
     "attention_flops_per_s": _FORWARD,
     "attention_backward": _MICRO,
     "half_tokens": "one linear layer, with one token and with many",
-    "micro_batch_s": f"{_MICRO}, with two numbers of layers",
-    "layer_s": f"{_MICRO}, with two numbers of layers",
+    "micro_batch_s": f"{_MICRO}, with two different layer counts",
+    "layer_s": f"{_MICRO}, with two different layer counts",
     "sequence_s": _MICRO,
     "round_s": _RING,
     "merge_bytes_per_s": _RING,
     "latency_s": _MESSAGES,
     "node_bytes_per_s": _MESSAGES,
-    "overlap": "a message of 4 MiB during a product, and each alone",
+    "overlap": "a 4 MiB message during a matrix multiplication, and each alone",
     "copy_bytes_per_s": "copies of 64 MiB",
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
-    "step_s": "training steps without their micro-batches",
+    "step_s": "time of a training step outside its micro-batches",
 }
 _SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine cannot measure the network
 _NEED_TWO = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")

@@ -42,7 +42,7 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
 
 
 def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
-    """Return the problems that stop a launch but not a dry run: features not built yet, nodes without a hostfile."""
+    """Return the problems that stop a launch but not a dry run: unimplemented features, nodes without a hostfile."""
     problems = not_trained(config)
     if config.cluster.hostfile is None and len(cluster.nodes) > 1:
         key = f"cluster.nodes={len(cluster.nodes)}"

@@ -17,14 +17,14 @@ _TIMEOUT_S = 1800  # one core needs four minutes; if a killed compiler left its 
 
 
 def check_host_adam(config: Config, say: Callable[[str], None]) -> None:
-    """Compile DeepSpeedCPUAdam if the config needs it, unless this machine has done so before.
+    """Compile DeepSpeedCPUAdam if the config needs it and it is not yet compiled on this machine.
 
     Raises ConfigError if that fails. Other hosts compile it when their ranks start.
     """
     optimizer = config.optimizer
     if not optimizer.on_host or optimizer.name != "adamw":
         return
-    say("optimizer.on_host: compiling DeepSpeedCPUAdam, unless already done on this machine; takes minutes, once")
+    say("optimizer.on_host: preparing DeepSpeedCPUAdam (compiled the first time on a machine, which takes minutes)")
     try:
         # In a separate process, because DeepSpeed prints to standard output.
         done = subprocess.run(

@@ -54,16 +54,16 @@ class Start:
 
 
 def _longer(checkpoint: Path | None, config: Config, steps: int) -> str:
-    """Describe how to continue from `checkpoint` in a new run folder, up to step `steps`."""
+    """Describe how to resume from `checkpoint` in a new run folder, up to step `steps`."""
     words = ["--resume", str(checkpoint), f"run.out={config.run.out}-{steps}", f"run.steps={steps}"]
     return f"to train longer, run the command with {shlex.join(words)}"
 
 
 def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say) -> Start:
-    """Decide how a run on `ranks` ranks starts, and plan its next `steps` steps, or fewer if the run ends before.
+    """Decide how a run on `ranks` ranks starts, and plan its next `steps` steps, or fewer if the run ends earlier.
 
-    `resume` is `auto`, `never` or the path of a checkpoint or run. Raises BytescaleError if the checkpoint, weights,
-    documents or memory do not suit the config. Writes nothing, so an error leaves the run folder as it was.
+    `resume` is `auto`, `never` or the path of a checkpoint or run. Raises BytescaleError if the checkpoint, weights or
+    documents do not match the config, or memory is too small. Writes nothing: an error leaves the run folder as it was.
     """
     if resume == "never":
         checkpoint = None
@@ -142,7 +142,7 @@ def check_owner(folder: RunFolder, config: Config) -> None:
         only_longer = len(changes) == 1 and config.run.steps > before.run.steps
         hint = "undo the change, or choose another run.out"
         if saved:
-            hint += f"; to go on from this run in another folder, add --resume {shlex.quote(str(saved[0]))}"
+            hint += f"; to resume this run in another folder, add --resume {shlex.quote(str(saved[0]))}"
         if only_longer and saved:
             hint = _longer(saved[0], config, config.run.steps)
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
@@ -167,7 +167,7 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 
 
 def write_facts(folder: RunFolder, config: Config, index: Index, parameters: int) -> None:
-    """Write the config, the index and summary.json to the run folder. `parameters` is the model's number of weights."""
+    """Write the config, the index and summary.json to the run folder. `parameters` is the number of model weights."""
     index.save(folder.index)
     write_durably(folder.resolved, resolved_yaml(config).encode())
     facts = {

@@ -184,7 +184,7 @@ def _raise_first_failure(ends: dict[int, End], folder: RunFolder, requests: int)
         if failed:
             saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
             stop = PreemptedError if saved else InterruptedRunError
-            raise stop("stopped on request", key=str(folder.root), hint=_how_to_continue(folder))
+            raise stop("stopped on request", key=str(folder.root), hint=_how_to_resume(folder))
         return
 
     def order(rank: int) -> tuple[bool, float]:
@@ -208,14 +208,14 @@ def _raise_first_failure(ends: dict[int, End], folder: RunFolder, requests: int)
         message = f"rank {rank} was killed by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL:
             message += " (Linux does this when a host runs out of memory)"
-        raise RankError(message, 128 - code, folder, rank, _how_to_continue(folder))
+        raise RankError(message, 128 - code, folder, rank, _how_to_resume(folder))
     if code == ExitCode.STORAGE:  # the rank could not write the cause either
         message = f"rank {rank} could not write its files: the disk is full, or storage failed"
-        raise RankError(message, code, folder, rank, f"free some space; then {_how_to_continue(folder)}")
+        raise RankError(message, code, folder, rank, f"free some space; then {_how_to_resume(folder)}")
     raise RankError(f"rank {rank} exited with code {code} without an error message", ExitCode.BUG, folder, rank, None)
 
 
-def _how_to_continue(folder: RunFolder) -> str:
+def _how_to_resume(folder: RunFolder) -> str:
     if newest_first(folder.checkpoints):
         return "run the same command to resume from the last checkpoint"
     return "run the same command to start again; no checkpoint had been saved yet"

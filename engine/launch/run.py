@@ -1,4 +1,4 @@
-"""Trains a recipe: checks the config, prepares the run folder, runs the ranks and summarises the result."""
+"""Trains the model of a recipe: checks the config, prepares the run folder, runs the ranks, summarises the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def train(
     say: Say = print,
     on_step: OnStep = lambda line: None,
 ) -> dict[str, Any]:
-    """Train a recipe, or show what training would do; return what the command prints as JSON.
+    """Train the model of a recipe, or show what training would do; return what the command prints as JSON.
 
     `resume` is `auto`, `never` or the path of a checkpoint or run. `launcher` is `local`, `hostfile`, or None if the
     user chose none. `say` gets messages, and `on_step` the metrics of each step. Raises BytescaleError: for a mistake,
@@ -124,7 +124,7 @@ def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> I
     long = int((index.lengths > config.batch_tokens).sum())
     if long:
         what = f"{counted(long, 'document')} longer than batch_tokens={config.batch_tokens}"
-        yield f"{what}: each one fills a step by itself"
+        yield f"{what}: each one forms a step of its own"
     if config.data.validation_tokens and not index.validation.any():
         yield "no document is held out for validation"
 
@@ -161,8 +161,8 @@ class MetricsTail:
             if short and not self._warned:
                 self._warned = True
                 self._say(
-                    f"warning: a host was {format_bytes(short)} short of the memory that a rank needs for offload; "
-                    "the rest stays on the device. Set a smaller cluster.host_memory to plan with less "
+                    f"warning: a host lacked {format_bytes(short)} that a rank needs for offload; activations that "
+                    "did not fit stay on the device; set a smaller cluster.host_memory to plan with less "
                     f"(details: {self._folder.logs})"
                 )
             self._on_step(line)

@@ -26,6 +26,6 @@ def build_model(config: Config) -> Transformer:
 def end_step(model: Transformer, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
     """Run `Mixtral.end_step` after an optimizer step and return its metrics; for LLaMA there are none.
 
-    Collective: all ranks must call it. `sum_over_ranks` all-reduces a tensor, `loss_tokens` is T of the whole step.
+    Collective: all ranks must call it. `sum_over_ranks` all-reduces a tensor; `loss_tokens` is the step's total.
     """
     return model.end_step(sum_over_ranks, loss_tokens) if isinstance(model, Mixtral) else {}

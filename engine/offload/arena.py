@@ -1,7 +1,6 @@
 """Host memory for offloaded activations: one pinned block per rank, used from front to back and freed as a whole.
 
-There is no pool of buffers by shape, because it would grow with every micro-batch: under HDP all micro-batches have
-different lengths.
+There is no pool of buffers by shape: it would grow with every micro-batch, because under HDP their lengths differ.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Arena:
     def reset(self, need: int) -> None:
         """Free all reserved memory, and grow the block if it is smaller than `need` bytes, up to the limit.
 
-        No tensor from `take` may be in use any more. If the host cannot allocate that much, half of it is tried, and
-        becomes the limit of later calls; `take` then returns None for some tensors, which stay on the device. Raises
-        MemoryFitError if half fails too.
+        Tensors from `take` must no longer be in use. If the host cannot allocate that much, the block gets half of it,
+        which becomes the limit of later calls; `take` then returns None for some tensors, which stay on the device.
+        Raises MemoryFitError if half fails too.
         """
         self._used = 0
         if need > self.size and self.size < self._limit:
@@ -57,7 +56,7 @@ class Arena:
                 raise MemoryFitError(f"could not allocate {enough // 2:,} bytes of host memory for offload", hint=hint)
             self._largest = self.size
             if self.size < enough:
-                _LOG.warning("could not allocate %s bytes of host memory for offload; using half of it", f"{enough:,}")
+                _LOG.warning("cannot allocate %s bytes of host memory for offload; using half as many", f"{enough:,}")
                 self._limit = self.size
         self._short = max(self._short, min(self._configured_limit, need) - self.size)
 

@@ -23,7 +23,7 @@ _PEERS, _MESH_PEERS = 4, 2
 def check_planner(settings: PlanSettings) -> None:
     """Raise ConfigError for more ranks than can be planned, or for a `max_peers` below what the planner needs."""
     if settings.ranks > MOST_RANKS:  # without a hostfile, the rules of the config have already refused this
-        message = f"{settings.ranks:,} HDP ranks are more than the {MOST_RANKS:,} that can be planned"
+        message = f"{settings.ranks:,} HDP ranks exceed the maximum of {MOST_RANKS:,}"
         hint = "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp"
         raise ConfigError(message, key="cluster.hostfile", hint=hint)
     needed = min(_MESH_PEERS if settings.planner == "static" else _PEERS, settings.ranks - 1)
@@ -67,7 +67,7 @@ def check_memory(step_tokens: int, settings: PlanSettings) -> None:
     if settings.host_memory < 0:
         states = costs.host_fixed_bytes
         needs, given = format_apart(states, states + settings.host_memory)
-        message = f"the model states on the host need {needs} per rank, and cluster.host_memory is {given}"
+        message = f"the model states on the host need {needs} per rank, but cluster.host_memory is {given}"
         hint = "use more ranks, or set zero.weights_on_host or optimizer.on_host to false"
         raise MemoryFitError(message, key="cluster.host_memory", hint=hint)
     tokens = min(settings.capacity, step_tokens)

@@ -80,9 +80,9 @@ class PlanSettings:
     def capacities(self) -> Ints:
         """The capacity of each rank, in tokens, [P].
 
-        A rank with the usual memory has the capacity of the config. One with less memory has as much of it as fits. One
-        with more memory has more, in proportion to the memory that the model states leave. Offload counts only if the
-        usual rank needs it for its capacity.
+        A rank with the usual memory has the capacity of the config. One with less memory has as much of this capacity
+        as fits. One with more memory has a larger capacity, in proportion to the memory that the model states leave.
+        Offload counts only if the usual rank needs it for its capacity.
         """
         usual, states = self.device_memory, self.costs.fixed_bytes
         classes, index = np.unique(self.cluster.memory, return_inverse=True)

@@ -40,8 +40,8 @@ class Span(NamedTuple):
 class Boxes:
     """The boxes of a timeline, one per span.
 
-    `degree` is the largest ring of a box's micro-batch: 1 if it has no rings, 0 if it is idle. `above` and `below` are
-    true where the previous or the next row has a micro-batch of the same gang.
+    `degree` is that of the largest ring of a box's micro-batch: 1 if all sequences are unsplit, 0 if idle. `above`
+    and `below` are true where the previous or the next row has a micro-batch of the same gang.
     """
 
     all_ranks: int
@@ -84,7 +84,7 @@ def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints, end_s: float | Non
 
 
 def largest_rings(plan: StepPlan) -> Ints:
-    """Degree of the largest ring of each micro-batch, [micro-batches]: 1 without rings, 0 if it is idle."""
+    """Degree of the largest ring of each micro-batch, [micro-batches]: 1 if all sequences are unsplit, 0 if idle."""
     largest = np.zeros(plan.micro_batches, dtype=np.int64)
     np.maximum.at(largest, plan.shard_micro, plan.degrees[plan.shard_sequence])
     return largest

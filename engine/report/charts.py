@@ -70,7 +70,7 @@ def seconds_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
             )
             left = [start + width for start, width in zip(left, widths, strict=True)]
         write_ends(axes, rows, left, [short_seconds(run["step_s"]) for run in runs], size)
-        axes.set_xlabel("seconds of a step, mean over ranks")
+        axes.set_xlabel("seconds per step, mean over ranks")
 
     summary = "; ".join(f"{run['planner']} {short_seconds(run['step_s'])}" for run in runs)
     return _bars(AltText("seconds", "Where the time of a step goes", f"{summary}."), runs, size, paint)
@@ -145,7 +145,7 @@ def histogram_picture(
         axes.grid(visible=False, axis="x")
 
     summary = ", ".join(f"{mark} {length:,}" for mark, length in marks.items())
-    alt = AltText("lengths", "Lengths by number and by tokens", f"Lengths in tokens: {summary}.")
+    alt = AltText("lengths", f"Lengths by share of {name} and of tokens", f"Lengths in tokens: {summary}.")
     return draw(alt, size, 0.4 * size.width if size is WIDE else 0.95 * size.width, paint)
 
 
@@ -176,7 +176,7 @@ def loss_picture(steps: Floats, loss: Floats, validation: Floats, bigram_nats: f
     summary = f"Training loss: {_first_and_last(loss)}. Validation loss: {_first_and_last(validation)}."
     if np.isfinite(bigram_nats):
         summary += f" Bigram entropy of the corpus: {bigram_nats:.3f}."
-    return draw(AltText("loss", "Loss of each step", summary), size, _curve_height(size), paint)
+    return draw(AltText("loss", "Loss at each step", summary), size, _curve_height(size), paint)
 
 
 def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -> str:
@@ -194,7 +194,7 @@ def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
     summary = f"Median: {np.median(rate[kept]):,.0f} tokens per second." if kept.any() else "No step was measured."
-    return draw(AltText("throughput", "Tokens per second of each step", summary), size, _curve_height(size), paint)
+    return draw(AltText("throughput", "Tokens per second in each step", summary), size, _curve_height(size), paint)
 
 
 def running_median(values: Floats) -> Floats:
@@ -226,7 +226,7 @@ def _first_and_last(values: Floats) -> str:
 
 @dataclass(frozen=True, eq=False)
 class CostCurve:
-    """Time of sequences by length, forward and backward, on ranks of full speed: unsplit, and on rings of a plan."""
+    """Time of sequences by length, forward and backward, on full-speed ranks: unsplit, and on rings of a plan."""
 
     lengths: Ints  # [up to _CURVE_POINTS], covering the plan's sequences and its capacity
     unsplit_s: Floats  # of each of `lengths` on one rank
@@ -282,5 +282,5 @@ def cost_picture(found: CostCurve, size: Size = WIDE) -> str:
             axis.set_minor_locator(NullLocator())
 
     longest = f"An unsplit sequence of {found.lengths[-1]:,} tokens takes {short_seconds(found.unsplit_s[-1])}"
-    alt = AltText("cost", "Cost against length", f"{longest}; the step takes {short_seconds(found.step_s)}.")
+    alt = AltText("cost", "Time against length", f"{longest}; the step takes {short_seconds(found.step_s)}.")
     return draw(alt, size, 0.42 * size.width if size is WIDE else size.width, paint)

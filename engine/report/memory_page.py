@@ -7,14 +7,15 @@ from engine.fit.estimate import Estimate
 from engine.planner.settings import PlanSettings
 from engine.report.memory_bars import memory_picture
 from engine.report.page import Figure, Page, Table
-from engine.report.words import memory_rows, memory_unit, short_tokens
+from engine.report.words import hdp_ranks, memory_rows, memory_unit, short_tokens
 
 
 def memory_page(config: Config, settings: PlanSettings, found: Estimate) -> Page:
     """Build the page of an estimate: head, figure, and table of items."""
+    ranks = hdp_ranks(settings.ranks, config.parallel.tp, config.parallel.pp)
     head = [
         ("model", config.model.name),
-        ("ranks", f"{settings.ranks:,} of cluster={config.cluster.name}"),
+        ("ranks", f"{ranks}, cluster={config.cluster.name}"),
         ("states", f"ZeRO-{config.zero.stage}, {config.dtype}"),
         ("recompute", config.recompute),
         ("context", f"{short_tokens(config.context)} tokens"),
@@ -29,7 +30,7 @@ def memory_figure(found: Estimate) -> Figure:
     ratio, tokens = found.load.offload / 1e6, found.load.tokens
     offload = f" at an offload ratio of {ratio:.0%}" if ratio else ""
     caption = (
-        f"Peak memory of a device with a micro-batch of {tokens:,} tokens{offload}. The two gray bars, for the CUDA "
+        f"Peak memory of a device with a micro-batch of {tokens:,} tokens{offload}. The two grey bars, for the CUDA "
         "context or process and for fragmentation, are allowances (docs/memory.md). The dashed line is the "
         "memory of the device."
     )

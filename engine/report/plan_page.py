@@ -33,7 +33,7 @@ class Planned:
 
 
 def plan_page(planned: Planned) -> Page:
-    """Build the page of some plans. Its pictures show the first step."""
+    """Build the page of some plans. Its charts show the first step."""
     plan, settings = planned.plans[0], planned.settings
     found = simulated(plan, settings)
     lengths = describe(Documents(plan.lengths), planned.config.context)
@@ -43,23 +43,23 @@ def plan_page(planned: Planned) -> Page:
     timeline_caption = (
         f"The first step as simulated, until the last rank finishes. Each box is {box}. Boxes that touch across rows "
         "share rings. The hatched end of a box is the time spent waiting for transfers; it is drawn in one piece, "
-        "although the waiting is spread over the rounds of the rings. In an empty space the rank waits for others, or "
-        "has finished." + some_ranks(found)
+        "although the waiting is spread over the rounds of the rings. Where a row is empty, the rank is "
+        "waiting for others or has finished." + some_ranks(found)
     )
     lengths_caption = (
         "Lengths of the first step's sequences, as percentages of all sequences and of all tokens: a few long ones may "
         "contain most tokens. Each bucket includes the length at its right end. p50 is the median."
     )
     cost_caption = (
-        "Time of a sequence by its length, forward and backward, on ranks of full speed. The curve is the time on one "
-        "rank; each dot is the time of a ring of the plan. Where the curve is above the dashed line, an unsplit "
-        "sequence alone would take longer than the whole step."
+        "Time to compute a sequence, forward and backward, against its length, on full-speed ranks. The curve is the "
+        "time on one rank; each dot is the time of a ring of the plan. Where the curve is above the dashed line, an "
+        "unsplit sequence alone would take longer than the whole step."
     )
 
     steps = len(planned.facts)
     rows = [(NAMES.get(name, name), *(cell(fact, name) for fact in planned.facts)) for name in PLAN_FACTS]
     columns = ("", *(f"step {step}" for step in range(1, steps + 1))) if steps > 1 else ()
-    title = "Figures of the plans" if steps > 1 else "Figures of the plan"
+    title = "Key numbers of the plans" if steps > 1 else "Key numbers of the plan"
     return Page(
         title=planned.config.recipe,
         kind="a ByteScale plan",
@@ -67,7 +67,7 @@ def plan_page(planned: Planned) -> Page:
         figures=[
             Figure.of("Timeline of a step", timeline_caption, lambda size: timeline_picture(found, size)),
             Figure.of("Lengths", lengths_caption, lambda size: histogram_picture(lengths["buckets"], marks, size=size)),
-            Figure.of("Cost against length", cost_caption, lambda size: cost_picture(curve, size)),
+            Figure.of("Time against length", cost_caption, lambda size: cost_picture(curve, size)),
             memory_figure(estimate_plans(planned.config, settings, planned.plans)),
         ],
         tables=[Table(title, rows, columns, f"{MAKESPAN} {BALANCE} {BOUND}")],

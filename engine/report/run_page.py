@@ -23,7 +23,7 @@ def run_page(run: RunData) -> Page:
     """Build the page of a run, which may have stopped early."""
     if run.lines:
         steps, loss, validation = (run.column(name) for name in ("step", "loss", "validation_loss"))
-        caption = "Mean loss of the tokens of each step."
+        caption = "Mean loss per token at each step."
         if not math.isnan(run.bigram_nats):
             caption += (
                 " The dashed line is the bigram entropy of the corpus: the lowest loss of a model that sees only the "
@@ -31,7 +31,7 @@ def run_page(run: RunData) -> Page:
             )
         losses = Figure.of("Loss", caption, lambda size: loss_picture(steps, loss, validation, run.bigram_nats, size))
         rate = run.column("tokens_per_s")
-        caption = "Tokens of each step per second, over all ranks. The time includes waiting, but not validation."
+        caption = "Tokens per second in each step, all ranks together. The time includes waiting, but not validation."
         throughput = Figure.of("Throughput", caption, lambda size: throughput_picture(steps, rate, size))
     else:
         losses = Figure("Loss", "No step was completed, so there is no loss to show.")
@@ -54,7 +54,7 @@ def run_page(run: RunData) -> Page:
         kind="a ByteScale run",
         head=head(run),
         figures=[losses, timeline, throughput],
-        tables=[Table("Figures of the run", totals)] if totals else [],
+        tables=[Table("Key numbers of the run", totals)] if totals else [],
         warning=warning(run),
     )
 
@@ -63,7 +63,7 @@ def head(run: RunData) -> list[Pair]:
     """The facts at the top of the page: model, ranks, planner, steps and final losses."""
     config, loss, parameters = run.config, run.column("loss"), run.summary.get("parameters")
     validated = [line["validation_loss"] for line in run.lines if line.get("validation_loss") is not None]
-    validation = _nats(validated[-1]) if validated else "no step was validated"
+    validation = _nats(validated[-1]) if validated else "validation never ran"
     if validated and not math.isnan(run.bigram_nats):
         verdict = "below" if validated[-1] < run.bigram_nats else "not below"
         validation += f", {verdict} the corpus's bigram entropy of {run.bigram_nats:.3f}"
@@ -93,7 +93,7 @@ def table(run: RunData) -> list[Pair]:
     return [
         ("steps", f"{len(run.lines):,}"),
         ("tokens", f"{int(np.nansum(run.column('tokens'))):,}"),
-        ("steps with a ring of 2 or more", f"{rings:,} ({rings / len(degree):.0%})"),
+        ("steps with a ring of 2 or more ranks", f"{rings:,} ({rings / len(degree):.0%})"),
         ("largest ring", f"{largest:,} ranks" if largest > 1 else "none"),
         ("median throughput", f"{float(np.median(measured)) if len(measured) else math.nan:,.0f} tokens/s"),
         ("wait for plans", wait("plan_wait_s")),

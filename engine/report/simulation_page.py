@@ -18,8 +18,8 @@ from engine.units import Ints
 _ROWS = 24  # ranks in each of several timelines
 _COLUMNS = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
 _NOTE = (
-    "Bubble: fraction of the step in which a rank neither computes nor waits for transfers. "
-    "MFU: model FLOPs divided by the peak FLOPs of all devices."
+    "Bubble: fraction of the step during which a rank is idle: it waits for other ranks or pipeline stages, or for "
+    "weights that ZeRO-3 gathers. MFU: model FLOPs divided by the peak FLOPs of all devices."
 )
 
 
@@ -35,7 +35,7 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
         ("model", config.model.name),
         ("cluster", config.cluster.name),
         ("mode", MODES[settings.mode]),
-        ("rates", settings.costs.source),
+        ("hardware rates", settings.costs.source),
         ("steps", f"means over {steps:,} steps" if steps > 1 else "one step"),
     ]
     swept = ["sweep"] if "sweep" in runs[0] else []
@@ -53,7 +53,7 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
     speed = "Step time of the fixed mesh (static) divided by that of the planner, for the same steps and sweep point."
     time = (
         "How ranks spend a step, on average: they compute, wait for transfers, reduce gradients and update weights, or "
-        "are idle because they wait for other ranks (the bubble)."
+        "are idle (the bubble)."
     )
     return Page(
         title=config.recipe,
@@ -64,7 +64,7 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
             Figure.of("Where the time goes", time, partial(seconds_picture, runs)),
             *_timelines(settings, runs, lengths),
         ],
-        tables=[Table("Figures of the runs", rows, [NAMES.get(name, name) for name in columns], _NOTE)],
+        tables=[Table("Key numbers of the runs", rows, [NAMES.get(name, name) for name in columns], _NOTE)],
     )
 
 
@@ -77,7 +77,7 @@ def _timelines(settings: PlanSettings, runs: Sequence[Run], lengths: Ints) -> li
 
     figures = []
     for name, each in found.items():
-        caption = f"The first step{point} by {name}; all timelines have the same scale. Hatched: waits for transfers."
+        text = f"The first step{point}, planned by {name}; all timelines share one scale. Hatched: waits for transfers."
         picture = partial(timeline_picture, each, key=f"timeline-{name}", until_s=until)
-        figures.append(Figure.of(f"Timeline: {name}", caption + some_ranks(each), picture))
+        figures.append(Figure.of(f"Timeline: {name}", text + some_ranks(each), picture))
     return figures

@@ -61,7 +61,7 @@ NAMES = {
     "max_degree": "largest ring (ranks)",
     "micro_batches": "micro-batches",
     "offloaded_micro_batches": "micro-batches with offload",
-    "max_peers": "most peers of a rank",
+    "max_peers": "max. peers of a rank",
     "makespan_s": "makespan (s)",
     "lower_bound_s": "lower bound (s)",
     "ring_bytes": "sent in rings (GiB)",
@@ -69,8 +69,8 @@ NAMES = {
     "step_s": "step (s)",
     "tokens_per_s": "tokens/s",
     "speedup": "speed-up",
-    "compute_s": "computes (s)",
-    "exposed_comm_s": "waits for transfers (s)",
+    "compute_s": "compute (s)",
+    "exposed_comm_s": "transfer wait (s)",
     "mfu": "MFU",
 }
 MAKESPAN = "Makespan: the time until the last rank finishes its micro-batches."
@@ -154,7 +154,7 @@ def machine(config: Config, plan: StepPlan, rates: str) -> list[Pair]:
         ("planner", plan.planner),
         ("ranks", f"{hdp_ranks(plan.ranks, parallel.tp, parallel.pp)}, cluster={config.cluster.name}"),
         ("mode", MODES[plan.mode]),
-        ("rates", rates),
+        ("hardware rates", rates),
         ("lengths", source(config)),
         ("context", f"{short_tokens(config.context)} tokens"),
         ("capacity of a rank", f"{short_tokens(plan.capacity)} tokens"),

@@ -157,7 +157,7 @@ def _reports_damage(folder: Path) -> Iterator[None]:
 def _damage(folder: Path, what: str) -> CheckpointError:
     """Create the error for a damaged checkpoint. Its hint names another checkpoint of the run, if there is one."""
     others = [other.name for other in newest_first(folder.parent) if other != folder]
-    hint = f"name another checkpoint, such as {others[0]}" if others else START_OVER
+    hint = f"choose another checkpoint, such as {others[0]}" if others else START_OVER
     return CheckpointError(f"{DAMAGED}{what}", key=str(folder), hint=hint)
 
 

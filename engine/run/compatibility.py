@@ -1,4 +1,4 @@
-"""Resume compatibility: which values of a config a run must keep to continue from a checkpoint."""
+"""Resume compatibility: which values of a config a run must keep to resume from a checkpoint."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def read_metrics(path: Path, say: Callable[[str], None] = lambda line: None) -> 
     for number, text in enumerate([*complete, rest] if rest else complete, start=1):
         line = _parse(text)
         if line is None:
-            say(f"{path}:{number}: this line is damaged and skipped; its step is missing from the report")
+            say(f"{path}:{number}: this line is damaged and was skipped; its step is missing from the report")
         else:
             found.append(line)
     return found

@@ -20,7 +20,7 @@ def find(source: Path) -> Path:
         return source
     found = newest_first(RunFolder(source).checkpoints)
     if not found:
-        hint = "name a run folder, or one of its checkpoints: RUN/checkpoints/step-..."
+        hint = "choose a run folder, or one of its checkpoints: RUN/checkpoints/step-..."
         raise CheckpointError("is neither a checkpoint nor a run that has one", key=str(source), hint=hint)
     return found[0]
 

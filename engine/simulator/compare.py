@@ -16,9 +16,9 @@ _HIGHEST = ("peak_bytes", "host_bytes")  # maxima over steps instead of means, b
 
 
 def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[str]) -> list[Facts]:
-    """Simulate `steps` (the lengths of each, [S]) with each planner; returns one dict of figures per planner.
+    """Simulate `steps` (the lengths of each, [S]) with each planner; returns one dict of facts per planner.
 
-    Figures are means over steps, except for peak memory (maxima) and tokens per second (of all steps together).
+    Facts are means over steps, except for peak memory (maxima) and tokens per second (of all steps together).
     The baseline always comes first, because speed-ups are relative to it; then `planners` in their order, each once.
     """
     runs = []

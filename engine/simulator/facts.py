@@ -1,4 +1,4 @@
-"""Figures of a plan and of its simulated step, as shown to users: time, balance, bytes, memory."""
+"""Facts of a plan and of its simulated step, as shown to users: time, balance, bytes, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Facts = dict[str, str | int | float]
 
 
 def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
-    """Return the figures of a verified plan.
+    """Return the facts of a verified plan.
 
     `lower_bound_s` is the lower bound of docs/planner.md, and `least_ranks` the smallest ring degree at which the
     longest sequence fits, with offload if it is on. `ring_ranks` is the sum of the degrees of all rings of two ranks or
@@ -47,10 +47,11 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
 
 
 def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts:
-    """Return the figures of a simulated step: time, throughput, ring bytes by link, memory.
+    """Return the facts of a simulated step: time, throughput, ring bytes by link, memory.
 
-    `compute_s` and `exposed_comm_s` are means over ranks and their stages; `bubble` is the mean fraction of the step in
-    which a rank is idle. `mfu` is the model FLOPs of the step divided by those of all devices at their peak rate.
+    `compute_s` and `exposed_comm_s` are means over ranks and their stages; `bubble` is the mean fraction of the step
+    during which a rank is idle: it waits for other ranks or pipeline stages, or for weights that ZeRO-3 gathers. `mfu`
+    is the model FLOPs of the step divided by those of all devices at their peak rate.
     """
     costs = settings.costs
     step = timeline.makespan + costs.step

@@ -43,7 +43,7 @@ class Control:
             digests = self.gather(digest)
             odd = next(rank for rank, other in enumerate(digests) if other != digests[0])
             raise PlanError(
-                0, f"rank {odd} has a different plan from rank 0's (digest {digests[odd]}, expected {digests[0]})"
+                0, f"rank {odd}'s plan differs from rank 0's (digest {digests[odd]}, expected {digests[0]})"
             )
 
     def gather(self, value: Any) -> list[Any]:

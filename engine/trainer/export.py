@@ -42,7 +42,7 @@ def export_weights(
         state = checkpoints.read_state(folder)
         run = RunFolder(folder.absolute().parent.parent)
         if not run.resolved.exists():
-            hint = "name a checkpoint inside its run folder: RUN/checkpoints/step-..."
+            hint = "choose a checkpoint inside its run folder: RUN/checkpoints/step-..."
             raise CheckpointError(f"its run has no {run.resolved.name}", key=str(folder), hint=hint)
         config = read_resolved(run.resolved)
         check_compatible(folder, state, config, state.ranks)

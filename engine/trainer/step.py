@@ -95,8 +95,8 @@ def run_step(
 def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> Tensor:
     """Run only the forward passes of a plan, and return the summed cross-entropy of this rank's tokens.
 
-    The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run because ranks meet
-    in every slot under ZeRO-3.
+    The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run: under ZeRO-3
+    all ranks gather parameters together in every slot.
     """
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)

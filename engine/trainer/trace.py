@@ -30,7 +30,7 @@ class Trace:
         self._shown = (0, False)  # of the written step: the largest degree, and whether it has unsplit sequences
 
     def resume(self, control: Control) -> None:
-        """Compare later steps with the one that a run has written before it was resumed. All ranks must call it."""
+        """Compare later steps with the one that the run wrote before it was resumed. All ranks must call it."""
         shown = 0, False
         if self._groups.rank == 0:
             # None is written, or it is damaged or of another version: a later step replaces it.

@@ -91,13 +91,13 @@ def _mismatches(headers: Mapping[str, Header], config: Config, folder: Path, hin
     """Return a problem for each tensor that is missing, unknown, or of a wrong shape or an unsupported dtype."""
     key = str(folder)
     if config.model.layers > len(headers):  # listing the missing tensors of a million layers would take minutes
-        return [Problem(f"has fewer tensors than model.layers={config.model.layers}", key, hint)]
+        return [Problem(f"has fewer tensors than the model has layers (model.layers={config.model.layers})", key, hint)]
     needed, problems = expected_shapes(config), []
     for name, shape in needed.items():
         if name not in headers:
-            problems.append(Problem(f"{name} is missing: the model needs {list(shape)}", key, hint))
+            problems.append(Problem(f"{name} is missing: the model needs shape {list(shape)}", key, hint))
         elif headers[name].shape != shape:
-            message = f"{name} is {list(headers[name].shape)}, but the model needs {list(shape)}"
+            message = f"{name} has shape {list(headers[name].shape)}, but the model needs {list(shape)}"
             problems.append(Problem(message, key, hint))
         elif headers[name].dtype not in STORED:
             message = f"{name} is stored as {headers[name].dtype}, which is not one of {', '.join(STORED)}"

@@ -50,11 +50,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read the config.json of a folder. Raises DataError if it is missing or not a JSON object."""
     path = folder / CONFIG
     if not folder.is_dir():
-        raise DataError("is not a folder", key=str(folder), hint="name a folder with config.json and safetensors files")
+        raise DataError("is not a folder", key=str(folder), hint="choose one with config.json and safetensors files")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        hint = "name a complete Hugging Face folder; a folder that is still being written has no config.json"
+        hint = "choose a complete Hugging Face folder; a folder that is still being written has no config.json"
         raise DataError(f"has no {CONFIG}", key=str(folder), hint=hint) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint=_COPY_AGAIN) from error
@@ -87,8 +87,8 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
             problems += _wrong_type(theirs, values[ours], Model.model_fields[ours].annotation, path)
         elif ours not in _OPTIONAL:
             problems.append(Problem(f"{theirs} is missing", str(path), FIX))
-    if isinstance(values["vocab"], int) and 0 < values["vocab"] < VOCAB:
-        message = f"vocab_size={values['vocab']} is less than the {VOCAB} of the byte tokenizer, the only one so far"
+    if isinstance(vocab := values["vocab"], int) and 0 < vocab < VOCAB:
+        message = f"vocab_size={vocab} is less than the byte tokenizer's {VOCAB}; no other tokenizer is supported yet"
         problems.append(Problem(message, str(path), f"use weights with a vocabulary of {VOCAB} or more"))
     # Keys for which our models have no setting must have the value that our models assume.
     supported = dict(_SUPPORTED)

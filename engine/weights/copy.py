@@ -29,7 +29,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     """
     if out is not None and out.exists() and folder.exists() and out.samefile(folder):
         hint = "omit --out: training can read this folder"
-        raise ConfigError("is the folder that is imported", key="--out", hint=hint)
+        raise ConfigError("is the folder being imported", key="--out", hint=hint)
     values = model_values(read_config(folder), folder / CONFIG)
     overrides = {key: f"model.{key}={override_value(value)}" for key, value in values.items()}
     angles = [text for key, text in overrides.items() if key.startswith("rope")]

@@ -67,7 +67,7 @@ def read_headers(folder: Path) -> dict[str, Header]:
     ]
     if lost:
         problems = [Problem(text, str(folder / INDEX), COPY_AGAIN) for text in lost]
-        raise error_of(problems, "tensors that their shards do not contain")
+        raise error_of(problems, "tensors missing from their shards")
     return found
 
 

@@ -50,10 +50,10 @@ def new_folder(out: Path) -> Iterator[Path]:
         try:
             draft = stack.enter_context(locked_draft(out.absolute()))
         except BlockingIOError as error:
-            hint = "wait until it is done, or name another folder"
+            hint = "wait until it is done, or choose another folder"
             raise ConfigError(f"another process is writing {out}", key="--out", hint=hint) from error
         except OSError as error:
-            hint = "name a folder that you may write to"
+            hint = "choose a folder that you can write to"
             raise ConfigError(f"cannot write {out}: {error.strerror}", key="--out", hint=hint) from error
         try:
             yield draft
@@ -69,7 +69,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 def _refuse_existing(out: Path) -> None:
     """Raise ConfigError if `out` exists, unless it is an empty folder."""
     if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
-        raise ConfigError(f"{out} already exists", key="--out", hint="name a folder that does not exist yet")
+        raise ConfigError(f"{out} already exists", key="--out", hint="choose a folder that does not exist yet")
 
 
 def write_weights(draft: Path, config: Mapping[str, Any], entries: Sequence[Entry], shard_bytes: int) -> list[str]:

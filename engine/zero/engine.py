@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO under HDP. Only `engine/zero` imports DeepSpeed.
 
 Model states are sharded over all HDP ranks, independently of the rings of a plan. The loss of a step is the sum over
-the loss tokens of all ranks, divided by the number T of these tokens (ByteScale, token-level loss). DeepSpeed averages
+the loss tokens of all ranks, divided by the number of these tokens (ByteScale, token-level loss). DeepSpeed averages
 gradients over its data-parallel ranks, which are the HDP ranks, so the loss is first multiplied by the number of ranks.
 """
 
@@ -27,8 +27,8 @@ class ZeroEngine:
     """Trains a model with DeepSpeed's ZeRO.
 
     `torch.distributed` must be initialised; ZeRO uses its default group. In each training step, every rank calls
-    `forward` and `backward` at least once, and then all ranks call `step`. In free mode ranks may run different
-    numbers of `forward` and `backward`.
+    `forward` and `backward` at least once, and then all ranks call `step`. In free mode ranks may call
+    `forward` and `backward` different numbers of times.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
@@ -50,7 +50,7 @@ class ZeroEngine:
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Run the backward pass of a micro-batch and accumulate its gradients.
 
-        `loss_sum` is the result of `forward`. It is divided by `step_loss_tokens`, T of the whole step on all ranks, so
+        `loss_sum` is the result of `forward`. It is divided by `step_loss_tokens`, the step's total over all ranks, so
         that gradients are those of the step's mean loss.
         """
         self._engine.backward(loss_sum * (self._engine.dp_world_size / step_loss_tokens), scale_wrt_gas=False)

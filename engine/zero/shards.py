@@ -19,7 +19,7 @@ from engine.zero.settings import deepspeed_settings
 
 
 def init_deepspeed() -> None:
-    """Initialise DeepSpeed with the default group of `torch.distributed`, which must be initialised before."""
+    """Initialise DeepSpeed with the default group of `torch.distributed`, which must already be initialised."""
     if not torch.cuda.is_available():
         ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiling it takes 35 s, and only inference uses it
     deepspeed.init_distributed(auto_mpi_discovery=False)

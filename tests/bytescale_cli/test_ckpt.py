@@ -42,7 +42,7 @@ def test_export(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out == "hf\nhf\n"
     assert captured.err.splitlines()[:2] == [
         "step 1, bf16, 9,000 bytes in 2 shards",
-        "warning: Hugging Face's format cannot store layers.0.ffn.bias, so the exported model computes other logits",
+        "warning: Hugging Face's format cannot store layers.0.ffn.bias; the exported model produces different logits",
     ]
 
 

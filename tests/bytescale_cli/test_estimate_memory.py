@@ -201,7 +201,7 @@ def test_table_compares_what_goes_together(capsys: pytest.CaptureFixture[str]) -
     assert run(["estimate-memory", "recipe=llama7b-2m", "--table"]) == 0
     text = capsys.readouterr().out
     assert text.count("layer_keep_attention") == 6
-    assert "each row: memory for a micro-batch of 8,192 tokens, all of them in rings\n" in text
+    assert "each row: memory for a micro-batch of 8,192 tokens, if every token belongs to a ring\n" in text
 
 
 def test_a_table_of_a_tiny_model_shows_its_differences(capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,7 +231,7 @@ def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = tmp_path / "memory.html"
     assert run(["estimate-memory", "recipe=llama7b-2m", "--plot", str(path), "--json"]) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["memory"]["fits"] and captured.err == f"pictures: {path}\n"
+    assert json.loads(captured.out)["memory"]["fits"] and captured.err == f"charts: {path}\n"
     assert "Memory of a device" in path.read_text(encoding="utf-8")
 
 

@@ -36,7 +36,11 @@ MISTAKES = [
     ("train run.steps=many", "run.steps: must be a whole number, not many", "optimizer updates"),
     ("train parallel.tp=99999999999999999999", "parallel.tp: must be at most 65536", "parallel.tp=65536 or less"),
     ("plan lengths=lognormal lengths.sigma=1e300", "lengths.sigma: must be at most 10, not 1e+300", "lengths.sigma=10"),
-    ("train parallel.tp=2 context=1K", "parallel.tp: 2 can be planned but not trained yet", "parallel.tp=1"),
+    (
+        "train parallel.tp=2 context=1K",
+        "parallel.tp: 2 is supported for planning, but not for training yet",
+        "parallel.tp=1",
+    ),
     ("train zero.stage=4", "zero.stage: must be 1, 2 or 3, not 4", "zero.stage"),
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),

@@ -73,7 +73,7 @@ def test_a_page_is_written_and_said_on_stderr(tmp_path: Path, capsys: pytest.Cap
     output.write_page(tmp_path / "a.html", "text µ")
     assert (tmp_path / "a.html").read_text(encoding="utf-8") == "text µ"
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", f"pictures: {tmp_path / 'a.html'}\n")
+    assert (captured.out, captured.err) == ("", f"charts: {tmp_path / 'a.html'}\n")
 
 
 def test_a_full_disk_leaves_the_old_page_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_plot_writes_a_page_and_leaves_stdout_to_json(tmp_path: Path, capsys: py
     assert run(["plan", *SMALL, "--steps", "2", "--plot", str(path), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["plan"]["ranks"] == 4
-    assert captured.err == f"pictures: {path}\n"
+    assert captured.err == f"charts: {path}\n"
     assert "Timeline of a step" in path.read_text(encoding="utf-8")
 
 
@@ -150,7 +150,7 @@ def test_what_offload_changed_stands_beside_the_plan(capsys: pytest.CaptureFixtu
     assert run(["plan", *LONG]) == 0
     text = capsys.readouterr().out
     assert "offload in step 1: " in text and " of 1.5 TiB per node" in text
-    assert f"minimum ranks for the longest sequence 8 -> {plan['least_ranks']}; ring members " in text
+    assert f"fewest ranks for the longest sequence 8 -> {plan['least_ranks']}; ring members " in text
 
 
 def test_offload_that_is_allowed_and_not_used_is_told(capsys: pytest.CaptureFixture[str]) -> None:

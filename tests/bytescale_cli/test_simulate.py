@@ -146,8 +146,8 @@ def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Pa
     captured = capsys.readouterr()
     assert [line.split()[1] for line in captured.out.splitlines()[:2]] == ["sweep", "cluster.device_memory=100GiB"]
     # Where numba has not compiled these functions before, a line says so.
-    pictures, *lines = [line for line in captured.err.splitlines() if not line.startswith("compiling")]
-    assert pictures == f"pictures: {path}" and len(lines) == 2
+    charts, *lines = [line for line in captured.err.splitlines() if not line.startswith("compiling")]
+    assert charts == f"charts: {path}" and len(lines) == 2
     for line, value in zip(lines, ("1MiB", "2MiB"), strict=True):
         assert line.startswith("error: cluster.device_memory: ")
         assert f"(in the run with cluster.device_memory={value}); " in line

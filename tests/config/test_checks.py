@@ -28,7 +28,7 @@ MISTAKES = [
     (
         ["model.hidden=2147483648", "model.ffn=1"],
         "model.hidden",
-        "2147483648 with these layers, experts and vocabulary has more weights than can be counted",
+        "2147483648 gives, with these layers, experts and vocabulary, more weights than ByteScale supports",
         "a smaller model",
     ),
     (["model.kv_heads=3"], "model.kv_heads", "3 does not divide model.heads=4", "4"),

@@ -31,7 +31,7 @@ def test_a_value_that_can_be_trained_with_is_no_problem(override: str) -> None:
 def test_values_that_can_only_be_planned_with_are_refused_all_at_once() -> None:
     first, second = not_trained(load(["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=8"]))
     hint = "train with parallel.tp=1; `bytescale plan` accepts parallel.tp=2"
-    assert first == Problem("2 can be planned but not trained yet", "parallel.tp", hint)
+    assert first == Problem("2 is supported for planning, but not for training yet", "parallel.tp", hint)
     assert second.key == "parallel.pp"
 
 
@@ -54,4 +54,4 @@ def test_stages_of_a_pipeline_are_refused() -> None:
 def test_a_mistake_is_not_taken_for_a_value_to_come(key: str, value: object, refused: bool) -> None:
     problem = not_built(key, value, "local")
     assert (problem is not None) is refused
-    assert problem is None or problem.message == f"{value} is not built yet"
+    assert problem is None or problem.message == f"{value} is not implemented yet"

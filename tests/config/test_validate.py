@@ -92,8 +92,8 @@ MISTAKES: list[tuple[str, Any, str, str]] = [
     ("model.rope.original_max_position_embeddings", 0, "must be at least 1, not 0", ""),
     ("parallel.tp", 0, "must be at least 1, not 0", ""),
     ("parallel.ep", 0, "must be 1, not 0", ""),
-    ("data.runtime", "ray", "ray is not built yet", "available: local"),
-    ("parallel.ep", 2, "2 is not built yet", "available: 1"),
+    ("data.runtime", "ray", "ray is not implemented yet", "available: local"),
+    ("parallel.ep", 2, "2 is not implemented yet", "available: 1"),
     ("parallel.pp", 0, "must be at least 1, not 0", ""),
 ]
 

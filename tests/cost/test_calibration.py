@@ -96,7 +96,7 @@ def test_zero_costs_are_costs(file: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "7", '{"schema": 2}', "{}"])
 def test_what_is_no_calibration(file: Path, text: str) -> None:
     file.write_text(text)
-    assert "JSON" in (said := refusal(file)) or f"not a calibration file of schema {SCHEMA}" in said
+    assert "JSON" in (said := refusal(file)) or f"not a calibration file with schema version {SCHEMA}" in said
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_gpu_reaches_a_share_of_its_sheet(name: str) -> None:
 @pytest.mark.parametrize("name", SHEETS)
 def test_it_is_marked_as_a_data_sheet_with_its_source(name: str) -> None:
     found = nominal(name)
-    assert found.source.startswith("data sheet: https://www.nvidia.com/")
+    assert found.source.startswith("data sheet https://www.nvidia.com/")
     assert found.device.split()[0].lower() == name.rpartition("x")[0]
     recipe = ["recipe=llama7b-256k", f"cluster={name}", "cluster.nodes=256"]
     assert Costs.of(load(recipe)).source == f"{found.device} ({found.source})"

@@ -169,12 +169,12 @@ def write_no_rows(path: Path) -> Path:
     [
         (write_nothing, "no such file"),
         (lambda path: path, "is a folder"),
-        (write_empty, "contains no length"),
+        (write_empty, "contains no lengths"),
         (write_text_as_array, "is not a numpy array"),
         (write_half_an_array, "is not a numpy array"),
         (write_floats, "contains float64 of shape"),
         (write_table, r"int64 of shape \(2, 2\)"),
-        (write_no_rows, "contains no length"),
+        (write_no_rows, "contains no lengths"),
     ],
 )
 def test_files_without_lengths_are_refused(tmp_path: Path, write: Callable[[Path], Path], message: str) -> None:

@@ -82,7 +82,7 @@ def test_a_capacity_that_holds_99_percent_of_the_sequences() -> None:
     assert (found.capacity, found.fits) == (2 * K, True)
     assert "context / ranks" in found.reason  # 99 % need 1K only
     found, _ = suggested(np.append(lengths, np.full(10, 3000)), "context=8K", "capacity=2K", "batch_tokens=4K")
-    assert (found.capacity, found.reason) == (3 * K, "99 % of the sequences fit on one rank")
+    assert (found.capacity, found.reason) == (3 * K, "99% of the sequences fit on one rank")
 
 
 def test_a_capacity_for_a_ranks_part_of_a_step() -> None:

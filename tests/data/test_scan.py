@@ -163,10 +163,10 @@ def test_a_file_that_is_not_text_is_named(write_files: WriteFiles, make_data: Ma
 def test_nothing_to_measure_is_refused(
     sample: int | None, write_files: WriteFiles, tmp_path: Path, make_data: MakeData
 ) -> None:
-    with pytest.raises(DataError, match="no text in 2 documents"):
+    with pytest.raises(DataError, match=r"every document \(2\) is empty"):
         scan(make_data(write_files({"a": b"", "b": b""})), sample, seed=0)
     (tmp_path / "a.jsonl").write_bytes(b"")
-    with pytest.raises(DataError, match="contains no document"):
+    with pytest.raises(DataError, match="contains no documents"):
         scan(make_data(tmp_path / "a.jsonl", format="jsonl"), sample, seed=0)
     with pytest.raises(DataError, match="no such file"):
         scan(make_data(tmp_path / "b.jsonl", format="jsonl"), sample, seed=0)

@@ -78,7 +78,7 @@ def test_an_error_without_suggestions_keeps_its_hint() -> None:
     config = load(["cluster.device_memory=1M"])
     error = fit_error(config, PlanSettings.of(config))
     assert error is not None and error.found == {"ways": []}
-    assert error.problems[0].hint == "use a smaller model, or more or larger devices"
+    assert error.problems[0].hint == "use a smaller model, more devices, or devices with more memory"
 
 
 def test_what_is_fixed_stays() -> None:

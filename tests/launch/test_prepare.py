@@ -32,7 +32,7 @@ def test_asking_only_for_more_steps_gets_a_command(tmp_path: Path) -> None:
     folder.resolved.write_text(resolved_yaml(load([out, "run.steps=4"])))
     words = f"--resume {folder.checkpoints}/step-00000004 {out}-6 run.steps=6"
     plain = "undo the change, or choose another run.out"
-    other = f"{plain}; to go on from this run in another folder, add --resume {folder.checkpoints}/step-00000004"
+    other = f"{plain}; to resume this run in another folder, add --resume {folder.checkpoints}/step-00000004"
     for change, hint in (
         (["run.steps=6"], f"to train longer, run the command with {words}"),
         (["run.steps=3"], other),

@@ -348,7 +348,7 @@ def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypa
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
     train(settings, say=said.append, on_step=shown.append)
     (reported,) = [line for line in said if "for offload" in line]
-    assert reported.startswith("warning: a host was 3.0 GiB short of the memory that a rank needs for offload")
+    assert reported.startswith("warning: a host lacked 3.0 GiB that a rank needs for offload")
     assert len(shown) == 3
 
 

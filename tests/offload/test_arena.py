@@ -62,7 +62,7 @@ def test_a_host_that_gives_less_is_asked_once_for_half(
     refusing(monkeypatch, above=600)
     with caplog.at_level(logging.WARNING):
         made = arena(1000)
-    assert made.size == made.pop_short() == 500 and "could not allocate 1,000 bytes" in caplog.text
+    assert made.size == made.pop_short() == 500 and "cannot allocate 1,000 bytes" in caplog.text
     made.reset(1000)
     assert made.size == 500, "it is not asked again in every micro-batch"
     assert made.pop_short() == 500

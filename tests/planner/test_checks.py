@@ -26,7 +26,7 @@ def test_more_ranks_of_a_hostfile_than_can_be_planned_are_refused(tmp_path: Path
     hosts = tmp_path / "hosts"
     hosts.write_text("alpha slots=65536\nbeta slots=1\n")
     found = PlanSettings.of(load([f"cluster.hostfile={hosts}"]))
-    with pytest.raises(ConfigError, match="65,537 HDP ranks are more than the 65,536 that can be planned") as caught:
+    with pytest.raises(ConfigError, match="65,537 HDP ranks exceed the maximum of 65,536") as caught:
         check_planner(found)
     assert caught.value.problems[0].key == "cluster.hostfile"
 

@@ -37,7 +37,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
 def test_bars_are_labelled_with_planner_and_value() -> None:
     assert {"static", "adaptive", "1.00", "2.50", "speed-up over static"} <= set(texts(speedup_picture(runs())))
     shown = set(texts(seconds_picture(runs())))
-    assert {"80 s", "32 s", "seconds of a step, mean over ranks"} <= shown
+    assert {"80 s", "32 s", "seconds per step, mean over ranks"} <= shown
     assert {"computes", "waits for transfers", "gradients and update", "idle"} <= shown
 
 

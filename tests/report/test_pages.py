@@ -85,7 +85,7 @@ def test_the_same_numbers_give_the_same_page(name: str) -> None:
 
 def test_a_plan_has_its_timeline_its_lengths_its_costs_and_its_numbers() -> None:
     page = plans()
-    titles = ["Timeline of a step", "Lengths", "Cost against length", "Memory of a device"]
+    titles = ["Timeline of a step", "Lengths", "Time against length", "Memory of a device"]
     assert [figure.title for figure in page.figures] == titles
     head = dict(page.head)
     assert (head["planner"], head["context"], head["capacity of a rank"]) == ("adaptive", "8K tokens", "2K tokens")
@@ -127,7 +127,7 @@ def test_a_sweep_shows_timelines_of_its_first_point_and_says_so() -> None:
     page = simulation(["capacity=2K", "capacity=4K"])
     assert dict(page.head)["sweep"] == "2 points"
     assert len(page.figures) == 4
-    assert "The first step of capacity=2K by static" in page.figures[2].caption
+    assert "The first step of capacity=2K, planned by static" in page.figures[2].caption
     assert [row[1] for row in page.tables[0].rows] == ["capacity=2K"] * 2 + ["capacity=4K"] * 2
 
 

@@ -29,7 +29,7 @@ def titles(text: str) -> list[str]:
 
 def test_the_page_contains_its_pictures(tmp_path: Path) -> None:
     text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
-    assert titles(text) == ["Loss of each step", "Timeline of a step", "Tokens per second of each step"]
+    assert titles(text) == ["Loss at each step", "Timeline of a step", "Tokens per second in each step"]
     assert text.count("<svg ") == 6  # each for a wide page and for a narrow one
     assert text.count("<figcaption>") == 3
 
@@ -83,7 +83,7 @@ def test_without_a_trace_the_page_says_so(tmp_path: Path, missing: str) -> None:
     (folder / missing).unlink()
     text = page(folder)
     assert "stopped before a complete step was measured" in text
-    assert titles(text) == ["Loss of each step", "Tokens per second of each step"]
+    assert titles(text) == ["Loss at each step", "Tokens per second in each step"]
 
 
 def test_a_trace_of_another_plan_is_not_drawn(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_loss_that_is_not_finite(tmp_path: Path, bad: float) -> None:
     lines[-1] |= {"loss": bad, "validation_loss": bad, "grad_norm": bad}
     text = page(write_run(tmp_path, lines=lines, traced=None))
     assert "The loss is not finite in 1 of 12 steps, first in step 12." in text
-    assert "Loss of each step" in titles(text)
+    assert "Loss at each step" in titles(text)
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_the_table_sums_up_the_steps(tmp_path: Path) -> None:
     table = dict(run_page.table(read_run(write_run(tmp_path, lines=metrics(4), traced=None))))
     assert table["steps"] == "4"
     assert table["tokens"] == "64,010"
-    assert table["steps with a ring of 2 or more"] == "2 (50%)"
+    assert table["steps with a ring of 2 or more ranks"] == "2 (50%)"
     assert table["largest ring"] == "2 ranks"
     assert table["wait for data"] == "0.02 s (0.2% of step time)"
 
@@ -55,7 +55,7 @@ def test_a_run_without_steps_has_no_table_and_says_so(tmp_path: Path) -> None:
     assert run_page.table(run) == []
     head = dict(run_page.head(run))
     assert head["final training loss"] == "no step was completed"
-    assert head["final validation loss"] == "no step was validated"
+    assert head["final validation loss"] == "validation never ran"
     assert head["ranks"] == "2"  # of the config: there is no plan
 
 

@@ -44,7 +44,7 @@ def test_the_hint_for_a_damaged_run_or_checkpoint_can_be_followed(tmp_path: Path
     save(checkpoints, 2)
     with pytest.raises(CheckpointError) as caught:
         verified(checkpoints / "step-00000001", said.append)
-    assert caught.value.problems[0].hint == "name another checkpoint, such as step-00000002"
+    assert caught.value.problems[0].hint == "choose another checkpoint, such as step-00000002"
     flip(save(checkpoints, 3))
     assert verified(tmp_path, said.append).name == "step-00000002"
     assert len(said) == 1 and "step-00000003" in said[0]

@@ -36,8 +36,7 @@ def test_all_ranks_get_the_same_answers() -> None:
     assert found == [found[0]] * 3
     assert (total, largest, gathered) == (4.5, [2.0, 0.0, 1.0], ["0", "1", "2"])
     assert all(
-        f"rank 1 has a different plan from rank 0's (digest {digest}" in one
-        for digest, one in zip(OTHER, said, strict=True)
+        f"rank 1's plan differs from rank 0's (digest {digest}" in one for digest, one in zip(OTHER, said, strict=True)
     )
 
 

@@ -54,8 +54,8 @@ def test_another_vocabulary(folder: Path) -> None:
     first, *tensors = problems(folder, "model.vocab=300")
     assert first == "model.vocab: is 300, but the weights have 258"
     assert tensors == [
-        f"{folder}: model.embed_tokens.weight is [258, 32], but the model needs [300, 32]",
-        f"{folder}: lm_head.weight is [258, 32], but the model needs [300, 32]",
+        f"{folder}: model.embed_tokens.weight has shape [258, 32], but the model needs [300, 32]",
+        f"{folder}: lm_head.weight has shape [258, 32], but the model needs [300, 32]",
     ]
 
 
@@ -63,7 +63,7 @@ def test_up_to_ten_mismatches_are_listed(folder: Path) -> None:
     """Two more layers need 18 more tensors."""
     found = problems(folder, "model.layers=4")
     assert found[0] == "model.layers: is 4, but the weights have 2"
-    assert "model.layers.2.input_layernorm.weight is missing: the model needs [32]" in found[1]
+    assert "model.layers.2.input_layernorm.weight is missing: the model needs shape [32]" in found[1]
     assert len(found) == 11
     assert found[-1] == f"{folder}: and 9 more tensors that do not fit"
 
@@ -72,7 +72,7 @@ def test_missing_and_unknown_tensors_and_unsupported_dtypes(folder: Path) -> Non
     change(folder, **{"layers.0.mlp.up_proj.weight": None, "0.mlp.up_proj.bias": torch.zeros(48)})
     change(folder, **{"model.norm.weight": torch.zeros(32, dtype=torch.int8)})
     assert problems(folder) == [
-        f"{folder}: model.layers.0.mlp.up_proj.weight is missing: the model needs [48, 32]",
+        f"{folder}: model.layers.0.mlp.up_proj.weight is missing: the model needs shape [48, 32]",
         f"{folder}: model.norm.weight is stored as I8, which is not one of F64, F32, BF16, F16",
         f"{folder}: 0.mlp.up_proj.bias does not belong to the model",
     ]
@@ -105,7 +105,8 @@ def test_a_head_in_the_files_of_a_tied_model_must_equal_the_embedding(tmp_path: 
 def test_more_layers_than_tensors_are_refused_at_once(folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": 2**20}))
-    assert problems(folder, "model.layers=1048576")[-1] == f"{folder}: has fewer tensors than model.layers=1048576"
+    said = problems(folder, "model.layers=1048576")[-1]
+    assert said == f"{folder}: has fewer tensors than the model has layers (model.layers=1048576)"
 
 
 def test_tensors_that_are_computed_here_may_be_in_the_files(folder: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_folder_is_not_imported_into_itself(tmp_path: Path, monkeypatch: pytes
     for source, out in product((folder, Path(), tmp_path / "link"), repeat=2):
         error = refuse(source, out)
         assert isinstance(error, ConfigError)
-        assert str(error) == "is the folder that is imported"
+        assert str(error) == "is the folder being imported"
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"theirs", "link"}
 

@@ -49,8 +49,7 @@ KERNELS = {
 def choose(device: torch.device, dtype: torch.dtype, head_dim: int, prefer: str | None = None) -> Kernel:
     """Select the attention kernel for a device, dtype and head size, and log the reason. Cached.
 
-    With `prefer`, only the kernel of this name is tried; raises ValueError if that kernel is unknown or does not work
-    here.
+    With `prefer`, tries only the kernel of this name; raises ValueError if it is unknown or does not work here.
     """
 
     def candidate(name: str, kernel: Entry) -> Candidate[Functions]:

@@ -55,7 +55,7 @@ class FolderSource:
         self.names = tuple(sorted(names))
         if not self.names:
             raise DataError(
-                f"contains no file that matches {data.pattern!r}",
+                f"contains no files that match {data.pattern!r}",
                 key=str(self._root),
                 hint="set data.pattern, for example data.pattern='**/*.txt'",
             )

@@ -43,7 +43,7 @@ class JsonlSource:
         self.names = tuple(f"{self._path.name}:{line}" for line in self._lines)
         self._text = lru_cache(_PARSED_LINES)(self._parse)
         if not self.names:
-            raise DataError("contains no document", key=data.path, hint="set data.path to another file")
+            raise DataError("contains no documents", key=data.path, hint="set data.path to another file")
 
     def place(self, document: int) -> str:
         """Return the path of the file and the line number of a document, as `path:line`."""
@@ -91,8 +91,7 @@ def jsonl_parts(data: schema.Data, sample: int | None, seed: int) -> tuple[list[
     """Split a file, or random blocks of it with about `sample` documents, into parts.
 
     Returns the parts and the fraction of the file's bytes that they contain. Without `sample`, uses at most 1 GiB of
-    the file. A block consists of the lines that begin in it, so all lines are chosen with the same probability, short
-    or long.
+    the file. A block consists of the lines that begin in it, so all lines are chosen with the same probability.
     """
     path = _file(data)
     with reading(path) as file:

@@ -58,10 +58,9 @@ def token_loss(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
 def choose(device: torch.device, dtype: torch.dtype, prefer: str | None = None) -> Selected[HeadLoss]:
     """Select the implementation of `head_loss` for a device and dtype, and log the reason. Cached.
 
-    With `prefer`, only the implementation of this name is tried; raises ValueError if that one is unknown or does not
-    work here.
+    With `prefer`, tries only the implementation of this name; raises ValueError if it is unknown or does not work here.
     """
-    return select(f"loss for {dtype}", candidates(device, dtype), prefer)
+    return select(f"loss implementation for {dtype}", candidates(device, dtype), prefer)
 
 
 def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate[HeadLoss]]:
@@ -71,15 +70,15 @@ def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate[HeadL
     # PyTorch's implementation (2.13) sums the loss and the weight's gradient in the dtype of its inputs: in bf16 the
     # sum over 3,000 tokens was off by 0.7 %. On a CPU it is no faster than ours, and its first call takes seconds to
     # import 800 modules.
-    unsupported = f"sums in {dtype}" if narrow else None
+    unsupported = f"accumulates in {dtype}" if narrow else None
     if not hasattr(nn, "LinearCrossEntropyOptions"):
-        unsupported = "this PyTorch does not have it"
+        unsupported = "not in this version of PyTorch"
     liger_unsupported = None if on_gpu and narrow else "for bf16 and fp16 on CUDA devices only"
     liger: Candidate[HeadLoss] = Candidate(
         "liger", "Liger is installed", _load_liger, test, liger_unsupported, "liger_kernel"
     )
     pytorch: Candidate[HeadLoss] = Candidate("torch", "PyTorch's chunks", lambda: _torch_loss, test, unsupported)
-    chunks: Candidate[HeadLoss] = Candidate("chunks", "sums in at least float32", lambda: _chunked_loss, test)
+    chunks: Candidate[HeadLoss] = Candidate("chunks", "accumulates in at least float32", lambda: _chunked_loss, test)
     plain: Candidate[HeadLoss] = Candidate("plain", "no other implementation works here", lambda: _plain_loss)
     return [liger, pytorch, chunks, plain] if on_gpu else [chunks, liger, pytorch, plain]
 
@@ -115,11 +114,11 @@ def _torch_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tenso
 
 
 def _load_liger() -> HeadLoss:
-    """Import Liger's fused loss. Raises ImportError if it is not installed, or too old to sum in float32."""
+    """Import Liger's fused loss. Raises ImportError if it is not installed, or too old to accumulate in float32."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy as fused
 
     if "accum_dtype" not in inspect.signature(fused).parameters:
-        raise ImportError("too old to sum in float32")
+        raise ImportError("too old to accumulate in float32")
 
     def liger_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
         if len(x) == 0:  # Liger would divide by zero

@@ -51,7 +51,7 @@ def frequencies(shape: Model, device: torch.device | None = None) -> Tensor:
         last = min(math.ceil(_pair_that_turns(rope.beta_slow or 1, shape)), shape.head_dim - 1)
         pairs = torch.arange(len(plain), dtype=torch.float64, device=plain.device)
         kept = 1 - ((pairs - first) / (last - first or 0.001)).clamp(0, 1)
-    else:  # Llama 3 interpolates linearly in the number of turns within the original context
+    else:  # Llama 3 interpolates linearly in the number of rotations within the original context
         low, high = _given(rope.low_freq_factor), _given(rope.high_freq_factor)
         turns = plain * _given(rope.original_max_position_embeddings) / (2 * math.pi)
         kept = ((turns - low) / (high - low)).clamp(0, 1)

@@ -43,8 +43,7 @@ def loop(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 class GroupedProduct(torch.autograd.Function):
     """Computes the product of `grouped` with PyTorch's grouped kernel.
 
-    The gradient is our own: on some GPUs PyTorch's leaves the gradient of experts without rows uninitialised (seen in
-    2026).
+    The gradient is our own: on some GPUs PyTorch's leaves the gradient of experts without rows uninitialised (2026).
     """
 
     @staticmethod
@@ -70,7 +69,7 @@ def choose(device: torch.device) -> Selected[Product]:
     if device.type != "cuda":
         unsupported = "runs on CUDA devices only"
     elif not hasattr(F, "grouped_mm"):
-        unsupported = "this PyTorch does not have it"
+        unsupported = "not in this version of PyTorch"
     elif torch.cuda.get_device_capability(device) < (8, 0):
         unsupported = "needs compute capability 8.0"
     grouped_mm: Candidate[Product] = Candidate(
@@ -81,7 +80,7 @@ def choose(device: torch.device) -> Selected[Product]:
         unsupported,
     )
     one_by_one: Candidate[Product] = Candidate("loop", "the grouped kernel does not work here", lambda: loop)
-    return select("product of experts", (grouped_mm, one_by_one))
+    return select("matrix products of the experts", (grouped_mm, one_by_one))
 
 
 def fault(product: Product, device: torch.device) -> str | None:

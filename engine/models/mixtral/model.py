@@ -134,8 +134,8 @@ class Mixtral(nn.Module):
         `busiest_expert`, the largest load of an expert in any layer divided by the mean load; no metrics if `balance`
         is None.
 
-        Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` all-reduces a tensor,
-        `loss_tokens` is T of the whole step.
+        Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` all-reduces a tensor;
+        `loss_tokens` is the step's total.
         """
         cross_entropy, counts = self.tally.cross_entropy, self.tally.expert_counts
         self.tally = Tally()

@@ -72,7 +72,7 @@ class _Filling(NamedTuple):
 def fill_slots(rates: Rates, lengths: Ints, most: Floats, slot: Slot, degree: Ints, first: Ints, number: Ints) -> None:
     """Put every sequence into a slot: writes its ring degree, first rank and slot number to the last three arguments.
 
-    All arrays are [S]. `lengths` descend; `most` is the number of tokens of a sequence that fit on a rank of its ring.
+    All arrays are [S]; `lengths` is in descending order. `most` is how many tokens of each sequence fit on one rank.
     """
     times = np.zeros((_WIDE + 1, len(lengths)))
     for wide in range(1, _WIDE + 1):

@@ -56,7 +56,7 @@ def same_kind(ranks: Ranks, a: int, b: int) -> bool:
 
 @njit
 def find_runs(sky: Sky, ranks: Ranks) -> None:
-    """Find all runs, as wide as possible, and put them on the heap; no run waits any more."""
+    """Find all runs, as wide as possible, and put them on the heap; clears the waiting runs."""
     sky.width[:] = 0
     sky.counts[SIZE] = sky.counts[WAITING] = 0
     a = 0

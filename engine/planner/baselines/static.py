@@ -45,7 +45,7 @@ def static(lengths: Ints, settings: PlanSettings) -> StepPlan:
 def degree(settings: PlanSettings) -> int:
     """Context-parallel degree of the run: the smallest divisor of the number of ranks at which `context` tokens fit.
 
-    All ranks if they do not fit at any degree.
+    The number of ranks if `context` tokens do not fit at any degree.
     """
     ranks = settings.ranks
     divisors = (cp for cp in range(1, ranks) if ranks % cp == 0)

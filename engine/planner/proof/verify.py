@@ -57,13 +57,13 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
         if got != expected:
             raise PlanError(0, f"the plan's {name} is {got}, not {expected}")
     if plan.stages != 1 and plan.mode != "pipeline":
-        raise PlanError(0, f"{plan.mode} mode has no stages, and the plan has {plan.stages}")
+        raise PlanError(0, f"{plan.mode} mode has no stages, but the plan has {plan.stages}")
     for name, array in plan.arrays().items():
         if array.ndim != 1 or array.dtype != np.int64:
             raise PlanError(0, f"{name} is not a one-dimensional array of 64-bit integers")
     sequences, shards, micro_batches = len(plan.lengths), len(plan.ring_ranks), len(plan.gang)
     if sequences == 0:
-        raise PlanError(0, "the plan has no sequence")
+        raise PlanError(0, "the plan has no sequences")
     _check_rows("ring_start", plan.ring_start, rows=sequences, end=shards, least=1)
     _check_rows("micro_start", plan.micro_start, rows=plan.ranks, end=micro_batches, least=1)
     _check_rows("shard_start", plan.shard_start, rows=micro_batches, end=shards, least=0)
@@ -74,14 +74,14 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     _check_range("slot", plan.slot, micro_batches, -1, micro_batches)
     _check_range("offload", plan.offload, micro_batches, 0, settings.offload + 1)
     if int(plan.lengths.sum()) > _MOST_TOKENS:
-        raise PlanError(0, f"the plan has {plan.lengths.sum()} tokens, and a step has at most {_MOST_TOKENS}")
+        raise PlanError(0, f"the plan has {plan.lengths.sum()} tokens, but a step has at most {_MOST_TOKENS}")
 
 
 def rule_1_every_token_once(plan: StepPlan) -> None:
     """Every token of every sequence is on exactly one rank.
 
     A sequence is split by a fixed rule (schedule.chunk_start) that covers each token once. So it is enough that each
-    shard is in exactly one micro-batch, and that this micro-batch is on the shard's rank in the ring.
+    shard is in exactly one micro-batch, and that this micro-batch runs on the rank that holds the shard in its ring.
     """
     times = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
     shard = first_true(times != 1)
@@ -122,7 +122,7 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
     shard = duplicate_in_row(plan.ring_start, plan.ring_ranks, plan.ranks)
     if shard >= 0:
         sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
-        raise PlanError(3, f"rank {rank} is twice in the ring of sequence {sequence}")
+        raise PlanError(3, f"rank {rank} appears twice in the ring of sequence {sequence}")
     label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
     micro = first_true(plan.gang != plan.gang[label])
     if micro >= 0:

@@ -33,10 +33,10 @@ _TOLERANCE = 1e-4  # relative width at which the bisection ends
 
 @njit
 def ring_time(rates: Rates, tokens: float, degree: int, node: int, per_token: float) -> float:
-    """Return the time of a sequence of `tokens` on a ring of `degree` ranks of full speed, in ns.
+    """Return the time, in ns, of one sequence of `tokens` tokens on a ring of `degree` full-speed ranks.
 
-    This is t(s, D) plus a part of a micro-batch's fixed cost: `per_token` ns for each token of a shard, at most all of
-    it. A ring of at most `node` ranks lies inside a node, a larger one crosses nodes.
+    This is t(s, D) of the lower bound, plus the shard's part of a micro-batch's fixed cost: `per_token` ns per token,
+    but at most the whole cost. A ring of at most `node` ranks lies inside a node, a larger one crosses nodes.
     """
     slowdown = rates.inter_node_slowdown if degree > node else 1.0
     return shared(rates, tokens, degree, slowdown) + min(per_token * tokens / degree, rates.micro)
@@ -47,7 +47,7 @@ def least_degree(rates: Rates, tokens: float, floor: int, most: int, node: int, 
     """Return the least degree in floor .. most at which `ring_time` is at most `limit` ns, or 0 if there is none.
 
     Inside a node, times fall with the degree until transfers or latency dominate; beyond a node, where links are
-    slower, they do the same again. So each range is searched by itself.
+    slower, they do the same again. So each range is searched separately.
     """
     if ring_time(rates, tokens, floor, node, per_token) <= limit:
         return floor
@@ -157,7 +157,7 @@ def _least_work(
 ) -> float:
     """Return the least work of a sequence on a ring that ends by `limit` ns; inf if no ring does.
 
-    Work is in ns of a rank of full speed.
+    Work is in ns on a full-speed rank.
     """
     least = np.inf
     for kind in range(len(kinds.slow)):

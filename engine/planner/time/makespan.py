@@ -1,7 +1,7 @@
 """The time at which each micro-batch of a plan runs, and the makespan: the time until the last rank finishes.
 
 Planners compare plans by the makespan, and the simulator shows it. In free mode a gang starts when all of its ranks
-have finished their earlier gangs; in lockstep mode a slot starts when all ranks have finished the slot before. In a
+have finished their earlier gangs; in lockstep mode a slot starts when all ranks have finished the previous slot. In a
 pipeline of n stages each pass of a gang runs on a stage as early as the order of passes allows (1F1B on each stage of
 each rank, order.py). A stage has 1/n of the layers, so it takes 1/n of a gang's time. The transfers of activations
 between stages are small and are not counted.

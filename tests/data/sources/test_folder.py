@@ -84,7 +84,7 @@ def test_a_file_where_a_folder_should_be_is_refused(write_files: WriteFiles, mak
 def test_a_folder_without_a_match_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.txt": b"x"})
     message, key, hint = refusal(make_data(root, pattern="*.md"))
-    assert (message, key) == ("contains no file that matches '*.md'", str(root))
+    assert (message, key) == ("contains no files that match '*.md'", str(root))
     assert hint is not None and "data.pattern" in hint
 
 

@@ -90,5 +90,5 @@ def test_a_folder_where_a_file_should_be_is_refused(tmp_path: Path, make_data: M
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])
 def test_a_file_without_documents_is_refused(content: bytes, tmp_path: Path, make_data: MakeData) -> None:
-    with pytest.raises(DataError, match="contains no document"):
+    with pytest.raises(DataError, match="contains no documents"):
         JsonlSource(make_data(write(tmp_path, content), format="jsonl"))

@@ -145,7 +145,8 @@ def test_the_choice_is_logged_once_with_its_reason(dtype: torch.dtype, caplog: p
     with caplog.at_level("INFO"):
         chosen = choose(CPU, dtype)
         assert choose(CPU, dtype) is chosen and chosen.name == "chunks"
-    assert [record.message for record in caplog.records] == [f"loss for {dtype}: chunks ({chosen.reason})"]
+    expected = f"loss implementation for {dtype}: chunks ({chosen.reason})"
+    assert [record.message for record in caplog.records] == [expected]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -178,13 +179,13 @@ def test_a_broken_one_is_reported_and_not_used(
 @pytest.mark.parametrize(
     ("dtype", "name", "why"),
     [
-        (torch.bfloat16, "torch", "torch: sums in torch.bfloat16"),
+        (torch.bfloat16, "torch", "torch: accumulates in torch.bfloat16"),
         (torch.float32, "liger", "liger: for bf16 and fp16 on CUDA devices only"),
         (torch.float32, "x", "'x' is not known"),
     ],
 )
 def test_a_requested_loss_that_does_not_work_is_refused(dtype: torch.dtype, name: str, why: str) -> None:
-    with pytest.raises(ValueError, match=f"no loss for {dtype}: {why}"):
+    with pytest.raises(ValueError, match=f"no loss implementation for {dtype}: {why}"):
         choose(CPU, dtype, name)
 
 

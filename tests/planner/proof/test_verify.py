@@ -166,7 +166,7 @@ def test_rule_2_counts_bytes() -> None:
 
 
 def test_rule_0_allows_stages_in_pipelines_only() -> None:
-    with pytest.raises(PlanError, match="free mode has no stages, and the plan has 2") as caught:
+    with pytest.raises(PlanError, match="free mode has no stages, but the plan has 2") as caught:
         verify(replace(good(), stages=2), replace(SETTINGS, stages=2))
     assert caught.value.rule == 0
 
