@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from engine.planner.plan.step_plan import StepPlan
     from engine.planner.settings import PlanSettings
 
-_LEGEND = """max_degree: ranks of the largest ring; max_peers: largest number of ranks that one rank exchanges data
-with; makespan_s: modelled time until the last rank finishes; lower_bound_s: no plan of the step can be faster;
+_LEGEND = """max_degree: ranks of the largest ring; max_peers: largest number of ranks one rank exchanges data with;
+makespan_s: modelled time until the last rank finishes; lower_bound_s: no plan of the step can be faster;
 balance: mean useful work of a rank / makespan, at most 1"""
 
 
