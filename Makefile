@@ -10,7 +10,7 @@ quickstart: $(STAMP)
 	$(BIN)/bytescale train recipe=quickstart
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
