@@ -92,7 +92,7 @@ def test_a_dry_run_prints_plans_and_commands(calls: Calls, capsys: pytest.Captur
     assert run(["train", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [
-        "planner static, 2 ranks, free mode; 1,500 documents of data.path=stdlib",
+        "planner static, 2 ranks, free mode; 1,500 documents from data.path=stdlib",
         "runs/quickstart: starting at step 1",
     ]
     assert lines[2].split() == ["step", "tokens", "balance"]

@@ -24,7 +24,7 @@ def config(*overrides: str) -> Config:
 
 
 MISTAKES = [
-    (["cluster.nodes=65536", *WIDE], "cluster.nodes", "524,288 HDP ranks are more than the 65,536", "parallel.tp"),
+    (["cluster.nodes=65536", *WIDE], "cluster.nodes", "524,288 HDP ranks exceed the maximum of 65,536", "parallel.tp"),
     (
         ["model.hidden=2147483648", "model.ffn=1"],
         "model.hidden",

@@ -135,4 +135,4 @@ def test_a_vocabulary_that_no_training_can_use(tmp_path: Path) -> None:
     """The hint is not "set model.vocab=100", which a run refuses."""
     folder = saved(llama(vocab_size=100), tmp_path / "small")
     (one,) = problems(folder)
-    assert one.startswith(f"{folder / 'config.json'}: vocab_size=100 is less than the 258 of the byte tokenizer")
+    assert one.startswith(f"{folder / 'config.json'}: vocab_size=100 is less than the byte tokenizer's 258")
