@@ -26,7 +26,7 @@ from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, run_step
-from engine.zero.shards import gathered, sharded
+from engine.zero.shards import gathered, sharded, stored
 
 SCALE = 5.0  # of weights: a weight's change must exceed the rounding of a norm's weight, which is near 1
 
@@ -101,7 +101,7 @@ def model_of(settings: Config, offload: Offload | None = None) -> Transformer:
     with sharded(settings):
         model = build_model(settings)
     parallelize(model, settings, torch.device("cpu"), offload)
-    initialise(model, 3, gathered)
+    initialise(model, 3, stored=stored)
     for parameter in model.parameters():
         with gathered(parameter):
             scale_up(parameter)

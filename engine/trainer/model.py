@@ -27,7 +27,7 @@ from engine.trainer.step import RankContext
 from engine.units import PPM
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
-from engine.zero.shards import gathered, sharded
+from engine.zero.shards import gathered, sharded, stored
 
 
 def build(
@@ -53,13 +53,12 @@ def make_model(
     All ranks must call it. Weights are loaded from the Hugging Face folder `weights`, or initialised from the run's
     seed if it is None.
     """
-    with sharded(config):
-        model = build_model(config)
+    with torch.device(device), sharded(config):
+        model = build_model(config).to(DTYPES[config.dtype])
     if weights is None:
-        initialise(model, config.run.seed, gathered)
+        initialise(model, config.run.seed, device, stored)
     else:
-        load_weights(model.to(DTYPES[config.dtype]), config.model, Path(weights), gathered)
-    model.to(device)
+        load_weights(model, config.model, Path(weights), gathered)
     parallelize(model, config, device, offload)
     return model
 

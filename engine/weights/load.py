@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from pathlib import Path
 
@@ -10,17 +12,25 @@ from safetensors import safe_open
 from torch import nn
 
 from engine.config.schema import Model
-from engine.models.common.initialise import Gather, no_gather
 from engine.weights.check import places
 from engine.weights.finite import is_finite, not_finite_error
 from engine.weights.folder import read_headers
+
+# Makes a context in which a parameter that is sharded over processes is whole. All processes enter the context; it
+# yields True in those that must write the parameter.
+Gather = Callable[[nn.Parameter], AbstractContextManager[bool]]
+
+
+def no_gather(parameter: nn.Parameter) -> AbstractContextManager[bool]:
+    """The `Gather` for parameters that are not sharded: yields True in every process."""
+    return nullcontext(True)
 
 
 @torch.no_grad()
 def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Gather = no_gather) -> None:
     """Load every parameter of a model, in place, from a Hugging Face folder that `check_weights` has accepted.
 
-    `gather` gives access to parameters that are sharded over ranks (`initialise.py`). Tensors are cast to the dtype of
+    `gather` gives access to parameters that are sharded over ranks. Tensors are cast to the dtype of
     the parameter. Only one file is memory-mapped at a time, so the additional memory is at most that of the largest
     file. Raises DataError if a loaded value is not finite.
     """

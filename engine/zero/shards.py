@@ -1,7 +1,7 @@
 """Parameters under ZeRO-3, where each rank stores a shard of every parameter.
 
-Parameters are sharded as soon as they are created, so no rank ever stores a whole 70B model. They are gathered one by
-one to be initialised or loaded.
+Parameters are sharded as soon as they are created, so no rank ever stores a whole 70B model. Each rank initialises its
+own shards. To load weights, parameters are gathered one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from deepspeed import ops
 from torch import nn
 
 from engine.config.schema import Config
+from engine.models.common.initialise import Part, whole
 from engine.zero.settings import deepspeed_settings
 
 
@@ -38,9 +39,18 @@ def sharded(config: Config) -> AbstractContextManager[object]:
     return init
 
 
+def stored(parameter: nn.Parameter) -> Part:
+    """The elements of a parameter that this rank stores, without the padding at the end of the last shard."""
+    if not hasattr(parameter, "ds_id"):
+        return whole(parameter)
+    shard, size = parameter.ds_tensor, int(parameter.ds_numel)  # type: ignore[attr-defined]
+    start = len(shard) * torch.distributed.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
+    return Part(shard[: max(0, size - start)], start, size)
+
+
 @contextmanager
 def gathered(parameter: nn.Parameter) -> Iterator[bool]:
-    """Gather a sharded parameter so that it can be written. All ranks must enter the context.
+    """Gather a sharded parameter so that weights can be loaded into it. All ranks must enter the context.
 
     Yields whether this rank must write the parameter. DeepSpeed distributes the written values. If the parameter is not
     sharded, every rank must write it.

@@ -34,7 +34,7 @@ from engine.trainer.optimizer import build_optimizer
 from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
 from engine.zero.engine import ZeroEngine
-from engine.zero.shards import gathered, sharded
+from engine.zero.shards import sharded, stored
 from engine.zero.states import master_weights, model_weights
 from tests.weights.folders import config, logits, our_logits
 from tests.world import run_world
@@ -61,7 +61,7 @@ def train_and_save(root: Path) -> None:
         made = config_of(name)
         with sharded(made):
             model = build_model(made)
-        initialise(model, 0, gathered)
+        initialise(model, 0, stored=stored)
         engine = ZeroEngine(model, build_optimizer(model, made.optimizer), made)
         positions = torch.arange(37)
         engine.backward(engine.forward(TOKENS, positions, TOKENS, LocalAttention(positions)), 74)

@@ -20,7 +20,7 @@ from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
-from engine.zero.shards import gathered, sharded
+from engine.zero.shards import sharded, stored
 from tests.allocations import held, start_counting
 from tests.world import run_world
 
@@ -51,7 +51,7 @@ def held_and_estimated(dtype: str, stage: int, *more: str) -> list[tuple[int, in
     start_counting()
     with sharded(config):
         model = build_model(config)
-    initialise(model, 0, gathered)
+    initialise(model, 0, stored=stored)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
     attention = AttentionContext(unsplit(TOKENS), None, choose(torch.device("cpu"), DTYPES[dtype], 64))
     numbers, found = torch.arange(TOKENS), []

@@ -19,6 +19,7 @@ from engine.config.schema import Config
 from engine.models.build import Transformer, build_model
 from engine.models.common.initialise import initialise
 from engine.models.parallelize import parallelize
+from engine.trainer.model import make_model
 from engine.trainer.optimizer import build_optimizer
 from engine.weights.architectures import tensor_names
 from engine.weights.check import expected_shapes
@@ -26,7 +27,7 @@ from engine.weights.config_json import config_json
 from engine.weights.load import load_weights
 from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.engine import ZeroEngine
-from engine.zero.shards import gathered, sharded
+from engine.zero.shards import gathered, sharded, stored
 from tests.world import run_world
 
 SHAPE = ["hidden=128", "heads=4", "kv_heads=2", "ffn=256", "layers=16"]
@@ -80,7 +81,7 @@ def made() -> tuple[Transformer, Peak]:
 def trained() -> tuple[int, int, int]:
     """Train; return the peak bytes of parameters, the bytes of all, and those of a layer."""
     model, peak = made()
-    initialise(model, 0, peak.gathered)
+    initialise(model, 0, stored=stored)
     engine = ZeroEngine(model, build_optimizer(model, config().optimizer), config())
     peak.watch()
     attention = AttentionContext(unsplit(TOKENS), None, choose(torch.device("cpu"), torch.float32, 32))
@@ -107,7 +108,7 @@ def gathers(tile: int, mode: str) -> int:
     with sharded(settings):
         model = build_model(settings)
     parallelize(model, settings, torch.device("cpu"))
-    initialise(model, 0, gathered)
+    initialise(model, 0, stored=stored)
     engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings)
     coordinator = engine._engine.optimizer.parameter_offload.get_param_coordinator()
     plain, times = coordinator.fetch_sub_module, 0
@@ -163,3 +164,23 @@ def test_nor_while_it_loads_weights(tmp_path: Path) -> None:
         assert peak <= 0.35 * total + largest
     ((_, _, _, expected),) = run_world(1, loaded, folder)
     assert sum(share for *_, share in ranks) == pytest.approx(expected, rel=1e-6)
+
+
+def drawn(stage: int) -> dict[str, torch.Tensor]:
+    """Make a model with the run's weights; return the whole weights."""
+    settings = config().model_copy(update={"zero": config().zero.model_copy(update={"stage": stage})})
+    model = make_model(settings, torch.device("cpu"))
+    whole = {}
+    for name, parameter in model.named_parameters():
+        with gathered(parameter):
+            whole[name] = parameter.detach().clone()
+    return whole
+
+
+def test_weights_are_the_same_for_any_number_of_ranks_and_any_stage() -> None:
+    (expected,) = run_world(1, drawn, 1)
+    for world in (2, 4):
+        for stage in (1, 3):
+            for found in run_world(world, drawn, stage):
+                assert found.keys() == expected.keys()
+                assert all(torch.equal(found[name], weight) for name, weight in expected.items()), (world, stage)
