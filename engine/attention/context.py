@@ -36,10 +36,9 @@ class AttentionContext:
         sizes = torch.tensor([shard.stop - shard.start for shard in rows], dtype=torch.int64)
         lengths = torch.tensor([shard.length for shard in rows], dtype=torch.int64)
         ids = torch.arange(len(rows)).repeat_interleave(sizes)
-        if device.type != "cuda":
-            return Shards(ids, lengths)
-        # Copy from pinned memory, so that the host does not wait for the GPU.
-        return Shards(*(x.pin_memory().to(device, non_blocking=True) for x in (ids, lengths)))
+        if device.type == "cuda":  # from pinned memory, so that the host does not wait for the GPU
+            ids, lengths = ids.pin_memory(), lengths.pin_memory()
+        return Shards(ids.to(device, non_blocking=True), lengths.to(device, non_blocking=True))
 
     def sum_over_sequences(self, counts: Tensor) -> Tensor:
         """Sum integers over all shards of each sequence: [S,N] to [S,N], one row per shard of this rank.

@@ -1,0 +1,104 @@
+"""Whole steps of models of real widths on a device without values: what the host waits for, and how much it launches.
+
+The stand-in for a GPU is PyTorch's meta device (FakeTensorMode has no autograd for CUDA in a build without CUDA).
+Reading a value raises there. Attention and the grouped product of experts, which test themselves on values, are chosen
+by hand.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.attention.buffers import Buffers
+from engine.attention.kernels.call import Call, Kernel
+from engine.attention.layout import layout
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.slices import Slices
+from engine.models.build import build_model
+from engine.models.common import loss as losses
+from engine.models.mixtral import grouped
+from engine.models.parallelize import parallelize
+from engine.planner.make import plan_step
+from engine.planner.plan.step_plan import MicroBatch
+from engine.planner.settings import PlanSettings
+from engine.selection import Selected
+from engine.trainer.step import RankContext, run_step
+
+META = torch.device("meta")
+LENGTHS = [32 * 1024, 9000, 7000, 5000, 3000]  # a ring of four, rings of two, unsplit ones
+WIDTHS = {
+    "llama": ["model=llama7b"],
+    "mixtral": ["model=mixtral8x7b"],
+}
+ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::detach", "aten::_unsafe_view", "aten::alias", "aten::lift")
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operators that launch a kernel on the device, and lists those that also use a tensor of the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count, self.mixed = 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.name()
+        flat = [x for arg in (*args, result) for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
+        devices = {x.device.type for x in flat if isinstance(x, Tensor)}
+        self.count += "meta" in devices and not (func.is_view or name.startswith(ALLOCATIONS))
+        if len(devices) > 1:
+            self.mixed.add(name)
+        return result
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    return torch.clone(q), q.new_zeros(q.shape[:2], dtype=torch.float32)  # one launch
+
+
+def derive(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call) -> tuple[Tensor, ...]:
+    return torch.clone(q), torch.empty_like(k), torch.empty_like(v)  # one launch
+
+
+def slices(micro: MicroBatch) -> Slices:
+    tokens = layout(micro).tokens
+    return Slices(*(np.zeros(tokens, dtype=np.int64) for _ in range(3)))
+
+
+def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, int]:
+    """Run a step of rank 0; return what was launched, and the number of micro-batches."""
+    chunks = Selected("chunks", "", losses._chunked_loss, ())
+    monkeypatch.setattr(losses, "choose", lambda *_: chunks)
+    monkeypatch.setattr(grouped, "choose", lambda *_: Selected("", "", grouped.GroupedProduct.apply, ()))
+    with META:
+        model = build_model(config).to(torch.bfloat16)
+    parallelize(model, config, META)
+    plan = plan_step(np.array(LENGTHS, dtype=np.int64), PlanSettings.of(config))
+    assert plan.degrees.max() == 4 and plan.degrees.min() == 1, plan.degrees
+    comm = SimpleNamespace(buffers=Buffers(), post=lambda exchanges: SimpleNamespace(wait=lambda: None))
+    kernel = Kernel("stand-in", "", attend, derive)  # type: ignore[arg-type]
+    context = RankContext(0, META, comm, kernel)  # type: ignore[arg-type]
+    with Launches() as launches:
+        loss, times = run_step(plan, model, lambda loss: loss.backward(), slices, context)
+    assert loss.device == META and all(parameter.grad is not None for parameter in model.parameters())
+    return launches, len(times.marks)
+
+
+@pytest.mark.parametrize("recompute", ["none", "layer", "layer_keep_attention"])
+@pytest.mark.parametrize("family", WIDTHS)
+def test_a_step_reads_no_value_and_uses_no_tensor_of_the_host(
+    family: str, recompute: str, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    shape = [*WIDTHS[family], "model.layers=8", "dtype=bf16", "cluster=h100x8", "cluster.device_memory=1T", "zero.stage=1"]
+    sizes = ["cluster.ranks_per_node=4", "capacity=8K", "context=32K", "batch_tokens=64K", "offload.ratio=0", "planner=balanced"]
+    launches, micro_batches = traced(load([*shape, *sizes, f"recompute={recompute}"]), monkeypatch)
+    assert launches.mixed <= {"aten::_to_copy"}, "only the lengths of shards are copied to the device, for the balance"
+    record_property("launches", launches.count / micro_batches)
+    print(f"{family}, {recompute}: {launches.count / micro_batches:.0f} launches per micro-batch of 8 layers")
