@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.one_rank import joined
+from benchmarks.gpu.one_rank import joined
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.index import build_index

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,11 +42,13 @@ def profile_hardware(
 
     table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
     errors = f"median error {found.median_error:.1%}, worst {abs(found.worst.error):.1%} ({found.worst.case})"
+    forward, backward = (f"{1e3 * extra:.3g} ms" for extra in found.measured.shape_build_s)
     lines = [
-        f"{found.calibration.device}, {counted(found.measured.ranks, 'rank')}",
+        f"{found.calibration.device}, {counted(found.measured.ranks, 'rank')}, attention by {found.measured.kernel}",
         table,
         "",
         f"cost model against {len(found.points)} measured micro-batches: {errors}",
+        f"the first attention call with a new shape takes longer by {forward} forward, {backward} backward",
         f"written to {out}; use it with cluster={found.calibration.cluster} cluster.calibration={out}",
     ]
     output.emit({"hardware": payload(found) | {"out": out}}, "\n".join(lines), as_json=json)
@@ -54,14 +57,28 @@ def profile_hardware(
 def payload(found: Profile) -> dict[str, Any]:
     """Build the JSON result: every calibration term, the spread of the timings, and the fit of the cost model.
 
-    The fit is the measured and the predicted time of each micro-batch, and the median and the largest error.
+    The fit is the measured and the predicted time of each micro-batch, and the median and the largest error. `nominal`
+    names the terms that were not measured. `shape_build_s` is what the first attention call with a shape adds.
     """
+    from engine.hardware.terms import nominal_terms
+
     points = [
         {"micro_batch": str(point.case), "measured_s": point.measured_s, "predicted_s": point.predicted_s}
         for point in found.points
     ]
     fit = {"points": len(points), "median_error": found.median_error, "worst_error": abs(found.worst.error)}
-    return vars(found.calibration) | {"fit": fit, "spread": found.spread, "measured": points}
+    ours = found.measured
+    return vars(found.calibration) | {
+        "fit": fit,
+        "spread": found.spread,
+        "measured": points,
+        "nominal": list(nominal_terms(found.calibration, ours)),
+        "kernel": ours.kernel,
+        "shape_build_s": {"forward": ours.shape_build_s[0], "backward": ours.shape_build_s[1]},
+        "copies": asdict(ours.copies),
+        "transfers": [{"bytes": size, "s": seconds} for size, seconds in ours.transfers],
+        "network": None if ours.network is None else asdict(ours.network),
+    }
 
 
 def warnings(found: Profile) -> list[str]:

@@ -1,4 +1,8 @@
-"""`python -m engine.hardware FOLDER SECONDS`: one rank of `profile-hardware`."""
+"""One rank of `profile-hardware`.
+
+`python -m engine.hardware machine FOLDER SECONDS` measures this machine, and `python -m engine.hardware network FOLDER
+RANKS` the network between two nodes, the first of which has RANKS ranks.
+"""
 
 import sys
 
@@ -9,9 +13,14 @@ if __name__ == "__main__":  # the planning process imports this module again and
     from engine.trainer.rank import run_rank
 
     def work(folder: RunFolder) -> int:
-        from engine.hardware.rank import measure  # inside `run_rank`, which reports a failing import
+        # Imported inside `run_rank`, which reports a failing import.
+        if sys.argv[1] == "network":
+            from engine.hardware import network
 
-        return measure(folder, float(sys.argv[2]))
+            return network.measure(folder, int(sys.argv[3]))
+        from engine.hardware import rank
 
-    found = RunFolder(Path(sys.argv[1]))
+        return rank.measure(folder, float(sys.argv[3]))
+
+    found = RunFolder(Path(sys.argv[2]))
     sys.exit(run_rank(found, lambda stop: work(found), saves=False))

@@ -5,22 +5,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from engine.attention.comm import Exchange, Pending
+from engine.attention.comm import Comm, Exchange, Pending
 from engine.config.schema import Model, Optimizer
 from engine.cost.sizes import update_bytes
+from engine.hardware.measured import Copies
 from engine.hardware.timing import Run, interleaved, timed
 from engine.parallel.groups import Groups
 from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import RankContext
 
-TRANSFERS = (1 << 12, 1 << 16, 1 << 19, 1 << 22)  # bytes
-_OVERLAPPED = {"cpu": (1 << 22, 512), "cuda": (1 << 28, 8192)}  # bytes of a message, width of a product: equal times
+# Bytes. On GPUs the K,V and the dK,dV of a round have 30 to 100 MB.
+TRANSFERS = {
+    "cpu": (1 << 12, 1 << 16, 1 << 19, 1 << 22),
+    "cuda": (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 26, 1 << 27),
+}
+_OVERLAPPED = {"cpu": 1 << 22, "cuda": 1 << 26}  # bytes of the message that a product hides
+_HIDING = {"cpu": (512, torch.float32), "cuda": (4096, torch.bfloat16)}  # width and dtype of that product
+_ROWS = 64  # rows of a product are a multiple of this, and at least as many
 _BUFFER = 1 << 24  # elements: larger than caches
 _SQUARE = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}  # widths of matrix products that reach the highest rate
 _FULL = 256  # tokens with which a linear layer is limited by compute, not by reading its weights
@@ -36,28 +43,44 @@ def name(device: torch.device) -> str:
     return f"{models[0] if models else 'CPU'}, {torch.get_num_threads()} threads per rank"
 
 
-def transfers(context: RankContext, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:
+def transfers(comm: Comm, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:
     """Time messages that ring neighbours exchange in both directions at once; return (bytes, seconds) of each size."""
-    runs = [timed(_Exchange(size, context, groups).run, groups.device) for size in TRANSFERS]
+    sizes = TRANSFERS[groups.device.type]
+    runs = [timed(_to_neighbour(size, comm, groups).run, groups.device) for size in sizes]
     timings = interleaved(runs, groups, seconds)
-    return tuple((size, timing.total_s) for size, timing in zip(TRANSFERS, timings, strict=False))
+    return tuple((size, timing.total_s) for size, timing in zip(sizes, timings, strict=True))
 
 
-def overlap(context: RankContext, groups: Groups, seconds: float) -> float:
-    """Measure which fraction, 0 to 1, of the shorter of a message and a matrix product is hidden behind the longer."""
-    size, width = _OVERLAPPED[groups.device.type]
-    exchange, x = _Exchange(size, context, groups), torch.randn(width, width, device=groups.device)
+def overlap(comm: Comm, groups: Groups, seconds: float) -> float:
+    """Measure which fraction, 0 to 1, of the shorter of a message and a matrix product is hidden behind the longer.
 
-    def both(send: bool, compute: bool) -> None:
-        pending = exchange.post() if send else None
-        if compute:
-            torch.mm(x, x)
+    The product [rows, width] x [width, width] has as many rows as take the time of the message: the fraction that a
+    product of another duration hides says little about rings, whose transfers and blocks take similar times.
+    """
+    device, (width, dtype) = groups.device, _HIDING[groups.device.type]
+    message = _to_neighbour(_OVERLAPPED[device.type], comm, groups)
+    weight = torch.randn(width, width, device=device, dtype=dtype)
+
+    def both(x: Tensor | None, send: bool) -> None:
+        pending = message.post() if send else None
+        if x is not None:
+            torch.mm(x, weight)
         if pending is not None:
             pending.wait()
 
-    runs = [timed(partial(both, *what), groups.device) for what in ((True, False), (False, True), (True, True))]
-    message, product, together = (timing.total_s for timing in interleaved(runs, groups, seconds))
-    return min(max((message + product - together) / min(message, product), 0.0), 1.0)
+    def runs(x: Tensor) -> list[Run]:
+        return [timed(partial(both, *what), device) for what in ((None, True), (x, False), (x, True))]
+
+    times = [timing.total_s for timing in interleaved(runs(weight)[:2], groups, seconds / 3)]
+    rows = rows_of_duration(times[0], times[1] / width)
+    x = torch.randn(rows, width, device=device, dtype=dtype)
+    alone, product, together = (timing.total_s for timing in interleaved(runs(x), groups, 2 * seconds / 3))
+    return min(max((alone + product - together) / min(alone, product), 0.0), 1.0)
+
+
+def rows_of_duration(seconds: float, seconds_per_row: float) -> int:
+    """Return the rows of a product that takes `seconds`: a positive multiple of 64."""
+    return _ROWS * max(1, round(seconds / seconds_per_row / _ROWS))
 
 
 def half_tokens(shape: Model, dtype: torch.dtype, groups: Groups, seconds: float) -> float:
@@ -79,13 +102,26 @@ def product_flops_per_s(dtype: torch.dtype, groups: Groups, seconds: float) -> f
     return max(2 * width**3 / timing.total_s for width, timing in zip(widths, timings, strict=True))
 
 
-def copy_bytes_per_s(groups: Groups, seconds: float) -> float:
-    """Measure the rate of copies from device to pinned host memory; on a CPU rank, of copies in memory."""
-    source = torch.zeros(_BUFFER, device=groups.device)
-    target = torch.zeros(_BUFFER, pin_memory=groups.device.type == "cuda")
-    run = timed(lambda: target.copy_(source, non_blocking=True), groups.device)
-    (timing,) = interleaved([run], groups, seconds)
-    return source.numel() * source.element_size() / timing.total_s
+def copies(groups: Groups, seconds: float) -> Copies:
+    """Measure copies from device to pinned host memory, back, and both at once; on a CPU rank, copies in memory.
+
+    Each direction has its buffers and, on a GPU, its stream, as in offload. A CPU copies one after the other.
+    """
+    cuda = groups.device.type == "cuda"
+    on_device = [torch.zeros(_BUFFER, device=groups.device) for _ in range(2)]
+    on_host = [torch.zeros(_BUFFER, pin_memory=cuda) for _ in range(2)]
+    ways = [(on_host[0], on_device[0]), (on_device[1], on_host[1])]
+    streams = [torch.cuda.Stream(groups.device) if cuda else None for _ in ways]  # type: ignore[no-untyped-call]
+
+    def copy(which: Sequence[int]) -> None:
+        for way in which:
+            target, source = ways[way]
+            with torch.cuda.stream(streams[way]):  # does nothing for None
+                target.copy_(source, non_blocking=True)
+
+    runs = [timed(partial(copy, which), groups.device) for which in ((0,), (1,), (0, 1))]
+    size = _BUFFER * on_host[0].element_size()
+    return Copies(*(size / timing.total_s for timing in interleaved(runs, groups, seconds)))
 
 
 def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds: float) -> float:
@@ -96,20 +132,25 @@ def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds:
     return model.weight.numel() * update_bytes(settings, dtype) / timing.total_s
 
 
-class _Exchange:
-    """A message of `size` bytes to the next rank, while one from the previous rank arrives."""
+class Message:
+    """A message of `size` bytes to `next_rank`, while one of the same size arrives from `previous_rank`."""
 
-    def __init__(self, size: int, context: RankContext, groups: Groups) -> None:
-        send = torch.zeros(size // 4, device=groups.device)
-        following, previous = (groups.hdp_rank + 1) % groups.mesh.hdp, (groups.hdp_rank - 1) % groups.mesh.hdp
-        self._exchange = Exchange(send, following, torch.empty_like(send), previous)
-        self._comm = context.comm
+    def __init__(self, size: int, comm: Comm, device: torch.device, next_rank: int, previous_rank: int) -> None:
+        send = torch.zeros(size // 4, device=device)
+        self._exchange = Exchange(send, next_rank, torch.empty_like(send), previous_rank)
+        self._comm = comm
 
     def post(self) -> Pending:
         return self._comm.post([self._exchange])
 
     def run(self) -> None:
         self.post().wait()
+
+
+def _to_neighbour(size: int, comm: Comm, groups: Groups) -> Message:
+    """A message to the next rank of a ring of all ranks, and from the previous one."""
+    rank, ranks = groups.hdp_rank, groups.mesh.hdp
+    return Message(size, comm, groups.device, (rank + 1) % ranks, (rank - 1) % ranks)
 
 
 def _product(inputs: int, outputs: int, tokens: int, dtype: torch.dtype, device: torch.device) -> Run:

@@ -28,7 +28,7 @@ from engine.cost.model import rates_of
 from engine.cost.sizes import element_bytes, update_bytes
 from engine.cost.times import shared, unsplit
 from engine.errors import PreflightError
-from engine.hardware.measured import Case, Measured, Timing
+from engine.hardware.measured import Case, Measured, Network, Timing
 from engine.hardware.prepare import with_layers
 from engine.units import NS, Floats
 
@@ -68,14 +68,19 @@ def points(measured: Measured, calibration: Calibration, config: Config) -> list
 def calibrate(measured: Measured, config: Config) -> Calibration:
     """Fit the calibration of the config's cluster; `config` is the one that the ranks measured with.
 
-    With one rank no communication is measured, and its terms keep their nominal values. Raises PreflightError if the
-    timings are too noisy to give a rate.
+    With one rank no communication is measured, and its terms keep their nominal values; so do those of the network if
+    no second node was measured. Raises PreflightError if the timings are too noisy to give a rate.
     """
     reduce_rate, step_s = _whole_step(measured, config)
     found = replace(_compute(measured, config), reduce_bytes_per_s=reduce_rate, step_s=step_s)
+    if measured.network is not None:
+        latency, card, cards = between_nodes(measured.network)
+        found = replace(found, latency_s=latency, network_bytes_per_s=card, nics_per_node=cards)
     if measured.ranks == 1:
         return found
     latency, rate = link(measured.transfers)
+    if measured.network is not None:
+        latency = max(latency, found.latency_s)  # the cost model has one latency, inside a node and between nodes
     found = replace(found, latency_s=latency, node_bytes_per_s=rate, overlap=measured.overlap)
     return fit_rings([timed for timed in measured.micro_batches if timed[0].ring], found, config)
 
@@ -116,7 +121,8 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         micro_batch_s=micro_batch,
         layer_s=layer,
         sequence_s=sequence,
-        copy_bytes_per_s=measured.copy_bytes_per_s,
+        # A micro-batch copies in one direction at a time: to the host in its forward pass, back in its backward pass.
+        copy_bytes_per_s=min(measured.copies.to_host, measured.copies.to_device),
         memory_bytes_per_s=measured.memory_bytes_per_s,
     )
 
@@ -144,6 +150,17 @@ def link(transfers: Sequence[tuple[int, float]]) -> tuple[float, float]:
     sizes, times = (np.array(column, dtype=np.float64) for column in zip(*transfers, strict=True))
     latency, s_per_byte = least_squares(np.stack([np.ones_like(sizes), sizes], axis=1), times, times).tolist()
     return latency, 1 / max(s_per_byte, _LEAST_S_PER_BYTE)
+
+
+def between_nodes(network: Network) -> tuple[float, float, float]:
+    """Return the latency in seconds, the bytes/s of a network card each way, and the cards that a node's ranks share.
+
+    One pair of ranks alone uses one card; all pairs together use all of them. Cards that no pair uses are not counted.
+    """
+    latency, alone = link(network.alone)
+    total = network.pairs * link(network.together)[1]
+    cards = max(1, round(total / alone))
+    return latency, total / cards, float(cards)
 
 
 def fit_rings(timed: Sequence[tuple[Case, Timing]], known: Calibration, config: Config) -> Calibration:

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.config.units import counted
 
-RESULT = "measured.json"  # in the folder of the ranks
+RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
 # (length, count): micro-batches of several sequences of equal length
 _PACKS = ((32, 4), (32, 16), (32, 64), (128, 4), (128, 8), (128, 32), (512, 2), (512, 8), (2048, 2), (2048, 4))
@@ -72,6 +72,24 @@ class Timing:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Rates of copies between a device and its host, in bytes/s. On a CPU, all of them are copies in memory."""
+
+    to_host: float
+    to_device: float
+    at_once: float  # each direction, while both run
+
+
+@dataclass(frozen=True)
+class Network:
+    """Messages that pairs of ranks on two nodes exchange, in both directions at once."""
+
+    pairs: int  # rank i of the first node and rank i of the second
+    alone: tuple[tuple[int, float], ...]  # (bytes each way, s) while one pair exchanges messages
+    together: tuple[tuple[int, float], ...]  # the same while all pairs do
+
+
+@dataclass(frozen=True)
 class Measured:
     """All measurements of the ranks."""
 
@@ -84,10 +102,12 @@ class Measured:
     transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); empty on one rank
     overlap: float  # of transfer and compute, 0 to 1, as in the calibration; 0 on one rank
     updates: tuple[tuple[int, float], ...]  # (parameters, s) of an optimizer step, for models of two sizes
-    copy_bytes_per_s: float  # device to host
+    copies: Copies
     memory_bytes_per_s: float  # device memory, in the optimizer's update
-
+    kernel: str  # the attention kernel of the micro-batches
+    shape_build_s: tuple[float, float]  # forward, backward: what the first call of attention with a shape adds to later
     fixed_s: float  # a training step without its micro-batches: lower quartile over steps, on rank 0; 0 if unknown
+    network: Network | None = None  # None if the ranks were on one node
 
     def write(self, path: Path) -> None:
         """Write the measurements as JSON; `read` is the inverse."""
@@ -101,5 +121,22 @@ def read(path: Path) -> Measured:
         (Case(case["layers"], tuple(case["unsplit"]), tuple(case["ring"])), Timing(**timing))
         for case, timing in found["micro_batches"]
     )
-    pairs = {name: tuple((int(size), float(value)) for size, value in found[name]) for name in ("transfers", "updates")}
-    return Measured(**found | pairs | {"micro_batches": timed})
+    return Measured(
+        **found
+        | {name: _pairs(found[name]) for name in ("transfers", "updates")}
+        | {"micro_batches": timed, "copies": Copies(**found["copies"])}
+        | {"shape_build_s": tuple(found["shape_build_s"]), "network": found["network"] and _network(found["network"])}
+    )
+
+
+def read_network(path: Path) -> Network:
+    """Read the file that rank 0 of two nodes wrote."""
+    return _network(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _network(found: dict[str, Any]) -> Network:
+    return Network(found["pairs"], _pairs(found["alone"]), _pairs(found["together"]))
+
+
+def _pairs(rows: list[list[float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(size), float(value)) for size, value in rows)

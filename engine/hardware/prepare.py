@@ -14,7 +14,8 @@ from engine.launch.checks import check_launch
 from engine.launch.prepare import write_facts
 from engine.run.folder import RunFolder
 
-LONGEST = {"cpu": 16384, "cuda": 4096}  # tokens; on GPUs the reference attention may run, which stores all scores
+LONGEST = {"cpu": 1 << 14, "cuda": 1 << 16}  # tokens
+LONGEST_REFERENCE = 1 << 12  # tokens with the reference attention, which stores all scores
 _LAYERS = 4  # layers are alike, so more of them give no further information
 _LEAST = 1024  # tokens that must fit: one document
 _DOCUMENTS, _BYTES = 64, 1000
@@ -56,10 +57,11 @@ def with_layers(config: Config, layers: int) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"layers": layers})})
 
 
-def longest(config: Config, device: str) -> int:
-    """Return the length of the longest sequence to measure, in tokens: a power of two."""
+def longest(config: Config, device: str, kernel: str) -> int:
+    """Return the length of the longest sequence to measure with an attention kernel, in tokens: a power of two."""
     fits = Costs.of(config).most_tokens(usable(config))
-    return min(LONGEST[device], 1 << (fits.bit_length() - 1))
+    most = LONGEST_REFERENCE if kernel == "reference" else LONGEST[device]
+    return min(most, 1 << (fits.bit_length() - 1))
 
 
 def usable(config: Config) -> int:

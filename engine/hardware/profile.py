@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,13 +19,13 @@ from engine.config.units import counted
 from engine.cost.calibration import Calibration
 from engine.errors import ConfigError
 from engine.hardware.fit import Point, calibrate, points
-from engine.hardware.measured import RESULT, Measured, read
+from engine.hardware.measured import NETWORK, RESULT, Measured, read, read_network
 from engine.hardware.prepare import measuring, write_folder
 from engine.launch.commands import free_port, rank_commands
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
 
-SECONDS = 36.0  # of measuring, approximately; starting the ranks takes ten more
+SECONDS = 36.0  # of measuring, approximately; starting the ranks takes ten more, and the network between two nodes five
 Say = Callable[[str], None]
 
 
@@ -55,15 +54,19 @@ class Profile:
         return float(np.median([timing.spread for _, timing in self.measured.micro_batches]))
 
 
-def profile(config: Config, gpus: int, say: Say) -> Profile:
+def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Profile:
     """Measure on up to two of this machine's `gpus` GPUs, or on two CPU ranks if it has none; takes about a minute.
+
+    If the hostfile names two nodes, the network between the first two is measured too; all hosts must have this folder,
+    as in training.
 
     Raises ConfigError or MemoryFitError for a recipe that cannot run here, PreflightError if the timings give no
     calibration, and RankError if a rank fails.
     """
     check_cluster(config, gpus)
     ranks = min(gpus, 2) or 2
-    with _folder() as folder:
+    # Hosts share this folder, not that of temporary files.
+    with _folder(Path.cwd() if config.cluster.hostfile else None) as folder:
         ours = measuring(config, ranks, folder.root)
         kind = "GPU" if gpus else "CPU"
         say(f"measuring model={ours.model.name} with {counted(ours.model.layers, 'layer')} on {ranks} {kind} ranks")
@@ -71,24 +74,38 @@ def profile(config: Config, gpus: int, say: Say) -> Profile:
         # Each rank has as many threads as in training, where `ranks_per_node` ranks share the cores.
         own_cores = max((os.cpu_count() or 1) // config.cluster.ranks_per_node, 1)
         threads = os.environ.get("OMP_NUM_THREADS") or str(own_cores)
-        arguments = (sys.executable, "-m", "engine.hardware", str(folder.root), str(SECONDS))
-        commands = [
-            replace(command, arguments=arguments, environment={**command.environment, "OMP_NUM_THREADS": threads})
-            for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port(), uses_gpus(ours))
-        ]
-        try:
-            run_ranks(commands, folder, lambda: None, lambda text: None)
-        except PreemptedError:
-            raise KeyboardInterrupt from None  # nothing was saved, so there is nothing to resume
+        _run(Cluster.of(ours.cluster), ours, folder, ("machine", str(folder.root), str(seconds)), threads)
         measured = read(folder.root / RESULT)
+        nodes = Cluster.of(config.cluster)
+        if config.cluster.hostfile is not None and len(nodes.nodes) > 1:
+            two = replace(nodes, nodes=nodes.nodes[:2])
+            say(f"measuring messages between {two.nodes[0].host} and {two.nodes[1].host}")
+            _run(two, ours, folder, ("network", str(folder.root), str(two.nodes[0].devices)), threads)
+            measured = replace(measured, network=read_network(folder.root / NETWORK))
     calibration = calibrate(measured, ours)
     return Profile(calibration, measured, ours, points(measured, calibration, ours))
 
 
+def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[str, ...], threads: str) -> None:
+    """Run `python -m engine.hardware` with these arguments on all ranks of a cluster.
+
+    Raises RankError if one fails, and KeyboardInterrupt if the user stopped them.
+    """
+    module, port = ("engine.hardware", *arguments), free_port()
+    commands = [
+        replace(command, environment={**command.environment, "OMP_NUM_THREADS": threads})
+        for command in rank_commands(cluster, folder, None, port, uses_gpus(config), module=module)
+    ]
+    try:
+        run_ranks(commands, folder, lambda: None, lambda text: None)
+    except PreemptedError:
+        raise KeyboardInterrupt from None  # nothing was saved, so there is nothing to resume
+
+
 @contextmanager
-def _folder() -> Iterator[RunFolder]:
-    """Yield a temporary folder. If a rank fails the folder is kept for its logs, otherwise removed."""
-    root = Path(tempfile.mkdtemp(prefix="bytescale-hardware-"))
+def _folder(parent: Path | None) -> Iterator[RunFolder]:
+    """Yield a temporary folder in `parent`. If a rank fails the folder is kept for its logs, otherwise removed."""
+    root = Path(tempfile.mkdtemp(prefix="bytescale-hardware-", dir=parent))
     kept = False
     try:
         yield RunFolder(root)

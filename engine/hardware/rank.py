@@ -14,6 +14,7 @@ from engine.errors import ExitCode
 from engine.hardware import device, micro_batches
 from engine.hardware.measured import RESULT, Case, Measured, Timing, cases
 from engine.hardware.prepare import longest, with_layers
+from engine.hardware.shape_build import builder, shape_build_s
 from engine.hardware.timing import QUANTILE, Run, gather, interleaved, timed
 from engine.parallel.groups import Groups, join_groups
 from engine.run.folder import RunFolder
@@ -26,7 +27,7 @@ from engine.zero.engine import ZeroEngine
 _STEPS, _WARM = 14, 4  # training steps; the first ones, which warm up, are not counted
 _TOO_LONG_S = 2.0  # micro-batches that take longer are skipped
 # Approximate fractions of the time: each measurement is repeated at least twice, however long it takes.
-_MICRO_BATCHES, _TRANSFERS, _OVERLAP, _UPDATES, _HALF, _PRODUCT, _COPIES = 0.8, 0.04, 0.02, 0.06, 0.02, 0.02, 0.02
+_MICRO_BATCHES, _TRANSFERS, _OVERLAP, _UPDATES, _HALF, _PRODUCT, _COPIES = 0.78, 0.04, 0.02, 0.06, 0.02, 0.02, 0.03
 _WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied": False}  # a few large matrices
 _WIDE_VOCAB = {"cpu": 1 << 15, "cuda": 1 << 20}
 
@@ -61,13 +62,15 @@ def measure(folder: RunFolder, seconds: float) -> int:
         ranks=groups.mesh.hdp,
         layers=shape.layers,
         micro_batches=_micro_batches(config, groups, trainer, _MICRO_BATCHES * seconds),
-        transfers=device.transfers(context, groups, _TRANSFERS * seconds) if several else (),
-        overlap=device.overlap(context, groups, _OVERLAP * seconds) if several else 0.0,
+        transfers=device.transfers(context.comm, groups, _TRANSFERS * seconds) if several else (),
+        overlap=device.overlap(context.comm, groups, _OVERLAP * seconds) if several else 0.0,
         updates=_updates(config, groups, trainer, _UPDATES * seconds),
         half_tokens=device.half_tokens(shape, dtype, groups, _HALF * seconds),
         product_flops_per_s=device.product_flops_per_s(dtype, groups, _PRODUCT * seconds),
-        copy_bytes_per_s=device.copy_bytes_per_s(groups, _COPIES * seconds),
+        copies=device.copies(groups, _COPIES * seconds),
         memory_bytes_per_s=device.memory_bytes_per_s(config.optimizer, config.dtype, groups, _COPIES * seconds),
+        kernel=context.kernel.name,
+        shape_build_s=shape_build_s(builder(context.kernel), shape, dtype, groups),
     )
     if groups.rank == 0:
         measured.write(folder.root / RESULT)
@@ -84,7 +87,7 @@ def _micro_batches(config: Config, groups: Groups, trainer: Trainer, seconds: fl
     engines = {config.model.layers: trainer.engine}
     if other is not None:
         engines[other] = _engine(with_layers(config, other), groups)
-    most = longest(config, groups.device.type)
+    most = longest(config, groups.device.type, trainer.context.kernel.name)
     # Sorted by estimated cost, because `interleaved` stops at the first one that takes too long.
     todo = sorted(
         cases(config.model.layers, other, groups.mesh.hdp, most),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.config.units import format_bytes
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import sheet_peak
 from engine.hardware.measured import Measured
@@ -9,7 +10,6 @@ from engine.hardware.measured import Measured
 _MICRO = "fitted to micro-batches of unsplit sequences, forward and backward"
 _FORWARD = "fitted to micro-batches of unsplit sequences, forward"
 _RING = "fitted to micro-batches with rings of two ranks"
-_MESSAGES = "messages of 4 KiB to 4 MiB, in both directions at once"
 
 _HOW = {
     "peak_flops_per_s": "no data sheet: the fastest product of square matrices",
@@ -23,28 +23,50 @@ _HOW = {
     "sequence_s": _MICRO,
     "round_s": _RING,
     "merge_bytes_per_s": _RING,
-    "latency_s": _MESSAGES,
-    "node_bytes_per_s": _MESSAGES,
-    "overlap": "a 4 MiB message during a matrix multiplication, and each alone",
-    "copy_bytes_per_s": "copies of 64 MiB",
+    "overlap": "a message during a matrix product of the same duration, and each alone",
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
     "step_s": "time of a training step outside its micro-batches",
 }
-_SHEET = ("network_bytes_per_s", "nics_per_node")  # one machine cannot measure the network
-_NEED_TWO = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
-NOT_MEASURED = "not measured: from the data sheet, or a nominal value"
+# Terms that need two nodes, or two ranks, to be measured; without them they keep the value of the data sheet.
+_NEED_NODES = ("network_bytes_per_s", "nics_per_node")
+_NEED_RANKS = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
 _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s", 1e-3, "ms"))
+
+
+def nominal_terms(calibration: Calibration, measured: Measured) -> dict[str, str]:
+    """Return the terms that were not measured, and what measuring them needs. They have nominal values."""
+    found = {"peak_flops_per_s": "as on the data sheet"} if sheet_peak(calibration.cluster) else {}
+    if measured.network is None:
+        found |= dict.fromkeys(_NEED_NODES, "needs a hostfile of two nodes")
+    if measured.ranks == 1:
+        found |= dict.fromkeys(_NEED_RANKS, "needs two ranks")
+    if measured.ranks == 1 and measured.network is not None:
+        del found["latency_s"]
+    return found
 
 
 def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, str]]:
     """Return (term, value with its unit, how it was measured) for all terms."""
-    unmeasured = _SHEET + (("peak_flops_per_s",) if sheet_peak(calibration.cluster) else ())
-    unmeasured += _NEED_TWO if measured.ranks == 1 else ()
-    how = _HOW | dict.fromkeys(unmeasured, NOT_MEASURED)
+    how = _HOW | _from_messages(measured)
+    how |= {name: f"nominal, not measured: {need}" for name, need in nominal_terms(calibration, measured).items()}
     return [
         (name, shown(name, value), how[name]) for name, value in vars(calibration).items() if not isinstance(value, str)
     ]
+
+
+def _from_messages(measured: Measured) -> dict[str, str]:
+    """Say how the terms were measured that come from messages and copies."""
+    copies, network = measured.copies, measured.network
+    how = {"copy_bytes_per_s": f"copies of 64 MiB, the slower direction; both at once {copies.at_once / 1e9:.4g} GB/s"}
+    if measured.transfers:
+        sizes = " to ".join(format_bytes(measured.transfers[end][0]) for end in (0, -1))
+        how |= dict.fromkeys(("latency_s", "node_bytes_per_s"), f"messages of {sizes}, in both directions at once")
+    if network is not None:
+        how["network_bytes_per_s"] = f"messages between two nodes, by {network.pairs} pairs of ranks at once"
+        how["nics_per_node"] = "the same, divided by the rate of one pair alone"
+        how["latency_s"] = "messages inside a node and between nodes: the longer of both"
+    return how
 
 
 def shown(name: str, value: float) -> str:

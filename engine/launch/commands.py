@@ -37,16 +37,23 @@ class RankCommand:
 
 
 def rank_commands(
-    cluster: Cluster, folder: RunFolder, checkpoint: Path | None, port: int, gpus: bool, limit: int | None = None
+    cluster: Cluster,
+    folder: RunFolder,
+    checkpoint: Path | None,
+    port: int,
+    gpus: bool,
+    limit: int | None = None,
+    module: tuple[str, ...] | None = None,
 ) -> list[RankCommand]:
     """Build the commands that start all ranks, or the first `limit` ranks.
 
-    Ranks resume from `checkpoint`, or start a new run if it is None. `port` is the port of their rendezvous. With
-    `gpus` false they see no GPU. All hosts must have the run folder, the data and this Python under the same paths.
+    Ranks resume from `checkpoint`, or start a new run if it is None; or they run a `module`, given with its arguments.
+    `port` is the port of their rendezvous. With `gpus` false they see no GPU. All hosts must have the run folder, the
+    data and this Python under the same paths.
     """
     hosts = [node.host for node in cluster.nodes]
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
-    program = (sys.executable, "-m", "engine.trainer", *folders)
+    program = (sys.executable, "-m", *(module or ("engine.trainer", *folders)))
     shared = {
         "WORLD_SIZE": str(cluster.ranks),
         "MASTER_ADDR": "127.0.0.1" if all(map(is_local, hosts)) else hosts[0],

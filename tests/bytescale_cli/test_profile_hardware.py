@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With few repetitions and short sequences: this tests the procedure, not the figures."""
-    monkeypatch.setattr(profiling, "SECONDS", 1.0)
+    monkeypatch.setattr(profiling, "profile", partial(profiling.profile, seconds=1.0))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "calibration.json"
     assert run(["profile-hardware", "cluster.device_memory=496M", "--out", str(file), "--json"]) == 0
@@ -48,6 +49,9 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     assert {name: hardware[name] for name in asdict(calibration)} == asdict(calibration)
     assert calibration.source == "measured"
     assert hardware["fit"]["points"] == len(hardware["measured"]) > 20
+    assert hardware["kernel"] == "fused_cpu" and set(hardware["shape_build_s"]) == {"forward", "backward"}
+    assert hardware["nominal"] == ["network_bytes_per_s", "nics_per_node"] and hardware["network"] is None
+    assert min(hardware["copies"].values()) > 0
     assert 0 <= hardware["fit"]["median_error"] <= hardware["fit"]["worst_error"]
     assert 1e8 < calibration.attention_flops_per_s < 1e13
     assert 0 < calibration.step_s < 10
@@ -71,6 +75,8 @@ def test_people_get_a_table(prepared: Profile, tmp_path: Path, capsys: pytest.Ca
     assert "made up, 2 ranks" in text
     assert "attention_flops_per_s" in text and "GFLOP/s" in text
     assert "median error" in text and "worst" in text
+    assert "new shape takes longer by 440 ms forward, 550 ms backward" in text
+    assert text.count("nominal, not measured: needs a hostfile of two nodes") == 2
     assert f"use it with cluster=local cluster.calibration={file}" in text
 
 

@@ -10,7 +10,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import nominal
 from engine.hardware.fit import predict
-from engine.hardware.measured import Case, Measured, Timing, cases
+from engine.hardware.measured import Case, Copies, Measured, Network, Timing, cases
 from engine.hardware.prepare import measuring
 
 TRUE = replace(
@@ -62,9 +62,21 @@ def measured(ranks: int = 2) -> Measured:
         transfers=tuple((size, TRUE.latency_s + size / TRUE.node_bytes_per_s) for size in sizes if ranks > 1),
         overlap=TRUE.overlap if ranks > 1 else 0.0,
         updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
-        copy_bytes_per_s=TRUE.copy_bytes_per_s,
+        copies=Copies(to_host=TRUE.copy_bytes_per_s, to_device=1.1 * TRUE.copy_bytes_per_s, at_once=8e9),
         memory_bytes_per_s=TRUE.memory_bytes_per_s,
+        kernel="fused_cpu",
+        shape_build_s=(0.44, 0.55),
         fixed_s=TRUE.step_s + parameters[0] * (update + travel),
+    )
+
+
+def network(pairs: int, cards: int, latency_s: float = 2e-5, card: float = 4e10) -> Network:
+    """Messages between two nodes of `pairs` ranks, which share `cards` network cards of `card` bytes/s each way."""
+    sizes, each = (4096, 1 << 20, 1 << 27), min(cards, pairs) * card / pairs
+    return Network(
+        pairs,
+        tuple((size, latency_s + size / card) for size in sizes),
+        tuple((size, latency_s + size / each) for size in sizes),
     )
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from engine.cost.datasheets import nominal
 from engine.errors import PreflightError
-from engine.hardware.fit import calibrate, fit_rings, least_squares, link, points, predict
+from engine.hardware.fit import between_nodes, calibrate, fit_rings, least_squares, link, points, predict
 from engine.hardware.measured import Case, Timing
 from engine.units import Floats
-from tests.hardware.machines import TRUE, config, measured
+from tests.hardware.machines import TRUE, config, measured, network
 
 NETWORK = {"network_bytes_per_s", "nics_per_node"}
 RING = {"round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"}
@@ -133,6 +133,27 @@ def test_messages_of_equal_time_have_only_latency() -> None:
     latency, rate = link([(4096, 1e-3), (8192, 1e-3)])
     assert latency == pytest.approx(1e-3)
     assert rate > 1e12
+
+
+@pytest.mark.parametrize(("pairs", "cards", "used"), [(8, 8, 8), (8, 4, 4), (8, 1, 1), (1, 8, 1)])
+def test_pairs_of_ranks_give_the_cards_of_a_node(pairs: int, cards: int, used: int) -> None:
+    """One pair uses one card; a node's cards show only where there are as many pairs."""
+    assert between_nodes(network(pairs, cards)) == pytest.approx((2e-5, 4e10, used))
+
+
+def test_two_nodes_replace_the_nominal_network() -> None:
+    found = calibrate(replace(measured(), network=network(8, 4, latency_s=1.0)), config())
+    assert (found.network_bytes_per_s, found.nics_per_node, found.latency_s) == pytest.approx((4e10, 4.0, 1.0))
+    near = calibrate(replace(measured(), network=network(8, 4, latency_s=1e-9)), config())
+    assert near.latency_s == pytest.approx(TRUE.latency_s), "the longer of both"
+    alone = calibrate(replace(measured(ranks=1), network=network(1, 8)), config(ranks=1))
+    assert (alone.network_bytes_per_s, alone.latency_s) == pytest.approx((4e10, 2e-5))
+    assert alone.node_bytes_per_s == nominal("local").node_bytes_per_s
+
+
+def test_copies_count_in_the_slower_direction() -> None:
+    copies = replace(measured().copies, to_device=3e9)
+    assert calibrate(replace(measured(), copies=copies), config()).copy_bytes_per_s == 3e9
 
 
 def random_system(seed: int, points: int, unknowns: int) -> tuple[Floats, Floats]:

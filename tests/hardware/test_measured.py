@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from engine.hardware.measured import Case, Timing, cases, read
-from tests.hardware.machines import measured
+from engine.hardware.measured import Case, Timing, cases, read, read_network
+from tests.hardware.machines import measured, network
 
 
 @pytest.mark.parametrize("longest", [1024, 16384])
@@ -37,6 +39,14 @@ def test_a_model_of_one_layer_has_no_second_number_of_layers() -> None:
 def test_what_was_written_is_read(tmp_path: Path, ranks: int) -> None:
     measured(ranks).write(tmp_path / "measured.json")
     assert read(tmp_path / "measured.json") == measured(ranks)
+
+
+def test_what_two_nodes_wrote_is_read(tmp_path: Path) -> None:
+    (tmp_path / "network.json").write_text(json.dumps(asdict(network(2, 1))))
+    assert read_network(tmp_path / "network.json") == network(2, 1)
+    both = replace(measured(), network=network(2, 1))
+    both.write(tmp_path / "measured.json")
+    assert read(tmp_path / "measured.json") == both
 
 
 def test_a_case_as_text() -> None:

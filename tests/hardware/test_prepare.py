@@ -8,7 +8,7 @@ from engine.config.load import load, read_resolved
 from engine.cost.model import Costs
 from engine.data.index import Index
 from engine.errors import ConfigError, MemoryFitError
-from engine.hardware.prepare import LONGEST, longest, measuring, usable, write_folder
+from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, usable, write_folder
 from engine.run.folder import RunFolder
 
 PROCESS = 480  # MiB of a device that are no tensors
@@ -33,7 +33,7 @@ def test_layers_that_do_not_fit_are_cut_too(tmp_path: Path) -> None:
     cut = measuring(load([f"cluster.device_memory={PROCESS + least}M"]), 2, tmp_path)
     assert cut.model.layers < whole.model.layers
     assert Costs.of(cut).most_tokens(usable(cut)) >= 1024
-    assert longest(cut, "cpu") < longest(whole, "cpu") == LONGEST["cpu"]
+    assert longest(cut, "cpu", "fused_cpu") < longest(whole, "cpu", "fused_cpu") == LONGEST["cpu"]
 
 
 def fits(memory: str, folder: Path) -> bool:
@@ -60,9 +60,16 @@ def test_what_cannot_be_trained_cannot_be_measured(tmp_path: Path, override: str
 
 def test_the_longest_is_a_power_of_two_that_fits(tmp_path: Path) -> None:
     ours = measuring(load([f"cluster.device_memory={PROCESS + 24}M"]), 2, tmp_path)
-    found = longest(ours, "cpu")
+    found = longest(ours, "cpu", "fused_cpu")
     assert found & (found - 1) == 0
     assert found <= Costs.of(ours).most_tokens(usable(ours)) < 2 * found
+
+
+def test_attention_on_a_gpu_is_measured_up_to_64k_with_the_kernel_of_training(tmp_path: Path) -> None:
+    """Only the reference is cut: it stores all scores, 2 x 64K x 64K x 4 bytes a head."""
+    ours = measuring(load(["recipe=h200-1b-8k"]), 1, tmp_path)
+    assert longest(ours, "cuda", "cudnn") == 64 * 1024
+    assert longest(ours, "cuda", "reference") == LONGEST_REFERENCE == 4096
 
 
 def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:

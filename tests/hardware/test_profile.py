@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from engine.hardware.profile import Profile, check_cluster, profile
 from engine.launch.commands import RankCommand
 from engine.launch.ranks import PreemptedError, RankError
 from engine.run.folder import RunFolder
-from tests.hardware.machines import config, measured
+from tests.hardware.machines import config, measured, network
 
 
 @pytest.fixture
@@ -58,6 +60,31 @@ def test_ranks_have_as_many_threads_as_in_training(
     profile(load([f"cluster.ranks_per_node={ranks}"]), 0, print)
     assert [command.environment["OMP_NUM_THREADS"] for command in commands] == [threads] * 2
     assert [command.environment["RANK"] for command in commands] == ["0", "1"]
+
+
+def test_a_hostfile_of_two_nodes_adds_their_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first two; the run folder is where hosts share it, and ranks of other hosts get the same program."""
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=3\nc slots=2\n")
+    monkeypatch.chdir(tmp_path)
+    run: list[RankCommand] = []
+
+    def run_ranks(commands: list[RankCommand], folder: RunFolder, tick: object, say: object) -> None:
+        run.extend(commands)
+        assert folder.root.parent == tmp_path
+        measured().write(folder.root / "measured.json")
+        (folder.root / "network.json").write_text(json.dumps(asdict(network(2, 1))))
+
+    monkeypatch.setattr(profiling, "run_ranks", run_ranks)
+    said: list[str] = []
+    found = profile(load(["cluster.hostfile=hosts"]), 0, said.append)
+    assert found.measured.network == network(2, 1)
+    assert found.calibration.network_bytes_per_s == pytest.approx(4e10)
+    assert [command.host for command in run] == ["localhost"] * 2 + ["a"] * 2 + ["b"] * 3
+    assert all(command.arguments[2:4] == ("engine.hardware", "machine") for command in run[:2])
+    assert all(" -m engine.hardware network " in command.arguments[-1] for command in run[2:])
+    assert all(command.arguments[-1].endswith(" 2") for command in run[2:]), "ranks of the first node"
+    assert said[1] == "measuring messages between a and b"
+    assert [path.name for path in tmp_path.iterdir()] == ["hosts"]
 
 
 def test_interrupted_ranks_leave_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
-from engine.hardware.terms import NOT_MEASURED, rows, shown
-from tests.hardware.machines import TRUE, measured
+from engine.hardware.terms import nominal_terms, rows, shown
+from tests.hardware.machines import TRUE, measured, network
+
+NOMINAL = "nominal, not measured"
 
 
 def test_every_term_has_a_line() -> None:
@@ -11,16 +13,28 @@ def test_every_term_has_a_line() -> None:
     assert [name for name, _, _ in rows(TRUE, measured())] == [name for name in asdict(TRUE) if name not in words]
 
 
-def test_unmeasured_terms_are_marked() -> None:
-    """One machine cannot measure the network, and one rank cannot measure rings."""
+def test_unmeasured_terms_are_marked_as_nominal() -> None:
+    """One node cannot measure the network, and one rank cannot measure rings."""
 
-    def unmeasured(ranks: int) -> set[str]:
-        return {name for name, _, how in rows(TRUE, measured(ranks)) if how == NOT_MEASURED}
+    def unmeasured(ranks: int, nodes: int = 1) -> set[str]:
+        ours = replace(measured(ranks), network=network(pairs=8, cards=4) if nodes > 1 else None)
+        found = {name for name, _, how in rows(TRUE, ours) if how.startswith(NOMINAL)}
+        assert found == set(nominal_terms(TRUE, ours))
+        return found
 
     assert unmeasured(2) == {"network_bytes_per_s", "nics_per_node"}
     assert unmeasured(1) - unmeasured(2) == {
         "round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"
     }  # fmt: skip
+    assert unmeasured(2, nodes=2) == set()
+    assert unmeasured(1, nodes=2) == unmeasured(1) - unmeasured(2) - {"latency_s"}
+
+
+def test_sizes_are_those_of_the_messages() -> None:
+    ours = replace(measured(), transfers=((4096, 1e-5), (1 << 27, 1e-3)))
+    how = {name: how for name, _, how in rows(TRUE, ours)}
+    assert how["node_bytes_per_s"] == "messages of 4.0 KiB to 128.0 MiB, in both directions at once"
+    assert how["copy_bytes_per_s"] == "copies of 64 MiB, the slower direction; both at once 8 GB/s"
 
 
 def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:
@@ -29,7 +43,7 @@ def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:
         return next(how for name, _, how in found if name == "peak_flops_per_s")
 
     assert how("local") == "no data sheet: the fastest product of square matrices"
-    assert how("h100x8") == NOT_MEASURED
+    assert how("h100x8") == f"{NOMINAL}: as on the data sheet"
 
 
 def test_units_follow_from_names() -> None:

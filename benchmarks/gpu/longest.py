@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.one_rank import OneRank
+from benchmarks.gpu.one_rank import OneRank
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.model import Costs

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks import gpu_attention
+from benchmarks.gpu import attention
 from engine.attention.kernels.choice import choose
 
 SIZES = {
@@ -32,16 +32,16 @@ def milliseconds(run: Callable[[], None]) -> float:
 
 def test_every_group_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name, value in SIZES.items():
-        monkeypatch.setattr(gpu_attention, name, value)
-    monkeypatch.setattr(gpu_attention, "milliseconds", milliseconds)
+        monkeypatch.setattr(attention, name, value)
+    monkeypatch.setattr(attention, "milliseconds", milliseconds)
     device = torch.device("cpu")
-    chosen = choose(device, gpu_attention.DTYPE, gpu_attention.HEAD_DIM)
-    parts = (gpu_attention.raw_and_seam, gpu_attention.packing, gpu_attention.ring)
+    chosen = choose(device, attention.DTYPE, attention.HEAD_DIM)
+    parts = (attention.raw_and_seam, attention.packing, attention.ring)
     rows = [row for part in parts for row in part(device, chosen)]
     lengths = {row["lengths"] for row in rows}
     assert lengths == {"0K", "1K", "4 of 64", "4 unequal", "1 of 128", "ring of 8, 32 a rank", "1 of 90"}
     assert all(float(row["ms"]) > 0 and float(row["tflops_per_s"]) > 0 for row in rows)
-    gpu_attention.show(rows)
+    attention.show(rows)
     table = capsys.readouterr().out
     assert f"ours ({chosen.name})" in table and f"{chosen.name}, raw" in table
     groups = {row["group"] for row in rows}
@@ -53,9 +53,9 @@ def test_a_run_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         if backward:
             raise RuntimeError("no kernel\nfor this")
 
-    monkeypatch.setattr(gpu_attention, "milliseconds", milliseconds)
-    forward, both = gpu_attention.measured("ring", "k", "8K", 1e3, run)
+    monkeypatch.setattr(attention, "milliseconds", milliseconds)
+    forward, both = attention.measured("ring", "k", "8K", 1e3, run)
     assert forward["ms"] > 0 and "error" not in forward
     assert (both["passes"], both["error"]) == ("forward + backward", "RuntimeError: no kernel")
-    gpu_attention.show([forward, both])
+    attention.show([forward, both])
     assert capsys.readouterr().out.count("| 8K |") == 1

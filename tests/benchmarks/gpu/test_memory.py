@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_memory, longest, on_gpu
-from benchmarks.gpu_memory import PEAKS, RACES, SECTIONS, TRACES, Race, Step
+from benchmarks.gpu import longest, memory, on_gpu
+from benchmarks.gpu.memory import PEAKS, RACES, SECTIONS, TRACES, Race, Step
 from engine.fit.estimate import estimate
 from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
-from tests.benchmarks.one_rank import alone
+from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
 STEPS = [*PEAKS, *(race.step for race in RACES), *TRACES]
@@ -66,7 +66,7 @@ def test_no_part_of_it_takes_more_than_five_minutes() -> None:
 def test_offload_frees_half_of_the_race_that_promises_it() -> None:
     step = RACES[-1].step
     layers = step.config.model.layers
-    assert (layers - 2) / layers > 1.2 * gpu_memory.SAVED, "what is no layer's stays"
+    assert (layers - 2) / layers > 1.2 * memory.SAVED, "what is no layer's stays"
 
 
 def of(section: str, case: Any) -> dict[str, Any]:
@@ -77,12 +77,12 @@ def of(section: str, case: Any) -> dict[str, Any]:
 def test_a_tiny_step_is_measured() -> None:
     """In a process of its own that joins and leaves a world of its own."""
     step = Step("tiny", 64, "none", 0.5, TINY)
-    found = on_gpu.alone({"section": "peak", "case": str(step)}, gpu_memory.measured, "peak", step)
+    found = on_gpu.alone({"section": "peak", "case": str(step)}, memory.measured, "peak", step)
     assert found["peak"] == max(found["peaks"].values()) > 0 < found["estimate"]
     assert list(found["peaks"]) == ["forward pass", "backward pass", "update"]
     assert not found["holds"], "a process is larger than its tensors"
-    assert gpu_memory.line(found).startswith("peak: tiny model.layers=6 tokens=64 recompute=none offload=0.5: ")
-    assert gpu_memory.line(found).endswith("target: within 5 %: MISSED")
+    assert memory.line(found).startswith("peak: tiny model.layers=6 tokens=64 recompute=none offload=0.5: ")
+    assert memory.line(found).endswith("target: within 5 %: MISSED")
 
 
 @pytest.mark.world
@@ -106,15 +106,15 @@ def test_lines_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch, capsys:
     written: list[list[bool]] = []
 
     def run(case: dict[str, Any], work: Callable[..., Any], *arguments: str) -> Any:
-        assert (work, *arguments) == (gpu_memory.measured, *case.values())
+        assert (work, *arguments) == (memory.measured, *case.values())
         return case | answers.pop(0)
 
-    monkeypatch.setattr("sys.argv", ["gpu_memory", "--only", "peak"])
+    monkeypatch.setattr("sys.argv", ["memory", "--only", "peak"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(on_gpu, "alone", run)
     monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: written.append(["error" in row for row in rows]))
-    monkeypatch.setitem(gpu_memory.SECTIONS, "peak", (gpu_memory.peak, ("a", "b", "c")))
+    monkeypatch.setitem(memory.SECTIONS, "peak", (memory.peak, ("a", "b", "c")))
     with pytest.raises(SystemExit, match="True"):
-        gpu_memory.main()
+        memory.main()
     assert capsys.readouterr().out == "peak: a: x | target: y: met\npeak: c: x | target: y: met\n"
     assert written == [[False], [False, True], [False, True, False]]

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch.distributed as dist
 
-from benchmarks import on_gpu
+from benchmarks.gpu import on_gpu
 from engine.config.schema import Config
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
@@ -18,6 +18,7 @@ from engine.hardware.micro_batches import micro_batch, random_slices
 from engine.launch.commands import free_port
 from engine.offload.offload import Offload
 from engine.parallel.groups import Groups, join_groups
+from engine.planner.plan.step_plan import MicroBatch
 from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
 from engine.trainer.model import build
@@ -62,8 +63,13 @@ class OneRank:
 
         `look` is called after each pass; returns both results. At the first call the device may still be computing.
         """
-        micro = replace(micro_batch(Case(self.config.model.layers, (tokens,)), 0, 1), offload=ratio)
+        micro = micro_batch(Case(self.config.model.layers, (tokens,)), 0, 1)
+        return self.planned(replace(micro, offload=ratio), look)
+
+    def planned(self, micro: MicroBatch, look: Callable[[], int] = int) -> tuple[int, int]:
+        """Run a micro-batch of a plan for one rank, as `micro_batch` does."""
         slices = random_slices(micro, self.config.model.vocab)
+        tokens = len(slices.tokens)
         self.offload.begin(micro.offload, tokens)
         loss = micro_batch_loss(self.engine.forward, micro, to_device(slices, self.context.device), self.context)
         forward = look()

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+from torch.profiler import profile
 
 _HOST = ("DtoH", "HtoD")  # one of them is part of the name of each copy
 
@@ -14,6 +19,15 @@ class Span(NamedTuple):
     stream: int
     start: float
     stop: float
+
+
+def events_of(profiled: profile) -> list[dict[str, Any]]:
+    """Return the events of a finished profile."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiled.export_chrome_trace(str(path))
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return found
 
 
 def device_spans(events: Iterable[Mapping[str, Any]]) -> tuple[list[Span], list[Span]]:
@@ -33,14 +47,14 @@ def hidden_fraction(copies: Sequence[Span], kernels: Sequence[Span]) -> float:
     duration = sum(copy.stop - copy.start for copy in copies)
     hidden = 0.0
     for stream in {copy.stream for copy in copies}:
-        busy = _merged(kernel for kernel in kernels if kernel.stream != stream)
+        busy = merged(kernel for kernel in kernels if kernel.stream != stream)
         for copy in copies:
             if copy.stream == stream:
                 hidden += sum(max(0.0, min(copy.stop, stop) - max(copy.start, start)) for start, stop in busy)
     return hidden / duration if duration else 0.0
 
 
-def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
+def merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
     """Join overlapping spans into disjoint intervals."""
     merged: list[tuple[float, float]] = []
     for _, start, stop in sorted(spans, key=lambda span: span.start):

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu_attention, gpu_memory, gpu_train, on_gpu
-from benchmarks.on_gpu import Options, allocated, alone, leave, new_peak, parse_options
+from benchmarks.gpu import attention, memory, on_gpu, train
+from benchmarks.gpu.on_gpu import Options, allocated, alone, leave, new_peak, parse_options
 from engine.errors import MemoryFitError
 
 
-@pytest.mark.parametrize("benchmark", [gpu_attention, gpu_memory, gpu_train])
+@pytest.mark.parametrize("benchmark", [attention, memory, train])
 def test_without_a_gpu_a_benchmark_of_one_leaves_with_3(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,34 +5,34 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks import gpu_train, on_gpu
+from benchmarks.gpu import on_gpu, train
 from engine.config.load import load
-from tests.benchmarks.one_rank import alone
+from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
 
-@pytest.mark.parametrize("case", gpu_train.CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.mark.parametrize("case", train.CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_every_case_is_a_config(case: tuple[str, int, str, tuple[str, ...]]) -> None:
-    config = gpu_train.config_of(*case)
-    assert (config.context, config.recompute, config.model.vocab) == (case[1], case[2], gpu_train.VOCAB)
+    config = train.config_of(*case)
+    assert (config.context, config.recompute, config.model.vocab) == (case[1], case[2], train.VOCAB)
 
 
 def test_rows_say_which_case_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, object]] = []
-    monkeypatch.setattr("sys.argv", ["gpu_train"])
+    monkeypatch.setattr("sys.argv", ["train"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(on_gpu, "alone", lambda case, work, *rest: case | {"error": "no room"})
     monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: found.extend(rows[-1:]))
     with pytest.raises(SystemExit, match="True"):
-        gpu_train.main()
+        train.main()
     assert found == [
         {"model": model, "tokens": tokens, "recompute": recompute, "error": "no room"}
-        for model, tokens, recompute, _ in gpu_train.CASES
+        for model, tokens, recompute, _ in train.CASES
     ]
 
 
 def tiny() -> dict[str, str | float]:
-    return gpu_train.measure(load(["recipe=quickstart", "context=64", "capacity=64", "batch_tokens=64"]), alone())
+    return train.measure(load(["recipe=quickstart", "context=64", "capacity=64", "batch_tokens=64"]), alone())
 
 
 @pytest.mark.world

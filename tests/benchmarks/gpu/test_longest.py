@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import longest
-from benchmarks.longest import CASES, MODES, MOST_S, Longest, length_of, outlook, step_seconds
+from benchmarks.gpu import longest
+from benchmarks.gpu.longest import CASES, MODES, MOST_S, Longest, length_of, outlook, step_seconds
 from engine.fit.estimate import estimate
 from engine.planner.settings import PlanSettings
-from tests.benchmarks.one_rank import alone
+from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
 ALL = [Longest(mode, ratio) for mode in MODES for ratio in ("0", "auto")]

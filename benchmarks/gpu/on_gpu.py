@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from engine.files import write_durably
+from engine.hardware.timing import timed
 from engine.launch.commands import ALLOCATORS
 from engine.offload.peak import peak_bytes
 from engine.selection import first_line
@@ -26,16 +28,20 @@ class Options(NamedTuple):
 
     json: Path | None
     only: str | None = None
+    dry_run: bool = False
 
 
 def parse_options(description: str | None, sections: Sequence[str] = ()) -> Options:
-    """Parse the command line. Exits with code 3 and one sentence if there is no CUDA device."""
+    """Parse the command line. Exits with code 3 and one sentence if there is no CUDA device and it is no dry run."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     if sections:
         parser.add_argument("--only", choices=sections, help="run one section only")
+    parser.add_argument("--dry-run", action="store_true", help="run the same code in tiny sizes on the CPU")
     found = Options(**vars(parser.parse_args()))
-    if not torch.cuda.is_available():
+    if found.dry_run:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before CUDA starts: the processes of cases inherit it
+    elif not torch.cuda.is_available():
         print("no CUDA device found: nothing was measured", file=sys.stderr)
         sys.exit(3)
     return found
@@ -61,9 +67,26 @@ def failed(case: Row, error: Exception) -> Row:
     return case | {"error": first_line(error)}
 
 
-def leave(rows: Sequence[Row]) -> NoReturn:
-    """Exit with code 1 if a case failed or missed its target, else 0."""
-    sys.exit(any("error" in row or not row.get("holds", True) for row in rows))
+def leave(rows: Sequence[Row], dry_run: bool = False) -> NoReturn:
+    """Exit with code 1 if a case failed or missed its target, else 0. In a dry run targets do not count."""
+    sys.exit(any("error" in row or not (dry_run or row.get("holds", True)) for row in rows))
+
+
+def device_of(options: Options) -> torch.device:
+    """The GPU, or the CPU in a dry run."""
+    return torch.device("cpu") if options.dry_run else torch.device("cuda", 0)
+
+
+def milliseconds(run: Callable[[], object], device: torch.device) -> float:
+    """Time of one run on the device, in ms: between events on a GPU, which leaves out what the host does before."""
+    if device.type != "cuda":
+        return 1e3 * timed(run, device)()[0]
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    stop.synchronize()
+    return start.elapsed_time(stop)
 
 
 def allocated(device: torch.device) -> int:
@@ -82,5 +105,9 @@ def new_peak(device: torch.device) -> int:
 def write(path: Path | None, device: torch.device, **figures: Any) -> None:
     """Write the figures and the name of the device as JSON, if a path is given."""
     if path is not None:
-        machine = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-        path.write_text(json.dumps(machine | figures, indent=1) + "\n", encoding="utf-8")
+        write_durably(path, (json.dumps({**machine(device), **figures}, indent=1) + "\n").encode())
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    return {"device": name, "torch": torch.__version__}

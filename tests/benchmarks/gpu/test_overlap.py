@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.overlap import Span, device_spans, hidden_fraction
+from benchmarks.gpu.overlap import Span, device_spans, hidden_fraction
 
 
 def kernels(*times: tuple[float, float], stream: int = 7) -> list[Span]:

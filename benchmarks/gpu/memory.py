@@ -1,6 +1,6 @@
 """Memory on one GPU: measured and estimated peak, cost of offload, overlap of its copies, and the longest context.
 
-`python benchmarks/gpu_memory.py [--json FILE] [--only peak|time|trace|longest]` should take about 11 minutes on an
+`python benchmarks/gpu/memory.py [--json FILE] [--only peak|time|trace|longest]` should take about 11 minutes on an
 H200:
 
     peak     peak bytes of tensors in a whole step, and the part of the step they occur in, against the estimate
@@ -18,25 +18,23 @@ device.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks import longest, on_gpu
-from benchmarks.gpu_train import config_of
-from benchmarks.on_gpu import Row
-from benchmarks.one_rank import OneRank, joined
-from benchmarks.overlap import device_spans, hidden_fraction
+from benchmarks.gpu import longest, on_gpu
+from benchmarks.gpu.on_gpu import Row
+from benchmarks.gpu.one_rank import OneRank, joined
+from benchmarks.gpu.overlap import device_spans, events_of, hidden_fraction
+from benchmarks.gpu.train import config_of
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.hardware.timing import Stopwatch
@@ -99,16 +97,16 @@ TRACES = (Step("1b", 65536, "none", 0.5, _1B),)
 def main() -> None:
     """Print a line per case, and write all results after each case, in case the next one fails."""
     asked = on_gpu.parse_options(__doc__, tuple(SECTIONS))
-    rows: list[Row] = []
+    device, rows = on_gpu.device_of(asked), list[Row]()
     for section in [asked.only] if asked.only else SECTIONS:
-        if section == "longest":
+        if section == "longest" and not asked.dry_run:
             print("\n".join(longest.outlook()), flush=True)
-        for case in SECTIONS[section][1]:
+        for case in [TINY[section]] if asked.dry_run else SECTIONS[section][1]:
             rows.append(on_gpu.alone({"section": section, "case": str(case)}, measured, section, case))
             if "error" not in rows[-1]:
                 print(line(rows[-1]), flush=True)
-            on_gpu.write(asked.json, torch.device("cuda"), rows=rows)
-    on_gpu.leave(rows)
+            on_gpu.write(asked.json, device, rows=rows)
+    on_gpu.leave(rows, asked.dry_run)
 
 
 def measured(section: str, case: Any) -> Row:
@@ -194,13 +192,14 @@ def trace(step: Step, groups: Groups) -> Row:
     }
 
 
-def events_of(profile: torch.profiler.profile) -> list[dict[str, Any]]:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(path))
-        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return found
-
+# The cases of a dry run. The last one's device has memory for a few hundred tokens beside the CUDA context.
+_SHALLOW = ("model.layers=6",)
+TINY: dict[str, Any] = {
+    "peak": Step("tiny", 64, "none", 0.5, _SHALLOW),
+    "time": Race(Step("tiny", 96, "layer_keep_attention", 1.0, _SHALLOW), rounds=2, most=0.02),
+    "trace": Step("tiny", 96, "none", 1.0, _SHALLOW),
+    "longest": longest.Longest("none", "auto", ("model=tiny", *_SHALLOW, "cluster.device_memory=1031MiB")),
+}
 
 SECTIONS: dict[str, tuple[Callable[[Any, Groups], Row], tuple[Any, ...]]] = {
     "peak": (peak, PEAKS),

@@ -1,0 +1,247 @@
+"""The first half hour on a GPU: every measurement that this repository waits for, the most informative first.
+
+    python benchmarks/gpu/first_hour.py [--out DIR] [--budget 28m] [--only PART[,PART]] [--list] [--dry-run]
+
+Each part is a process with a time limit. It writes DIR/PART.json as it goes, and its output is in DIR/PART.log. A part
+that fails or is stopped does not stop the others. Run the command again to continue: parts that are done are skipped,
+new ones come first, then those that failed. At the end it prints what to change.
+
+--dry-run runs the code of every part in tiny sizes on the CPU, and prints the keys of its JSON. Exit codes: 0 if all
+selected parts are done; 1 if not; 3 without torch. This program needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.gpu.advice import advice
+
+ROOT, FOLDER = Path(__file__).parents[2], Path(__file__).parent
+LEAST_S = 15.0  # no part starts with less time than this
+GRACE_S = 10.0  # after SIGTERM, before SIGKILL
+DONE = ("done", "missed")  # states of parts that are not run again
+# Modules that the parts import, and the packages that have them.
+NEEDED = {
+    "torch": "torch",
+    "deepspeed": "deepspeed",
+    "hydra": "hydra-core",
+    "omegaconf": "omegaconf",
+    "pydantic": "pydantic",
+    "numba": "numba",
+    "numpy": "numpy",
+    "yaml": "pyyaml",
+    "typer": "typer",
+    "rich": "rich",
+    "safetensors": "safetensors",
+    "pytest": "pytest",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A program in this folder with its arguments, and the seconds after which it is stopped."""
+
+    name: str
+    limit_s: float
+    command: tuple[str, ...]
+    answers: str
+
+
+PARTS = (
+    Part("machine", 60, ("machine.py",), "versions, memory, packages, the selected attention kernel"),
+    Part("tests", 240, ("commands.py", "--only", "tests"), "the tests that need a GPU"),
+    Part("probe", 240, ("probe.py",), "cuDNN's plan builds and NaNs, a ring of 4, cuDNN against varlen"),
+    Part("attention", 180, ("attention.py",), "kernels, packing, a ring of 8, and steps of real plans"),
+    Part("train", 270, ("train.py", "--only", "cases"), "tokens/s and MFU of 1B and 8B-shaped models, 8K to 64K"),
+    Part("train-plan", 150, ("train.py", "--only", "plan"), "steps of real plans: new against seen shapes"),
+    Part("train-trace", 90, ("train.py", "--only", "trace"), "kernels, launches and idle time of a micro-batch"),
+    Part("training", 240, ("commands.py", "--only", "training"), "`bytescale train`, then resumed"),
+    Part("memory-trace", 90, ("memory.py", "--only", "trace"), "overlap of offload's copies"),
+    Part("memory-time", 180, ("memory.py", "--only", "time"), "time that offload adds"),
+    Part("memory-peak", 330, ("memory.py", "--only", "peak"), "peak memory against the estimate"),
+    Part("profile", 150, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
+    Part("longest", 300, ("memory.py", "--only", "longest"), "the longest context of the 1B recipe"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended.
+
+    `state` is `done`; `missed` if it wrote its JSON, but a case failed or missed its target; `failed`; or `timed out`.
+    """
+
+    state: str
+    seconds: float
+    limit_s: float
+    cause: str = ""  # the last line of the log, unless it is done
+
+
+def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
+    """Run the parts; return the exit code."""
+    options = parse(arguments, [part.name for part in parts])
+    if options.list:
+        for part in parts:
+            print(f"{part.name:13} at most {part.limit_s:4.0f} s  {part.answers}")
+        return 0
+    if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
+        print(f"not installed: {', '.join(missing)}; parts that need them fail", file=sys.stderr)
+        if "torch" in missing:
+            return 3
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    outcomes = read_outcomes(out)
+    selected = [part for part in parts if part.name in options.only] if options.only else list(parts)
+    # An explicit selection runs again even if it is done.
+    todo = selected if options.only else in_order(selected, outcomes)
+    for part in selected:
+        if part not in todo:
+            print(f"{part.name}: {outcomes[part.name].state} before, skipped", flush=True)
+    deadline = time.monotonic() + options.budget
+    try:
+        for part in todo:
+            left = deadline - time.monotonic()
+            if left < LEAST_S:
+                print(f"{part.name}: no time left", flush=True)
+                continue
+            print(f"{part.name}: {part.answers} (at most {min(part.limit_s, left):.0f} s)", flush=True)
+            outcome = run(part, out, left, options.dry_run)
+            outcomes[part.name] = outcome
+            write_outcomes(out, outcomes)
+            cause = f": {outcome.cause}" if outcome.cause else ""
+            print(f"{part.name}: {outcome.state} after {outcome.seconds:.0f} s{cause}", flush=True)
+    except KeyboardInterrupt:
+        print("stopped; run the same command to continue", file=sys.stderr)
+    summarise(out, selected, outcomes, keys=options.dry_run)
+    return 0 if all(part.name in outcomes and outcomes[part.name].state in DONE for part in selected) else 1
+
+
+def parse(arguments: Sequence[str] | None, names: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Exits with code 2 if it is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the results (first_hour, or dry_run)")
+    parser.add_argument("--budget", type=duration, default=duration("28m"), help="time for all parts: 28m, 90s, 1h")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="run these parts, even if they are done")
+    parser.add_argument("--list", action="store_true", help="print the parts and end")
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on the CPU; prints the keys of each JSON")
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.only or () if name not in names]:
+        parser.error(f"unknown part {unknown[0]}; the parts are {', '.join(names)}")
+    # A dry run has its own folder: its results must not count as measured.
+    options.out = options.out or Path("dry_run" if options.dry_run else "first_hour")
+    return options
+
+
+def duration(text: str) -> float:
+    """Convert 28m, 90s or 1h to seconds. Raises ValueError for anything else."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None:
+        raise ValueError(f"not a duration: {text}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def in_order(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> list[Part]:
+    """The parts to run: those that never ran, then those that failed or were stopped; not those that are done."""
+    new = [part for part in parts if part.name not in outcomes]
+    return new + [part for part in parts if part.name in outcomes and outcomes[part.name].state not in DONE]
+
+
+def run(part: Part, out: Path, left_s: float, dry_run: bool) -> Outcome:
+    """Run a part for at most `left_s` seconds or its limit; then end it and all processes of its session."""
+    result, log = out / f"{part.name}.json", out / f"{part.name}.log"
+    result.unlink(missing_ok=True)
+    program, *arguments = part.command
+    command = [sys.executable, str(FOLDER / program), *arguments, "--json", str(result.absolute())]
+    limit, began, state = min(part.limit_s, left_s), time.monotonic(), "timed out"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--dry-run"] if dry_run else command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(limit)
+            state = "done" if code == 0 else "missed" if code == 1 and result.exists() else "failed"
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            end(process)
+    if state == "done" and not result.exists():
+        state = "failed"
+    return Outcome(state, time.monotonic() - began, limit, "" if state == "done" else last_line(log))
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask all processes of a part's session to stop, and kill those that do not."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S)
+
+
+def last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+def read_outcomes(out: Path) -> dict[str, Outcome]:
+    path = out / "outcomes.json"
+    return {name: Outcome(**one) for name, one in read(path).items()} if path.exists() else {}
+
+
+def write_outcomes(out: Path, outcomes: Mapping[str, Outcome]) -> None:
+    text = json.dumps({name: asdict(outcome) for name, outcome in outcomes.items()}, indent=1)
+    new = out / "outcomes.json.new"
+    new.write_text(text + "\n", encoding="utf-8")
+    new.replace(out / "outcomes.json")  # a program that is killed leaves the old file
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def summarise(out: Path, parts: Sequence[Part], outcomes: Mapping[str, Outcome], keys: bool) -> None:
+    """Print how each part ended, the keys of its JSON if `keys`, and what to change."""
+    print(f"\nresults in {out}:")
+    results = {}
+    for part in parts:
+        outcome, path = outcomes.get(part.name), out / f"{part.name}.json"
+        print(f"  {part.name:13} {f'{outcome.state}, {outcome.seconds:.0f} s' if outcome else 'not run'}")
+        if path.exists():
+            results[part.name] = read(path)
+            if keys:
+                print(f"    {', '.join(keys_of(results[part.name]))}")
+    if lines := advice(results):
+        print("\nwhat to change:" if not keys else "\nwhat the advice would be, from figures that mean nothing:")
+        for line in lines:
+            print(f"- {line}")
+
+
+def keys_of(result: Mapping[str, Any]) -> list[str]:
+    """The keys of a part's JSON; those of its rows as `rows[].key`."""
+    rows = [f"rows[].{key}" for row in result.get("rows", []) for key in row]
+    return list(dict.fromkeys([*(key for key in result if key != "rows"), *rows]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

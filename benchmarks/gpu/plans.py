@@ -1,0 +1,37 @@
+"""Micro-batches of real plans: steps of lengths like the paper's GitHub data, planned as in training.
+
+Fixed lengths repeat the same shapes. Real plans have new ones in every step, and kernels that prepare something for
+each new shape, as cuDNN does, stall there.
+"""
+
+from __future__ import annotations
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.lengths import step_lengths
+from engine.planner.make import plan_step
+from engine.planner.plan.step_plan import MicroBatch
+from engine.planner.settings import PlanSettings
+
+
+def config_of(ranks: int, capacity: int, context: int, step_tokens: int, *more: str) -> Config:
+    """Load the config of the 1B recipe with GitHub's lengths, on one node of `ranks` H200s."""
+    lengths = [f"capacity={capacity}", f"context={context}", f"lengths.max={context}", f"batch_tokens={step_tokens}"]
+    return load(["recipe=h200-1b-8k", "lengths=github", f"cluster.ranks_per_node={ranks}", *lengths, *more])
+
+
+def planned(config: Config, steps: int, rank: int = 0) -> list[list[MicroBatch]]:
+    """Plan the first steps of a config; return the micro-batches of a rank in each step, without idle ones."""
+    settings = PlanSettings.of(config)
+    plans = (plan_step(lengths, settings) for lengths in step_lengths(config, steps))
+    return [[micro for micro in plan.of_rank(rank) if micro.shards] for plan in plans]
+
+
+def tokens_of(micro: MicroBatch) -> int:
+    """Return the tokens of a micro-batch on its rank, to within one per shard of a ring."""
+    return sum(shard.length // shard.degree for shard in micro.shards)
+
+
+def pairs_of(micro: MicroBatch) -> float:
+    """Return the (query, key) pairs that a rank computes in a micro-batch."""
+    return sum(shard.length * (shard.length + 1) / 2 / shard.degree for shard in micro.shards)

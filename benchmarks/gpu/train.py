@@ -1,0 +1,190 @@
+"""Training on one GPU: tokens per second and MFU of a 1B and an 8B-shaped model through ZeRO.
+
+`python benchmarks/gpu/train.py [--json FILE] [--only cases|plan|trace]` runs in bf16, as the trainer does:
+
+    cases  micro-batches of one sequence, forward and backward; medians after a warm-up. The 8B-shaped model has fewer
+           layers, so that its states fit on one GPU
+    plan   steps of lengths like GitHub's (`plans.py`), each run twice: `new_s` is the time of the first run, in which
+           most shapes are new, `seen_s` that of the second
+    trace  a profile of one micro-batch: kernel launches, the fraction of the time in which a kernel runs, and the
+           kernels that take longest
+
+MFU is the rate of model FLOPs, without recompute (`engine/cost/flops.py`), divided by the data sheet's peak. The exit
+code is 1 if a case fails, and 3 without a CUDA device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import numpy as np
+
+from benchmarks.gpu import on_gpu, plans
+from benchmarks.gpu.on_gpu import Row
+from benchmarks.gpu.one_rank import OneRank, joined
+from benchmarks.gpu.overlap import device_spans, events_of, merged
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.cost.datasheets import sheet_peak
+from engine.cost.model import Costs
+from engine.hardware.timing import Stopwatch
+from engine.parallel.groups import Groups
+from engine.planner.plan.step_plan import MicroBatch
+
+Case = tuple[str, int, str, tuple[str, ...]]  # model, tokens, recompute, further keys
+NAMES = ("model", "tokens", "recompute")  # columns of a case
+CASES: tuple[Case, ...] = (
+    ("1b", 8192, "none", ()),
+    ("1b", 65536, "layer_keep_attention", ()),
+    ("llama3-8b", 8192, "none", ("model.layers=8",)),
+    ("llama3-8b", 65536, "layer_keep_attention", ("model.layers=8",)),
+    ("1b", 32768, "layer_keep_attention", ()),
+    ("llama3-8b", 32768, "layer_keep_attention", ("model.layers=8",)),
+)
+PLANS: tuple[Case, ...] = (("1b", 65536, "layer_keep_attention", ()),)
+TRACES: tuple[Case, ...] = (("1b", 8192, "none", ()),)
+TINY: tuple[Case, ...] = (("tiny", 64, "none", ()),)
+CLUSTER, VOCAB = "h200x8", 32768
+REPEATS, WARM_UPS = 8, 3
+STEPS, STEP_TOKENS = 5, 4  # planned steps, and their tokens as a multiple of the context
+TOP = 12  # kernels that a trace lists
+
+
+def main() -> None:
+    """Print a line per case. Each case runs in a new process, so that its peak memory does not include other cases."""
+    options = on_gpu.parse_options(__doc__, tuple(SECTIONS))
+    device = on_gpu.device_of(options)
+    rows: list[Row] = []
+    for section in [options.only] if options.only else SECTIONS:
+        measure, cases, shown = SECTIONS[section]
+        for case in TINY if options.dry_run else cases:
+            named = {"section": section} | dict(zip(NAMES, case, strict=False))
+            rows.append(on_gpu.alone(named, measured, measure, case))
+            if "error" not in rows[-1]:
+                print(shown.format(**rows[-1]), flush=True)
+            on_gpu.write(options.json, device, rows=rows)
+    on_gpu.leave(rows)
+
+
+def measured(measure: Callable[[Config, Groups], Row], case: Case) -> Row:
+    """Measure a case, in a new process. Without a GPU the world is one of CPU ranks."""
+    config = config_of(*case)
+    with joined(config if torch.cuda.is_available() else load([])) as groups:
+        return measure(config, groups)
+
+
+def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) -> Config:
+    """Load the config of one case."""
+    lengths = [f"context={tokens}", f"capacity={tokens}", f"batch_tokens={tokens}"]
+    shape = [f"model={model}", f"model.vocab={VOCAB}", f"recompute={recompute}"]
+    return load(["recipe=h200-1b-8k", *shape, *lengths, *more])
+
+
+def measure(config: Config, groups: Groups) -> Row:
+    """Measure micro-batches of one sequence of `context` tokens, forward and backward."""
+    rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
+
+    def run() -> float:
+        began = watch.now()
+        rank.micro_batch(config.context)
+        return watch.now() - began
+
+    run()
+    rank.engine.step(1e-6)  # creates the optimizer states, which belong to the peak
+    seconds = median([run() for _ in range(WARM_UPS + REPEATS)][WARM_UPS:])
+    flops = Costs.of(config).flops(np.array([config.context]))
+    peak = torch.cuda.max_memory_allocated() / 2**30 if groups.device.type == "cuda" else 0.0
+    mfu = flops / seconds / (sheet_peak(CLUSTER) or 1.0)
+    kernel = rank.context.kernel.name
+    return {"tokens_per_s": config.context / seconds, "mfu": mfu, "peak_gib": peak, "kernel": kernel}
+
+
+def planned(config: Config, groups: Groups) -> Row:
+    """Measure steps of real plans for one rank, each run twice."""
+    shape = [f"model={config.model.name}", f"model.vocab={VOCAB}", f"recompute={config.recompute}"]
+    drawn = plans.config_of(1, config.capacity, config.context, STEP_TOKENS * config.context, *shape)
+    steps = plans.planned(drawn, STEPS)
+    rank, watch = OneRank.of(drawn, groups), Stopwatch(groups.device)
+    # Compiles what does not depend on the lengths; the largest of the micro-batches allocates.
+    rank.planned(max((micro for step in steps for micro in step), key=plans.tokens_of))
+    rank.engine.step(1e-6)
+
+    def run(step: list[MicroBatch]) -> float:
+        began = watch.now()
+        for micro in step:
+            rank.planned(micro)
+        rank.engine.step(1e-6)
+        return watch.now() - began
+
+    new, seen = zip(*((run(step), run(step)) for step in steps), strict=True)
+    lengths = [np.array([shard.length for micro in step for shard in micro.shards]) for step in steps]
+    flops = sum(float(Costs.of(drawn).flops(of_step)) for of_step in lengths)
+    tokens = sum(int(of_step.sum()) for of_step in lengths)
+    return {
+        "tokens_per_s": tokens / sum(seen),
+        "tokens_per_s_new": tokens / sum(new),
+        "mfu": flops / sum(seen) / (sheet_peak(CLUSTER) or 1.0),
+        "new_s": list(new),
+        "seen_s": list(seen),
+        "sequences": [len(of_step) for of_step in lengths],
+        "kernel": rank.context.kernel.name,
+    }
+
+
+def traced(config: Config, groups: Groups) -> Row:
+    """Profile one micro-batch of one sequence, after a warm-up."""
+    rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
+    for _ in range(WARM_UPS):
+        rank.micro_batch(config.context)
+    watch.now()
+    with torch.profiler.profile() as profile:
+        began = watch.now()
+        rank.micro_batch(config.context)
+        seconds = watch.now() - began
+    return summary(events_of(profile), seconds)
+
+
+def summary(events: list[dict[str, Any]], seconds: float) -> Row:
+    """Summarise the kernels among a trace's events, whose times are in microseconds."""
+    _, kernels = device_spans(events)
+    busy = sum(stop - start for start, stop in merged(kernels)) / 1e6
+    spent: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "kernel":
+            spent[event["name"]].append(event["dur"] / 1e3)
+    longest = sorted(spent.items(), key=lambda item: -sum(item[1]))[:TOP]
+    return {
+        "seconds": seconds,
+        "launches": len(kernels),
+        "busy": busy / seconds,
+        "top": [{"kernel": name[:100], "ms": sum(times), "count": len(times)} for name, times in longest],
+    }
+
+
+SECTIONS: dict[str, tuple[Callable[[Config, Groups], Row], tuple[Case, ...], str]] = {
+    "cases": (
+        measure,
+        CASES,
+        "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} tokens/s | MFU {mfu:.3f} | {peak_gib:.1f} GiB |",
+    ),
+    "plan": (
+        planned,
+        PLANS,
+        "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} tokens/s, new shapes {tokens_per_s_new:,.0f} | "
+        "MFU {mfu:.3f} |",
+    ),
+    "trace": (traced, TRACES, "| {model} | {tokens} | {recompute} | {launches} launches | busy {busy:.3f} |"),
+}
+
+
+if __name__ == "__main__":
+    main()

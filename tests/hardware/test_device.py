@@ -1,0 +1,112 @@
+"""What `profile-hardware` times on a device, on one or two CPU ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.attention.comm import RingComm
+from engine.cluster.mesh import Mesh
+from engine.hardware import device
+from engine.hardware.device import TRANSFERS, Message, copies, overlap, rows_of_duration, transfers
+from engine.hardware.network import between
+from engine.parallel.groups import Groups
+from tests.world import run_world
+
+
+def groups_of(ranks: int) -> Groups:
+    assert dist.group.WORLD is not None
+    return Groups(dist.get_rank(), Mesh(ranks), torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
+
+
+def test_messages_reach_the_size_of_real_ones_on_gpus() -> None:
+    """The K,V and dK,dV of a round have 30 to 100 MB; CPU ranks keep short ones."""
+    assert max(TRANSFERS["cuda"]) == 128 << 20
+    assert max(TRANSFERS["cpu"]) == 4 << 20
+    assert all(list(sizes) == sorted(sizes) for sizes in TRANSFERS.values())
+
+
+@pytest.mark.parametrize(("message_s", "row_s", "rows"), [(2e-3, 1e-6, 1984), (1e-3, 5e-9, 200_000), (1e-9, 1e-3, 64)])
+def test_a_product_is_as_long_as_the_message(message_s: float, row_s: float, rows: int) -> None:
+    assert rows_of_duration(message_s, row_s) == rows
+
+
+def test_products_that_hide_messages_on_gpus_are_bf16() -> None:
+    assert device._HIDING["cuda"][1] == torch.bfloat16
+
+
+def _measured() -> dict[str, object]:
+    ranks = dist.get_world_size()
+    groups = groups_of(ranks)
+    comm = RingComm(groups.rings)
+    sent: list[int] = []
+    post = comm.post
+
+    def counted(exchanges: list[device.Exchange]) -> object:
+        sent.append(sum(exchange.send.nbytes for exchange in exchanges))
+        return post(exchanges)
+
+    comm.post = counted  # type: ignore[assignment, method-assign]
+    products: list[int] = []
+    mm = torch.mm
+    torch.mm = lambda x, weight: products.append(len(x)) or mm(x, weight)  # type: ignore[func-returns-value]
+    found = {
+        "transfers": transfers(comm, groups, 0.05),
+        "sent": set(sent),
+        "overlap": overlap(comm, groups, 0.05),
+        "products": len(set(products)),
+        "copies": copies(groups, 0.05),
+    }
+    torch.mm = mm
+    return found
+
+
+@pytest.mark.world
+def test_two_ranks_time_messages_and_copies() -> None:
+    for found in run_world(2, _measured):
+        sizes, times = zip(*found["transfers"], strict=True)
+        assert sizes == TRANSFERS["cpu"] and min(times) > 0
+        assert found["sent"] == set(sizes)
+        assert 0 <= found["overlap"] <= 1
+        assert found["products"] <= 2, "one to find the duration of a row, one as long as the message"
+        assert min(vars(found["copies"]).values()) > 0
+
+
+def _between_nodes(first: int) -> tuple[object, set[int]]:
+    groups = groups_of(dist.get_world_size())
+    comm, peers = RingComm(groups.rings), set()
+    post = comm.post
+
+    def noted(exchanges: list[device.Exchange]) -> object:
+        peers.update((exchange.next_rank, exchange.previous_rank) for exchange in exchanges)
+        return post(exchanges)
+
+    comm.post = noted  # type: ignore[assignment, method-assign]
+    return between(groups, comm, first), peers
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("first", "pairs", "peers"),
+    [
+        (1, 1, [{(1, 1)}, {(0, 0)}, set()]),
+        (2, 1, [{(2, 2)}, set(), {(0, 0)}]),
+    ],
+)
+def test_pairs_of_ranks_on_two_nodes_exchange_messages(first: int, pairs: int, peers: list[set[object]]) -> None:
+    """Three ranks: one node has one more than the other, and that one waits."""
+    found = run_world(3, _between_nodes, first)
+    assert [met for _, met in found] == peers
+    network = found[0][0]
+    assert all(other == network for other, _ in found), "all ranks have the slowest rank's times"
+    assert network.pairs == pairs
+    for times in (network.alone, network.together):
+        assert [size for size, _ in times] == list(TRANSFERS["cpu"])
+        assert min(seconds for _, seconds in times) > 0
+
+
+def test_a_message_has_the_size_in_bytes() -> None:
+    message = Message(4096, None, torch.device("cpu"), 1, 2)  # type: ignore[arg-type]
+    assert message._exchange.send.nbytes == message._exchange.receive.nbytes == 4096
+    assert (message._exchange.next_rank, message._exchange.previous_rank) == (1, 2)
