@@ -89,7 +89,7 @@ def _probe(result: Result) -> Iterator[str]:
             yield f"{row['kernel']} gives {row['not_finite']} non-finite dq, dk, dv for {shape}: see `batch` in {PLANS}"
     for row in _rows(result, question="ring"):
         if not row["holds"]:
-            yield f"a ring of {row['ranks']} is wrong at {row['tokens']} tokens: errors {row['error']}"
+            yield f"a ring of {row['ranks']} is wrong at {row['tokens']} tokens: errors {row['errors']}"
     for row in _rows(result, question="agreement"):
         if max(row["difference"]) > 0.05:
             yield f"the kernels differ at {row['queries']} x {row['keys']}: {row['difference']}"

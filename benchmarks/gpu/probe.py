@@ -255,7 +255,7 @@ def ring(probe: Probe) -> list[Row]:
         order = torch.cat(own).argsort()
         found = [torch.cat(of_ranks)[order] for of_ranks in zip(*parts, strict=True)]
         errors = [error(a, b) for a, b in zip(found, exact, strict=True)]
-        rows.append({"tokens": length, "ranks": degree, "error": errors, "holds": max(errors) < 0.03})
+        rows.append({"tokens": length, "ranks": degree, "errors": errors, "holds": max(errors) < 0.03})
     return rows
 
 

@@ -2,45 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 import pytest
 import torch
 
 from benchmarks.gpu import attention
+from benchmarks.gpu.attention import TINY
 from engine.attention.kernels.choice import choose
 
-SIZES = {
-    "HEADS": 4,
-    "GROUPS": 2,
-    "HEAD_DIM": 16,
-    "LENGTHS": (64, 1024),
-    "PACKED": 4,
-    "OF": 64,
-    "RANK_TOKENS": 32,
-    "WARM_UPS": 1,
-}
+CPU = torch.device("cpu")
 
 
-def milliseconds(run: Callable[[], None]) -> float:
-    """Return the time of a run, which on this device ends when it returns."""
-    began = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - began)
-
-
-def test_every_group_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, value in SIZES.items():
-        monkeypatch.setattr(attention, name, value)
-    monkeypatch.setattr(attention, "milliseconds", milliseconds)
-    device = torch.device("cpu")
-    chosen = choose(device, attention.DTYPE, attention.HEAD_DIM)
-    parts = (attention.raw_and_seam, attention.packing, attention.ring)
-    rows = [row for part in parts for row in part(device, chosen)]
+def test_every_group_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = choose(CPU, attention.DTYPE, TINY.head_dim)
+    parts = (attention.raw_and_seam, attention.packing, attention.ring, attention.plans_of_a_rank)
+    rows = [row for part in parts for row in part(CPU, chosen, TINY)]
     lengths = {row["lengths"] for row in rows}
-    assert lengths == {"0K", "1K", "4 of 64", "4 unequal", "1 of 128", "ring of 8, 32 a rank", "1 of 90"}
+    of_plans = {"step 0", "step 1"}
+    assert lengths - of_plans == {"0K", "1K", "4 of 64", "4 unequal", "1 of 128", "ring of 8, 32 a rank", "1 of 90"}
     assert all(float(row["ms"]) > 0 and float(row["tflops_per_s"]) > 0 for row in rows)
+    assert {row["lengths"] for row in rows if row.get("first_ms", 0) > 0} == of_plans
     attention.show(rows)
     table = capsys.readouterr().out
     assert f"ours ({chosen.name})" in table and f"{chosen.name}, raw" in table
@@ -48,13 +28,12 @@ def test_every_group_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert table.count("| 1.000 |") >= len(groups), "the best of each group is 1"
 
 
-def test_a_run_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     def run(backward: bool) -> None:
         if backward:
             raise RuntimeError("no kernel\nfor this")
 
-    monkeypatch.setattr(attention, "milliseconds", milliseconds)
-    forward, both = attention.measured("ring", "k", "8K", 1e3, run)
+    forward, both = attention.measured("ring", "k", "8K", 1e3, run, CPU, TINY)
     assert forward["ms"] > 0 and "error" not in forward
     assert (both["passes"], both["error"]) == ("forward + backward", "RuntimeError: no kernel")
     attention.show([forward, both])

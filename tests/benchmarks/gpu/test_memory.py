@@ -69,6 +69,10 @@ def test_offload_frees_half_of_the_race_that_promises_it() -> None:
     assert (layers - 2) / layers > 1.2 * memory.SAVED, "what is no layer's stays"
 
 
+def test_a_dry_run_has_a_case_of_every_section() -> None:
+    assert list(memory.TINY) == list(SECTIONS)
+
+
 def of(section: str, case: Any) -> dict[str, Any]:
     return SECTIONS[section][0](case, alone())
 

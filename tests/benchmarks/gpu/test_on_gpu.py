@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import ModuleType
@@ -8,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import attention, memory, on_gpu, train
+from benchmarks.gpu import attention, commands, machine, memory, on_gpu, probe, train
 from benchmarks.gpu.on_gpu import Options, allocated, alone, leave, new_peak, parse_options
 from engine.errors import MemoryFitError
 
 
-@pytest.mark.parametrize("benchmark", [attention, memory, train])
+@pytest.mark.parametrize("benchmark", [attention, commands, machine, memory, probe, train])
 def test_without_a_gpu_a_benchmark_of_one_leaves_with_3(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -33,6 +34,23 @@ def test_a_section_can_be_selected(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     with pytest.raises(SystemExit):
         parse_options("")
     assert "--only" in capsys.readouterr().err
+
+
+def test_a_dry_run_needs_no_gpu_and_uses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr("sys.argv", ["benchmark", "--dry-run"])
+    options = parse_options("")
+    assert options.dry_run and on_gpu.device_of(options) == torch.device("cpu")
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert on_gpu.device_of(Options(None)) == torch.device("cuda", 0)
+
+
+def test_figures_are_written_with_the_machine(tmp_path: Path) -> None:
+    on_gpu.write(tmp_path / "a.json", torch.device("cpu"), rows=[{"ms": 1.5}])
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found == {"device": "CPU", "torch": torch.__version__, "rows": [{"ms": 1.5}]}
+    on_gpu.write(None, torch.device("cpu"), rows=[])
 
 
 def here(what: str) -> dict[str, Any]:
@@ -71,6 +89,12 @@ def test_a_case_that_fails_or_misses_its_target_is_in_the_exit_code(rows: list[d
     with pytest.raises(SystemExit) as left:
         leave(rows)
     assert left.value.code == code
+
+
+def test_targets_do_not_count_in_a_dry_run() -> None:
+    with pytest.raises(SystemExit) as left:
+        leave([{"case": "a", "holds": False}], dry_run=True)
+    assert left.value.code == 0
 
 
 def test_a_cpu_holds_no_tensors_of_a_gpu() -> None:
