@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from engine.attention.comm import RingComm
-from engine.cluster.mesh import Mesh
 from engine.hardware import device
 from engine.hardware.device import TRANSFERS, Message, copies, overlap, rows_of_duration, transfers
 from engine.hardware.network import between
-from engine.parallel.groups import Groups
+from tests.hardware.ranks import groups_of_world
 from tests.world import run_world
-
-
-def groups_of(ranks: int) -> Groups:
-    assert dist.group.WORLD is not None
-    return Groups(dist.get_rank(), Mesh(ranks), torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
 
 
 def test_messages_reach_the_size_of_real_ones_on_gpus() -> None:
@@ -37,8 +30,7 @@ def test_products_that_hide_messages_on_gpus_are_bf16() -> None:
 
 
 def _measured() -> dict[str, object]:
-    ranks = dist.get_world_size()
-    groups = groups_of(ranks)
+    groups = groups_of_world()
     comm = RingComm(groups.rings)
     sent: list[int] = []
     post = comm.post
@@ -74,7 +66,7 @@ def test_two_ranks_time_messages_and_copies() -> None:
 
 
 def _between_nodes(first: int) -> tuple[object, set[int]]:
-    groups = groups_of(dist.get_world_size())
+    groups = groups_of_world()
     comm, peers = RingComm(groups.rings), set()
     post = comm.post
 

@@ -3,11 +3,9 @@ from __future__ import annotations
 import time
 
 import pytest
-import torch.distributed as dist
 
-from engine.cluster.mesh import Mesh
 from engine.hardware.timing import Run, Stopwatch, gather, interleaved
-from engine.parallel.groups import Groups
+from tests.hardware.ranks import groups_of_world
 from tests.world import run_world
 
 BLOCK_S = 0.02
@@ -23,10 +21,7 @@ def _sleeping(seconds: float, calls: list[float]) -> Run:
 
 
 def _timed() -> dict[str, object]:
-    import torch
-
-    assert dist.group.WORLD is not None
-    groups = Groups(dist.get_rank(), Mesh(2), torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
+    groups = groups_of_world()
     slow = 1 + groups.rank  # the second rank takes twice as long
     calls: list[float] = []
     lengths = [slow * s for s in (0.001, 0.01, 0.3, 0.5)]

@@ -1,0 +1,16 @@
+"""The groups of a rank in a world of gloo processes."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from engine.cluster.mesh import Mesh
+from engine.parallel.groups import Groups
+
+
+def groups_of_world() -> Groups:
+    """Return the groups of this process; all of them are the default group."""
+    assert dist.group.WORLD is not None
+    mesh = Mesh(dist.get_world_size())
+    return Groups(dist.get_rank(), mesh, torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
