@@ -122,7 +122,7 @@ def ring(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:
 
 def plans_of_a_rank(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:
     """Measure the attention of one of eight ranks in steps of real plans, each step twice."""
-    config = plans.config_of(DEGREE, sizes.rank_tokens, sizes.context, 2 * DEGREE * sizes.rank_tokens)
+    config = plans.config_of(DEGREE, sizes.rank_tokens, sizes.context, DEGREE * DEGREE * sizes.rank_tokens)
     rows = []
     for number, step in enumerate(plans.planned(config, sizes.steps, PART)):
         case = {"group": "plan, forward + backward", "kernel": f"ours ({chosen.name})", "lengths": f"step {number}"}

@@ -92,7 +92,7 @@ def outcomes(report: ElementTree.Element) -> Row:
 def training(folder: Path, dry_run: bool) -> Row:
     """Train for a few steps, then resume from the last checkpoint."""
     out = folder / "run"
-    recipe = ["recipe=quickstart", "cluster.ranks_per_node=1"] if dry_run else [RECIPE]
+    recipe = ["recipe=quickstart"] if dry_run else [RECIPE]
     steps, more = (2, 1) if dry_run else (STEPS, MORE_STEPS)
     never = ["run.validate_every=1000", "optimizer.warmup_steps=1", f"run.out={out}"]
     bytescale("train", *recipe, *never, f"run.steps={steps}", f"run.checkpoint_every={steps}")

@@ -16,7 +16,8 @@ from engine.planner.settings import PlanSettings
 
 def config_of(ranks: int, capacity: int, context: int, step_tokens: int, *more: str) -> Config:
     """Load the config of the 1B recipe with GitHub's lengths, on one node of `ranks` H200s."""
-    lengths = [f"capacity={capacity}", f"context={context}", f"lengths.max={context}", f"batch_tokens={step_tokens}"]
+    # Documents longer than the context are split. `lengths.max` would make all of them shorter instead.
+    lengths = [f"capacity={capacity}", f"context={context}", f"batch_tokens={step_tokens}"]
     return load(["recipe=h200-1b-8k", "lengths=github", f"cluster.ranks_per_node={ranks}", *lengths, *more])
 
 

@@ -71,8 +71,8 @@ TINY = Sizes(
     4,
     2,
     (16,),
-    64,
-    512,
+    256,
+    1024,
     2,
     (64, 128),
     2,
@@ -173,7 +173,7 @@ def planned_shapes(sizes: Sizes) -> list[_Shape]:
 
     `sizes.shapes` of them are unsplit sequences, and as many are blocks of rings.
     """
-    config = plans.config_of(8, sizes.capacity, sizes.context, 16 * sizes.capacity)
+    config = plans.config_of(8, sizes.capacity, sizes.context, 64 * sizes.capacity)
     whole, blocks = set(), set()
     for micro in (micro for step in plans.planned(config, steps=4) for micro in step):
         whole |= {(shard.length, shard.length, True) for shard in micro.shards if shard.degree == 1}

@@ -28,3 +28,14 @@ def test_lengths_are_those_of_github_and_differ_between_steps() -> None:
     lengths = [sorted(shard.length for micro in step for shard in micro.shards) for step in steps]
     assert len({tuple(of_step) for of_step in lengths}) == 3
     assert all(np.max(of_step) <= 512 for of_step in lengths)
+
+
+def test_most_pairs_are_in_rings_and_most_steps_have_new_shapes() -> None:
+    """The sizes of the GPU benchmarks: 8 ranks of 8K tokens, a context of 64K. Only full pieces come again."""
+    steps = planned(config_of(8, 8192, 65536, 524288), 6)
+    rings = [[shard for micro in step for shard in micro.shards if shard.degree > 1] for step in steps]
+    assert min(len(of_step) for of_step in rings) > 0
+    shapes = [{(shard.length, shard.degree) for shard in of_step} for of_step in rings]
+    assert sum(bool(shapes[number] - set.union(*shapes[:number])) for number in range(1, 6)) >= 3
+    whole = sum(shard.length**2 for step in steps for micro in step for shard in micro.shards if shard.degree == 1)
+    assert whole < 0.2 * sum(shard.length**2 / shard.degree for of_step in rings for shard in of_step)
