@@ -30,6 +30,7 @@ from benchmarks.gpu import on_gpu, plans
 from benchmarks.gpu.on_gpu import Row
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
+from engine.attention.kernels import cudnn
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import KERNELS, choose
 from engine.attention.layout import Layout, layout
@@ -65,6 +66,7 @@ def main() -> None:
     """Print the tables."""
     options = on_gpu.parse_options(__doc__)
     device, sizes = on_gpu.device_of(options), TINY if options.dry_run else Sizes()
+    use_plans_at_once()
     chosen = choose(device, DTYPE, sizes.head_dim)
     print(f"{on_gpu.machine(device)['device']}, torch {torch.__version__}, kernel {chosen.name} ({chosen.reason})")
     for line in chosen.rejected:
@@ -75,6 +77,11 @@ def main() -> None:
         on_gpu.write(options.json, device, kernel=chosen.name, rows=rows)
     show(rows)
     on_gpu.leave(rows)
+
+
+def use_plans_at_once() -> None:
+    """Let cuDNN build its plan at the first call of a shape: training waits until a shape has come often enough."""
+    cudnn.COSTS = cudnn.COSTS._replace(build_s=0.0)
 
 
 def raw_and_seam(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from engine.attention.kernels.call import Call
 from engine.planner.plan.schedule import Block, Direction, Transfer, block, kv_part, rounds, shard_tokens, transfers
 from engine.planner.plan.step_plan import MicroBatch
 
@@ -46,6 +47,15 @@ class RingShard:
         return shard_tokens(self.length, self.degree, part)
 
 
+class RingBlock(NamedTuple):
+    """One ring's part of a round: queries `rows` of this rank attend to keys 0 .. keys - 1 of the shard whose K,V the
+    rank holds in that round. Neither is empty."""
+
+    ring: int  # index in `Layout.rings`
+    rows: slice
+    keys: int
+
+
 class ShardRows(NamedTuple):
     """A shard as the rows start .. stop - 1 of the rank's packed tokens."""
 
@@ -67,6 +77,31 @@ class Layout:
     def rounds(self, direction: Direction) -> int:
         """Return the number of rounds of the largest ring, because all rings advance together; 1 without rings."""
         return max((rounds(ring.degree, direction) for ring in self.rings), default=1)
+
+    def blocks(self, round_: int) -> list[RingBlock]:
+        """Return the blocks of a round after round 0, which are computed in one kernel call.
+
+        Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
+        """
+        blocks = []
+        for number, ring in enumerate(self.rings):
+            if round_ < ring.degree and not (block := ring.block(round_)).empty:
+                rows = slice(ring.offset + block.q_start, ring.offset + block.q_stop)
+                blocks.append(RingBlock(number, rows, block.kv_stop))
+        return blocks
+
+    def call(self, round_: int, overlapped: bool = False) -> Call | None:
+        """Return the kernel call of a round, or None if the rank computes nothing in it.
+
+        Round 0 is one causal call over all shards; a later round packs its blocks one after the other. `overlapped`
+        says that transfers run at the same time.
+        """
+        if round_ == 0:
+            return Call(self.bounds, self.bounds, True, overlapped) if self.tokens else None
+        blocks = self.blocks(round_)
+        queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
+        keys = accumulate((block.keys for block in blocks), initial=0)
+        return Call(tuple(queries), tuple(keys), False, overlapped) if blocks else None
 
 
 def layout(micro: MicroBatch) -> Layout:

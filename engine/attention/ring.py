@@ -16,7 +16,6 @@ Letters: T tokens of this rank in the micro-batch, H query heads, G key and valu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +23,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from engine.attention.comm import Comm, Exchange, Pending
-from engine.attention.kernels.call import Call, Kernel
-from engine.attention.layout import Layout
+from engine.attention.kernels.call import Kernel
+from engine.attention.layout import Layout, RingBlock
 from engine.dtypes import wider
 from engine.planner.plan.schedule import Direction, Kind
 
@@ -72,17 +71,6 @@ class _Saved(NamedTuple):
     lse: Tensor  # [T,H]
 
 
-class _Block(NamedTuple):
-    """One ring's part of a round: queries `rows` of this rank attend to all S keys of `kv`. Neither is empty.
-
-    All blocks of a round are computed in one kernel call.
-    """
-
-    ring: int  # index in `Layout.rings`
-    rows: slice
-    kv: Tensor  # [2,S,G,D]
-
-
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, layout: Layout, comm: Comm | None, kernel: Kernel
 ) -> tuple[Tensor, Tensor]:
@@ -91,12 +79,14 @@ def _forward(
     out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # if T is 0
     for round_ in range(layout.rounds("forward")):
         pending, arriving, _ = _post(layout, round_, "forward", comm, held, [])
-        if round_ == 0 and layout.tokens:
-            out, lse = _widened(layout, *kernel.forward(q, k, v, Call(layout.bounds, layout.bounds, causal=True)))
-        elif blocks := _blocks(layout, round_, held):
-            part_out, part_lse = kernel.forward(_rows(q, blocks), *_keys(blocks), _call(blocks))
+        call = layout.call(round_, overlapped=pending is not None)
+        if call is not None and round_ == 0:
+            out, lse = _widened(layout, *kernel.forward(q, k, v, call))
+        elif call is not None:
+            blocks = layout.blocks(round_)
+            part_out, part_lse = kernel.forward(_rows(q, blocks), *_keys(held, blocks), call)
             for block, o, part in zip(blocks, *_split(blocks, part_out, part_lse), strict=True):
-                _merge(out[block.rows], lse[block.rows], o, part)
+                kernel.merge(out[block.rows], lse[block.rows], o, part)
         if pending is not None:
             pending.wait()
         held = arriving
@@ -115,18 +105,20 @@ def _backward(saved: _Saved, layout: Layout, comm: Comm | None, kernel: Kernel) 
     dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
     for round_ in range(layout.rounds("backward")):
         pending, arriving, sums_arriving = _post(layout, round_, "backward", comm, held, sums)
-        blocks = _blocks(layout, round_, held) if round_ else []
-        if round_ == 0 and layout.tokens:
-            dq, dk, dv = _widened(layout, *kernel.backward(*saved, Call(layout.bounds, layout.bounds, causal=True)))
-        elif blocks:
-            inputs = (_rows(dout, blocks), _rows(q, blocks), *_keys(blocks), _rows(out, blocks), _rows(lse, blocks))
-            block_dq, block_dk, block_dv = kernel.backward(*inputs, _call(blocks))
+        blocks = layout.blocks(round_) if round_ else []
+        call = layout.call(round_, overlapped=pending is not None)
+        if call is not None and round_ == 0:
+            dq, dk, dv = _widened(layout, *kernel.backward(*saved, call))
+        elif call is not None:
+            queries = (_rows(dout, blocks), _rows(q, blocks))
+            results = (_rows(out, blocks), _rows(lse, blocks))
+            block_dq, block_dk, block_dv = kernel.backward(*queries, *_keys(held, blocks), *results, call)
         if pending is not None:
             pending.wait()
         held, sums = arriving, sums_arriving if round_ else _pack("dkv", dk, dv, layout, comm)
         if blocks:
             # After the wait, because the dK,dV of the shard that this round computes with arrive in this round.
-            sizes = [block.kv.shape[1] for block in blocks]
+            sizes = [block.keys for block in blocks]
             parts = (*_split(blocks, block_dq), block_dk.split(sizes), block_dv.split(sizes))
             for block, dq_part, dk_part, dv_part in zip(blocks, *parts, strict=True):
                 dq[block.rows] += dq_part
@@ -177,51 +169,19 @@ def _post(
     return comm.post(exchanges) if exchanges else None, buffers["kv"], buffers["dkv"]
 
 
-def _blocks(layout: Layout, round_: int, held: list[Tensor]) -> list[_Block]:
-    """Return the blocks of a round. `held` has the K,V of each ring in that round.
-
-    Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
-    """
-    blocks = []
-    for number, ring in enumerate(layout.rings):
-        if round_ < ring.degree and not (block := ring.block(round_)).empty:
-            rows = slice(ring.offset + block.q_start, ring.offset + block.q_stop)
-            blocks.append(_Block(number, rows, held[number][:, : block.kv_stop]))
-    return blocks
-
-
-def _call(blocks: Sequence[_Block]) -> Call:
-    """Return the call that computes all blocks, packed one after the other."""
-    queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
-    keys = accumulate((block.kv.shape[1] for block in blocks), initial=0)
-    return Call(tuple(queries), tuple(keys), causal=False)
-
-
-def _rows(x: Tensor, blocks: Sequence[_Block]) -> Tensor:
+def _rows(x: Tensor, blocks: Sequence[RingBlock]) -> Tensor:
     """Pack the query rows of all blocks, taken from x [T,...]."""
     return x[blocks[0].rows] if len(blocks) == 1 else torch.cat([x[block.rows] for block in blocks])
 
 
-def _keys(blocks: Sequence[_Block]) -> tuple[Tensor, Tensor]:
-    """Pack the keys and the values of all blocks: two tensors [tokens,G,D]."""
-    kv = blocks[0].kv if len(blocks) == 1 else torch.cat([block.kv for block in blocks], dim=1)
+def _keys(held: Sequence[Tensor], blocks: Sequence[RingBlock]) -> tuple[Tensor, Tensor]:
+    """Pack the keys and the values of all blocks: two tensors [tokens,G,D]. `held` has the K,V of each ring."""
+    parts = [held[block.ring][:, : block.keys] for block in blocks]
+    kv = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return kv[0], kv[1]
 
 
-def _split(blocks: Sequence[_Block], *packed: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+def _split(blocks: Sequence[RingBlock], *packed: Tensor) -> tuple[tuple[Tensor, ...], ...]:
     """Split each of the `packed` tensors, whose rows are those of `_rows`, into one part per block."""
     sizes = [block.rows.stop - block.rows.start for block in blocks]
     return tuple(x.split(sizes) for x in packed)
-
-
-def _merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-    """Merge the result of a block into `out` [T,H,D] and `lse` [T,H] of the same queries, in place.
-
-    Attention over the keys A and B together follows from attention over A and over B (online softmax; Milakov and
-    Gimelshein 2018):
-        out = (exp(lse_A) out_A + exp(lse_B) out_B) / (exp(lse_A) + exp(lse_B))
-    This form overflows. The stable form, in one pass over the rows, is
-        out = out_A + sigmoid(lse_B - lse_A) (out_B - out_A)
-    """
-    out.lerp_(part_out.to(out.dtype), (part_lse - lse).sigmoid()[..., None])
-    lse.copy_(torch.logaddexp(lse, part_lse))

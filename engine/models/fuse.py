@@ -1,8 +1,8 @@
 """Compiles the pointwise operations of a model with torch.compile: one kernel for each forward and backward function.
 
-Only the functions of `models/common/pointwise.py` are compiled, which run outside autograd. So compiled code contains
-no collectives, and the compiler does not decide which tensors are saved for the backward pass. The code is specialised
-for the widths of the model, but not for the number of tokens.
+Only the functions of `models/common/pointwise.py` and the merge of ring attention are compiled. They run outside
+autograd, so compiled code contains no collectives, and the compiler does not decide which tensors are saved for the
+backward pass. The code is specialised for the widths of the model, but not for the number of tokens.
 """
 
 from __future__ import annotations
@@ -32,12 +32,17 @@ def fuse(model: nn.Module, shape: Model, device: torch.device, dtype: torch.dtyp
 
     If torch.compile fails its self-test, this is logged and the operations stay uncompiled.
     """
-    if wish == "never" or (wish == "auto" and device.type != "cuda"):
+    if not wanted(wish, device):
         return
     compile_ = choose(device, dtype, shape).implementation
     for module in model.modules():
         if isinstance(op := getattr(module, "op", None), Op):
             setattr(module, "op", compile_(op))  # noqa: B010  (to mypy, attributes of a Module are tensors or modules)
+
+
+def wanted(wish: str, device: torch.device) -> bool:
+    """Return whether the config's `compile` asks for compiled code on a device."""
+    return wish == "always" or (wish == "auto" and device.type == "cuda")
 
 
 @cache
@@ -60,10 +65,11 @@ def _eager(op: Op) -> Op:
 @cache
 def compiled(op: Op) -> Op:
     """Return the operation with both functions compiled. Compilation happens when they are first called."""
-    return Op(_compiled(op.forward), _compiled(op.backward), op.keeps)
+    return Op(compiled_function(op.forward), compiled_function(op.backward), op.keeps)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of tensors that runs compiled, for inputs of any number of rows and outside autograd."""
     fast = torch.compile(function)
 
     @wraps(function)

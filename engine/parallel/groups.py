@@ -55,12 +55,16 @@ def join_groups(config: Config) -> Groups:
     gpus = uses_gpus(config)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     backend = "nccl" if gpus else "gloo"
+    options = None
     if gpus:
         torch.cuda.set_device(device)
+        # At equal priority the GPU schedules the blocks of a running attention kernel first, so that transfers wait.
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = _TIMEOUT  # `new_group` warns if it differs from its argument
     dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device if gpus else None)
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
     members = mesh.members(dist.get_rank(), "hdp")
-    rings = dist.new_group(members, _TIMEOUT, backend, use_local_synchronization=True)
+    rings = dist.new_group(members, _TIMEOUT, backend, pg_options=options, use_local_synchronization=True)
     control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
     # All ranks create the communicator here, because only some of them take part in the first batched send.
     dist.all_reduce(torch.zeros(1, device=device), group=rings)

@@ -9,6 +9,7 @@ import torch
 
 from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
+from engine.attention.merge import choose as choose_merge
 from engine.config.schema import Config
 from engine.cost.activations import layers_bytes
 from engine.dtypes import DTYPES
@@ -37,7 +38,11 @@ def build(
 
     `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
     """
-    kernel = choose(groups.device, DTYPES[config.dtype], config.model.head_dim)
+    dtype, model_shape = DTYPES[config.dtype], config.model
+    kernel = choose(groups.device, dtype, model_shape.head_dim)
+    if groups.mesh.hdp > 1:  # one rank has no rings
+        merge = choose_merge(groups.device, dtype, model_shape.heads, model_shape.head_dim, config.compile)
+        kernel = replace(kernel, merge=merge)
     offload = make_offload(config, groups.device, settings.host_memory) if settings.offload else None
     model = make_model(config, groups.device, weights, offload)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.layout import Layout, ShardRows, layout, unsplit
+from engine.attention.kernels.call import Call
+from engine.attention.layout import Layout, RingBlock, ShardRows, layout, unsplit
 from engine.planner.plan.schedule import Block, Transfer
 from engine.planner.plan.step_plan import MicroBatch, Shard
 
@@ -48,6 +49,18 @@ def test_blocks_of_a_ring_follow_the_keys_that_it_holds() -> None:
     assert ring.block(0) == Block(0, 4, 4, causal=True)
     assert ring.block(1) == Block(0, 4, 3, causal=False), "part 0: its low chunk only"
     assert ring.block(2) == Block(2, 4, 4, causal=False), "part 2: before our high chunk only"
+
+
+def test_a_round_is_one_call_over_the_blocks_of_all_rings() -> None:
+    found = layout(MIXED)
+    assert found.call(0) == Call((0, 5, 9, 12), (0, 5, 9, 12), causal=True)
+    assert found.blocks(1) == [RingBlock(0, slice(5, 9), 3)], "the other ring's blocks are empty"
+    assert found.call(1) == Call((0, 4), (0, 3), causal=False)
+    assert found.call(2, overlapped=True) == Call((0, 2), (0, 4), causal=False, overlapped=True)
+    assert found.call(3) is None
+    two = layout(micro(Shard(0, 13, (7, 4, 2), 1), Shard(1, 8, (4, 5), 0)))
+    assert two.blocks(1) == [RingBlock(0, slice(0, 4), 3), RingBlock(1, slice(6, 8), 4)]
+    assert two.call(1) == Call((0, 4, 6), (0, 3, 7), causal=False)
 
 
 def test_all_rings_advance_together_as_far_as_the_largest() -> None:

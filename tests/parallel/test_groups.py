@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +33,40 @@ def joined(port: int) -> tuple[int, list[float], int]:
     total = torch.tensor(groups.rank)
     dist.all_reduce(total, group=groups.control)
     return groups.hdp_rank, received.tolist(), int(total)
+
+
+def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a round's K,V arrive after its attention kernel has ended, and nothing overlaps."""
+    made: list[dict[str, Any]] = []
+
+    class Options:
+        def __init__(self, is_high_priority_stream: bool = False) -> None:
+            self.is_high_priority_stream, self._timeout = is_high_priority_stream, timedelta(minutes=10)
+
+    def new_group(
+        ranks: list[int] | None = None, timeout: timedelta | None = None, backend: str = "", **more: Any
+    ) -> str:
+        made.append({"backend": backend, "timeout": timeout, **more})
+        return backend
+
+    fakes = {
+        "ProcessGroupNCCL": SimpleNamespace(Options=Options),
+        "init_process_group": lambda *_, **__: None,
+        "get_world_size": lambda: 2,
+        "get_rank": lambda: 1,
+        "new_group": new_group,
+        "all_reduce": lambda *_, **__: None,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(dist, name, fake, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    join_groups(load(["recipe=h200-1b-8k", "cluster.ranks_per_node=2"]))
+    rings, control = made
+    assert rings["backend"] == "nccl" and rings["pg_options"].is_high_priority_stream
+    assert rings["pg_options"]._timeout == rings["timeout"]
+    assert control["backend"] == "gloo" and control.get("pg_options") is None
 
 
 @pytest.mark.world

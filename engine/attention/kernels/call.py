@@ -27,12 +27,14 @@ from engine.dtypes import wider
 class Call(NamedTuple):
     """Which queries attend to which keys. `q_bounds` and `kv_bounds` are cumulative lengths that start at 0.
 
-    If `causal`, query i of a sequence attends to its keys 0 .. i only; otherwise to all keys of the sequence.
+    If `causal`, query i of a sequence attends to its keys 0 .. i only; otherwise to all keys of the sequence. If
+    `overlapped`, ring transfers run at the same time, and a kernel may leave some of the GPU to them.
     """
 
     q_bounds: tuple[int, ...]
     kv_bounds: tuple[int, ...]
     causal: bool
+    overlapped: bool = False
 
     def sequences(self) -> Iterator[tuple[slice, slice]]:
         """Yield, for each sequence, its rows of the queries and its rows of the keys."""
@@ -56,15 +58,35 @@ class Functions(NamedTuple):
     backward: Backward
 
 
+def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+    """Merge the result of a ring's block into `out` [T,H,D] and `lse` [T,H] of the same queries, in place.
+
+    Attention over the keys A and B together follows from attention over A and over B (online softmax; Milakov and
+    Gimelshein 2018):
+        out = (exp(lse_A) out_A + exp(lse_B) out_B) / (exp(lse_A) + exp(lse_B))
+    This form overflows. The stable form, in one pass over the rows, is
+        out = out_A + sigmoid(lse_B - lse_A) (out_B - out_A)
+    """
+    out.lerp_(part_out.to(out.dtype), (part_lse - lse).sigmoid()[..., None])
+    lse.copy_(torch.logaddexp(lse, part_lse))
+
+
+Merge = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """A selected kernel, why it was selected, and why the kernels before it in the list were not ("name: reason")."""
+    """A selected kernel, why it was selected, and why the kernels before it in the list were not ("name: reason").
+
+    `merge` merges the kernel's results for the blocks of a ring; it may be a compiled form of the function above.
+    """
 
     name: str
     reason: str
     forward: Forward
     backward: Backward
     rejected: tuple[str, ...] = ()
+    merge: Merge = merge
 
 
 class Packed(NamedTuple):

@@ -26,14 +26,14 @@ class Entry:
     load_for_test: Callable[[], Functions] | None = None  # functions to self-test instead of those of `load`
 
 
-# In order of preference.
+# In order of preference. flash-attn 3 is before 4 because it was written for Hopper and leaves SMs to ring transfers.
 KERNELS = {
     "fused_cpu": Entry("PyTorch's fused kernel for CPU", cpu.load, device="cpu"),
-    "flash_attn_4": Entry("flash-attn 4", flash_attn.load_4, "flash_attn.cute.interface", capability=range(9, 12)),
     "flash_attn_3": Entry("flash-attn 3", flash_attn.load_3, "flash_attn_interface", capability=range(9, 10)),
+    "flash_attn_4": Entry("flash-attn 4", flash_attn.load_4, "flash_attn.cute.interface", capability=range(9, 12)),
     # Faster than flash-attn 2 on the GPUs that it is selected for.
     "cudnn": Entry(
-        "cuDNN for long sequences of equal length, PyTorch's varlen flash kernel for others",
+        "cuDNN for shapes that come again, PyTorch's varlen flash kernel for others",
         cudnn.load,
         capability=range(9, 100),
         largest_head=128,

@@ -1,51 +1,48 @@
-"""cuDNN's attention kernel, called through PyTorch, for long sequences that all have the same length.
+"""cuDNN's attention kernel, called through PyTorch, for sequences of one length whose shape comes again.
 
-All other calls use PyTorch's varlen kernel, because PyTorch supports cuDNN's kernel for packed sequences of different
-lengths only without GQA. For each new shape cuDNN builds and caches an execution plan, which takes longer than a short
-call itself, so short sequences use the varlen kernel too. Both kernels define the log-sum-exp in the same way, so a
-ring may use a different one in each round.
+All other calls use PyTorch's varlen kernel: those that cuDNN computes wrongly or not at all, and those for which
+building an execution plan is not worth its time (plans.py). Both kernels define the log-sum-exp in the same way, so a
+ring may use a different one in each round, and a call a different one in its backward pass.
 
 Letters: N sequences, T query tokens and S key tokens of each, H query heads, G key and value heads, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from engine.attention.kernels import torch_varlen
 from engine.attention.kernels.call import Call, Functions
+from engine.attention.kernels.plans import PlanCosts, Plans, Shape, batch
 
-LEAST_TOKENS = 4096  # sequences with fewer queries and fewer keys use the varlen kernel
+COSTS = PlanCosts()
 
 
 def load() -> Functions:
-    """Return functions that use cuDNN for long sequences of equal length, and PyTorch's varlen kernel for others."""
-    return _Cudnn(LEAST_TOKENS, torch_varlen.load()).functions()
+    """Return functions that use cuDNN for shapes that come again, and PyTorch's varlen kernel for others."""
+    return _Cudnn(Plans(COSTS), torch_varlen.load()).functions()
 
 
 def load_for_any_length() -> Functions:
-    """Like `load`, but use cuDNN also for short sequences of equal length, so that tests need only a few tokens."""
-    return _Cudnn(1, torch_varlen.load()).functions()
+    """Like `load`, but use cuDNN from the first call of a shape: for self-tests and measurements."""
+    return _Cudnn(Plans(COSTS._replace(build_s=0.0)), torch_varlen.load()).functions()
 
 
 @dataclass(frozen=True)
 class _Cudnn:
-    """Uses cuDNN for calls whose sequences all have the same number of queries and the same number of keys, one of them
-    at least `least_tokens`; all other calls use `others`."""
+    """Uses cuDNN for calls that it can compute and whose shape pays for a plan; all other calls use `others`."""
 
-    least_tokens: int
+    plans: Plans
     others: Functions
 
     def functions(self) -> Functions:
         return Functions(self._forward, self._backward)
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        if not self._serves(call):
+        if not self._serves(call, q, k, backward=False):
             return self.others.forward(q, k, v, call)
         count = len(call.q_bounds) - 1
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
@@ -56,7 +53,7 @@ class _Cudnn:
     def _backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if not self._serves(call):
+        if not self._serves(call, q, k, backward=True):
             return self.others.backward(dout, q, k, v, out, lse, call)
         count = len(call.q_bounds) - 1
         queries, keys = len(q) // count, len(k) // count
@@ -77,14 +74,11 @@ class _Cudnn:
         dq, dk, dv = map(_packed, gradients)
         return dq, dk, dv
 
-    def _serves(self, call: Call) -> bool:
-        queries, keys = _lengths(call.q_bounds), _lengths(call.kv_bounds)
-        return len(queries) == len(keys) == 1 and max(*queries, *keys) >= self.least_tokens
-
-
-def _lengths(bounds: Sequence[int]) -> set[int]:
-    """Return the distinct lengths of the sequences."""
-    return {stop - start for start, stop in pairwise(bounds)}
+    def _serves(self, call: Call, q: Tensor, k: Tensor, backward: bool) -> bool:
+        equal = batch(call)
+        return equal is not None and self.plans.pay(
+            Shape(backward, *equal, call.causal, q.shape[1], k.shape[1], q.shape[2], q.dtype)
+        )
 
 
 def _batched(x: Tensor, count: int) -> Tensor:

@@ -14,22 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.attention.kernels.call import Functions, Packed
+from engine.attention.kernels.call import Call, Functions, Packed
 from engine.attention.kernels.varlen import Library
+
+# SMs that flash-attn 3 leaves to NCCL while ring transfers run, of 132 on an H100 or H200. A guess, not measured.
+TRANSFER_SMS = 8
 
 
 def load_2() -> Functions:
     """Return the functions of flash-attn 2 (2.7 or newer). Raises ImportError if it is not installed."""
     module = import_module("flash_attn.flash_attn_interface")
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, call: Call) -> tuple[Tensor, Tensor]:
         out, lse, *_ = module._flash_attn_varlen_forward(
-            q, k, v, **_bounds(queries, keys), dropout_p=0.0, softmax_scale=_scale(q), causal=causal
+            q, k, v, **_bounds(queries, keys), dropout_p=0.0, softmax_scale=_scale(q), causal=call.causal
         )
         return out, lse
 
     def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *tensors, queries, keys, causal = inputs
+        *tensors, queries, keys, call = inputs
         gradients = _like(tensors)
         module._flash_attn_varlen_backward(
             *tensors,
@@ -37,7 +40,7 @@ def load_2() -> Functions:
             **_bounds(queries, keys),
             dropout_p=0.0,
             softmax_scale=_scale(tensors[1]),
-            causal=causal,
+            causal=call.causal,
             window_size_left=-1,
             window_size_right=-1,
             softcap=0.0,
@@ -50,21 +53,37 @@ def load_2() -> Functions:
 
 
 def load_3() -> Functions:
-    """Return the functions of flash-attn 3. Raises ImportError if it is not installed."""
+    """Return the functions of flash-attn 3. Raises ImportError if it is not installed.
+
+    Its kernels are persistent: they would keep all SMs until they end, so that NCCL's could not start beside them.
+    """
     import_module("flash_attn_interface")  # registers the operators
     operators = torch.ops.flash_attn_3
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, call: Call) -> tuple[Tensor, Tensor]:
         out, lse, *_ = operators.fwd(
-            q, k, v, **_bounds(queries, keys), softmax_scale=_scale(q), is_causal=causal, num_splits=1
+            q,
+            k,
+            v,
+            **_bounds(queries, keys),
+            softmax_scale=_scale(q),
+            is_causal=call.causal,
+            num_splits=1,
+            sm_margin=_sm_margin(call),
         )
         return out, lse
 
     def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *tensors, queries, keys, causal = inputs
+        *tensors, queries, keys, call = inputs
         gradients = _like(tensors)
-        scale = _scale(tensors[1])
-        operators.bwd(*tensors, *gradients, **_bounds(queries, keys), softmax_scale=scale, is_causal=causal)
+        operators.bwd(
+            *tensors,
+            *gradients,
+            **_bounds(queries, keys),
+            softmax_scale=_scale(tensors[1]),
+            is_causal=call.causal,
+            sm_margin=_sm_margin(call),
+        )
         return gradients
 
     return Library(attend, derive).functions()
@@ -74,17 +93,17 @@ def load_4() -> Functions:
     """Return the functions of flash-attn 4. Raises ImportError if it is not installed."""
     module = import_module("flash_attn.cute.interface")
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, call: Call) -> tuple[Tensor, Tensor]:
         out, lse, *_ = module._flash_attn_fwd(
-            q, k, v, **_bounds(queries, keys), softmax_scale=_scale(q), causal=causal, return_lse=True
+            q, k, v, **_bounds(queries, keys), softmax_scale=_scale(q), causal=call.causal, return_lse=True
         )
         return out, lse
 
     def derive(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        dout, q, k, v, out, lse, queries, keys, causal = inputs
+        dout, q, k, v, out, lse, queries, keys, call = inputs
         cu_seqlens = {"cu_seqlens_q": queries.cu_seqlens, "cu_seqlens_k": keys.cu_seqlens}
         dq, dk, dv = module._flash_attn_bwd(
-            q, k, v, out, dout, lse, softmax_scale=_scale(q), causal=causal, **cu_seqlens
+            q, k, v, out, dout, lse, softmax_scale=_scale(q), causal=call.causal, **cu_seqlens
         )
         return dq, dk, dv
 
@@ -98,6 +117,10 @@ def _bounds(queries: Packed, keys: Packed) -> dict[str, Tensor | int]:
         "max_seqlen_q": queries.longest,
         "max_seqlen_k": keys.longest,
     }
+
+
+def _sm_margin(call: Call) -> int:
+    return TRANSFER_SMS if call.overlapped else 0
 
 
 def _scale(q: Tensor) -> float:

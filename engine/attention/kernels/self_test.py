@@ -1,11 +1,18 @@
 """The self-test of attention kernels: compares small forward and backward calls with the reference in float64.
 
-It makes three calls: packed causal sequences; packed causal sequences of equal length (the only ones that cuDNN
-computes); and ring blocks, which have different numbers of queries and keys, and whose `out` and `lse` in the backward
-pass cover more keys than the call. All calls have fewer key heads than query heads (GQA).
+All calls have fewer key heads than query heads (GQA):
+
+- packed causal sequences, and such of equal length, which cuDNN computes;
+- ring blocks, which have different numbers of queries and keys, and whose `out` and `lse` in the backward pass cover
+  more keys than the call;
+- blocks of one query, for which flash-attn 2 swaps queries and heads;
+- blocks with a log-sum-exp of about -120, which trained weights reach: exp(-lse) overflows in float32. cuDNN's backward
+  pass then returns NaN for 64 keys (modulo 128), and for one query (plans.py).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,9 +27,29 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4, tor
 NAMES = ("output", "log-sum-exp", "dq", "dk", "dv")
 CAUSAL = Call((0, 5, 70), (0, 5, 70), causal=True)
 EVEN = Call((0, 35, 70), (0, 35, 70), causal=True)
-BLOCK = Call((0, 24, 48), (0, 40, 80), causal=False)
-ALL_KEYS = Call((0, 24, 48), (0, 60, 120), causal=False)
-_BLOCK_KEYS = torch.cat((torch.arange(40), torch.arange(60, 100)))  # the first 40 of the 60 keys of each sequence
+BLOCK = Call((0, 72, 144), (0, 40, 80), causal=False, overlapped=True)
+ONE_QUERY = Call((0, 1, 2), (0, 40, 80), causal=False)
+TILE = Call((0, 72, 144), (0, 64, 128), causal=False)
+ONE_QUERY_TILE = Call((0, 1, 2), (0, 64, 128), causal=False)
+LOW = -120.0  # log-sum-exp
+
+
+class Case(NamedTuple):
+    """A call, and the additional keys of each sequence that `out` and `lse` cover in the backward pass."""
+
+    call: Call
+    more_keys: int = 0
+    low: bool = False  # a log-sum-exp of about LOW
+
+
+CASES = (
+    Case(CAUSAL),
+    Case(EVEN),
+    Case(BLOCK, more_keys=20),
+    Case(ONE_QUERY, more_keys=20),
+    Case(TILE, low=True),
+    Case(ONE_QUERY_TILE, low=True),
+)
 
 
 def fault(kernel: Functions, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
@@ -35,10 +62,14 @@ def fault(kernel: Functions, device: torch.device, dtype: torch.dtype, head_dim:
     def random(tokens: int, heads: int) -> Tensor:
         return torch.randn(tokens, heads, head_dim, generator=generator).to(device, dtype)
 
-    all_keys = torch.arange(70)
-    for call, full, kept in ((CAUSAL, CAUSAL, all_keys), (EVEN, EVEN, all_keys), (BLOCK, ALL_KEYS, _BLOCK_KEYS)):
+    for call, more_keys, low in CASES:
+        full = call._replace(kv_bounds=tuple(stop + i * more_keys for i, stop in enumerate(call.kv_bounds)))
         queries, keys = full.q_bounds[-1], full.kv_bounds[-1]
         q, k, v, dout = random(queries, 4), random(keys, 2), random(keys, 2), random(queries, 4)
+        if low:
+            # All scores are about LOW. The keys' part of it is small, because its rounding is an error of dq.
+            q[..., 0], k[..., 0] = LOW / -4 * head_dim**0.5, -4
+        kept = torch.cat([torch.arange(rows.start, rows.stop - more_keys) for _, rows in full.sequences()])
         out, lse = reference.forward(q.double(), k.double(), v.double(), full)
         k, v = k[kept], v[kept]
         narrow_out, narrow_lse = out.to(dtype), lse.to(wider(dtype))
@@ -46,5 +77,5 @@ def fault(kernel: Functions, device: torch.device, dtype: torch.dtype, head_dim:
         q, k, v, dout = (x.double() for x in (q, k, v, dout))
         expected = *reference.forward(q, k, v, call), *reference.backward(dout, q, k, v, out, lse, call)
         if wrong := mismatch(zip(NAMES, found, expected, strict=True), TOLERANCE[dtype]):
-            return wrong
+            return f"{wrong} for {call}{f' with a log-sum-exp of {LOW}' if low else ''}"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention.kernels.call import Functions, Packed
+from engine.attention.kernels.call import Call, Functions, Packed
 from engine.attention.kernels.varlen import Library
 
 
@@ -14,9 +14,9 @@ def load() -> Functions:
     return Library(_attend, _derive).functions()
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, causal: bool) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, queries: Packed, keys: Packed, call: Call) -> tuple[Tensor, Tensor]:
     bounds = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
-    out, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, causal, False)
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(q, k, v, *bounds, 0.0, call.causal, False)
     return out, lse
 
 
@@ -29,11 +29,11 @@ def _derive(
     lse: Tensor,
     queries: Packed,
     keys: Packed,
-    causal: bool,
+    call: Call,
 ) -> tuple[Tensor, Tensor, Tensor]:
     bounds = (queries.cu_seqlens, keys.cu_seqlens, queries.longest, keys.longest)
     seed, unused = q.new_empty(2, dtype=torch.uint64), q.new_empty(0)  # arguments of dropout, which is not used
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
-        dout, q, k, v, out, lse, *bounds, 0.0, causal, seed, unused
+        dout, q, k, v, out, lse, *bounds, 0.0, call.causal, seed, unused
     )
     return gradients

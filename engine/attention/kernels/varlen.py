@@ -15,16 +15,16 @@ from torch import Tensor
 
 from engine.attention.kernels.call import Call, Functions, Packed, contiguous_heads, packed
 
-Attend = Callable[[Tensor, Tensor, Tensor, Packed, Packed, bool], tuple[Tensor, Tensor]]
-Derive = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packed, Packed, bool], tuple[Tensor, Tensor, Tensor]]
+Attend = Callable[[Tensor, Tensor, Tensor, Packed, Packed, Call], tuple[Tensor, Tensor]]
+Derive = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Packed, Packed, Call], tuple[Tensor, Tensor, Tensor]]
 
 
 class Library(NamedTuple):
     """The two functions of a library, with a common signature.
 
-    `attend(q, k, v, queries, keys, causal)` returns the output and the log-sum-exp [H,T];
-    `derive(dout, q, k, v, out, lse [H,T], queries, keys, causal)` returns dq, dk, dv. `queries` and `keys` are the
-    cumulative lengths of the sequences in q and in k and v.
+    `attend(q, k, v, queries, keys, call)` returns the output and the log-sum-exp [H,T];
+    `derive(dout, q, k, v, out, lse [H,T], queries, keys, call)` returns dq, dk, dv. `queries` and `keys` are the bounds
+    of the call on the device.
     """
 
     attend: Attend
@@ -38,7 +38,7 @@ class Library(NamedTuple):
         if len(call.q_bounds) == 1:
             return torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
         q, k, v = map(contiguous_heads, (q, k, v))
-        out, lse = self.attend(q, k, v, *_bounds(call, q.device), call.causal)
+        out, lse = self.attend(q, k, v, *_bounds(call, q.device), call)
         return out, lse.transpose(0, 1)
 
     def _backward(
@@ -48,7 +48,7 @@ class Library(NamedTuple):
             return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dout, q, k, v, out = map(contiguous_heads, (dout.to(q.dtype), q, k, v, out.to(q.dtype)))
         by_head = lse.to(torch.float32).transpose(0, 1).contiguous()
-        return self.derive(dout, q, k, v, out, by_head, *_bounds(call, q.device), call.causal)
+        return self.derive(dout, q, k, v, out, by_head, *_bounds(call, q.device), call)
 
 
 def _bounds(call: Call, device: torch.device) -> tuple[Packed, Packed]:

@@ -1,7 +1,7 @@
 """Stand-ins for libraries of GPU kernels: the signatures of the released libraries, with results of the reference.
 
 They run on any device, and refuse what the libraries refuse: other dtypes, a last dim that is not contiguous, bounds
-that are not int32.
+that are not int32. They also do what is known to go wrong in a library: `swapping_forward` and `Cudnn`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,25 @@ def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Te
     return [x.to(q.dtype) for x in reference.load().backward(dout, q, k, v, out, lse.T, one)]
 
 
-def flash_attn_2() -> ModuleType:
+def swapping_forward(
+    q: Tensor, k: Tensor, v: Tensor, one: Call, kernel_writes_rows: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Like flash-attn 2 and PyTorch's copy of it (`mha_varlen_fwd`): swap heads and queries if all sequences have one.
+
+    The R query heads of a key head then become the queries of a sequence. The log-sum-exp is taken as [G,R,N] and
+    returned as [G R,N]. The split kernel for paged keys writes [G,N,R] (flash-attention#2573): `kernel_writes_rows`.
+    """
+    count, groups, repeated = len(one.q_bounds) - 1, k.shape[1], q.shape[1] // k.shape[1]
+    if len(q) != count or repeated == 1 or q.shape[2] % 8:
+        return forward(q, k, v, one)
+    rows = q.view(count, groups, repeated, -1).transpose(1, 2).flatten(0, 1)
+    out, lse = forward(rows, k, v, Call(tuple(range(0, len(rows) + 1, repeated)), one.kv_bounds, False))
+    written = lse.view(groups, count, repeated)
+    written = written if kernel_writes_rows else written.transpose(1, 2)
+    return out.view(count, repeated, groups, -1).transpose(1, 2).flatten(1, 2), written.reshape(-1, count)
+
+
+def flash_attn_2(kernel_writes_rows: bool = False) -> ModuleType:
     """`flash_attn.flash_attn_interface` of 2.8."""
     module = ModuleType("flash_attn.flash_attn_interface")
 
@@ -50,7 +68,7 @@ def flash_attn_2() -> ModuleType:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal)
         assert (dropout_p, softmax_scale) == (0.0, q.shape[-1] ** -0.5)
-        return *forward(q, k, v, one), torch.empty(0), torch.empty(2)
+        return *swapping_forward(q, k, v, one, kernel_writes_rows), torch.empty(0), torch.empty(2)
 
     def _flash_attn_varlen_backward(
         dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, dq: Tensor, dk: Tensor,
@@ -69,7 +87,8 @@ def flash_attn_2() -> ModuleType:
 
 
 def flash_attn_3() -> SimpleNamespace:
-    """`torch.ops.flash_attn_3`, by the schema of hopper/flash_api.cpp."""
+    """`torch.ops.flash_attn_3`, by the schema of hopper/flash_api.cpp. `margins` lists the `sm_margin` of each call."""
+    margins: list[int] = []
 
     def fwd(
         q: Tensor, k: Tensor, v: Tensor, k_new: Any = None, v_new: Any = None, q_v: Any = None, out: Any = None,
@@ -82,6 +101,7 @@ def flash_attn_3() -> SimpleNamespace:
         is_rotary_interleaved: bool = False, scheduler_metadata: Any = None, num_splits: int = 0,
         pack_gqa: bool | None = None, sm_margin: int = 0,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        margins.append(sm_margin)
         one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal)
         return *forward(q, k, v, one), torch.empty(0), torch.empty(0)
 
@@ -92,12 +112,13 @@ def flash_attn_3() -> SimpleNamespace:
         is_causal: bool = False, window_size_left: int = -1, window_size_right: int = -1, softcap: float = 0.0,
         deterministic: bool = False, sm_margin: int = 0,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        margins.append(sm_margin)
         one = call(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal)
         for room, gradient in zip((dq, dk, dv), backward(dout, q, k, v, out, softmax_lse, one), strict=True):
             room.copy_(gradient)
         return (torch.empty(0),) * 5
 
-    return SimpleNamespace(fwd=fwd, bwd=bwd)
+    return SimpleNamespace(fwd=fwd, bwd=bwd, margins=margins)
 
 
 def flash_attn_4() -> ModuleType:
@@ -123,7 +144,10 @@ def flash_attn_4() -> ModuleType:
 
 
 class Cudnn:
-    """`torch.ops.aten._scaled_dot_product_cudnn_attention` and its gradient: dense batches [N,H,T,D]."""
+    """`torch.ops.aten._scaled_dot_product_cudnn_attention` and its gradient: dense batches [N,H,T,D].
+
+    Calls that are not causal get the NaNs of cuDNN's backward pass on Hopper (pytorch#196678, cudnn-frontend#1072).
+    """
 
     def __init__(self) -> None:
         self.calls = 0
@@ -147,6 +171,10 @@ class Cudnn:
         assert dout.stride() == out.stride() == q.stride(), "cuDNN wants them alike"
         by_head = lse[..., 0].transpose(0, 1).flatten(1)
         found = backward(*map(_packed, (dout, q, k, v, out)), by_head, self._call(q, k, causal))
+        if not causal and max_k % 128 == 64:
+            found[0][by_head.T < -88.7] = float("nan")
+        if not causal and max_q == 1 and (lse < 0).any():
+            found[1:] = [torch.full_like(x, float("nan")) for x in found[1:]]
         return tuple(x.unflatten(0, (len(q), -1)).transpose(1, 2) for x in found)
 
     def _call(self, q: Tensor, k: Tensor, causal: bool) -> Call:
@@ -164,7 +192,7 @@ def torch_varlen(patch: pytest.MonkeyPatch) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *rest: Any) -> Any:
         dropout, causal, debug = rest
         assert (dropout, debug) == (0.0, False)
-        return *forward(q, k, v, call(cu_q, cu_k, max_q, max_k, causal)), None, None, None
+        return *swapping_forward(q, k, v, call(cu_q, cu_k, max_q, max_k, causal)), None, None, None
 
     def derive(*inputs: Any) -> Any:
         *tensors, cu_q, cu_k, max_q, max_k, dropout, causal, _seed, _unused = inputs

@@ -85,7 +85,7 @@ def test_without_a_device_the_reference_serves_and_says_why_not_each_other(monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     found = choose(CUDA, BF16, 64)
     assert (found.name, found.reason) == ("reference", "no fused kernel works here")
-    assert found.rejected[:2] == ("fused_cpu: runs on CPUs only", "flash_attn_4: no CUDA device was found")
+    assert found.rejected[:2] == ("fused_cpu: runs on CPUs only", "flash_attn_3: no CUDA device was found")
     assert [line.partition(":")[0] for line in found.rejected] == list(choice.KERNELS)[:-1]
 
 
@@ -95,7 +95,7 @@ def test_without_a_device_the_reference_serves_and_says_why_not_each_other(monke
         ((7, 5), []),
         ((8, 0), ["flash_attn_2", "torch_varlen"]),
         ((8, 9), ["flash_attn_2", "torch_varlen"]),
-        ((9, 0), ["flash_attn_4", "flash_attn_3", "cudnn", "flash_attn_2", "torch_varlen"]),
+        ((9, 0), ["flash_attn_3", "flash_attn_4", "cudnn", "flash_attn_2", "torch_varlen"]),
         ((10, 0), ["flash_attn_4", "cudnn", "flash_attn_2", "torch_varlen"]),
     ],
 )

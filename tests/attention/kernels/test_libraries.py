@@ -5,13 +5,15 @@ If these fail, a GPU kernel gets something else than it asks for. What only a GP
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
-from engine.attention.kernels import cudnn, flash_attn, self_test, torch_varlen
+from engine.attention.kernels import cudnn, flash_attn, plans, self_test, torch_varlen
 from engine.attention.kernels.call import Call, Functions
 from tests.attention.kernels import libraries
 from tests.attention.rings import CPU
@@ -90,18 +92,109 @@ def test_pytorchs_own_operators_take_the_call(name: str, call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "calls"),
+    ("call", "expected"),
     [
-        (Call((0, 5000), (0, 5000), True), 1),
-        (Call((0, 4100, 8200), (0, 4100, 8200), True), 1),
-        (Call((0, 2000), (0, 4100), False), 1),
-        (Call((0, 4100, 8000), (0, 4100, 8000), True), 0),
-        (Call((0, 64, 128), (0, 64, 128), True), 0),
+        (Call((0, 5000), (0, 5000), True), (1, 5000, 5000)),
+        (Call((0, 64, 128), (0, 64, 128), True), (2, 64, 64)),
+        (Call((0, 1), (0, 1), True), (1, 1, 1)),
+        (Call((0, 2000, 4000), (0, 4100, 8200), False), (2, 2000, 4100)),
+        (Call((0, 4100, 8000), (0, 4100, 8000), True), None),
+        (Call((0, 100, 200), (0, 4100, 8000), False), None),
+        (Call((0, 8192), (0, 4160), False), None),
+        (Call((0, 4096), (0, 64), False), None),
+        (Call((0, 1), (0, 8192), False), None),
+        (Call((0, 63, 126), (0, 8192, 16384), False), None),
+        (Call((0, 64), (0, 8192), False), (1, 64, 8192)),
     ],
 )
-def test_cudnn_gets_long_sequences_of_one_length(call: Call, calls: int) -> None:
-    """Each new shape costs it a plan; the others' kernel takes any lengths."""
-    assert cudnn._Cudnn(cudnn.LEAST_TOKENS, torch_varlen.load())._serves(call) == bool(calls)
+def test_cudnn_gets_sequences_of_one_length_that_it_computes_correctly(
+    call: Call, expected: tuple[int, int, int] | None
+) -> None:
+    assert plans.batch(call) == expected
+
+
+def low(call: Call) -> tuple[Tensor, ...]:
+    """Return q, k, v and the output's gradient, with scores of about -120."""
+    q, k, v, dout = (
+        torch.randn(bounds[-1], heads, 16).to(BF16)
+        for bounds, heads in ((call.q_bounds, 4), (call.kv_bounds, 2), (call.kv_bounds, 2), (call.q_bounds, 4))
+    )
+    q[..., 0], k[..., 0] = 120, -4
+    return q, k, v, dout
+
+
+NAN_CALLS = pytest.mark.parametrize("call", [Call((0, 72), (0, 64), False), Call((0, 1, 2), (0, 128, 256), False)])
+
+
+@NAN_CALLS
+def test_calls_for_which_cudnns_gradients_are_nan_go_to_the_other_kernel(
+    call: Call, stand_ins: libraries.Cudnn
+) -> None:
+    """Trained weights reach a log-sum-exp of -120, where one NaN ends a run."""
+    kernel, (q, k, v, dout) = cudnn.load_for_any_length(), low(call)
+    out, lse = kernel.forward(q, k, v, call)
+    assert lse.max() < -88.7
+    assert all(x.isfinite().all() for x in kernel.backward(dout, q, k, v, out, lse, call))
+    assert stand_ins.calls == 0
+
+
+@NAN_CALLS
+def test_a_kernel_whose_gradients_are_nan_is_seen_by_the_self_test(
+    call: Call, stand_ins: libraries.Cudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each class alone: cuDNN gets the calls of one kind that it must not get."""
+    queries = call.q_bounds[1]
+
+    def careless(one: Call) -> tuple[int, int, int] | None:
+        same_kind = not one.causal and (one.q_bounds[1] == 1) == (queries == 1)
+        return (len(one.q_bounds) - 1, one.q_bounds[1], one.kv_bounds[1]) if same_kind else None
+
+    monkeypatch.setattr(cudnn, "batch", careless)
+    assert re.match(
+        f"its {'dk' if queries == 1 else 'dq'} is not finite for .* with a log-sum-exp of -120",
+        str(self_test.fault(cudnn.load_for_any_length(), CPU, BF16, 16)),
+    )
+
+
+def test_a_log_sum_exp_of_single_queries_in_another_order_is_seen_by_the_self_test(
+    stand_ins: libraries.Cudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """flash-attn 2 swaps queries and heads for them; its forks differ in what their kernels then write."""
+    monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", libraries.flash_attn_2(kernel_writes_rows=True))
+    assert str(self_test.fault(flash_attn.load_2(), CPU, BF16, 16)).startswith("its log-sum-exp is off")
+
+
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_flash_attn_3_leaves_sms_to_transfers_only_while_there_are_any(
+    overlapped: bool, stand_ins: libraries.Cudnn
+) -> None:
+    """Its kernel would keep every SM, and NCCL's transfers would wait for its end."""
+    kernel, one = flash_attn.load_3(), Call((0, 6), (0, 6), True, overlapped)
+    q = torch.randn(6, 2, 16).to(BF16)
+    out, lse = kernel.forward(q, q, q, one)
+    kernel.backward(out, q, q, q, out, lse, one)
+    assert torch.ops.flash_attn_3.margins == [flash_attn.TRANSFER_SMS if overlapped else 0] * 2
+
+
+def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(
+    stand_ins: libraries.Cudnn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward have plans of their own: here the backward pass, with 2.5 times the work, pays first."""
+    one = Call((0, 6), (0, 6), True)
+    q, k = torch.randn(6, 4, 16).to(BF16), torch.randn(6, 2, 16).to(BF16)
+    seconds = plans.Shape(False, 1, 6, 6, True, 4, 2, 16, BF16).flops * cudnn.COSTS.saved_s_per_flop
+    monkeypatch.setattr(cudnn, "COSTS", cudnn.COSTS._replace(build_s=2.4 * seconds))
+    kernel = cudnn.load()
+    results, counts = [], []
+    for _ in range(4):
+        out, lse = kernel.forward(q, k, k, one)
+        counts.append(stand_ins.calls)
+        results.append((out, lse, *kernel.backward(out, q, k, k, out, lse, one)))
+        counts.append(stand_ins.calls)
+    assert counts == [0, 1, 1, 2, 3, 4, 5, 6]
+    for result in results[1:]:
+        for a, b in zip(result, results[0], strict=True):
+            torch.testing.assert_close(a, b)
 
 
 def test_no_sequence_never_reaches_a_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.attention.kernels import choice, reference
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
+from engine.attention.kernels.plans import PlanCosts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -28,7 +29,8 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # max|a - b| / max|b|
 @pytest.fixture(params=[(name, dtype) for name in GPU_KERNELS for dtype in TOLERANCE], ids=str)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kernel, torch.dtype]]:
     name, dtype = request.param
-    monkeypatch.setattr("engine.attention.kernels.cudnn.LEAST_TOKENS", 1)
+    # cuDNN from the first call of a shape on.
+    monkeypatch.setattr("engine.attention.kernels.cudnn.COSTS", PlanCosts(build_s=0.0))
     choose.cache_clear()
     try:
         found = choose(GPU, dtype, 128, name)
@@ -37,7 +39,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             raise
         pytest.skip(str(error))
     yield found, dtype
-    choose.cache_clear()  # forget the kernel that takes sequences of any length
+    choose.cache_clear()  # forget the kernel that builds plans at once
 
 
 def call(q_lengths: list[int], kv_lengths: list[int], causal: bool) -> Call:
@@ -83,7 +85,10 @@ def test_sequences_of_one_length(kernel: tuple[Kernel, torch.dtype], lengths: li
     check(five(found, one, tensors), exact(one, tensors), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("lengths", [([3, 1, 400, 8, 1], [5, 1, 70, 900, 333]), ([300], [777]), ([64, 64], [9, 9])])
+@pytest.mark.parametrize(
+    "lengths",
+    [([3, 1, 400, 8, 1], [5, 1, 70, 900, 333]), ([300], [777]), ([64, 64], [9, 9]), ([1, 1], [300, 300]), ([1], [64])],
+)
 def test_unequal_numbers_of_queries_and_keys(
     kernel: tuple[Kernel, torch.dtype], lengths: tuple[list[int], list[int]]
 ) -> None:

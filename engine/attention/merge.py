@@ -1,0 +1,61 @@
+"""Merges the result of a ring's block into that of the rounds before, on GPUs in one compiled kernel.
+
+Letters: T query tokens, H query heads, D head size.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from engine.attention.kernels.call import Merge, merge
+from engine.close import mismatch
+from engine.dtypes import wider
+from engine.models.fuse import TOLERANCE, compiled_function, wanted
+from engine.selection import Candidate, select
+
+# Tokens of the two calls of the self-test. The second size makes the compiler treat tokens and strides as variables.
+_TEST_TOKENS = (6, 9)
+
+
+@cache
+def choose(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, wish: str = "auto") -> Merge:
+    """Return the compiled `merge` if `wish` (the config's `compile`) asks for it and it works, else the plain one.
+
+    `dtype` is that of the model. Logs the reason, and is cached.
+    """
+    if not wanted(wish, device):
+        return merge
+    test = partial(fault, device=device, dtype=dtype, heads=heads, head_dim=head_dim)
+    with_compiler: Candidate[Merge] = Candidate("torch.compile", "one fused kernel", _compiled, test)
+    eager: Candidate[Merge] = Candidate("eager", "torch.compile does not work here", lambda: merge)
+    return select(f"merge of ring blocks for {dtype} on {device.type}", (with_compiler, eager)).implementation
+
+
+def _compiled() -> Merge:
+    return compiled_function(merge)
+
+
+def fault(compiled: Merge, device: torch.device, dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
+    """Compare a compiled merge with the plain one. Returns a description of the first mismatch, or None.
+
+    The tensors are laid out as in a ring: rows of larger tensors, and a log-sum-exp that is stored by heads.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator).to(device)
+
+    for tokens in _TEST_TOKENS:
+        rows = slice(2, 2 + tokens)
+        part_out, part_lse = random(tokens, heads, head_dim).to(dtype), random(heads, tokens).to(wider(dtype)).T
+        out, lse = (x.to(wider(dtype)) for x in (random(12, heads, head_dim), random(heads, 12).T))
+        expected_out, expected_lse = out.clone(), lse.clone()
+        compiled(out[rows], lse[rows], part_out, part_lse)
+        merge(expected_out[rows], expected_lse[rows], part_out, part_lse)
+        results = [("output", out, expected_out), ("log-sum-exp", lse, expected_lse)]
+        if wrong := mismatch(results, TOLERANCE[wider(dtype)]):
+            return wrong
+    return None
