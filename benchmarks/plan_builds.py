@@ -2,11 +2,12 @@
 
     python benchmarks/plan_builds.py [--json] [--steps 50]
 
-The real planner plans the steps of a 1B model on 8 ranks (capacity 8K, context 64K, 512K tokens a step) for three
-corpora. Each rank's kernel calls are those of its layouts and ring schedules; no tensor is computed. Three rules are
-compared: cuDNN for every call of one length from 4,096 tokens on (the rule until commit 3f16df9), the rule of
-`engine/attention/kernels/plans.py`, and the best decision per shape in hindsight. Seconds are estimates with the
-constants of that file: those of building plans, and those lost on the slower kernel.
+The real planner plans the steps of a 1B model on 8 ranks (capacity 8K, context 64K, 512K tokens a step; layers are
+recomputed in the backward pass) for three corpora. Each rank's kernel calls are those of its layouts and ring
+schedules; no tensor is computed. Three rules are compared: cuDNN for every call of one length from 4,096 tokens on (the
+rule until commit 3f16df9), the rule of `engine/attention/kernels/plans.py`, and the best decision per shape in
+hindsight. Seconds are estimates with the constants of that file: those of building plans, and those lost on the slower
+kernel.
 """
 
 from __future__ import annotations
