@@ -80,8 +80,9 @@ def gradients(
     q, k, v, dout = (torch.randn(tokens, count, HEAD_DIM, generator=generator).bfloat16() for count in heads)
     whole = Call((0, tokens), (0, tokens), causal=True)
     exact_out, exact_lse = reference.forward(q.double(), k.double(), v.double(), whole)
-    wide = (x.double() for x in (dout, q, k, v))
-    _, exact_dk, exact_dv = reference.backward(*wide, exact_out, exact_lse, whole)
+    _, exact_dk, exact_dv = reference.backward(
+        dout.double(), q.double(), k.double(), v.double(), exact_out, exact_lse, whole
+    )
     out, lse = exact_out.bfloat16(), exact_lse.float()
     rows = [
         torch.cat([torch.arange(span.start, span.stop) for span in shard_spans(tokens, degree, part)])

@@ -1,4 +1,7 @@
-"""Merges the result of a ring's block into that of the rounds before, on GPUs in one compiled kernel.
+"""Merges the result of a ring's block into that of the rounds before, on GPUs in compiled code.
+
+The plain form reads or writes tensors of the output's size in two kernels, and smaller ones in four more. Compiled, it
+is one kernel over the output, and one over the log-sum-exp, which is D times smaller.
 
 Letters: T query tokens, H query heads, D head size.
 """
@@ -16,8 +19,9 @@ from engine.dtypes import wider
 from engine.models.fuse import TOLERANCE, compiled_function, wanted
 from engine.selection import Candidate, select
 
-# Tokens of the two calls of the self-test. The second size makes the compiler treat tokens and strides as variables.
-_TEST_TOKENS = (6, 9)
+# (tokens of the block, tokens of the rank) in the calls of the self-test. The second size makes the compiler treat both
+# as variables. It has code of its own for blocks of all tokens of the rank. So nothing is compiled in a step.
+_TEST_TOKENS = ((6, 12), (9, 13), (14, 14))
 
 
 @cache
@@ -29,7 +33,7 @@ def choose(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, 
     if not wanted(wish, device):
         return merge
     test = partial(fault, device=device, dtype=dtype, heads=heads, head_dim=head_dim)
-    with_compiler: Candidate[Merge] = Candidate("torch.compile", "one fused kernel", _compiled, test)
+    with_compiler: Candidate[Merge] = Candidate("torch.compile", "fused kernels", _compiled, test)
     eager: Candidate[Merge] = Candidate("eager", "torch.compile does not work here", lambda: merge)
     return select(f"merge of ring blocks for {dtype} on {device.type}", (with_compiler, eager)).implementation
 
@@ -48,10 +52,10 @@ def fault(compiled: Merge, device: torch.device, dtype: torch.dtype, heads: int,
     def random(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=generator).to(device)
 
-    for tokens in _TEST_TOKENS:
-        rows = slice(2, 2 + tokens)
+    for tokens, total in _TEST_TOKENS:
+        rows = slice(total - tokens, total)
         part_out, part_lse = random(tokens, heads, head_dim).to(dtype), random(heads, tokens).to(wider(dtype)).T
-        out, lse = (x.to(wider(dtype)) for x in (random(12, heads, head_dim), random(heads, 12).T))
+        out, lse = (x.to(wider(dtype)) for x in (random(total, heads, head_dim), random(heads, total).T))
         expected_out, expected_lse = out.clone(), lse.clone()
         compiled(out[rows], lse[rows], part_out, part_lse)
         merge(expected_out[rows], expected_lse[rows], part_out, part_lse)

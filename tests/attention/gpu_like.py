@@ -40,7 +40,7 @@ def _backward(
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    scores = _by_head(q, q.shape[1]) @ _by_head(k, q.shape[1]).mT * q.shape[2] ** -0.5
+    scores: Tensor = _by_head(q, q.shape[1]) @ _by_head(k, q.shape[1]).mT * q.shape[2] ** -0.5
     return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf")) if causal else scores
 
 
@@ -51,7 +51,8 @@ def _by_head(x: Tensor, heads: int) -> Tensor:
 
 def _summed(x: Tensor, groups: int) -> Tensor:
     """Return [H,S,D] as [S,G,D] in bf16."""
-    return x.unflatten(0, (groups, -1)).sum(1).transpose(0, 1).bfloat16()
+    by_group: Tensor = x.view(groups, -1, *x.shape[1:])
+    return by_group.sum(1).transpose(0, 1).bfloat16()
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -58,14 +58,15 @@ def test_a_cpu_merges_without_the_compiler_unless_asked(wish: str, monkeypatch: 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # PyTorch's own, when it imports its compiler
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
-def test_the_compiled_merge_is_one_kernel_with_the_numbers_of_the_plain_one() -> None:
+def test_the_compiled_merge_is_one_pass_with_the_numbers_of_the_plain_one() -> None:
     from torch._inductor import metrics
 
     torch._dynamo.reset()
     metrics.reset()
     fused = merging.choose(CPU, BF16, 4, 16, "always")
     assert fused is not merge
-    assert metrics.generated_kernel_count == 2, "one for the first size, one for any other"
+    graphs = len(merging._TEST_TOKENS)
+    assert metrics.generated_kernel_count <= 2 * graphs, "one over the output, one over the log-sum-exp"
     out, lse = torch.randn(40, 4, 16), torch.randn(4, 40).T
     part_out, part_lse = torch.randn(33, 4, 16).to(BF16), torch.randn(4, 33).T
     expected = out.clone(), lse.clone()
@@ -75,7 +76,7 @@ def test_the_compiled_merge_is_one_kernel_with_the_numbers_of_the_plain_one() ->
 
 
 def test_no_block_of_a_run_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """HDP has new numbers of tokens in every step; the two sizes of the self-test must be all that is compiled."""
+    """HDP has new numbers of tokens in every step; the sizes of the self-test must be all that is compiled."""
     made: list[torch.fx.GraphModule] = []
 
     def compiler(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Tensor]:
@@ -85,7 +86,8 @@ def test_no_block_of_a_run_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=compiler))
     torch._dynamo.reset()
     fused = merging.choose(CPU, BF16, 4, 16, "always")
-    assert len(made) == 2
+    before = len(made)
+    assert before == len(merging._TEST_TOKENS)
     for total, start, stop in ((100, 0, 100), (33, 1, 2), (64, 32, 64), (7, 5, 7), (9, 0, 0)):
         tokens = stop - start
         rows = slice(start, stop)
@@ -95,7 +97,7 @@ def test_no_block_of_a_run_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> N
             torch.randn(tokens, 4, 16).to(BF16),
             torch.randn(4, tokens).T,
         )
-    assert len(made) == 2
+    assert len(made) == before
 
 
 def wrong(*inputs: Any) -> None:

@@ -169,7 +169,7 @@ class Cudnn:
         self.calls += 1
         assert (max_q, max_k) == (q.shape[2], k.shape[2]) and lse.shape == (*q.shape[:3], 1) and lse.is_contiguous()
         assert dout.stride() == out.stride() == q.stride(), "cuDNN wants them alike"
-        by_head = lse[..., 0].transpose(0, 1).flatten(1)
+        by_head = lse[..., 0].transpose(0, 1).flatten(1).contiguous()
         found = backward(*map(_packed, (dout, q, k, v, out)), by_head, self._call(q, k, causal))
         if not causal and max_k % 128 == 64:
             found[0][by_head.T < -88.7] = float("nan")
