@@ -80,6 +80,10 @@ def _describe(dry: Mapping[str, Any]) -> str:
     if dry["steps"]:
         rows = [[f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in step.values()] for step in dry["steps"]]
         lines.append(output.table(list(dry["steps"][0]), rows, right=True))
+    if dry.get("forwarded"):
+        lines.append(f"other hosts also get from this environment: {', '.join(dry['forwarded'])}")
+    if dry.get("withheld"):
+        lines.append(f"but not these, which look like secrets: {', '.join(dry['withheld'])}")
     commands = dry["commands"]
     lines += commands[:_SHOWN_COMMANDS]
     if len(commands) > _SHOWN_COMMANDS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -76,3 +77,17 @@ class RingComm:
             if receive.numel():
                 operations.append(dist.P2POp(dist.irecv, receive, group=self._group, group_peer=previous_rank))
         return _Works(dist.batch_isend_irecv(operations) if operations else [])
+
+    def meet(self, peers: Sequence[int], device: torch.device) -> None:
+        """Exchange one element with each of `peers`, and wait. Collective: whoever is among them must name this rank.
+
+        With NCCL the first message between two ranks builds their connection and allocates its buffers, for which the
+        host waits; without this call that would happen in the middle of the first steps. One batch holds all messages,
+        so no order of ranks can deadlock. gloo has connected all ranks already: there it costs one small round.
+        """
+        operations = []
+        for peer in peers:
+            one, other = (torch.zeros(1, device=device) for _ in range(2))
+            operations.append(dist.P2POp(dist.isend, one, group=self._group, group_peer=peer))
+            operations.append(dist.P2POp(dist.irecv, other, group=self._group, group_peer=peer))
+        _Works(dist.batch_isend_irecv(operations) if operations else []).wait()

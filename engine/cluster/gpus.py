@@ -1,8 +1,9 @@
-"""Counts the GPUs of this machine without importing torch, which takes seconds."""
+"""Counts the GPUs of this machine, and reads their memory, without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 
 def visible_gpus() -> int:
@@ -10,10 +11,31 @@ def visible_gpus() -> int:
 
     Asks the CUDA driver, so CUDA_VISIBLE_DEVICES has exactly the same effect as in the ranks.
     """
+    cuda = _driver()
+    count = ctypes.c_int()
+    failed = cuda is None or cuda.cuDeviceGetCount(ctypes.byref(count))
+    return 0 if failed else count.value
+
+
+def least_gpu_memory() -> int | None:
+    """Return the memory in bytes of the smallest GPU that a process started from here can use, as CUDA reports it.
+
+    None if there is no GPU, or if the driver does not answer. Creates no CUDA context, which would itself take memory.
+    """
+    cuda, memories = _driver(), []
+    for index in range(visible_gpus()):
+        device, memory = ctypes.c_int(), ctypes.c_size_t()
+        # _v2 has 64 bits for the size, the form without it 32.
+        if cuda.cuDeviceGet(ctypes.byref(device), index) or cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device):
+            return None
+        memories.append(memory.value)
+    return min(memories, default=None)
+
+
+def _driver() -> Any:
+    """The library of the CUDA driver, initialised; None if there is none, or if it does not work."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0  # no NVIDIA driver is installed
-    count = ctypes.c_int()
-    failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-    return 0 if failed else count.value
+        return None  # no NVIDIA driver is installed
+    return None if cuda.cuInit(0) else cuda

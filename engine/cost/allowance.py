@@ -9,7 +9,15 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 
 _CONTEXT = 1 << 30  # of a GPU: CUDA context, handles and workspaces of libraries
-_NCCL = 1 << 30  # of a GPU, if there are several: buffers of the communicators
+# NCCL on a GPU, if there are several. A communicator has buffers for its collectives: 688 MiB were measured with four
+# A100 (NVIDIA/nccl#964). ZeRO and the rings have one each, tensor and pipeline parallelism one more each.
+_COMMUNICATOR = 688 << 20
+# A peer in a ring has buffers for each direction and channel: 4 MiB (NCCL_BUFFSIZE), with NVLink at the sender; 4.7 and
+# .5 MiB of two other protocols at the receiver; each side a multiple of 2 MiB (p2pSendSetup, p2pRecvSetup in NCCL's
+# src/transport/p2p.cc). That is 12 MiB in each of up to 32 channels inside a node ("32 p2p channels per peer" in logs
+# of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound.
+_PEER = 32 * (12 << 20)
+PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
 # A rank of cluster=local is a process on a CPU. The memory table describes GPUs; one allowance covers the differences:
 # gloo copies what it gathers and reduces, and the C library keeps freed memory (see tests/fit/test_resident.py).
@@ -29,8 +37,8 @@ class Allowance:
         """The allowance of a device in a run on `devices` devices, by default all of the cluster."""
         if not uses_gpus(config):
             return cls(_PROCESS, _PROCESS_PERCENT)
-        devices = devices or Cluster.of(config.cluster).ranks
-        return cls(_CONTEXT + (_NCCL if devices > 1 else 0), _FRAGMENTATION)
+        devices, parallel = devices or Cluster.of(config.cluster).ranks, config.parallel
+        return cls(_CONTEXT + (_nccl(devices, parallel.tp, parallel.pp) if devices > 1 else 0), _FRAGMENTATION)
 
     def usable(self, memory: int) -> int:
         """Most bytes of tensors that fit on a device of `memory` bytes beside context and fragmentation."""
@@ -39,3 +47,9 @@ class Allowance:
     def fragmentation(self, tensors: int) -> int:
         """Bytes that fragmentation adds to `tensors` bytes."""
         return -(-tensors * self.percent // 100)
+
+
+def _nccl(devices: int, tp: int, pp: int) -> int:
+    """Bytes of NCCL's buffers on each of `devices` devices."""
+    communicators = 2 + (tp > 1) + (pp > 1)
+    return communicators * _COMMUNICATOR + max(0, min(PEERS, devices // (tp * pp) - 1)) * _PEER

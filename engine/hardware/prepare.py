@@ -11,6 +11,7 @@ from engine.cost.model import Costs
 from engine.data.index import build_index
 from engine.errors import MemoryFitError
 from engine.launch.checks import check_launch
+from engine.launch.machine import on_this_machine
 from engine.launch.prepare import write_facts
 from engine.run.folder import RunFolder
 
@@ -44,6 +45,7 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
     parts = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}
     ours = config.model_copy(update=parts | top)
     check_launch(ours, Cluster.of(ours.cluster), launcher=None)
+    ours, _ = on_this_machine(ours, Cluster.of(ours.cluster))
     for layers in range(min(ours.model.layers, _LAYERS), 0, -1):
         cut = with_layers(ours, layers)
         if Costs.of(cut).most_tokens(usable(ours)) >= _LEAST:

@@ -17,11 +17,12 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.cost.calibration import Calibration
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PreflightError
 from engine.hardware.fit import Point, calibrate, points
 from engine.hardware.measured import NETWORK, RESULT, Measured, read, read_network
 from engine.hardware.prepare import measuring, write_folder
 from engine.launch.commands import free_port, rank_commands
+from engine.launch.environment import environment_problem
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
 
@@ -118,7 +119,13 @@ def _folder(parent: Path | None) -> Iterator[RunFolder]:
 
 
 def check_cluster(config: Config, gpus: int) -> None:
-    """Raise ConfigError for a cluster of GPUs if this machine has none: CPUs would be measured."""
+    """Raise ConfigError for a cluster of GPUs if this machine has none: CPUs would be measured.
+
+    Raises PreflightError for an environment in which GPUs cannot train.
+    """
     if gpus == 0 and uses_gpus(config):
         message, key = "this machine has no GPU, but the cluster's machines do", f"cluster={config.cluster.name}"
         raise ConfigError(message, key=key, hint="run it on a machine with such GPUs, or choose cluster=local")
+    problem = environment_problem(config, os.environ)
+    if problem is not None:
+        raise PreflightError.of([problem])

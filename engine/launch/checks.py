@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from engine.cluster.cluster import Cluster
-from engine.cluster.gpus import visible_gpus
+from engine.cluster.gpus import least_gpu_memory, visible_gpus
 from engine.cluster.hosts import is_local, is_loopback
 from engine.config.devices import uses_gpus
 from engine.config.not_built import not_trained
 from engine.config.schema import Config
-from engine.config.units import counted
+from engine.config.units import counted, format_apart
 from engine.data.tokenizer import VOCAB
 from engine.errors import ConfigError, Problem
 
@@ -51,16 +51,22 @@ def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
 
 
 def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:
-    """Return the problem if this machine has fewer GPUs than the ranks on it need, else None; ignores other hosts.
+    """Return the problem if this machine has fewer or smaller GPUs than the config says, else None.
 
-    Without this check ranks would silently train on CPUs, or share a GPU, and be slow.
+    Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow. A
+    smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with what is there.
     """
-    here = [node.devices for node in cluster.nodes if is_local(node.host)]
+    here = [node for node in cluster.nodes if is_local(node.host)]
     if not here or not uses_gpus(config):
         return None
-    ranks, gpus = max(here), visible_gpus()
+    ranks, gpus = max(node.devices for node in here), visible_gpus()
     if ranks <= gpus:
-        return None
+        stated, has = max(node.memory or 0 for node in here), least_gpu_memory()
+        if has is None or stated <= has:
+            return None
+        said, found = format_apart(stated, has)
+        message = f"says memory={said} for this machine, but CUDA finds a GPU with {found}"
+        return Problem(message, "cluster.hostfile", f"remove memory= for this machine in {config.cluster.hostfile}")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
     if not gpus:
@@ -74,3 +80,15 @@ def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:
     if config.cluster.hostfile is None:
         return Problem(message, f"cluster.ranks_per_node={ranks}", f"set cluster.ranks_per_node={gpus}")
     return Problem(message, "cluster.hostfile", f"set slots={gpus} for this machine in {config.cluster.hostfile}")
+
+
+def idle_gpus(config: Config, cluster: Cluster) -> str | None:
+    """Return a line that says that ranks here run on CPUs though the machine has GPUs; None if that is not so."""
+    if uses_gpus(config) or not any(is_local(node.host) for node in cluster.nodes):
+        return None
+    gpus = visible_gpus()
+    if not gpus:
+        return None
+    return (
+        f"cluster=local trains on CPUs: {counted(gpus, 'GPU')} of this machine will not be used (choose cluster=NAME)"
+    )

@@ -6,12 +6,13 @@ import os
 import shlex
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
+from engine.launch.environment import forwarded
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -23,17 +24,19 @@ ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 class RankCommand:
     """The command that starts one rank as a subprocess; `environment` is added to the inherited environment.
 
-    On another host, the subprocess is ssh: `arguments` contain the rank's variables, and `environment` is empty.
+    On another host, the subprocess is ssh: `arguments` contain the rank's variables, and `environment` is empty. Then
+    `shown` is the command without the variables that are forwarded from here: users' values belong into no output.
     """
 
     rank: int
     host: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    shown: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """The command as a shell would run it."""
-        return shlex.join([*(f"{k}={v}" for k, v in self.environment.items()), *self.arguments])
+        """The command as a shell would run it, without forwarded variables."""
+        return shlex.join([*(f"{k}={v}" for k, v in self.environment.items()), *(self.shown or self.arguments)])
 
 
 def rank_commands(
@@ -43,25 +46,31 @@ def rank_commands(
     port: int,
     gpus: bool,
     limit: int | None = None,
+    zero_stage: int = 1,
     module: tuple[str, ...] | None = None,
 ) -> list[RankCommand]:
     """Build the commands that start all ranks, or the first `limit` ranks.
 
     Ranks resume from `checkpoint`, or start a new run if it is None; or they run a `module`, given with its arguments.
     `port` is the port of their rendezvous. With `gpus` false they see no GPU. All hosts must have the run folder, the
-    data and this Python under the same paths.
+    data and this Python under the same paths. Variables that the user has set are kept, and reach other hosts as `environment.forwarded` says.
     """
     hosts = [node.host for node in cluster.nodes]
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = (sys.executable, "-m", *(module or ("engine.trainer", *folders)))
+    # ZeRO-3 gathers weights while rings exchange K,V: two communicators with kernels in flight on one GPU. All ranks
+    # post them in the same order, and only with this variable NCCL keeps that order on the device (NVIDIA/nccl#522).
+    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and zero_stage == 3 and cluster.ranks > 1 else {}
+    chosen = {**ALLOCATORS, **orders}
     shared = {
         "WORLD_SIZE": str(cluster.ranks),
         "MASTER_ADDR": "127.0.0.1" if all(map(is_local, hosts)) else hosts[0],
         "MASTER_PORT": str(port),
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one
-        **{name: os.environ.get(name) or value for name, value in ALLOCATORS.items()},
+        **{name: os.environ.get(name) or value for name, value in chosen.items()},
         **safe_path(),
     }
+    users = forwarded(os.environ).variables
     commands = []
     for rank in range(cluster.ranks)[:limit]:
         node, local = cluster.place(rank)
@@ -72,10 +81,18 @@ def rank_commands(
             commands.append(RankCommand(rank, hosts[node], program, environment))
             continue
         # ssh does not pass the environment on, so the remote shell sets it.
-        settings = [f"{name}={value}" for name, value in environment.items()]
-        remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"
-        commands.append(RankCommand(rank, hosts[node], ("ssh", "-o", "BatchMode=yes", hosts[node], remote), {}))
+        over_ssh = [
+            ("ssh", "-o", "BatchMode=yes", hosts[node], _remote(variables, program))
+            for variables in ({**users, **environment}, environment)
+        ]
+        commands.append(RankCommand(rank, hosts[node], over_ssh[0], {}, over_ssh[1]))
     return commands
+
+
+def _remote(variables: Mapping[str, str], program: Sequence[str]) -> str:
+    """The shell command that runs `program` on another host, in this working directory and with these variables."""
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"
 
 
 def free_port() -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from engine.cluster.cluster import Cluster
+from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.errors import Problem
 from engine.launch.commands import free_port, rank_commands
+from engine.launch.environment import forwarded
 from engine.launch.prepare import Start
 from engine.planner.settings import PlanSettings
 from engine.report.words import source
@@ -24,12 +27,17 @@ def dry_run_of(
 ) -> dict[str, Any]:
     """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
 
-    `commands` lists at most _COMMANDS ranks, and none if all steps are done.
+    `commands` lists at most _COMMANDS ranks, and none if all steps are done. `forwarded` names the variables that ranks
+    on other hosts get from this environment, `withheld` those that look like secrets and stay here.
     """
     settings = PlanSettings.of(config)
     commands = []
     if start.plans:
-        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), uses_gpus(config), _COMMANDS)
+        commands = rank_commands(
+            cluster, folder, start.checkpoint, free_port(), uses_gpus(config), _COMMANDS, config.zero.stage
+        )
+    elsewhere = any(not is_local(node.host) for node in cluster.nodes)
+    users = forwarded(os.environ if elsewhere else {})
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,
@@ -55,6 +63,9 @@ def dry_run_of(
             }
             for number, plan in enumerate(start.plans, start=start.step + 1)
         ],
+        # Names only: values may be private. `commands` leaves these variables out.
+        "forwarded": list(users.variables),
+        "withheld": users.withheld,
         "commands": [str(command) for command in commands],
         "refused": [{"key": problem.key, "message": problem.message, "hint": problem.hint} for problem in refused],
     }

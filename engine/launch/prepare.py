@@ -136,7 +136,9 @@ def check_owner(folder: RunFolder, config: Config) -> None:
     if not folder.resolved.exists():
         return
     before = read_resolved(folder.resolved)
-    changes = [line for line in diff(before, config) if not line.startswith("run.out:")]
+    # Memory only decides where things run. It may be that of the machine, and a restart may be on another one.
+    free = ("run.out:", "cluster.device_memory:", "cluster.host_memory:")
+    changes = [line for line in diff(before, config) if not line.startswith(free)]
     if changes:
         saved = newest_first(folder.checkpoints)
         only_longer = len(changes) == 1 and config.run.steps > before.run.steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from engine.data.index import Index
 from engine.errors import BytescaleError, ConfigError, MemoryFitError, PreflightError
 from engine.fit.host import host_problem, tight
 from engine.launch import prepare
-from engine.launch.checks import check_launch, gpu_problem, not_launchable
+from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
 from engine.launch.commands import free_port, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
+from engine.launch.environment import environment_problem
 from engine.launch.host_adam import check_host_adam
+from engine.launch.machine import on_this_machine
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.run import metrics
@@ -50,14 +53,21 @@ def train(
     if refused and not dry_run:
         raise ConfigError.of(refused)
     too_few_gpus = gpu_problem(config, cluster)
-    if too_few_gpus and not dry_run:
-        raise PreflightError.of([too_few_gpus])
+    unready = [problem for problem in (too_few_gpus, environment_problem(config, os.environ)) if problem]
+    if unready and not dry_run:
+        raise PreflightError.of(unready)
+    if too_few_gpus is None:  # else this is not the machine on which the run will be
+        config, lowered = on_this_machine(config, cluster)
+        cluster = Cluster.of(config.cluster)
+        for line in (*lowered, idle_gpus(config, cluster)):
+            if line:
+                say(line)
     check_place(folder, config)
     with prepare.locked(folder):
         start = prepare.plan_start(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
-            refused += [problem for problem in (too_few_gpus, host_too_small) if problem]
+            refused += [*unready, *([host_too_small] if host_too_small else [])]
             return {"dry_run": dry_run_of(config, cluster, folder, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
@@ -81,7 +91,9 @@ def _train(
     prepare.go_back(folder, start.step, say)
     say(f"{folder.root}: {start.outlook(config)}")
     if start.plans:
-        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), uses_gpus(config))
+        commands = rank_commands(
+            cluster, folder, start.checkpoint, free_port(), uses_gpus(config), zero_stage=config.zero.stage
+        )
         try:
             run_ranks(commands, folder, MetricsTail(folder, on_step, say), say)
         except (RankError, PreemptedError):

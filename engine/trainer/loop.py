@@ -20,6 +20,7 @@ from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
 from engine.planner.make import plan_step
+from engine.planner.neighbours import neighbours
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
@@ -46,6 +47,7 @@ class Trainer:
         self.control, self.trace = Control(groups.control), Trace(folder, groups)
         self.settings = PlanSettings.of(config)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
+        self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         self.feed = Feed(config, folder.index)
         self.ahead = PlanAhead(self.feed, self.settings)
         self.validation: tuple[SequenceTable, StepPlan] | None = None

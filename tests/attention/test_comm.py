@@ -83,6 +83,26 @@ def counted_nothing(group: dist.ProcessGroup) -> int:
     return comm.bytes_sent
 
 
+def meeting(group: dist.ProcessGroup, rank: int) -> list[Any]:
+    """Ranks 0 and 1, and 1 and 2, meet: whom each rank sent to and received from in how many batches, and bytes sent.
+
+    Rank 2 comes late and has its peers in another order; a message that a rank sends afterwards is not mixed up.
+    """
+    comm, batches, batched = RingComm(group), list[list[tuple[str, int]]](), dist.batch_isend_irecv
+
+    def recorded(operations: list[dist.P2POp]) -> list[dist.Work]:
+        batches.append(sorted((one.op.__name__, one.group_peer) for one in operations))
+        return batched(operations)
+
+    dist.batch_isend_irecv = recorded
+    try:
+        comm.meet({0: [1], 1: [2, 0], 2: [1]}[rank], torch.device("cpu"))
+        comm.meet([], torch.device("cpu"))
+    finally:
+        dist.batch_isend_irecv = batched
+    return [batches, comm.bytes_sent, around(comm, rank, 3)]
+
+
 def missing(rank: int) -> str:
     """Rank 0 waits for a message that rank 1 never sends."""
     comm = RingComm(dist.new_group(backend="gloo", timeout=timedelta(seconds=0.5)))
@@ -102,6 +122,7 @@ def results() -> dict[str, Any]:
         "empty": empty_beside_full(comm, rank),
         "bytes": counted(group, rank),
         "bytes of nothing": counted_nothing(group),
+        "meeting": meeting(group, rank),
         "missing": missing(rank),
     }
 
@@ -130,6 +151,15 @@ def test_both_sides_skip_an_empty_message(ranks: list[dict[str, Any]]) -> None:
 def test_bytes_sent_are_counted(ranks: list[dict[str, Any]]) -> None:
     assert [rank["bytes"] for rank in ranks] == [3 * 4 + 5 * 2] * 3
     assert [rank["bytes of nothing"] for rank in ranks] == [0] * 3
+
+
+@pytest.mark.world
+def test_ranks_meet_in_one_batch_that_is_no_traffic(ranks: list[dict[str, Any]]) -> None:
+    """Of several batches, one rank's second could wait for another's first."""
+    first, second, third = (rank["meeting"] for rank in ranks)
+    assert first[0] == third[0] == [[("irecv", 1), ("isend", 1)]]
+    assert second[0] == [[("irecv", 0), ("irecv", 2), ("isend", 0), ("isend", 2)]]
+    assert [rank["meeting"][1:] for rank in ranks] == [[0, [2, 1, 0]], [0, [0, 2, 1]], [0, [1, 0, 2]]]
 
 
 @pytest.mark.world

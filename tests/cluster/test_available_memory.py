@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.cluster.available_memory import available_bytes
+from engine.cluster.available_memory import available_bytes, total_bytes
 
 
 def machine(
@@ -40,8 +40,16 @@ def test_max_means_no_limit(tmp_path: Path) -> None:
     assert available_bytes(*machine(tmp_path, 50, "job/step", most="max\n")) == 50 * 1024
 
 
+def test_total_memory_is_that_of_the_machine_or_the_limit_of_its_container(tmp_path: Path) -> None:
+    assert total_bytes(*machine(tmp_path / "free", available=50)) == 99 * 1024
+    proc, cgroups = machine(tmp_path / "limited", 50, "job/step", most="max\n")
+    assert total_bytes(proc, cgroups) == 99 * 1024
+    (cgroups / "job" / "memory.max").write_text("5000\n")
+    assert total_bytes(proc, cgroups) == 5000
+
+
 def test_a_system_that_reports_nothing(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path, tmp_path) is None
+    assert available_bytes(tmp_path, tmp_path) is None and total_bytes(tmp_path, tmp_path) is None
 
 
 def test_this_machine() -> None:

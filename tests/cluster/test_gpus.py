@@ -1,4 +1,4 @@
-"""GPUs are counted by the CUDA driver; here a stand-in answers for it."""
+"""The CUDA driver counts GPUs and knows their memory; here a stand-in answers for it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
-from engine.cluster.gpus import visible_gpus
+from engine.cluster.gpus import least_gpu_memory, visible_gpus
 
 
 class Driver:
     """Answers as libcuda does: 0 is success, anything else an error code."""
 
-    def __init__(self, count: int, init: int = 0, counting: int = 0) -> None:
+    def __init__(
+        self, count: int, init: int = 0, counting: int = 0, memories: tuple[int, ...] = (), measuring: int = 0
+    ) -> None:
         self.count, self.init, self.counting = count, init, counting
+        self.memories, self.measuring = memories, measuring
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
         return self.init
@@ -22,6 +25,14 @@ class Driver:
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
         count._obj.value = self.count
         return self.counting
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:  # noqa: N802
+        device._obj.value = 100 + ordinal
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory: Any, device: ctypes.c_int) -> int:  # noqa: N802
+        memory._obj.value = self.memories[device.value - 100]
+        return self.measuring
 
 
 @pytest.mark.parametrize(
@@ -40,3 +51,19 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     assert visible_gpus() == 0
+    assert least_gpu_memory() is None
+
+
+@pytest.mark.parametrize(
+    ("driver", "least"),
+    [
+        (Driver(3, memories=(150_000_000_000, 85_000_000_000, 150_000_000_000)), 85_000_000_000),
+        (Driver(1, memories=(2**37,)), 2**37),
+        (Driver(0), None),
+        (Driver(1, init=803), None),
+        (Driver(1, memories=(1,), measuring=1), None),
+    ],
+)
+def test_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch, driver: Driver, least: int | None) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    assert least_gpu_memory() == least

@@ -18,4 +18,18 @@ def test_it_follows_the_kind_of_device_and_how_many_there_are() -> None:
     one, eight = load(["cluster=h200x8", "cluster.ranks_per_node=1", "context=1K"]), load(["cluster=h200x8"])
     assert Allowance.of(load([])) == Allowance(480 << 20, 100)
     assert Allowance.of(one) == Allowance(1 << 30, 5)
-    assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance(2 << 30, 5)
+    nccl = 2 * (688 << 20) + 4 * 32 * (12 << 20)  # two communicators, and four peers with 32 channels each
+    assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance((1 << 30) + nccl, 5)
+
+
+def test_nccl_memory_grows_with_neighbours_and_communicators() -> None:
+    """Rings have at most four neighbours; every kind of parallelism has a communicator of its own."""
+
+    def context(devices: int, *overrides: str) -> int:
+        return Allowance.of(load(["cluster=h200x8", *overrides]), devices).context
+
+    peer, communicator = 384 << 20, 688 << 20
+    assert context(3) - context(2) == peer and context(5) - context(4) == peer
+    assert context(5) == context(8) == context(1024)
+    assert context(16, "parallel.tp=2") - context(16) == communicator
+    assert context(4, "parallel.tp=2", "parallel.pp=2") - context(4) == 2 * communicator - 3 * peer

@@ -25,6 +25,8 @@ def joined(port: int) -> tuple[int, list[float], int]:
     dist.destroy_process_group()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     config = load(["recipe=quickstart"])
+    # A machine with one GPU: the device is that of the config's cluster, not cuda:LOCAL_RANK.
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
     groups = join_groups(config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})}))
     assert groups.mesh == Mesh(hdp=2, tp=2) and groups.device == torch.device("cpu")
     other = 1 - groups.hdp_rank

@@ -35,3 +35,11 @@ def test_the_same_ninja_compiles_whatever_is_on_the_path(tmp_path: Path, monkeyp
     assert ninja_of(other, beside, monkeypatch) == str(beside / "ninja")
     assert ninja_of(none, beside, monkeypatch) == str(beside / "ninja")
     assert ninja_of(other, none, monkeypatch) == str(other / "ninja")
+
+
+def test_on_a_gpu_machine_it_is_linked_without_cuda_libraries() -> None:
+    """DeepSpeed before 0.19.8 linked it with -lcurand there, which only CUDA's development kit has."""
+    from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+    builder = CUDA_Accelerator().get_op_builder("CPUAdamBuilder")()
+    assert not [flag for flag in (*builder.extra_ldflags(), *builder.libraries_args()) if "cu" in flag]

@@ -1,0 +1,60 @@
+"""Environment variables of ranks: which ones reach other hosts, and which one stops a launch (docs/gpu.md).
+
+Ranks on this machine inherit the whole environment. ssh passes none of it on, but libraries read from it which network
+to use, where CUDA is, or how long to wait: without these variables ranks of other hosts would behave differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from engine.config.devices import uses_gpus
+from engine.config.schema import Config
+from engine.errors import Problem
+
+_PREFIXES = (
+    *("NCCL_", "GLOO_", "UCX_", "FI_"),  # networks; FI_ is libfabric, below NCCL on some clouds
+    *("CUDA_", "CUDNN_", "CUBLAS_", "CUBLASLT_"),
+    *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_"),
+    *("DS_", "HF_", "FLASH_ATTENTION_", "NUMBA_", "OMP_", "MKL_", "KMP_"),
+)
+# XDG_CACHE_HOME: compiled code (engine/compiled.py). PATH is left to the other host: its compilers may be elsewhere.
+_NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "XDG_CACHE_HOME")
+# They describe one host: which of its GPUs to use, and who it is. With one NCCL_HOSTID all hosts would seem to be one.
+_PER_HOST = ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")
+# Arguments of ssh are visible to all users of both machines. Ranks read local files only and need no credentials.
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+
+
+class Forwarded(NamedTuple):
+    """Variables for ranks on other hosts, and names that would be among them if they did not look like secrets."""
+
+    variables: dict[str, str]
+    withheld: list[str]
+
+
+def forwarded(environment: Mapping[str, str]) -> Forwarded:
+    """Choose the variables of `environment` that ranks on other hosts get too, in alphabetical order."""
+    names = [name for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)]
+    names = [name for name in names if name not in _PER_HOST]
+    secret = [name for name in names if any(word in name for word in _SECRET)]
+    return Forwarded({name: environment[name] for name in names if name not in secret}, secret)
+
+
+def environment_problem(config: Config, environment: Mapping[str, str]) -> Problem | None:
+    """Return the problem with a variable that a run on GPUs cannot have, else None.
+
+    CUDA_DEVICE_MAX_CONNECTIONS is the number of queues from the host to a GPU, onto which its streams are mapped (8 by
+    default). With one queue, work waits behind all that was launched before it in any stream: a copy that waits for
+    memory, or a message that waits for its data, holds up the kernels of the next layer. Rings, ZeRO-3's gathers and
+    offload all rely on that overlap. Launch scripts of Megatron set 1 for its tensor parallelism; for FSDP it has been
+    measured to serialise communication and computation (verl-omni#421), and 8 to 32 are advised (torchtitan#1147).
+    """
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    if not uses_gpus(config) or environment.get(name) != "1":
+        return None
+    message = (
+        "puts all streams of a GPU into one queue: messages and copies wait for computation, and ranks can deadlock"
+    )
+    return Problem(message, f"{name}=1", f"unset {name}, or set it to 32")

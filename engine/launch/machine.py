@@ -1,0 +1,45 @@
+"""Limits a config to the memory of this machine, where its ranks run on it."""
+
+from __future__ import annotations
+
+from engine.cluster.available_memory import total_bytes
+from engine.cluster.cluster import Cluster
+from engine.cluster.gpus import least_gpu_memory
+from engine.cluster.hosts import is_local
+from engine.config.devices import uses_gpus
+from engine.config.schema import Config
+from engine.config.units import counted, format_apart
+
+# Of the host's memory, what ranks may use; the rest is for the system, page caches and the ranks' own processes. The
+# same share as in recipes/cluster. Total memory and not what is available now: plans must not differ between restarts.
+_SHARE = 3, 4
+
+
+def on_this_machine(config: Config, cluster: Cluster) -> tuple[Config, list[str]]:
+    """Return the config with at most the memory of this machine, and a line for each value that had to be lowered.
+
+    A rank gets an equal part of three quarters of the host's memory, and the memory of the smallest GPU. Ranks of
+    `cluster=local` are processes, whose own memory is host memory too. Memory that cannot be read limits nothing, and a
+    config whose ranks all run on other hosts stays as it is. A hostfile's `memory=` is checked by `gpu_problem`.
+    """
+    ranks = sum(node.devices for node in cluster.nodes if is_local(node.host))
+    host = total_bytes()
+    if not ranks:
+        return config, []
+    share = None if host is None else host * _SHARE[0] // _SHARE[1] // ranks
+    of_host = f"three quarters of this machine's memory for {counted(ranks, 'rank')}"
+    if uses_gpus(config):
+        limits = {
+            "device_memory": (least_gpu_memory(), "of this machine's smallest GPU"),
+            "host_memory": (share, of_host),
+        }
+    else:
+        limits = {"device_memory": (share, of_host), "host_memory": (share, of_host)}
+    lower, lines = {}, []
+    for key, (limit, what) in limits.items():
+        asked = getattr(config.cluster, key)
+        if limit is not None and limit < asked:
+            has, recipe = format_apart(limit, asked)
+            lines.append(f"cluster.{key}: planning with {has}, {what}, instead of {recipe}")
+            lower[key] = limit
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update=lower)}), lines

@@ -1,0 +1,165 @@
+"""What ranks on other hosts get from the environment. If it fails, they use another network, or a secret is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bytescale_cli.main import run
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.config.load import load
+from engine.errors import PreflightError
+from engine.hardware.profile import check_cluster
+from engine.launch.commands import rank_commands
+from engine.launch.environment import environment_problem, forwarded
+from engine.launch.run import train
+from engine.run.folder import RunFolder
+from engine.run.metrics import read_metrics
+
+USERS = {
+    "NCCL_SOCKET_IFNAME": "=ib0,eth 1",
+    "NCCL_DEBUG": "it's $INFO\nand more",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "CUDA_HOME": "/opt/cuda",
+    "UCX_TLS": "rc",
+    "TRITON_CACHE_DIR": "/tmp/triton",
+    "HF_HOME": "/data/hf",
+    "LD_LIBRARY_PATH": "/opt/lib:/opt/lib64",
+    "PYTHONPATH": "/opt/python",
+}
+SECRETS = {"HF_TOKEN": "hf_abc", "NCCL_API_KEY": "k", "HF_PASSWORD": "p", "TORCH_SECRET_OF": "s"}
+STAY = {"CUDA_VISIBLE_DEVICES": "3", "NCCL_HOSTID": "here", "PATH": "/bin", "HOME": "/root", "AWS_ACCESS_KEY_ID": "a"}
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a stand-in for ssh first on PATH: it runs the command with no variable of this environment, as sshd does."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(
+        '#!/bin/sh\nfor command; do :; done\nexec env -i HOME="$HOME" PATH=/usr/bin:/bin sh -c "$command"\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stage: int) -> dict[str, str]:
+    """Run the command of a rank on another host, whose Python is a program that prints its environment."""
+    program = tmp_path / "python"
+    program.write_text(f"#!{sys.executable}\nimport json, os\nprint(json.dumps(dict(os.environ)))\n")
+    program.chmod(0o755)
+    cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        command = rank_commands(cluster, RunFolder(tmp_path), None, 1234, gpus, zero_stage=stage)[1]
+    done = subprocess.run(command.arguments, env={**os.environ, **command.environment}, capture_output=True, check=True)
+    seen: dict[str, str] = json.loads(done.stdout)
+    assert not any(value in str(command) for value in (*USERS.values(), *SECRETS.values())), "a dry run prints it"
+    assert not any(value in " ".join(command.arguments) for value in SECRETS.values() if len(value) > 1), (
+        "`ps` shows it"
+    )
+    return seen
+
+
+@pytest.mark.usefixtures("ssh")
+def test_a_remote_rank_gets_what_libraries_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("NCCL_", "HF_", "CUDA_", "PYTORCH_")):
+            monkeypatch.delenv(name)
+    for name, value in {**USERS, **SECRETS, "CUDA_VISIBLE_DEVICES": "3", "NCCL_HOSTID": "here"}.items():
+        monkeypatch.setenv(name, value)
+    seen = seen_there(tmp_path, monkeypatch, gpus=True, stage=3)
+    assert {name: seen.get(name) for name in USERS} == USERS
+    assert not {*SECRETS, "CUDA_VISIBLE_DEVICES", "NCCL_HOSTID"} & set(seen)
+    assert (seen["RANK"], seen["LOCAL_RANK"], seen["NCCL_LAUNCH_ORDER_IMPLICIT"]) == ("1", "0", "1")
+    assert seen["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    assert seen_there(tmp_path, monkeypatch, gpus=False, stage=3)["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "backend:native")
+    assert seen_there(tmp_path, monkeypatch, gpus=True, stage=3)["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"
+
+
+def test_what_is_forwarded_withheld_and_left_here() -> None:
+    chosen = forwarded({**STAY, **SECRETS, **USERS})
+    assert chosen.variables == USERS and list(chosen.variables) == sorted(USERS)
+    assert chosen.withheld == sorted(SECRETS)
+    assert forwarded(STAY) == ({}, [])
+
+
+def test_launch_order_is_kept_only_where_two_communicators_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
+
+    def order(ranks: int, gpus: bool, stage: int) -> str | None:
+        cluster = Cluster((Node("localhost", ranks),), 2**30)
+        commands = rank_commands(cluster, RunFolder(tmp_path), None, 1, gpus, zero_stage=stage)
+        return commands[0].environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+
+    assert order(2, True, 3) == "1"
+    assert [order(2, True, 2), order(2, False, 3), order(1, True, 3)] == [None] * 3
+    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0")
+    assert order(2, True, 3) == "0", "users may know better"
+
+
+def recipe(tmp_path: Path, *overrides: str) -> list[str]:
+    (tmp_path / "data").mkdir(exist_ok=True)
+    (tmp_path / "data" / "a.py").write_text("print()\n" * 400)
+    return [*overrides, f"data.path={tmp_path / 'data'}", f"run.out={tmp_path / 'run'}"]
+
+
+def test_one_queue_for_all_streams_is_refused_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    (tmp_path / "hosts").write_text("alpha slots=2\n")
+    h200 = load(recipe(tmp_path, "recipe=h200-1b-8k", f"cluster.hostfile={tmp_path / 'hosts'}"))
+    with pytest.raises(PreflightError, match="would not overlap") as caught:
+        train(h200)
+    (problem,) = caught.value.problems
+    assert problem.key == "CUDA_DEVICE_MAX_CONNECTIONS=1" and str(problem.hint).startswith("unset ")
+    assert not (tmp_path / "run").exists()
+    refused = train(h200, dry_run=True, say=lambda line: None)["dry_run"]["refused"]
+    assert [one["key"] for one in refused] == [problem.key]
+    with pytest.raises(PreflightError):
+        check_cluster(h200, gpus=1)
+    assert environment_problem(load([]), os.environ) is None, "CPUs have no streams"
+    assert environment_problem(h200, {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}) is None
+    assert environment_problem(h200, {}) is None
+
+
+def test_a_dry_run_names_what_is_forwarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "private-net")
+    monkeypatch.setenv("HF_TOKEN", "hf_abc")
+    (tmp_path / "hosts").write_text("alpha slots=2\n")
+    words = recipe(tmp_path, "train", "recipe=h200-1b-8k", "--dry-run", "--hostfile", str(tmp_path / "hosts"))
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert run([*words, "--json"]) == 0
+    shown = capsys.readouterr().out
+    dry = json.loads(shown)["dry_run"]
+    assert "NCCL_SOCKET_IFNAME" in dry["forwarded"] and dry["withheld"] == ["HF_TOKEN"]
+    assert "other hosts also get from this environment: " in text and "look like secrets: HF_TOKEN" in text
+    assert "private-net" not in text + shown and "hf_abc" not in text + shown
+    (tmp_path / "hosts").write_text("localhost slots=2\n")
+    assert run([*words, "--json"]) == 0
+    dry = json.loads(capsys.readouterr().out)["dry_run"]
+    assert (dry["forwarded"], dry["withheld"]) == ([], []), "ranks here inherit everything"
+
+
+@pytest.mark.world
+@pytest.mark.usefixtures("ssh")
+def test_a_run_on_another_host(tmp_path: Path) -> None:
+    """Two ranks train a step behind ssh. 127.0.0.2 is this machine too, but the launcher does not know that."""
+    (tmp_path / "hosts").write_text("127.0.0.2 slots=2\n")
+    small = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.steps=1"]
+    words = recipe(tmp_path, *small, f"cluster.hostfile={tmp_path / 'hosts'}", "data.validation_share=0")
+    train(load(words), say=lambda line: None)
+    (line,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert line["step"] == 1

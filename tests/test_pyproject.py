@@ -1,0 +1,66 @@
+"""What pyproject.toml must say so that tests and runs work on a machine with GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._inductor import compile_fx
+from torch._inductor.fx_passes import fuse_attention
+
+from tests import conftest
+
+TEXT = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+
+
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+
+
+@pytest.mark.parametrize("module", [compile_fx, fuse_attention])
+def test_advice_of_torch_compile_on_gpus_is_no_failure(monkeypatch: pytest.MonkeyPatch, module: object) -> None:
+    """torch.compile warns on each GPU since Ampere where fp32 products are not TF32, and warnings are errors here."""
+    hopper(monkeypatch)
+    warn = module._warn_tf32_disabled.__wrapped__  # type: ignore[attr-defined]  # it warns once per process
+    warn()
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        warn()
+    assert len(raised) == 1, "the stand-in does not reach the warning, so nothing was tested"
+
+
+def test_other_warnings_are_failures() -> None:
+    with pytest.raises(UserWarning, match="something else"):
+        warnings.warn("something else", stacklevel=1)
+
+
+def least(package: str) -> tuple[int, ...]:
+    """The least version of a package that pyproject.toml allows."""
+    found = re.search(rf'"{package}>=([0-9.]+)', TEXT)
+    assert found is not None
+    return tuple(map(int, found[1].split(".")))
+
+
+def test_versions_that_fail_on_gpu_machines_are_not_allowed() -> None:
+    """DeepSpeed before 0.19.8 links its optimizer on the host with -lcurand; pytest 8 stops at an option of ours."""
+    assert least("deepspeed") >= (0, 19, 8)
+    assert "faulthandler_exit_on_timeout" in TEXT and least("pytest") >= (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "visible"),
+    [("not slow and not gpu", ""), ("", ""), ("slow", ""), ("gpu", "0"), ("gpu and not slow", "0")],
+)
+def test_gpus_are_hidden_from_tests_that_do_not_ask_for_them(
+    chosen: str, visible: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeepSpeed takes any GPU that it sees: two ranks of a test would take cuda:0, and a cuda:1 that is not there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    conftest.pytest_configure(SimpleNamespace(getoption=lambda name: chosen))  # type: ignore[arg-type]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
