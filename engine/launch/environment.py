@@ -54,7 +54,5 @@ def environment_problem(config: Config, environment: Mapping[str, str]) -> Probl
     name = "CUDA_DEVICE_MAX_CONNECTIONS"
     if not uses_gpus(config) or environment.get(name) != "1":
         return None
-    message = (
-        "puts all streams of a GPU into one queue: messages and copies wait for computation, and ranks can deadlock"
-    )
-    return Problem(message, f"{name}=1", f"unset {name}, or set it to 32")
+    message = "puts all streams of a GPU into one queue: messages and copies would not overlap with computation"
+    return Problem(message, f"{name}=1", f"unset {name} (CUDA's default is 8)")

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from engine.config.load import load
 from engine.errors import MemoryFitError
+from engine.run.folder import RunFolder
+from engine.trainer import loop
 from engine.trainer.loop import Trainer
 from engine.trainer.model import reserve_host
 from tests.planner.samples import by_hand
@@ -45,3 +51,17 @@ def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: i
             trainer._reserve_host(plan)
         trainer.control = control  # type: ignore[assignment]
     assert saved == [step] * (2 if step else 0)
+
+
+def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise NCCL would connect them in the middle of the first steps, while other ranks wait."""
+    met: list[Any] = []
+    context = SimpleNamespace(comm=SimpleNamespace(meet=lambda peers, device: met.append((peers, device))))
+    monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
+    monkeypatch.setattr(loop, "Feed", lambda *given: SimpleNamespace(validation=list))
+    for name in ("Control", "Trace", "PlanAhead"):
+        monkeypatch.setattr(loop, name, lambda *given: None)
+    cpu = torch.device("cpu")
+    groups: Any = SimpleNamespace(hdp_rank=1, control=None, device=cpu)
+    Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
+    assert met == [([0, 2, 3, 7], cpu)]
