@@ -13,6 +13,7 @@ from engine.hardware.prepare import measuring
 from engine.launch import checks, machine
 from engine.launch import run as launch
 from engine.launch.checks import gpu_problem
+from engine.launch.commands import RankCommand
 from engine.launch.machine import on_this_machine
 from engine.launch.run import train
 
@@ -103,7 +104,7 @@ def test_ranks_plan_with_it_and_another_machine_may_continue(tmp_path: Path, mon
 def test_a_machine_without_the_gpus_limits_no_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, GIB, None, gpus=0)
     said: list[str] = []
-    train(small(tmp_path, "recipe=h200-1b-8k"), dry_run=True, say=said.append)
+    train(small(tmp_path, "recipe=h200-1b-8k", "cluster.ranks_per_node=2"), dry_run=True, say=said.append)
     assert not [line for line in said if "planning with" in line]
 
 
@@ -112,13 +113,13 @@ def test_measuring_takes_what_is_there_too(tmp_path: Path, monkeypatch: pytest.M
     assert measuring(load(["recipe=h200-1b-8k"]), 1, tmp_path).cluster.device_memory == 40 * GIB
 
 
-@pytest.mark.world
 def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`make quickstart` runs two ranks: if the machine decided, one would take cuda:1, which is not there."""
     has(monkeypatch, None, 139 * GIB, gpus=1)
-    said: list[str] = []
+    said, started = list[str](), list[RankCommand]()
+    monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.extend(commands))
     train(small(tmp_path, "recipe=quickstart"), say=said.append)
     assert "cluster=local trains on CPUs: 1 GPU of this machine will not be used (choose cluster=NAME)" in said
-    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
+    assert [command.environment["CUDA_VISIBLE_DEVICES"] for command in started] == ["", ""]
