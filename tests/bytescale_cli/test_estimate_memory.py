@@ -65,7 +65,7 @@ def test_people_get_the_items_and_then_two_lines(capsys: pytest.CaptureFixture[s
     )
     assert "gradients" in captured.out and "peak" in captured.out
     said = captured.err.splitlines()
-    assert said[0] == "error: cluster.device_memory: a rank needs 88.4 GiB of device memory, but has only 80.0 GiB"
+    assert said[0] == "error: cluster.device_memory: a rank needs 90.3 GiB of device memory, but has only 80.0 GiB"
     assert said[1].startswith("hint: ") and len(said) == 2
 
 
