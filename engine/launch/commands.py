@@ -53,7 +53,8 @@ def rank_commands(
 
     Ranks resume from `checkpoint`, or start a new run if it is None; or they run a `module`, given with its arguments.
     `port` is the port of their rendezvous. With `gpus` false they see no GPU. All hosts must have the run folder, the
-    data and this Python under the same paths. Variables that the user has set are kept, and reach other hosts as `environment.forwarded` says.
+    data and this Python under the same paths. Variables that the user has set are kept, and reach other hosts as
+    `environment.forwarded` says.
     """
     hosts = [node.host for node in cluster.nodes]
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
