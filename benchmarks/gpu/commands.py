@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.gpu import on_gpu
 from benchmarks.gpu.on_gpu import Row
 from engine.cost.datasheets import nominal
+from engine.run.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
 RECIPE, CLUSTER = "recipe=h200-1b-8k", "h200x8"
@@ -90,20 +91,19 @@ def outcomes(report: ElementTree.Element) -> Row:
 
 
 def training(folder: Path, dry_run: bool) -> Row:
-    """Train for a few steps, then resume from the last checkpoint."""
-    out = folder / "run"
+    """Train for a few steps, then resume from the last checkpoint for more, in another run folder."""
+    out, longer = folder / "run", folder / "longer"
     recipe = ["recipe=quickstart"] if dry_run else [RECIPE]
     steps, more = (2, 1) if dry_run else (STEPS, MORE_STEPS)
-    never = ["run.validate_every=1000", "optimizer.warmup_steps=1", f"run.out={out}"]
-    bytescale("train", *recipe, *never, f"run.steps={steps}", f"run.checkpoint_every={steps}")
-    bytescale("train", *recipe, *never, f"run.steps={steps + more}", f"run.checkpoint_every={steps}")
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [{key: line.get(key) for key in KEYS} for line in lines]
-    return {
-        "steps": found[:steps],
-        "resumed": found[steps:],
-        "holds": [line["step"] for line in found] == list(range(1, steps + more + 1)),
-    }
+    command = ["train", *recipe, "run.validate_every=1000", f"run.checkpoint_every={steps}"]
+    bytescale(*command, f"run.out={out}", f"run.steps={steps}")
+    checkpoint = out / "checkpoints" / f"step-{steps:08d}"
+    bytescale(*command, f"run.out={longer}", f"run.steps={steps + more}", "--resume", str(checkpoint))
+    first, resumed = (
+        [{key: line.get(key) for key in KEYS} for line in read_metrics(run / "metrics.jsonl")] for run in (out, longer)
+    )
+    numbers = [line["step"] for line in (*first, *resumed)]
+    return {"steps": first, "resumed": resumed, "holds": numbers == list(range(1, steps + more + 1))}
 
 
 def profile(folder: Path, dry_run: bool) -> Row:

@@ -244,4 +244,5 @@ def keys_of(result: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the running part, as Ctrl-C does
     sys.exit(main())

@@ -48,20 +48,22 @@ def test_a_command_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("last", "holds"), [(20, True), (19, False)])
-def test_training_is_resumed_in_the_same_folder(
+def test_training_is_resumed_from_its_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, holds: bool
 ) -> None:
     asked = answer(monkeypatch, json.dumps({"ok": True}))
-    (tmp_path / "run").mkdir()
-    lines = [json.dumps({"step": step, "step_s": 1.0, "other": 3}) for step in range(1, last + 1)]
-    (tmp_path / "run" / "metrics.jsonl").write_text("\n".join(lines))
+    for name, steps in (("run", range(1, 16)), ("longer", range(16, last + 1))):
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": step, "step_s": 1.0, "other": 3}) for step in steps]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
     found = commands.training(tmp_path, dry_run=False)
     assert [line["step"] for line in found["steps"]] == list(range(1, 16))
     assert [line["step"] for line in found["resumed"]] == list(range(16, last + 1))
     assert found["holds"] == holds
     first, second = asked
-    assert [set(one) ^ set(other) for one, other in ((first, second),)] == [{"run.steps=15", "run.steps=20"}]
-    assert f"run.out={tmp_path / 'run'}" in first and "recipe=h200-1b-8k" in first
+    assert "recipe=h200-1b-8k" in first and set(first) - set(second) == {f"run.out={tmp_path / 'run'}", "run.steps=15"}
+    assert second[-2:-1] == (str(tmp_path / "run" / "checkpoints" / "step-00000015"),)
+    assert "--resume" in second and "run.steps=20" in second and f"run.out={tmp_path / 'longer'}" in second
 
 
 def test_a_profile_is_beside_the_data_sheet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
