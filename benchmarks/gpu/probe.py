@@ -36,6 +36,7 @@ from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
 from engine.attention.kernels import cpu, cudnn, reference, torch_varlen
 from engine.attention.kernels.call import Call, Functions, Kernel
+from engine.attention.kernels.plans import Plans
 from engine.attention.layout import layout
 from engine.close import error
 from engine.planner.plan.schedule import shard_spans
@@ -91,7 +92,7 @@ class Kernels(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> Kernels:
         if device.type == "cuda":
-            return cls(_AllCudnn(*vars(_owner(cudnn.load_for_any_length())).values()).functions(), torch_varlen.load())
+            return cls(_AllCudnn(Plans(cudnn.COSTS), torch_varlen.load()).functions(), torch_varlen.load())
         return cls(cpu.load(), reference.load())
 
 
@@ -100,10 +101,6 @@ class _AllCudnn(cudnn._Cudnn):
 
     def _serves(self, *arguments: Any, **more: Any) -> bool:
         return True
-
-
-def _owner(functions: Functions) -> Any:
-    return functions.forward.__self__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
