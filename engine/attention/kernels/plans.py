@@ -59,7 +59,7 @@ class Plans(threading.local):
         self._saved: dict[Shape, float] = {}  # seconds that cuDNN saves on the calls so far; most recently used last
 
     def pay(self, shape: Shape) -> bool:
-        """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true."""
+        """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true until forgotten."""
         saved = self._saved.pop(shape, 0.0)
         if saved < self._costs.build_s:
             saved += shape.flops * self._costs.saved_s_per_flop

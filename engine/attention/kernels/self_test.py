@@ -30,7 +30,7 @@ EVEN = Call((0, 35, 70), (0, 35, 70), causal=True)
 BLOCK = Call((0, 72, 144), (0, 40, 80), causal=False, overlapped=True)
 ONE_QUERY = Call((0, 1, 2), (0, 40, 80), causal=False)
 TILE = Call((0, 72, 144), (0, 64, 128), causal=False)
-ONE_QUERY_TILE = Call((0, 1, 2), (0, 64, 128), causal=False)
+ONE_QUERY_LOW = Call((0, 1, 2), (0, 128, 256), causal=False)
 LOW = -120.0  # log-sum-exp
 
 
@@ -48,7 +48,7 @@ CASES = (
     Case(BLOCK, more_keys=20),
     Case(ONE_QUERY, more_keys=20),
     Case(TILE, low=True),
-    Case(ONE_QUERY_TILE, low=True),
+    Case(ONE_QUERY_LOW, low=True),
 )
 
 
