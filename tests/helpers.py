@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
@@ -17,7 +17,7 @@ from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import SequenceTable
 from engine.models.build import Transformer, build_model
-from engine.models.common.initialise import initialise
+from engine.models.common.norm import norm_weights
 from engine.models.llama.model import Llama
 from engine.models.mixtral.model import Mixtral
 from engine.models.parallelize import parallelize
@@ -26,7 +26,7 @@ from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, run_step
-from engine.zero.shards import gathered, sharded, stored
+from engine.zero.shards import gathered, sharded
 
 SCALE = 5.0  # of weights: a weight's change must exceed the rounding of a norm's weight, which is near 1
 
@@ -73,11 +73,26 @@ def scale_up(parameter: Tensor) -> None:
         parameter.mul_(SCALE if parameter.dim() > 1 else 1)
 
 
+@torch.no_grad()
+def draw(model: nn.Module) -> None:
+    """Draw weights from one generator, in the order of the parameters; with ZeRO-3 all ranks must call it.
+
+    Not those of `initialise`: errors of float32 depend on the draw, and tolerances were set with this one.
+    """
+    generator, norms = torch.Generator().manual_seed(3), norm_weights(model)
+    for parameter in model.parameters():
+        with gathered(parameter):
+            if parameter in norms:
+                parameter.fill_(1)
+            else:
+                parameter.copy_(torch.empty(parameter.shape).normal_(0, 0.02, generator=generator))
+
+
 def llama(settings: Config, dtype: torch.dtype) -> Llama:
     """An initialised model with large weights, prepared for rings and recompute."""
     model = Llama(settings.model)
     parallelize(model, settings, torch.device("cpu"))
-    initialise(model, 3)
+    draw(model)
     for parameter in model.parameters():
         scale_up(parameter)
     return model.to(dtype)
@@ -87,7 +102,7 @@ def mixtral(settings: Config) -> Mixtral:
     """A model in float64 whose experts have unequal loads, with biases that change choices."""
     model = build_model(settings)
     assert isinstance(model, Mixtral)
-    initialise(model, 3)
+    draw(model)
     for parameter in model.parameters():
         scale_up(parameter)
     for experts in model.experts():
@@ -101,7 +116,7 @@ def model_of(settings: Config, offload: Offload | None = None) -> Transformer:
     with sharded(settings):
         model = build_model(settings)
     parallelize(model, settings, torch.device("cpu"), offload)
-    initialise(model, 3, stored=stored)
+    draw(model)
     for parameter in model.parameters():
         with gathered(parameter):
             scale_up(parameter)

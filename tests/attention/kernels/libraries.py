@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor  # now: importing it reads the operators that stand-ins replace
 from torch import Tensor
 
 from engine.attention.kernels import reference
