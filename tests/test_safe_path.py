@@ -57,7 +57,7 @@ def test_nor_does_the_process_that_compiles_the_host_optimizer(working: Path, mo
 
 @FROM_3_11
 def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("engine.data.scan.cores", lambda: 2)
     (working / "data").mkdir()
     for number in range(150):
         (working / "data" / f"{number:03d}.txt").write_text("x")

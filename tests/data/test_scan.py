@@ -18,6 +18,7 @@ from engine.data.index import build_index
 from engine.data.scan import scan
 from engine.data.sources import folder, jsonl
 from engine.data.sources.jsonl import lines
+from engine.data.workers import in_processes
 from engine.errors import DataError
 
 MakeData = Callable[..., schema.Data]
@@ -27,12 +28,12 @@ MANY = {f"{number:03d}.txt": b"x" * (number % 50) for number in range(150)}
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(module, "cores", lambda: 1)
 
 
 @pytest.fixture
 def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(module, "cores", lambda: 2)
 
 
 def write_lines(path: Path, sizes: Sequence[int]) -> Path:
@@ -63,7 +64,7 @@ def test_a_scan_of_a_jsonl_file_agrees_with_its_index(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request.getfixturevalue(processes)
-    monkeypatch.setattr(jsonl, "_PART_BYTES", 100)
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 100)
     data = make_data(write_lines(tmp_path / "a.jsonl", range(0, 80, 2)), format="jsonl")
     found, index = scan(data, None, seed=0), build_index(data)
     np.testing.assert_array_equal(found.lengths, index.lengths)
@@ -110,7 +111,7 @@ def test_a_sample_of_a_jsonl_file_has_no_bias(
     tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Long lines are as likely as short ones at any position: first all short ones, then all long ones."""
-    monkeypatch.setattr(jsonl, "_BLOCK", 256)
+    monkeypatch.setattr(jsonl, "_SAMPLED_BYTES", 256)
     data = make_data(write_lines(tmp_path / "a.jsonl", [10] * 500 + [400] * 100), format="jsonl")
     found = [scan(data, 100, seed) for seed in range(60)]
     short = [int((some.lengths == 11).sum()) / some.fraction for some in found]
@@ -127,7 +128,7 @@ def test_large_sources_are_sampled_by_default(
 ) -> None:
     monkeypatch.setattr(folder, "_MOST_FILES", 40)
     monkeypatch.setattr(jsonl, "_MOST_BYTES", 1024)
-    monkeypatch.setattr(jsonl, "_BLOCK", 64)
+    monkeypatch.setattr(jsonl, "_SAMPLED_BYTES", 64)
     assert scan(make_data(write_files(MANY)), None, seed=0).fraction == 40 / 150
     path = write_lines(tmp_path / "a.jsonl", [20] * 400)
     found = scan(make_data(path, format="jsonl"), None, seed=0)
@@ -144,7 +145,7 @@ def test_progress_ends_at_one(write_files: WriteFiles, make_data: MakeData) -> N
 def test_a_wrong_line_is_named_by_its_number(
     tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch, two_processes: None
 ) -> None:
-    monkeypatch.setattr(jsonl, "_PART_BYTES", 64)
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n\n' * 20 + '{"words": "a"}\n' + '{"text": "a"}\n' * 20, encoding="utf-8")
     with pytest.raises(DataError, match="has no field 'text'") as caught:
@@ -179,6 +180,6 @@ class Deadly:
         return os._exit, (1,)
 
 
-def test_a_killed_process_is_reported(two_processes: None) -> None:
+def test_a_killed_process_is_reported() -> None:
     with pytest.raises(DataError, match="was killed"):
-        list(module._sizes([Deadly(), Deadly()]))  # type: ignore[list-item]
+        list(in_processes(str, [Deadly(), Deadly()], 2, "close other programs"))

@@ -6,24 +6,26 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from engine.config import schema
-from engine.data.sources.folder import FolderSource, folder_parts
-from engine.data.sources.jsonl import JsonlSource, jsonl_parts
-from engine.data.sources.source import Part, Source
+from engine.data.sources.folder import FolderSource, folder_blocks, folder_sample
+from engine.data.sources.jsonl import JsonlSource, jsonl_blocks, jsonl_sample
+from engine.data.sources.source import Block, Source
 
 
 class Format(NamedTuple):
-    """How to read a format: `source(data)` opens its documents, `parts` splits it to measure lengths in parallel.
+    """How to read a format: `source(data)` opens its documents, `blocks(data)` splits them to be read in parallel.
 
-    `parts(data, sample, seed)` returns the parts and the fraction of the source that they contain.
+    `sample(data, documents, seed)` returns blocks of about so many random documents, and the fraction of the source
+    that they contain.
     """
 
     source: Callable[[schema.Data], Source]
-    parts: Callable[[schema.Data, int | None, int], tuple[list[Part], float]]
+    blocks: Callable[[schema.Data], list[Block]]
+    sample: Callable[[schema.Data, int | None, int], tuple[list[Block], float]]
 
 
 FORMATS: Mapping[str, Format] = {
-    "folder": Format(FolderSource, folder_parts),
-    "jsonl": Format(JsonlSource, jsonl_parts),
+    "folder": Format(FolderSource, folder_blocks, folder_sample),
+    "jsonl": Format(JsonlSource, jsonl_blocks, jsonl_sample),
 }
 
 

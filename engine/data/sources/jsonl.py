@@ -14,14 +14,14 @@ from typing import BinaryIO
 from engine.config import schema
 from engine.config.spelling import nearest
 from engine.data.sources.files import kind, reading
-from engine.data.sources.source import Part, choose
+from engine.data.sources.source import Block, Document, choose
 from engine.errors import DataError
 
 _PARSED_LINES = 8  # a rank reads the spans of a document soon after each other, so a small cache avoids most parsing
 _MOST_BYTES = 1 << 30  # bytes of a file that `profile-data` reads without --sample, in seconds
-_PART_BYTES = 16 << 20
-_BLOCK = 64 << 10  # bytes: a sample consists of random blocks, each with the lines that begin in it
-_PILOT = 256  # blocks to read to estimate the number of documents per block
+_BLOCK_BYTES = 16 << 20
+_SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
+_PILOT = 256  # parts to read to estimate the number of documents per part
 
 
 class JsonlSource:
@@ -66,51 +66,63 @@ class JsonlSource:
 
 
 @dataclass(frozen=True)
-class JsonlPart:
+class JsonlBlock:
     """The lines of a file that begin in one of several byte ranges."""
 
     path: Path
     field: str
     ranges: Sequence[tuple[int, int]]
 
-    def sizes(self) -> list[int]:
-        """Return the bytes of each line's text in UTF-8, 0 for a blank line. Raises DataError as `text_of` does."""
-        found = []
+    @property
+    def files(self) -> list[Path]:
+        return [self.path]
+
+    def documents(self) -> Iterator[Document]:
+        """Read each line; a blank one has an empty text. Raises DataError as `text_of` does."""
         with reading(self.path) as file:
-            for at, line in (numbered for start, stop in self.ranges for numbered in lines(file, start, stop)):
-                text = line.rstrip(b"\r\n")
-                try:
-                    found.append(0 if line.isspace() else len(text_of(text, self.field, str(self.path))))
-                except DataError:
-                    # Raise the error again with the line number, which needs a pass over the file up to this line.
-                    text_of(text, self.field, f"{self.path}:{_line_number(self.path, at)}")
-        return found
+            for at, line in (found for start, stop in self.ranges for found in lines(file, start, stop)):
+                place, text = f"{self.path}:byte {at}", b""
+                if not line.isspace():
+                    try:
+                        text = text_of(line.rstrip(b"\r\n"), self.field, place)
+                    except DataError:
+                        # Raise it again with the line number, which needs a pass over the file up to this line.
+                        text_of(line.rstrip(b"\r\n"), self.field, f"{self.path}:{_line_number(self.path, at)}")
+                yield Document(place, text)
 
 
-def jsonl_parts(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Part], float]:
-    """Split a file, or random blocks of it with about `sample` documents, into parts.
+def jsonl_blocks(data: schema.Data) -> list[Block]:
+    """Split a file into blocks of 16 MiB, each with the lines that begin in it."""
+    path = _file(data)
+    with reading(path) as file:
+        size = file.seek(0, os.SEEK_END)
+    return [JsonlBlock(path, data.field, [part]) for part in _ranges(size, _BLOCK_BYTES)]
 
-    Returns the parts and the fraction of the file's bytes that they contain. Without `sample`, uses at most 1 GiB of
-    the file. A block consists of the lines that begin in it, so all lines are chosen with the same probability.
+
+def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
+    """Choose random parts of a file with about `sample` documents; without `sample`, all of it, but at most 1 GiB.
+
+    Returns blocks, and the fraction of the file's bytes that they contain. A part consists of the lines that begin in
+    it, so all lines are chosen with the same probability.
     """
     path = _file(data)
     with reading(path) as file:
         size = file.seek(0, os.SEEK_END)
     if size == 0 or (sample is None and size <= _MOST_BYTES):
-        return [JsonlPart(path, data.field, [part]) for part in _ranges(size, _PART_BYTES)], 1.0
-    blocks = _ranges(size, _BLOCK)
-    count = _MOST_BYTES // _BLOCK
+        return jsonl_blocks(data), 1.0
+    ranges = _ranges(size, _SAMPLED_BYTES)
+    count = _MOST_BYTES // _SAMPLED_BYTES
     if sample is not None:
-        pilot = choose(len(blocks), min(_PILOT, len(blocks)), seed)
-        found = len(JsonlPart(path, data.field, [blocks[block] for block in pilot]).sizes())
+        pilot = choose(len(ranges), min(_PILOT, len(ranges)), seed)
+        found = sum(1 for _ in JsonlBlock(path, data.field, [ranges[number] for number in pilot]).documents())
         count = -int(-sample * len(pilot) // max(1, found))
-    count = min(len(blocks), count)
-    chosen = [blocks[block] for block in choose(len(blocks), count, seed)]
-    together = _PART_BYTES // _BLOCK
-    parts: list[Part] = [
-        JsonlPart(path, data.field, chosen[first : first + together]) for first in range(0, count, together)
+    count = min(len(ranges), count)
+    chosen = [ranges[number] for number in choose(len(ranges), count, seed)]
+    together = _BLOCK_BYTES // _SAMPLED_BYTES
+    blocks: list[Block] = [
+        JsonlBlock(path, data.field, chosen[first : first + together]) for first in range(0, count, together)
     ]
-    return parts, sum(stop - start for start, stop in chosen) / size
+    return blocks, sum(stop - start for start, stop in chosen) / size
 
 
 def lines(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -177,7 +189,7 @@ def _line_number(path: Path, offset: int) -> int:
     """Return the number, from 1, of the line that begins at an offset."""
     number, left = 1, offset
     with reading(path) as file:
-        while left > 0 and (chunk := file.read(min(left, _PART_BYTES))):
+        while left > 0 and (chunk := file.read(min(left, _BLOCK_BYTES))):
             number += chunk.count(b"\n")
             left -= len(chunk)
     return number

@@ -1,8 +1,10 @@
-"""The interfaces that every document format implements: `Source` reads documents, `Part` measures many of them."""
+"""The interfaces of document formats: `Source` finds single documents, a `Block` reads many in a row."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -32,11 +34,26 @@ class Source(Protocol):
         ...
 
 
-class Part(Protocol):
-    """A part of a source that a worker process measures. It is pickled, so it must not contain an open file."""
+class Document(NamedTuple):
+    """A document, as a block reads it."""
 
-    def sizes(self) -> list[int]:
-        """Return the length in bytes of each document, 0 for an empty one. Raises DataError as `Source.read` does."""
+    place: str  # for messages: a path, or `path:byte OFFSET` of a line
+    text: bytes  # validated, without BOS and EOS; empty for an empty file or a blank line
+
+
+class Block(Protocol):
+    """Documents that are read together, by one process. It is pickled, so it must not contain an open file.
+
+    Its `repr` says what is read and how, so that it can be recognised later.
+    """
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that the documents are read from."""
+        ...
+
+    def documents(self) -> Iterator[Document]:
+        """Read the documents in order. Raises DataError as `Source.read` does."""
         ...
 
 
