@@ -35,7 +35,7 @@ from torch import Tensor
 from benchmarks.gpu.one_rank import joined
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.index import build_index
+from engine.data.corpus import corpus_of
 from engine.data.slices import IGNORE
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
@@ -159,7 +159,7 @@ def measure(folder: Path, steps: int) -> dict[str, float]:
     run_folder = RunFolder(folder / "run")
     run_folder.logs.mkdir(parents=True)
     run_folder.checkpoints.mkdir()
-    write_facts(run_folder, config, build_index(config.data), 0)
+    write_facts(run_folder, config, corpus_of(config.data, print), 0)
     seconds, tokens = dict.fromkeys(("engine", "one by one", "padded"), 0.0), 0
     with joined(config) as groups:
         trainer = Trainer(run_folder, config, groups, str(folder / "weights"))

@@ -23,7 +23,7 @@ from numpy.random import Generator, Philox
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.index import build_index
+from engine.data.corpus import corpus_of
 from engine.data.mixes import draw
 from engine.data.sources.formats import open_source
 from engine.data.steps import Cursor, next_step
@@ -94,7 +94,7 @@ def tokens_per_s(cell: Cell, planner: str, steps: int, out: Path) -> float:
 def needs_no_ring(cell: Cell, steps: int) -> float:
     """Fraction of the trained tokens that are in sequences that fit on one rank."""
     config: Config = load(["recipe=quickstart", *MODEL, *QUIET, *cell.overrides])
-    index, cursor, lengths = build_index(config.data), Cursor(), []
+    index, cursor, lengths = corpus_of(config.data, print), Cursor(), []
     for _ in range(steps):
         table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
         lengths.append(table.length)

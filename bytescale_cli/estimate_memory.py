@@ -51,7 +51,7 @@ def estimate_memory(
         from engine.planner.make import plan_step
 
         output.say_when_compiling()
-        steps = step_lengths(config, plan)
+        steps = step_lengths(config, plan, output.say)
         found = estimate_plans(config, settings, (plan_step(lengths, settings) for lengths in steps))
     answer: dict[str, Any] = {"memory": found.as_json()}
 

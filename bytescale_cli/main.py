@@ -10,6 +10,7 @@ import typer
 from bytescale_cli import (
     ckpt,
     config,
+    data,
     estimate_memory,
     output,
     plan,
@@ -35,6 +36,7 @@ app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
 app.add_typer(ckpt.app, name="ckpt")
+app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
 

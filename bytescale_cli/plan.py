@@ -47,7 +47,7 @@ def plan(
     check_fit(config, settings)
     plans: list[StepPlan] = []
     found: list[dict[str, Any]] = []
-    for lengths in step_lengths(config, steps):
+    for lengths in step_lengths(config, steps, output.say):
         started = time.perf_counter()
         plans.append(plan_step(lengths, settings))
         seconds = time.perf_counter() - started

@@ -72,7 +72,7 @@ def simulate(
         from engine.report.simulation_page import simulation_page
 
         config = found[0][0]
-        output.write_page(path, simulation_page(config, runs, next(step_lengths(config, 1))).html())
+        output.write_page(path, simulation_page(config, runs, next(step_lengths(config, 1, output.say))).html())
     if any(config.offload.ratio != 0.0 for config, _ in found) and {"naive", "balanced"} & set(names):
         note = "set offload.ratio=0 to compare all planners without offload"
         output.say(f"the naive and balanced planners offload by equation 3 of the paper (docs/paper.md); {note}")
@@ -132,7 +132,7 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
     first = config.planner.model_copy(update={"name": names[0]})  # the recipe's planner may have stricter limits
     settings = PlanSettings.of(config.model_copy(update={"planner": first}))
     check_fit(config, settings)
-    found = compare(list(step_lengths(config, steps)), settings, names)
+    found = compare(list(step_lengths(config, steps, output.say)), settings, names)
     swept = {"sweep": " ".join(extra)} if extra else {}
     shared = {"context": config.context, "lengths": config.lengths.name}
     devices = Cluster.of(config.cluster).largest_node

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import engine.config.compose
+import engine.data.pack
 
 # A machine that is busy with something else is no error.
 settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -38,6 +39,15 @@ def composed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.config.compose, "compose", compose)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep token files of tests out of the user's cache folder."""
+    folder = tmp_path_factory.mktemp("tokens")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.data.pack, "cache_folder", lambda data: folder)
         yield
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.config.load import load
-from engine.data.index import build_index
-from engine.data.reader import Reader
+from engine.data.corpus import Corpus, corpus_of
 from engine.data.steps import Cursor, SequenceTable, next_step, validation_table
 from engine.data.tokenizer import VOCAB
 from engine.models.common.initialise import initialise
@@ -26,11 +25,11 @@ def muted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.zeros_like(q)
 
 
-def pairs(reader: Reader, table: SequenceTable) -> Tensor:
+def pairs(corpus: Corpus, table: SequenceTable) -> Tensor:
     """Count how often each label follows each input in the sequences of a step, [vocab, vocab]."""
     counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
     for document, start, length in zip(table.document, table.start, table.length, strict=True):
-        tokens = reader.tokens(int(document), int(start), int(start + length) + 1)
+        tokens = corpus.read(int(document), int(start), int(start + length) + 1)
         counts += np.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB * VOCAB)
     return torch.from_numpy(counts.reshape(VOCAB, VOCAB))
 
@@ -53,21 +52,20 @@ def test_pairs_are_all_that_a_model_without_attention_sees() -> None:
 
 def test_the_quickstart_without_attention_stays_above_the_bigram_entropy() -> None:
     config = load(["recipe=quickstart"])
-    index, cursor = build_index(config.data), Cursor()
-    reader = Reader(config.data, index)
+    corpus, cursor = corpus_of(config.data, print), Cursor()
     model = Llama(config.model)
     initialise(model, config.run.seed)
     optimizer = build_optimizer(model, config.optimizer)
     for step in range(1, config.run.steps + 1):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+        table, cursor = next_step(corpus, cursor, config.run.seed, config.batch_tokens, config.context)
         optimizer.zero_grad()
-        muted_loss(model, pairs(reader, table)).backward()
+        muted_loss(model, pairs(corpus, table)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.run.steps, config.optimizer)
         optimizer.step()
-    validation = pairs(reader, validation_table(index, config.context, config.data.validation_tokens))
+    validation = pairs(corpus, validation_table(corpus, config.context, config.data.validation_tokens))
     with torch.no_grad():
         loss = muted_loss(model, validation).item()
-    assert loss > index.bigram_nats, f"{loss:.3f} against {index.bigram_nats:.3f}: the corpus is too easy to show it"
-    assert loss < index.bigram_nats + 1, "it did not learn the pairs either: the test shows too little"
+    assert loss > corpus.bigram_nats, f"{loss:.3f} against {corpus.bigram_nats:.3f}: the corpus is too easy to show it"
+    assert loss < corpus.bigram_nats + 1, "it did not learn the pairs either: the test shows too little"

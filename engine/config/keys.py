@@ -8,7 +8,10 @@ from pydantic.fields import FieldInfo
 
 from engine.config.schema import Config, Section
 
-PATHS = ("data.path", "run.out", "run.weights", "cluster.hostfile", "cluster.calibration", "lengths.path")
+PATHS = (
+    *("data.path", "data.tokenizer", "data.cache", "lengths.path"),
+    *("run.out", "run.weights", "cluster.hostfile", "cluster.calibration"),
+)
 
 
 def leaves() -> dict[str, FieldInfo]:

@@ -21,7 +21,7 @@ from engine.config.spelling import did_you_mean
 from engine.errors import Problem
 
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
-_NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path")
+_NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.bos", "data.eos", "data.cache")
 _SHORT_LIST = 6  # up to this many options, a hint lists them all beside the nearest name
 
 

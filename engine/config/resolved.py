@@ -46,7 +46,7 @@ def diff(old: Config, new: Config) -> list[str]:
     """Return a line `key: old -> new` per changed value. Two spellings of the same path are not a change."""
 
     def meaning(key: str, value: Any) -> Any:
-        is_path = key in PATHS and value not in (None, "stdlib")
+        is_path = key in PATHS and value not in (None, "stdlib", "bytes")
         return os.path.realpath(value) if is_path else value
 
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))

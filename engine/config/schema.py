@@ -124,13 +124,20 @@ class Data(Section):
 
     name: str
     path: str = Field(
-        min_length=1, description="a folder, a .jsonl file, or `stdlib`: the standard library of the running Python"
+        min_length=1,
+        description="a folder, a .jsonl file, PREFIX of a token file, or `stdlib`: the standard library of this Python",
     )
-    format: Literal["folder", "jsonl"]
+    format: Literal["folder", "jsonl", "tokens"]
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
     field: str = Field(description="field of a JSONL line that contains the text")
     encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` also reads files that are not UTF-8")
-    tokenizer: Literal["bytes"]
+    tokenizer: str = Field(
+        min_length=1,
+        description="`bytes`, or a file: Hugging Face's tokenizer.json, a SentencePiece model, or a tiktoken file",
+    )
+    bos: bool | None = Field(description="whether documents begin with BOS; null: as the tokenizer's files say")
+    eos: bool | None = Field(description="whether documents end with EOS; null: yes if the tokenizer has one")
+    cache: str | None = Field(description="folder for the tokens of texts; null: bytescale/tokens in the cache folder")
     runtime: Literal["local"] = Field(description="`ray` is not implemented yet")
     validation_share: float = Field(
         ge=0, lt=1, description="fraction of the documents held out for validation, chosen by hash"

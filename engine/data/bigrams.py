@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.tokenizer import EOS, VOCAB, encode
+from engine.units import Ints
 
 _BATCH = 1 << 20  # tokens to count in one call
 
@@ -29,10 +30,18 @@ class BigramCounts:
         if self._waiting_tokens >= _BATCH:  # many small documents are counted in one call
             self._count()
 
+    def counts(self) -> Ints:
+        """Return the counts of all pairs: int64 [VOCAB, VOCAB]."""
+        self._count()
+        return self._counts
+
+    def merge(self, counts: Ints) -> None:
+        """Add the counts of other documents."""
+        self._counts += counts
+
     def entropy(self) -> float:
         """Return the entropy -sum p(a, b) log p(b | a) of token b after token a, in nats; 0 without documents."""
-        self._count()
-        counts = self._counts
+        counts = self.counts()
         before = np.broadcast_to(counts.sum(axis=1, keepdims=True), counts.shape)
         seen = counts > 0
         nats = counts[seen] * np.log(before[seen] / counts[seen])

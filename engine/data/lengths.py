@@ -6,7 +6,7 @@ Letters: N documents, S sequences of a step. Lengths are numbers of inputs (toke
 from __future__ import annotations
 
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from engine.config.schema import Config
-from engine.data.index import build_index
+from engine.data.corpus import corpus_of
 from engine.data.mixes import MIXES, draw
 from engine.data.scan import Documents, Progress, scan
 from engine.data.sources.files import kind, reading
@@ -22,21 +22,23 @@ from engine.data.steps import Cursor, fitting, next_step, piece_bounds
 from engine.errors import ConfigError, DataError, Problem
 from engine.units import Ints
 
+Say = Callable[[str], None]
 _DRAWN = 1 << 20  # documents to draw from a mix
 _SHOWN = 10  # invalid lines that an error lists
 _MOST = 2**32  # tokens; larger numbers are refused as mistakes
 
 
-def step_lengths(config: Config, steps: int) -> Iterator[Ints]:
+def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> Iterator[Ints]:
     """Yield the sequence lengths, int64 [S], of each of the first `steps` steps.
 
-    With the recipe's own data they are exactly those of training. Raises DataError for unusable documents or lengths.
+    With the recipe's own data they are exactly those of training. Its documents are packed first if they are not yet,
+    and `say` gets lines of progress. Raises DataError for unusable documents or lengths.
     """
     source = config.lengths
     if source.name == "data":
-        index, cursor = build_index(config.data), Cursor()
+        corpus, cursor = corpus_of(config.data, say), Cursor()
         for _ in range(steps):
-            table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+            table, cursor = next_step(corpus, cursor, config.run.seed, config.batch_tokens, config.context)
             yield table.length
     elif source.name == "file":
         documents = read_lengths(Path(str(source.path)))

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from engine.config import schema
+from engine.data.pack import Tokens
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
+from engine.data.token_file import TokenFile
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError
 from engine.units import Ints
@@ -37,10 +41,14 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
     sample of this size from a larger one. (Of 100,000 documents, 100 are longer than the 99.9th percentile.) `progress`
     is called after each block. Raises DataError for an invalid document, or if all documents are empty.
     """
+    if data.format == "tokens":
+        tokens = TokenFile.open(Path(data.path))
+        stored = np.diff(tokens.bounds(0, len(tokens))) - 1
+        return Documents(stored[stored > 0], int((stored < 1).sum()))
     blocks, fraction = FORMATS[data.format].sample(data, sample, seed)
     inputs: list[int] = []
     hint = "read fewer documents with --sample, or close other programs"
-    for done, found in enumerate(in_processes(_inputs, blocks, cores(), hint), start=1):
+    for done, found in enumerate(in_processes(partial(_inputs, Tokens.of(data)), blocks, cores(), hint), start=1):
         inputs += found
         progress(done / len(blocks))
     lengths = np.array(inputs, dtype=np.int64)
@@ -50,6 +58,9 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
     return Documents(lengths[lengths > 0], int((lengths == 0).sum()), fraction)
 
 
-def _inputs(block: Block) -> list[int]:
+def _inputs(tokens: Tokens, block: Block) -> list[int]:
     """Return the length of each document of a block in inputs, 0 for an empty one."""
-    return [len(text) + 1 if text else 0 for _, text in block.documents()]  # BOS is an input, as in index.py
+    tokenizer = tokens.open()
+    if tokenizer.kind == "bytes":
+        return [len(text) + 1 if text else 0 for _, text in block.documents()]
+    return [len(tokenizer.document(text)) - 1 if text else 0 for _, text in block.documents()]

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.data.reader import Reader
+from engine.data.corpus import Corpus
 from engine.data.steps import SequenceTable
-from engine.data.tokenizer import BOS
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch
 from engine.units import Ints
@@ -35,11 +34,11 @@ class Slices:
     positions: Ints  # [T] positions in the sequence, from 0
 
 
-def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) -> Slices:
+def micro_batch_slices(corpus: Corpus, vocabulary: int, table: SequenceTable, micro: MicroBatch) -> Slices:
     """Read the shards of a micro-batch from its documents, each as its low chunk followed by its high chunk.
 
     `table` contains the sequences that the shards refer to. An idle micro-batch gets `idle_slices()`. Raises DataError
-    as `Reader.tokens` does.
+    as `Corpus.read` does.
     """
     if not micro.shards:
         return idle_slices()
@@ -51,7 +50,7 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
             if not span.tokens:
                 continue
             # Read one more token, the label of the last input.
-            read = reader.tokens(document, begin + span.start, begin + span.stop + 1)
+            read = corpus.read(document, begin + span.start, begin + span.stop + 1, vocabulary)
             tokens.append(read[:-1])
             labels.append(read[1:])
             positions.append(np.arange(span.start, span.stop, dtype=np.int64))
@@ -60,5 +59,5 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
 
 def idle_slices() -> Slices:
     """Return the input of an idle micro-batch: one token whose label is ignored, so that its loss is 0."""
-    tokens, labels, positions = (np.array([value], dtype=np.int64) for value in (BOS, IGNORE, 0))
+    tokens, labels, positions = (np.array([value], dtype=np.int64) for value in (0, IGNORE, 0))
     return Slices(tokens, labels, positions)

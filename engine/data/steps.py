@@ -16,7 +16,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from engine.data.index import Index
+from engine.data.corpus import Corpus
 from engine.units import Ints
 
 
@@ -24,7 +24,7 @@ from engine.units import Ints
 class SequenceTable:
     """The sequences of a step. Each consists of inputs start .. start + length - 1 of a document; input 0 is BOS."""
 
-    document: Ints  # [S] number of the document in the index
+    document: Ints  # [S] number of the document in the corpus
     start: Ints  # [S] first input of the sequence in its document
     length: Ints  # [S] number of inputs
     loss_tokens: Ints  # [S] number of labels that are not ignored
@@ -59,18 +59,20 @@ def fitting(lengths: Ints, tokens: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(lengths), tokens, side="right")))
 
 
-def cut(documents: Ints, index: Index, context: int) -> SequenceTable:
-    """Split documents into sequences of at most `context` inputs. `documents` [N] are numbers in the index.
+def cut(documents: Ints, corpus: Corpus, context: int) -> SequenceTable:
+    """Split documents into sequences of at most `context` inputs. `documents` [N] are numbers in the corpus.
 
     Every input is in exactly one sequence, and its label is the next token of the document. Positions start at 0 in
     each sequence.
     """
-    owner, start, length = piece_bounds(index.lengths[documents], context)
+    owner, start, length = piece_bounds(corpus.lengths[documents], context)
     # Every label counts in the loss, because there are no loss masks yet.
     return SequenceTable(documents[owner], start, length, loss_tokens=length)
 
 
-def next_step(index: Index, cursor: Cursor, seed: int, batch_tokens: int, context: int) -> tuple[SequenceTable, Cursor]:
+def next_step(
+    corpus: Corpus, cursor: Cursor, seed: int, batch_tokens: int, context: int
+) -> tuple[SequenceTable, Cursor]:
     """Return the sequences of the step at a cursor, and the cursor of the next step.
 
     A step takes documents in the random order of the epoch until the next one would exceed `batch_tokens` inputs. A
@@ -80,24 +82,24 @@ def next_step(index: Index, cursor: Cursor, seed: int, batch_tokens: int, contex
     tokens = 0
     # Documents are added one by one, because `fitting` would sum over the rest of the epoch in every step.
     while True:
-        order = _order(len(index.training), seed, cursor.epoch)
-        document = int(index.training[order[cursor.position]])
-        length = int(index.lengths[document])
+        order = _order(len(corpus.training), seed, cursor.epoch)
+        document = int(corpus.training[order[cursor.position]])
+        length = int(corpus.lengths[document])
         if documents and tokens + length > batch_tokens:
-            return cut(np.array(documents, dtype=np.int64), index, context), cursor
+            return cut(np.array(documents, dtype=np.int64), corpus, context), cursor
         documents.append(document)
         tokens += length
         last = cursor.position + 1 == len(order)
         cursor = Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, cursor.position + 1)
 
 
-def validation_table(index: Index, context: int, tokens: int) -> SequenceTable:
+def validation_table(corpus: Corpus, context: int, tokens: int) -> SequenceTable:
     """Return the validation set: pieces of validation documents, until the next would exceed `tokens` inputs.
 
     The pieces are shuffled, in the same way in every run, so that a small set covers many documents. The set has at
     least one piece if there are validation documents; it is empty if `tokens` is 0.
     """
-    pieces = cut(np.flatnonzero(index.validation).astype(np.int64), index, context)
+    pieces = cut(np.flatnonzero(corpus.validation).astype(np.int64), corpus, context)
     order = _order(len(pieces), seed=0, epoch=0)
     kept = order[: fitting(pieces.length[order], tokens) if tokens else 0]
     return SequenceTable(

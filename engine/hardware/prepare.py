@@ -8,7 +8,7 @@ from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.model import Costs
-from engine.data.index import build_index
+from engine.data.corpus import corpus_of
 from engine.errors import MemoryFitError
 from engine.launch.checks import check_launch
 from engine.launch.machine import on_this_machine
@@ -33,7 +33,13 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
     sections = {
         # A step with a due checkpoint writes a trace. No checkpoint is saved, because nothing calls `save`.
         "run": {"steps": 1000, "validate_every": 1000, "checkpoint_every": 1, "out": str(folder)},
-        "data": {"name": "folder", "format": "folder", "pattern": "*", "path": str(folder / "documents")}
+        "data": {
+            "name": "folder",
+            "format": "folder",
+            "pattern": "*",
+            "path": str(folder / "documents"),
+            "cache": str(folder / "tokens"),
+        }
         | {"encoding": "bytes", "validation_share": 0.0, "validation_tokens": 0},
         "cluster": {"nodes": 1, "ranks_per_node": ranks, "hostfile": None, "calibration": None},
         "planner": {"name": "static", "mode": "auto"},
@@ -79,4 +85,5 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for number in range(_DOCUMENTS):
         text = bytes((number * 31 + place * 7) % 251 for place in range(_BYTES))
         (documents / f"{number:03d}").write_bytes(text)
-    write_facts(folder, config, build_index(config.data), Costs.of(config).parameters)
+    corpus = corpus_of(config.data, lambda line: None)
+    write_facts(folder, config, corpus, Costs.of(config).parameters)

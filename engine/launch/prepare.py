@@ -12,7 +12,7 @@ from pathlib import Path
 from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
-from engine.data.index import Index, build_index, check_fingerprint
+from engine.data.corpus import Corpus, check_fingerprint, corpus_of
 from engine.data.steps import Cursor, next_step
 from engine.errors import ConfigError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
@@ -34,7 +34,7 @@ class Start:
 
     checkpoint: Path | None  # None starts from scratch
     state: TrainState | None  # of the checkpoint
-    index: Index
+    corpus: Corpus
     plans: tuple[StepPlan, ...]  # empty if all steps are done
 
     @property
@@ -84,14 +84,14 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     settings = PlanSettings.of(config)
     # Keys that this start cannot change must not be suggested: nodes and, when resuming, kinds of model states.
     check_fit(config, settings, {"cluster.nodes", *(("zero.stage", "optimizer.on_host") if state else ())})
-    index = build_index(config.data)
+    corpus = corpus_of(config.data, say)
     if state is not None:
-        check_fingerprint(index, state.fingerprint)
+        check_fingerprint(corpus, state.fingerprint)
     plans = []
     for _ in range(min(steps, config.run.steps - done)):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
+        table, cursor = next_step(corpus, cursor, config.run.seed, config.batch_tokens, config.context)
         plans.append(plan_step(table.length, settings))
-    return Start(checkpoint, state, index, tuple(plans))
+    return Start(checkpoint, state, corpus, tuple(plans))
 
 
 @contextmanager
@@ -168,15 +168,15 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     metrics.cut_back(folder.metrics, step, say)
 
 
-def write_facts(folder: RunFolder, config: Config, index: Index, parameters: int) -> None:
-    """Write the config, the index and summary.json to the run folder. `parameters` is the number of model weights."""
-    index.save(folder.index)
+def write_facts(folder: RunFolder, config: Config, corpus: Corpus, parameters: int) -> None:
+    """Write the config and summary.json to the run folder. `parameters` is the number of model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
     facts = {
-        "bigram_nats": index.bigram_nats,
-        "documents": len(index.lengths),
-        "empty_documents": index.empty,
-        "validation_documents": int(index.validation.sum()),
+        "tokens": str(corpus.tokens.prefix.absolute()),
+        "bigram_nats": corpus.bigram_nats,
+        "documents": int((corpus.lengths > 0).sum()),
+        "empty_documents": corpus.empty,
+        "validation_documents": int(corpus.validation.sum()),
         "parameters": parameters,
     }
     write_json(folder.summary, facts)

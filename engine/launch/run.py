@@ -12,7 +12,7 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
-from engine.data.index import Index
+from engine.data.corpus import Corpus
 from engine.errors import BytescaleError, ConfigError, MemoryFitError, PreflightError
 from engine.fit.host import host_problem, tight
 from engine.launch import prepare
@@ -84,8 +84,8 @@ def _train(
 ) -> dict[str, Any]:
     """Run the remaining steps in a locked run folder, write the report, and return what the command prints as JSON."""
     parameters = Costs.of(config).parameters
-    prepare.write_facts(folder, config, start.index, parameters)
-    for line in (*_facts(config, cluster, start.index, parameters), tight(config, cluster)):
+    prepare.write_facts(folder, config, start.corpus, parameters)
+    for line in (*_facts(config, cluster, start.corpus, parameters), tight(config, cluster)):
         if line:
             say(line)
     prepare.go_back(folder, start.step, say)
@@ -104,7 +104,7 @@ def _train(
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
     last = lines[-1] if lines and lines[-1]["step"] >= start.step else {"step": start.step, "loss": None}
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
-    report, bigram_nats = _report(folder, say), start.index.bigram_nats
+    report, bigram_nats = _report(folder, say), start.corpus.bigram_nats
     if validated and bigram_nats is not None:
         verdict = "below" if validated[-1] < bigram_nats else "not below"
         bigram = f"the bigram entropy of the corpus, {bigram_nats:.3f}"
@@ -123,21 +123,21 @@ def _train(
     }
 
 
-def _facts(config: Config, cluster: Cluster, index: Index, parameters: int) -> Iterator[str]:
+def _facts(config: Config, cluster: Cluster, corpus: Corpus, parameters: int) -> Iterator[str]:
     """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
     ranks = counted(cluster.ranks, "rank")
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
-    empty = f" (skipped {counted(index.empty, 'empty one')})" if index.empty else ""
+    empty = f" (skipped {counted(corpus.empty, 'empty one')})" if corpus.empty else ""
     pattern = f" matching {config.data.pattern}" if config.data.format == "folder" else ""
-    yield f"documents in {config.data.path}{pattern}: {len(index.lengths):,}{empty}"
+    yield f"documents in {config.data.path}{pattern}: {int((corpus.lengths > 0).sum()):,}{empty}"
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
-    long = int((index.lengths > config.batch_tokens).sum())
+    long = int((corpus.lengths > config.batch_tokens).sum())
     if long:
         what = f"{counted(long, 'document')} longer than batch_tokens={config.batch_tokens}"
         yield f"{what}: each one forms a step of its own"
-    if config.data.validation_tokens and not index.validation.any():
+    if config.data.validation_tokens and not corpus.validation.any():
         yield "no document is held out for validation"
 
 

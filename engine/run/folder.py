@@ -11,8 +11,7 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.resolved = root / "resolved.yaml"  # the complete config
-        self.index = root / "index.npz"  # the documents: their lengths and places
-        self.summary = root / "summary.json"  # facts of the corpus and the model
+        self.summary = root / "summary.json"  # facts of the corpus and the model, and where the tokens are
         self.metrics = root / "metrics.jsonl"  # one JSON object per step
         self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
         self.trace = root / "trace.json"

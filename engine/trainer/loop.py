@@ -13,7 +13,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from engine.config.schema import Config
-from engine.data.index import check_fingerprint
+from engine.data.corpus import check_fingerprint
 from engine.data.steps import Cursor, SequenceTable
 from engine.errors import ExitCode, MemoryFitError
 from engine.models.build import end_step
@@ -27,7 +27,7 @@ from engine.run import checkpoints, metrics
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.trainer.control import Control
-from engine.trainer.feed import Feed
+from engine.trainer.feed import Feed, tokens_of
 from engine.trainer.finite import check_finite
 from engine.trainer.model import build, reserve_host
 from engine.trainer.optimizer import learning_rate
@@ -48,7 +48,7 @@ class Trainer:
         self.settings = PlanSettings.of(config)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
-        self.feed = Feed(config, folder.index)
+        self.feed = Feed(config, tokens_of(folder))
         self.ahead = PlanAhead(self.feed, self.settings)
         self.validation: tuple[SequenceTable, StepPlan] | None = None
         table = self.feed.validation()
@@ -62,7 +62,7 @@ class Trainer:
         """Resume from a checkpoint that the launcher has verified, or start at step 0 if it is None."""
         if checkpoint is not None:
             state = checkpoints.read_state(checkpoint)
-            check_fingerprint(self.feed.index, state.fingerprint)
+            check_fingerprint(self.feed.corpus, state.fingerprint)
             self.engine.load(checkpoint)
             self.step, self.cursor = state.step, Cursor(state.epoch, state.position)
             self.trace.resume(self.control)
@@ -139,7 +139,7 @@ class Trainer:
             epoch=self.cursor.epoch,
             position=self.cursor.position,
             ranks=self.groups.mesh.ranks,
-            fingerprint=self.feed.index.fingerprint,
+            fingerprint=self.feed.corpus.fingerprint,
             must_match=must_match(self.config),
         )
         rank = self.groups.rank

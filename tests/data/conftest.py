@@ -1,4 +1,4 @@
-"""Fixtures of the data tests: a config of documents, and an index without any document on disk."""
+"""Fixtures of the data tests: a config of documents, and a corpus without any document on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from engine.config import schema
-from engine.data.index import Index
+from engine.data.corpus import Corpus
+from engine.data.token_file import TokenFile
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +27,9 @@ def make_data() -> Callable[..., schema.Data]:
             "field": "text",
             "encoding": "utf-8",
             "tokenizer": "bytes",
+            "bos": None,
+            "eos": None,
+            "cache": None,
             "runtime": "local",
             "validation_share": 0.0,
             "validation_tokens": 1024,
@@ -51,13 +55,14 @@ def write_files(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 
 @pytest.fixture(scope="session")
-def make_index() -> Callable[..., Index]:
-    """Make indices from lengths (inputs) and the numbers of the validation documents."""
+def make_corpus() -> Callable[..., Corpus]:
+    """Make corpora without tokens, from lengths (inputs) and the numbers of the validation documents."""
 
-    def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Index:
+    def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Corpus:
         kept = np.zeros(len(lengths), dtype=np.bool_)
         kept[list(validation)] = True
-        names = tuple(f"document-{number}" for number in range(len(lengths)))
-        return Index(names, np.array(lengths, dtype=np.int64), kept, "fingerprint", 0, 1.0)
+        nothing = np.empty(0, dtype=np.int64)
+        tokens = TokenFile(Path("nowhere"), nothing, nothing, np.zeros(1, dtype=np.int64))
+        return Corpus(tokens, None, np.array(lengths, dtype=np.int64), kept)
 
     return make

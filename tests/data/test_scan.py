@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine.config import schema
 from engine.data import scan as module
-from engine.data.index import build_index
+from engine.data.corpus import corpus_of
 from engine.data.scan import scan
 from engine.data.sources import folder, jsonl
 from engine.data.sources.jsonl import lines
@@ -45,18 +45,18 @@ def write_lines(path: Path, sizes: Sequence[int]) -> Path:
 
 
 @pytest.mark.parametrize("processes", ["one_process", "two_processes"])
-def test_a_scan_of_a_folder_agrees_with_its_index(
+def test_a_scan_of_a_folder_agrees_with_its_corpus(
     processes: str, request: pytest.FixtureRequest, write_files: WriteFiles, make_data: MakeData
 ) -> None:
     request.getfixturevalue(processes)
     data = make_data(write_files(MANY))
-    found, index = scan(data, None, seed=0), build_index(data)
-    np.testing.assert_array_equal(found.lengths, index.lengths)
-    assert (found.empty, found.fraction) == (index.empty, 1.0)
+    found, corpus = scan(data, None, seed=0), corpus_of(data, print)
+    np.testing.assert_array_equal(found.lengths, corpus.lengths)
+    assert (found.empty, found.fraction) == (corpus.empty, 1.0)
 
 
 @pytest.mark.parametrize("processes", ["one_process", "two_processes"])
-def test_a_scan_of_a_jsonl_file_agrees_with_its_index(
+def test_a_scan_of_a_jsonl_file_agrees_with_its_corpus(
     processes: str,
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -66,9 +66,9 @@ def test_a_scan_of_a_jsonl_file_agrees_with_its_index(
     request.getfixturevalue(processes)
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 100)
     data = make_data(write_lines(tmp_path / "a.jsonl", range(0, 80, 2)), format="jsonl")
-    found, index = scan(data, None, seed=0), build_index(data)
-    np.testing.assert_array_equal(found.lengths, index.lengths)
-    assert (found.empty, found.fraction) == (index.empty, 1.0)
+    found, corpus = scan(data, None, seed=0), corpus_of(data, print)
+    np.testing.assert_array_equal(found.lengths, corpus.lengths)
+    assert (found.empty, found.fraction) == (corpus.empty, 1.0)
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"bc", b"defgh\n"]), max_size=40), st.integers(1, 20))

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import schema
-from engine.data.index import Index, build_index
-from engine.data.reader import Reader
+from engine.data.corpus import Corpus, corpus_of
 from engine.data.slices import IGNORE, idle_slices, micro_batch_slices
 from engine.data.steps import SequenceTable, cut
 from engine.data.tokenizer import BOS, EOS, encode
@@ -20,13 +19,11 @@ TEXTS = [bytes(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory, make_data: Callable[..., schema.Data]) -> tuple[Reader, Index]:
+def corpus(tmp_path_factory: pytest.TempPathFactory, make_data: Callable[..., schema.Data]) -> Corpus:
     root = tmp_path_factory.mktemp("corpus")
     for number, text in enumerate(TEXTS):
         (root / f"{number}.bin").write_bytes(text)
-    data = make_data(root, encoding="bytes")
-    index = build_index(data)
-    return Reader(data, index), index
+    return corpus_of(make_data(root, encoding="bytes"), print)
 
 
 def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
@@ -38,19 +35,16 @@ def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
 
 
 @given(st.data())
-def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(
-    corpus: tuple[Reader, Index], data: st.DataObject
-) -> None:
+def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus: Corpus, data: st.DataObject) -> None:
     """Random contexts, degrees (also so large that shards are empty) and micro-batches of random shards."""
-    reader, index = corpus
-    table = cut(np.arange(len(TEXTS)), index, context=data.draw(st.integers(1, 120)))
+    table = cut(np.arange(len(TEXTS)), corpus, context=data.draw(st.integers(1, 120)))
     degrees = data.draw(st.lists(st.integers(1, 7), min_size=len(table), max_size=len(table)))
     shards = data.draw(st.permutations(shards_of(table, degrees)))
     size = data.draw(st.integers(1, 5))
     seen = [np.zeros(length, dtype=np.int64) for length in table.length]
     for index_, first in enumerate(range(0, len(shards), size)):
         micro = MicroBatch(index_, rank=0, gang=index_, slot=-1, shards=tuple(shards[first : first + size]))
-        slices = micro_batch_slices(reader, table, micro)
+        slices = micro_batch_slices(corpus, 258, table, micro)
         offset = 0
         for shard in micro.shards:
             here = slice(offset, offset + shard_tokens(shard.length, shard.degree, shard.part))
@@ -65,37 +59,33 @@ def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(
     assert all((counts == 1).all() for counts in seen)
 
 
-def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: tuple[Reader, Index]) -> None:
-    reader, index = corpus
-    table = cut(np.array([3, 0]), index, context=8)
+def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) -> None:
+    table = cut(np.array([3, 0]), corpus, context=8)
     micro = MicroBatch(0, rank=0, gang=0, slot=-1, shards=(Shard(1, 2, (0,), 0), Shard(0, 8, (0, 1), 0)))
-    slices = micro_batch_slices(reader, table, micro)
+    slices = micro_batch_slices(corpus, 258, table, micro)
     assert slices.positions.tolist() == [0, 1, 0, 1, 6, 7]
     text = list(TEXTS[3])
     assert slices.tokens.tolist() == [BOS, TEXTS[0][0], BOS, text[0], text[5], text[6]]
     assert slices.labels.tolist() == [TEXTS[0][0], EOS, text[0], text[1], text[6], EOS]
 
 
-def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: tuple[Reader, Index]) -> None:
-    reader, index = corpus
-    table = cut(np.array([4]), index, context=16)
+def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus) -> None:
+    table = cut(np.array([4]), corpus, context=16)
     first, second = (
-        micro_batch_slices(reader, table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
+        micro_batch_slices(corpus, 258, table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
         for sequence in (0, 1)
     )
     assert first.labels[-1] == second.tokens[0]
     assert second.positions[0] == 0
 
 
-def test_a_micro_batch_of_empty_shards_has_no_tokens(corpus: tuple[Reader, Index]) -> None:
-    reader, index = corpus
-    table = cut(np.array([0]), index, context=8)
-    slices = micro_batch_slices(reader, table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
+def test_a_micro_batch_of_empty_shards_has_no_tokens(corpus: Corpus) -> None:
+    table = cut(np.array([0]), corpus, context=8)
+    slices = micro_batch_slices(corpus, 258, table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
     assert len(slices.tokens) == len(slices.labels) == len(slices.positions) == 0
 
 
-def test_an_idle_micro_batch_has_one_input_and_no_loss_token(corpus: tuple[Reader, Index]) -> None:
-    reader, index = corpus
-    idle = micro_batch_slices(reader, cut(np.array([0]), index, 8), MicroBatch(0, 0, 0, -1, ()))
+def test_an_idle_micro_batch_has_one_input_and_no_loss_token(corpus: Corpus) -> None:
+    idle = micro_batch_slices(corpus, 258, cut(np.array([0]), corpus, 8), MicroBatch(0, 0, 0, -1, ()))
     for slices in (idle, idle_slices()):
-        assert (slices.tokens.tolist(), slices.labels.tolist(), slices.positions.tolist()) == ([BOS], [IGNORE], [0])
+        assert (slices.tokens.tolist(), slices.labels.tolist(), slices.positions.tolist()) == ([0], [IGNORE], [0])

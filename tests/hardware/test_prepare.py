@@ -6,10 +6,11 @@ import pytest
 
 from engine.config.load import load, read_resolved
 from engine.cost.model import Costs
-from engine.data.index import Index
+from engine.data.corpus import open_corpus
 from engine.errors import ConfigError, MemoryFitError
 from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, usable, write_folder
 from engine.run.folder import RunFolder
+from engine.trainer.feed import tokens_of
 
 PROCESS = 480  # MiB of a device that are no tensors
 
@@ -77,6 +78,6 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_folder(ours, folder)
     assert read_resolved(folder.resolved) == ours
-    index = Index.load(folder.index)
-    assert len(index.lengths) == len(index.training) > 2
-    assert 2 * int(index.lengths.max()) <= ours.batch_tokens, "a step gives each of two ranks a document"
+    corpus = open_corpus(tokens_of(folder), 0.0)
+    assert len(corpus.lengths) == len(corpus.training) > 2
+    assert 2 * int(corpus.lengths.max()) <= ours.batch_tokens, "a step gives each of two ranks a document"

@@ -32,7 +32,7 @@ def test_a_new_folder_an_empty_one_and_its_own_are_accepted(tmp_path: Path, data
     with locked(RunFolder(root)):
         check(root, data)
         RunFolder(root).log(0).touch()
-    for name in (".resolved.yaml.123", ".DS_Store", "index.npz", "metrics.jsonl"):
+    for name in (".resolved.yaml.123", ".DS_Store", "summary.json", "metrics.jsonl"):
         (root / name).touch()
     check(root, data)
     RunFolder(root).resolved.write_text(resolved_yaml(load([])))

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
-from engine.data.index import build_index
+from engine.data.corpus import corpus_of
 from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError, RunFolderError
 from engine.fit import host as host_memory
 from engine.launch import run as launch
@@ -101,7 +101,7 @@ def test_a_dry_run_names_its_lengths_and_those_of_the_plan_command(tmp_path: Pat
     shown = train(config(tmp_path, "lengths=github", "planner=static"), dry_run=True)["dry_run"]
     assert (shown["planner"], shown["mode"], shown["plan_source"]) == ("static", "free", "lengths=github")
     assert (shown["source"], shown["outlook"]) == (f"data.path={tmp_path / 'data'}", "starting at step 1")
-    assert shown["documents"] == len(build_index(config(tmp_path).data).training)
+    assert shown["documents"] == len(corpus_of(config(tmp_path).data, print).training)
 
 
 def test_the_outlook_names_the_weights_that_a_run_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
     """Write rank 0's part of a checkpoint of two ranks, with one file."""
-    state = TrainState(step, 0, step, 2, build_index(of.data).fingerprint, must_match(of))
+    state = TrainState(step, 0, step, 2, corpus_of(of.data, print).fingerprint, must_match(of))
     return write(tmp_path, state, 0, lambda folder: (folder / "a").touch(), lambda hashes: [hashes])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.index import build_index
+from engine.data.pack import pack
 from engine.data.steps import Cursor
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -22,17 +22,17 @@ from engine.trainer.planning import PlanAhead
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """A run of small documents, whose index is saved."""
+    """A run of small documents, which are packed."""
     for number in range(20):
         (tmp_path / f"{number}.py").write_text("x" * (37 * number + 1))
     small = ["recipe=quickstart", "context=256", "capacity=128", "batch_tokens=512", f"data.path={tmp_path}"]
     made = load(small)
-    build_index(made.data).save(tmp_path / "index.npz")
+    pack(made.data, tmp_path / "tokens")
     return made
 
 
 def test_plans_are_those_that_planning_in_place_gives(tmp_path: Path, config: Config) -> None:
-    settings, feed, cursor = PlanSettings.of(config), Feed(config, tmp_path / "index.npz"), Cursor()
+    settings, feed, cursor = PlanSettings.of(config), Feed(config, tmp_path / "tokens"), Cursor()
     ahead = PlanAhead(feed, settings)
     ahead.request(cursor)
     for _ in range(3):
