@@ -59,4 +59,4 @@ def test_the_schema_names_what_the_tables_have() -> None:
     """The map tells whoever adds a planner or a format to name it in the schema too."""
     planners = set(get_args(Planner.model_fields["name"].annotation))
     assert planners == set(PLANNERS) == set(simulate._PLANNERS.split(","))
-    assert set(get_args(Data.model_fields["format"].annotation)) == set(FORMATS)
+    assert set(get_args(Data.model_fields["format"].annotation)) == {"tokens", *FORMATS}

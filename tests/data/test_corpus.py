@@ -12,7 +12,7 @@ from engine.data.corpus import Corpus, check_fingerprint, corpus_of, open_corpus
 from engine.data.pack import hashes_path, pack
 from engine.data.tokenizer import BOS, EOS, encode
 from engine.errors import DataError
-from tests.data.test_token_file import megatron, written
+from tests.data.token_files import megatron, written
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
