@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from engine.config import schema
 from engine.data.pack import Facts, ensure_packed, hashes_path, read_facts
 from engine.data.token_file import TokenFile
-from engine.errors import DataError
+from engine.errors import ConfigError, DataError
 from engine.units import Ints
 
 _HASH_BYTES = 16
@@ -123,3 +123,15 @@ def check_fingerprint(corpus: Corpus, fingerprint: str) -> None:
         message = f"the documents changed since the run started ({corpus.fingerprint[:12]}, was {fingerprint[:12]})"
         hint = "restore them, or start a new run with another run.out"
         raise DataError(message, key="data.path", hint=hint)
+
+
+def check_vocabulary(corpus: Corpus, config: schema.Config) -> None:
+    """Raise ConfigError if the documents may have tokens that are not in the model's vocabulary.
+
+    The vocabulary of a token file of another tool is not known; each token is checked when it is read.
+    """
+    if corpus.facts is not None and corpus.facts.vocabulary > config.model.vocab:
+        size = corpus.facts.vocabulary
+        message = f"is smaller than the vocabulary of the documents' tokenizer, {size:,} ({corpus.facts.tokenizer})"
+        hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
+        raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(size)} or more")

@@ -11,7 +11,6 @@ from engine.config.devices import uses_gpus
 from engine.config.not_built import not_trained
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart
-from engine.data.tokenizer import VOCAB
 from engine.errors import ConfigError, Problem
 
 
@@ -23,10 +22,6 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
     if config.dtype == "fp64":
         message = "fp64 is for tests only: DeepSpeed keeps its master weights in fp32"
         raise ConfigError(message, key="dtype=fp64", hint="use dtype=fp32 or dtype=bf16")
-    if config.model.vocab < VOCAB:
-        message = f"is smaller than the byte tokenizer's vocabulary of {VOCAB}"
-        hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
-        raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(VOCAB)} or more")
     if launcher == "hostfile" and config.cluster.hostfile is None:
         raise ConfigError("needs a hostfile", key="--launcher hostfile", hint="add --hostfile FILE")
     hosts = [node.host for node in cluster.nodes]

@@ -12,7 +12,7 @@ from pathlib import Path
 from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
-from engine.data.corpus import Corpus, check_fingerprint, corpus_of
+from engine.data.corpus import Corpus, check_fingerprint, check_vocabulary, corpus_of
 from engine.data.steps import Cursor, next_step
 from engine.errors import ConfigError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
@@ -85,6 +85,7 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     # Keys that this start cannot change must not be suggested: nodes and, when resuming, kinds of model states.
     check_fit(config, settings, {"cluster.nodes", *(("zero.stage", "optimizer.on_host") if state else ())})
     corpus = corpus_of(config.data, say)
+    check_vocabulary(corpus, config)
     if state is not None:
         check_fingerprint(corpus, state.fingerprint)
     plans = []

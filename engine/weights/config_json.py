@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Model
-from engine.data.tokenizer import VOCAB
 from engine.errors import DataError, Problem
 from engine.weights.architectures import ARCHITECTURES, Architecture, architecture_of
 
@@ -69,7 +68,7 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Translate the values of a config.json to our keys, without the prefix `model.` ("heads", "rope.factor").
 
     `path` is the file, for messages. Without rotary scaling the result has no `rope.` keys. Raises DataError that lists
-    all values that are invalid, or that our models or our tokenizer do not support.
+    all values that are invalid, or that our models do not support.
     """
     key = "architectures" if config.get("architectures") else "model_type"
     name = config.get(key)
@@ -87,9 +86,6 @@ def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
             problems += _wrong_type(theirs, values[ours], Model.model_fields[ours].annotation, path)
         elif ours not in _OPTIONAL:
             problems.append(Problem(f"{theirs} is missing", str(path), FIX))
-    if isinstance(vocab := values["vocab"], int) and 0 < vocab < VOCAB:
-        message = f"vocab_size={vocab} is less than the byte tokenizer's {VOCAB}; no other tokenizer is supported yet"
-        problems.append(Problem(message, str(path), f"use weights with a vocabulary of {VOCAB} or more"))
     # Keys for which our models have no setting must have the value that our models assume.
     supported = dict(_SUPPORTED)
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")

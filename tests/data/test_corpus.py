@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from engine.config import schema
+from engine.config.load import load
 from engine.data.bigrams import BigramCounts
-from engine.data.corpus import Corpus, check_fingerprint, corpus_of, open_corpus
+from engine.data.corpus import Corpus, check_fingerprint, check_vocabulary, corpus_of, open_corpus
 from engine.data.pack import hashes_path, pack
 from engine.data.tokenizer import BOS, EOS, encode
-from engine.errors import DataError
+from engine.errors import ConfigError, DataError
 from tests.data.token_files import megatron, written
 
 MakeData = Callable[..., schema.Data]
@@ -97,6 +98,16 @@ def test_a_token_beyond_the_vocabulary_is_refused(write_files: WriteFiles, make_
     (problem,) = caught.value.problems
     assert str(problem.key).endswith(".bin") and str(problem.hint).startswith("set model.vocab to 258")
     assert len(found.read(0, 0, 6, vocabulary=257)) == 6
+
+
+def test_the_hint_for_a_small_vocabulary_depends_on_the_weights(write_files: WriteFiles, make_data: MakeData) -> None:
+    """With weights, a larger model.vocab would be refused too, because the weights do not have it."""
+    found = corpus(make_data(write_files(MANY)))
+    check_vocabulary(found, load(["model.vocab=258"]))
+    for more, hint in (([], "set model.vocab=258 or more"), (["run.weights=hf"], "choose run.weights with")):
+        with pytest.raises(ConfigError, match="smaller than the vocabulary of the documents' tokenizer") as caught:
+            check_vocabulary(found, load(["model.vocab=100", *more]))
+        assert str(caught.value.problems[0].hint).startswith(hint)
 
 
 def test_a_file_of_another_tool_is_a_corpus(tmp_path: Path, make_data: MakeData) -> None:

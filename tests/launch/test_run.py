@@ -46,7 +46,7 @@ def test_a_dry_run_plans_three_steps_and_writes_nothing(tmp_path: Path) -> None:
     ("overrides", "launcher", "message"),
     [
         (["dtype=fp64"], None, "fp64 is for tests only"),
-        (["model.vocab=100"], None, "vocabulary of 258"),
+        (["model.vocab=100"], None, "vocabulary of the documents' tokenizer, 258"),
         ([], "hostfile", "needs a hostfile"),
     ],
 )
@@ -55,14 +55,6 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         train(config(tmp_path, *overrides), launcher=launcher, dry_run=True)
-
-
-def test_the_hint_for_a_small_vocabulary_depends_on_the_weights(tmp_path: Path) -> None:
-    """With weights, a larger model.vocab would be refused too, because the weights do not have it."""
-    for more, hint in (([], "set model.vocab=258 or more"), (["run.weights=hf"], "choose run.weights with")):
-        with pytest.raises(ConfigError) as caught:
-            train(config(tmp_path, "model.vocab=100", *more), dry_run=True)
-        assert str(caught.value.problems[0].hint).startswith(hint)
 
 
 def test_a_dry_run_lists_what_is_not_built_yet_and_a_run_refuses_it(tmp_path: Path) -> None:

@@ -129,10 +129,3 @@ def test_a_config_that_belongs_to_other_weights(folder: Path) -> None:
         check_weights(folder, config("model.ffn=64"))
     assert len(caught.value.problems) == 6
     assert "config.json and the files are not from the same model" in str(caught.value.problems[0].hint)
-
-
-def test_a_vocabulary_that_no_training_can_use(tmp_path: Path) -> None:
-    """The hint is not "set model.vocab=100", which a run refuses."""
-    folder = saved(llama(vocab_size=100), tmp_path / "small")
-    (one,) = problems(folder)
-    assert one.startswith(f"{folder / 'config.json'}: vocab_size=100 is less than the byte tokenizer's 258")
