@@ -6,7 +6,7 @@ inputs. Letters: D documents of the token file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -17,27 +17,59 @@ from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.data.pack import Facts, ensure_packed, hashes_path, read_facts
+from engine.data.permute import Permutation
 from engine.data.token_file import TokenFile
 from engine.errors import ConfigError, DataError
 from engine.units import Ints
 
 _HASH_BYTES = 16
+_CHUNK = 1 << 20  # documents
 _ENDS = 1 << 16  # bytes at the end of a file of another tool that its fingerprint covers
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The documents of a token file. Those without an input, with fewer than two tokens, are in neither set."""
+    """The documents of a token file, memory-mapped: a process loads what it reads.
+
+    Documents without an input, with fewer than two tokens, are neither for training nor for validation.
+    """
 
     tokens: TokenFile
     facts: Facts | None  # None for a file of another tool
-    lengths: Ints  # [D] numbers of inputs
-    validation: NDArray[np.bool_]  # [D] True for validation
+    hashes: NDArray[np.uint64] | None  # [D] of the contents; None for a file of another tool
+    validation_share: float
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def lengths(self, documents: Ints | slice) -> Ints:
+        """Return the numbers of inputs of some documents: int64 [n]."""
+        return np.maximum(self.tokens.lengths(documents) - 1, 0)
+
+    def validation(self, documents: Ints) -> NDArray[np.bool_]:
+        """Return which of some documents are for validation, [n].
+
+        That is decided by the hash of the content, so that no document is in both sets; in a file of another tool, by
+        the number of the document.
+        """
+        if self.hashes is None:
+            drawn = Permutation(len(self), "validation")(documents) / len(self)
+        else:
+            drawn = self.hashes[documents] / 2.0**64
+        return (drawn < self.validation_share) & (self.lengths(documents) > 0)
+
+    def chunks(self) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
+        """Yield the lengths of all documents, and which are for validation, for a million documents at a time."""
+        for first in range(0, len(self), _CHUNK):
+            documents = np.arange(first, min(first + _CHUNK, len(self)))
+            yield self.lengths(documents), self.validation(documents)
 
     @cached_property
-    def training(self) -> Ints:
-        """The numbers of the training documents, int64, ascending."""
-        return np.flatnonzero(~self.validation & (self.lengths > 0)).astype(np.int64)
+    def counts(self) -> tuple[int, int]:
+        """The numbers of training and of validation documents. Reads the index of all documents."""
+        found = [(int((lengths > 0).sum()), int(kept.sum())) for lengths, kept in self.chunks()]
+        usable, validation = (sum(column) for column in zip(*found, strict=True))
+        return usable - validation, validation
 
     @cached_property
     def fingerprint(self) -> str:
@@ -55,7 +87,7 @@ class Corpus:
     @property
     def empty(self) -> int:
         """The number of documents that were left out because they have no text."""
-        return int((self.lengths < 1).sum()) + (self.facts.empty if self.facts else 0)
+        return len(self) - sum(self.counts) + (self.facts.empty if self.facts else 0)
 
     @property
     def bigram_nats(self) -> float | None:
@@ -79,42 +111,34 @@ class Corpus:
 def corpus_of(data: schema.Data, say: Callable[[str], None]) -> Corpus:
     """Open the documents that a config names, which are packed first if they are not yet; `say` gets lines of progress.
 
-    Raises DataError and StorageError as `ensure_packed` and `open_corpus` do.
+    Raises DataError and StorageError as `ensure_packed`, `open_corpus` and `check_documents` do.
     """
-    return open_corpus(ensure_packed(data, say), data.validation_share)
-
-
-def open_corpus(prefix: Path, validation_share: float) -> Corpus:
-    """Open the documents of a token file; `validation_share` of them are for validation.
-
-    Raises DataError for a file that cannot be used, if no document has two tokens, or if all are used for validation.
-    """
-    tokens = TokenFile.open(prefix)
-    lengths = np.maximum(np.diff(tokens.bounds(0, len(tokens))) - 1, 0)
-    # Decided by the hash of the content, so that no document is in both sets.
-    validation = _hashes(prefix, len(tokens)) < validation_share * 2**64
-    validation &= lengths > 0
-    corpus = Corpus(tokens, read_facts(prefix), lengths, validation)
-    if not (lengths > 0).any():
-        message = f"every document ({len(tokens):,}) is empty"
-        raise DataError(message, key=str(prefix), hint="set data.path to documents with text")
-    if not len(corpus.training):
-        message = f"every document ({int(validation.sum()):,}) is used for validation, none for training"
-        raise DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
+    corpus = open_corpus(ensure_packed(data, say), data.validation_share)
+    check_documents(corpus)
     return corpus
 
 
-def _hashes(prefix: Path, documents: int) -> NDArray[np.float64]:
-    """Return a number from 0 to 2^64 for each document: of its content, or of its place in a file of another tool."""
-    path = hashes_path(prefix)
+def open_corpus(prefix: Path, validation_share: float) -> Corpus:
+    """Open the documents of a token file; `validation_share` of them are for validation. Raises DataError if the file
+    cannot be used."""
+    tokens, path, hashes = TokenFile.open(prefix), hashes_path(prefix), None
     if path.exists():
-        found = np.fromfile(path, dtype="<u8")
-        if len(found) != documents:
-            message = f"has {len(found):,} hashes for {documents:,} documents"
+        if path.stat().st_size != 8 * len(tokens):
+            message = f"has {path.stat().st_size // 8:,} hashes for {len(tokens):,} documents"
             raise DataError(message, key=str(path), hint="pack the documents again")
-    else:
-        found = np.random.Philox(key=0).random_raw(documents)
-    return found.astype(np.float64)
+        hashes = np.memmap(path, dtype="<u8", mode="r") if len(tokens) else np.empty(0, dtype="<u8")
+    return Corpus(tokens, read_facts(prefix), hashes, validation_share)
+
+
+def check_documents(corpus: Corpus) -> None:
+    """Raise DataError if no document has two tokens, or if all are used for validation."""
+    training, validation = corpus.counts if len(corpus) else (0, 0)
+    if not training + validation:
+        message = f"every document ({len(corpus):,}) is empty" if len(corpus) else "contains no documents"
+        raise DataError(message, key=str(corpus.tokens.prefix), hint="set data.path to documents with text")
+    if not training:
+        message = f"every document ({validation:,}) is used for validation, none for training"
+        raise DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
 
 
 def check_fingerprint(corpus: Corpus, fingerprint: str) -> None:

@@ -12,12 +12,15 @@ Letters: S sequences of a step, N documents.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 
 from engine.data.corpus import Corpus
+from engine.data.permute import Permutation
 from engine.units import Ints
+
+_AHEAD = 1024  # documents of the order that are looked up at a time
+_POOL = 16  # validation documents are chosen from this many times the inputs of the validation set
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,7 @@ def cut(documents: Ints, corpus: Corpus, context: int) -> SequenceTable:
     Every input is in exactly one sequence, and its label is the next token of the document. Positions start at 0 in
     each sequence.
     """
-    owner, start, length = piece_bounds(corpus.lengths[documents], context)
+    owner, start, length = piece_bounds(corpus.lengths(documents), context)
     # Every label counts in the loss, because there are no loss masks yet.
     return SequenceTable(documents[owner], start, length, loss_tokens=length)
 
@@ -78,40 +81,44 @@ def next_step(
     A step takes documents in the random order of the epoch until the next one would exceed `batch_tokens` inputs. A
     document longer than `batch_tokens` forms a step of its own. A step may continue with documents of the next epoch.
     """
-    documents: list[int] = []
-    tokens = 0
-    # Documents are added one by one, because `fitting` would sum over the rest of the epoch in every step.
+    taken: list[int] = []
+    tokens, epoch, position = 0, cursor.epoch, cursor.position
     while True:
-        order = _order(len(corpus.training), seed, cursor.epoch)
-        document = int(corpus.training[order[cursor.position]])
-        length = int(corpus.lengths[document])
-        if documents and tokens + length > batch_tokens:
-            return cut(np.array(documents, dtype=np.int64), corpus, context), cursor
-        documents.append(document)
-        tokens += length
-        last = cursor.position + 1 == len(order)
-        cursor = Cursor(cursor.epoch + 1, 0) if last else Cursor(cursor.epoch, cursor.position + 1)
+        stop = min(position + _AHEAD, len(corpus))
+        documents = Permutation(len(corpus), f"{seed} {epoch}")(np.arange(position, stop))
+        lengths = np.where(corpus.validation(documents), 0, corpus.lengths(documents))
+        for document, length in zip(documents.tolist(), lengths.tolist(), strict=True):
+            if taken and length and tokens + length > batch_tokens:
+                return cut(np.array(taken, dtype=np.int64), corpus, context), Cursor(epoch, position)
+            if length:  # for training
+                taken.append(document)
+                tokens += length
+            position += 1
+        if position == len(corpus):
+            epoch, position = epoch + 1, 0
 
 
 def validation_table(corpus: Corpus, context: int, tokens: int) -> SequenceTable:
     """Return the validation set: pieces of validation documents, until the next would exceed `tokens` inputs.
 
-    The pieces are shuffled, in the same way in every run, so that a small set covers many documents. The set has at
-    least one piece if there are validation documents; it is empty if `tokens` is 0.
+    The pieces are shuffled, in the same way in every run, so that a small set covers many documents: they are from the
+    first documents of a random order that have together 16 times as many inputs. The set has at least one piece if
+    there are validation documents; it is empty if `tokens` is 0.
     """
-    pieces = cut(np.flatnonzero(corpus.validation).astype(np.int64), corpus, context)
-    order = _order(len(pieces), seed=0, epoch=0)
-    kept = order[: fitting(pieces.length[order], tokens) if tokens else 0]
+    kept, order = [np.empty(0, dtype=np.int64)], Permutation(len(corpus), "validation set")
+    found = 0
+    for first in range(0, len(corpus) if tokens and corpus.validation_share else 0, _AHEAD):
+        documents = order(np.arange(first, min(first + _AHEAD, len(corpus))))
+        documents = documents[corpus.validation(documents)]
+        few = _POOL * tokens - found
+        count = min(len(documents), 1 + int(np.searchsorted(np.cumsum(corpus.lengths(documents)), few)))
+        kept.append(documents[:count])
+        found += int(corpus.lengths(documents[:count]).sum())
+        if found >= _POOL * tokens:
+            break
+    pieces = cut(np.concatenate(kept), corpus, context)
+    shuffled = Permutation(len(pieces), "validation pieces")(np.arange(len(pieces)))
+    chosen = shuffled[: fitting(pieces.length[shuffled], tokens)]
     return SequenceTable(
-        pieces.document[kept], pieces.start[kept], pieces.length[kept], loss_tokens=pieces.loss_tokens[kept]
+        pieces.document[chosen], pieces.start[chosen], pieces.length[chosen], loss_tokens=pieces.loss_tokens[chosen]
     )
-
-
-@lru_cache(maxsize=2)
-def _order(count: int, seed: int, epoch: int) -> Ints:
-    """Return a random order of `count` documents for an epoch: a permutation of 0 .. count - 1, int64 [count].
-
-    It sorts raw numbers of Philox, which are the same in all versions of numpy, unlike the results of `permutation`.
-    """
-    generator = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64))
-    return np.argsort(generator.random_raw(count), kind="stable")

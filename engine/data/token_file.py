@@ -47,18 +47,22 @@ class TokenFile:
     def __len__(self) -> int:
         return len(self.first) - 1
 
-    def bounds(self, first: int, last: int) -> Ints:
-        """Return where documents first .. last - 1 begin in `tokens`, and where the last ends: [last - first + 1]."""
-        sequences = self.first[first : last + 1]
-        inside = sequences < len(self.offsets)
-        found = np.full(len(sequences), len(self.tokens), dtype=np.int64)
-        found[inside] = self.offsets[sequences[inside]] // self.tokens.itemsize
-        return found
+    def lengths(self, documents: Ints | slice) -> Ints:
+        """Return the number of tokens of some documents: int64 [n]."""
+        starts, stops = self.first[:-1][documents], self.first[1:][documents]
+        return self._begin(stops) - self._begin(starts)
 
     def read(self, document: int, start: int, stop: int) -> Ints:
         """Return tokens start .. stop - 1 of a document: int64, fewer if the document is shorter."""
-        begin, end = self.bounds(document, document + 1).tolist()
+        begin, end = self._begin(self.first[document : document + 2]).tolist()
         return self.tokens[min(begin + start, end) : min(begin + stop, end)].astype(np.int64)
+
+    def _begin(self, sequences: Ints) -> Ints:
+        """Return where some sequences begin in `tokens`; sequence S begins at the end."""
+        found = np.full(len(sequences), len(self.tokens), dtype=np.int64)
+        inside = sequences < len(self.offsets)
+        found[inside] = self.offsets[sequences[inside]] // self.tokens.itemsize
+        return found
 
     @classmethod
     def open(cls, prefix: Path) -> TokenFile:
@@ -141,7 +145,7 @@ def concatenate(parts: Sequence[Path], prefix: Path, dtype: type[np.integer]) ->
     with draft.open("wb") as file:
         for part in parts:
             opened = TokenFile.open(part)
-            lengths.append(np.diff(opened.bounds(0, len(opened))).astype(np.int32))
+            lengths.append(opened.lengths(slice(None)).astype(np.int32))
             with Path(f"{part}.bin").open("rb") as source:
                 while copied := os.sendfile(file.fileno(), source.fileno(), None, 1 << 30):
                     assert copied > 0

@@ -46,7 +46,7 @@ def dry_run_of(
         "out": str(folder.root),
         "source": f"data.path={config.data.path}",
         "plan_source": source(config),
-        "documents": len(start.corpus.training),
+        "documents": start.corpus.counts[0],
         "planner": settings.planner,
         "mode": settings.mode,
         "outlook": start.outlook(config),

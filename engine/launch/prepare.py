@@ -175,9 +175,9 @@ def write_facts(folder: RunFolder, config: Config, corpus: Corpus, parameters: i
     facts = {
         "tokens": str(corpus.tokens.prefix.absolute()),
         "bigram_nats": corpus.bigram_nats,
-        "documents": int((corpus.lengths > 0).sum()),
+        "documents": sum(corpus.counts),
         "empty_documents": corpus.empty,
-        "validation_documents": int(corpus.validation.sum()),
+        "validation_documents": corpus.counts[1],
         "parameters": parameters,
     }
     write_json(folder.summary, facts)

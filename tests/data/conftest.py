@@ -59,10 +59,11 @@ def make_corpus() -> Callable[..., Corpus]:
     """Make corpora without tokens, from lengths (inputs) and the numbers of the validation documents."""
 
     def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Corpus:
-        kept = np.zeros(len(lengths), dtype=np.bool_)
-        kept[list(validation)] = True
-        nothing = np.empty(0, dtype=np.int64)
-        tokens = TokenFile(Path("nowhere"), nothing, nothing, np.zeros(1, dtype=np.int64))
-        return Corpus(tokens, None, np.array(lengths, dtype=np.int64), kept)
+        sizes = np.array(lengths, dtype=np.int64) + 1
+        tokens = np.empty(int(sizes.sum()), dtype=np.uint8)
+        file = TokenFile(Path("nowhere"), tokens, np.cumsum(sizes) - sizes, np.arange(len(sizes) + 1))
+        hashes = np.full(len(sizes), 2**63, dtype=np.uint64)
+        hashes[list(validation)] = 0
+        return Corpus(file, None, hashes, validation_share=0.25)
 
     return make

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.config.load import load
 from engine.data.bigrams import BigramCounts
-from engine.data.corpus import Corpus, check_fingerprint, check_vocabulary, corpus_of, open_corpus
+from engine.data.corpus import Corpus, check_documents, check_fingerprint, check_vocabulary, corpus_of, open_corpus
 from engine.data.pack import hashes_path, pack
 from engine.data.tokenizer import BOS, EOS, encode
 from engine.errors import ConfigError, DataError
@@ -24,9 +25,14 @@ def corpus(data: schema.Data) -> Corpus:
     return corpus_of(data, print)
 
 
+def side(found: Corpus) -> NDArray[np.bool_]:
+    """Which documents are for validation."""
+    return found.validation(np.arange(len(found)))
+
+
 def test_lengths_are_inputs_and_empty_documents_are_counted(write_files: WriteFiles, make_data: MakeData) -> None:
     found = corpus(make_data(write_files({"a.txt": b"abc", "b.txt": b"", "c.txt": b"x", "d.txt": b""})))
-    assert found.lengths.tolist() == [4, 2] and found.training.tolist() == [0, 1]
+    assert found.lengths(slice(None)).tolist() == [4, 2] and found.counts == (2, 0)
     assert found.empty == 2
 
 
@@ -38,13 +44,13 @@ def test_blank_lines_count_as_empty(tmp_path: Path, make_data: MakeData) -> None
 
 def test_about_the_requested_fraction_is_used_for_validation(write_files: WriteFiles, make_data: MakeData) -> None:
     found = corpus(make_data(write_files(MANY), validation_share=0.25))
-    assert 30 <= found.validation.sum() <= 70
-    assert sorted([*found.training, *np.flatnonzero(found.validation)]) == list(range(200))
+    assert 30 <= side(found).sum() <= 70
+    assert found.counts == (200 - side(found).sum(), side(found).sum())
 
 
 def test_a_larger_validation_set_contains_a_smaller_one(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files(MANY)
-    small, large = (corpus(make_data(root, validation_share=share)).validation for share in (0.1, 0.4))
+    small, large = (side(corpus(make_data(root, validation_share=share))) for share in (0.1, 0.4))
     assert small.sum() < large.sum()
     assert not (small & ~large).any()
 
@@ -53,7 +59,7 @@ def test_equal_documents_are_on_the_same_side_of_the_split(write_files: WriteFil
     """Otherwise a model would be validated on training data."""
     copies = {f"copy/{name}": text for name, text in MANY.items()}
     found = corpus(make_data(write_files(MANY | copies), validation_share=0.5))
-    assert found.validation[:200].tolist() == found.validation[200:].tolist()
+    assert side(found)[:200].tolist() == side(found)[200:].tolist()
 
 
 def test_bigrams_are_those_of_all_documents(write_files: WriteFiles, make_data: MakeData) -> None:
@@ -115,10 +121,10 @@ def test_a_file_of_another_tool_is_a_corpus(tmp_path: Path, make_data: MakeData)
     documents = [[[1, 2, 3], [4]], [[5]], [], *[[[6, number]] for number in range(200)]]
     prefix = megatron(tmp_path / "a", documents)
     found = corpus(make_data(prefix, format="tokens", validation_share=0.25))
-    assert found.lengths[:4].tolist() == [3, 0, 0, 1] and found.empty == 2 and found.bigram_nats is None
-    assert 30 <= found.validation.sum() <= 70 and not found.validation[1:3].any()
-    assert len(found.training) + found.validation.sum() == 201
-    assert found.validation.tolist() == open_corpus(prefix, 0.25).validation.tolist()
+    assert found.lengths(slice(4)).tolist() == [3, 0, 0, 1] and found.empty == 2 and found.bigram_nats is None
+    assert 30 <= side(found).sum() <= 70 and not side(found)[1:3].any()
+    assert sum(found.counts) == 201 and found.counts[1] == side(found).sum()
+    assert side(found).tolist() == side(open_corpus(prefix, 0.25)).tolist()
 
 
 def test_the_fingerprint_of_a_file_of_another_tool_changes_with_it(tmp_path: Path) -> None:
@@ -132,7 +138,7 @@ def test_the_fingerprint_of_a_file_of_another_tool_changes_with_it(tmp_path: Pat
 
 def test_only_empty_documents_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"every document \(2\) is empty") as caught:
-        open_corpus(written(tmp_path / "a", [[1], []]), 0.0)
+        check_documents(open_corpus(written(tmp_path / "a", [[1], []]), 0.0))
     assert caught.value.problems[0].key == str(tmp_path / "a")
 
 
@@ -153,4 +159,4 @@ def test_the_standard_library_has_the_known_bigram_entropy(make_data: MakeData) 
     """The quickstart's validation loss must fall below it; it changes little between Python versions."""
     found = corpus(make_data("stdlib", pattern="**/*.py", encoding="bytes", validation_share=0.05))
     assert found.bigram_nats == pytest.approx(2.43, abs=0.1)
-    assert len(found.lengths) > 500
+    assert len(found) > 500

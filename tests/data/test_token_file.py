@@ -25,7 +25,8 @@ def all_of(file: TokenFile) -> list[list[int]]:
 def test_files_of_megatron_are_read(tmp_path: Path, dtype: type) -> None:
     file = TokenFile.open(megatron(tmp_path / "a", [[[1, 2], [3]], [], [[4]], [[5], [6, 7], [8, 9]]], dtype))
     assert all_of(file) == DOCUMENTS
-    assert file.bounds(0, 4).tolist() == [0, 3, 3, 4, 9] and file.bounds(1, 3).tolist() == [3, 3, 4]
+    assert file.lengths(slice(None)).tolist() == [3, 0, 1, 5]
+    assert file.lengths(np.array([3, 1, 3])).tolist() == [5, 0, 5]
     assert file.read(3, 1, 3).tolist() == [6, 7] and file.read(3, 4, 9).tolist() == [9]
     assert file.read(0, 5, 9).tolist() == []
 
