@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.units import Ints
 
 Words = NDArray[np.uint64]
-_ROUNDS = 6
+_ROUNDS = 10
 _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64 (Steele et al. 2014)
 
 
@@ -29,8 +29,8 @@ class Permutation:
     def __call__(self, positions: Ints) -> Ints:
         """Return the items at some positions of the order: int64 [n]. Positions are from 0 to count - 1."""
         half = max(1, ((self.count - 1).bit_length() + 1) // 2)  # bits of each half
-        digest = blake2b(f"{self.key} {self.count}".encode(), digest_size=8 * _ROUNDS).digest()
-        keys = np.frombuffer(digest, dtype="<u8")
+        digest = blake2b(f"{self.key} {self.count}".encode(), digest_size=4 * _ROUNDS).digest()
+        keys = np.frombuffer(digest, dtype="<u4").astype(np.uint64)
         items = self._once(positions.astype(np.uint64), half, keys)
         while (outside := items >= np.uint64(self.count)).any():
             items[outside] = self._once(items[outside], half, keys)

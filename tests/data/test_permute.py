@@ -32,7 +32,7 @@ def test_no_item_is_no_order() -> None:
     assert Permutation(7, "key")(np.empty(0, dtype=np.int64)).tolist() == []
 
 
-@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_all_orders_of_few_items_are_about_equally_likely(count: int) -> None:
     found, draws = dict.fromkeys(permutations(range(count)), 0), 12_000
     for key in range(draws):
@@ -51,6 +51,6 @@ def test_neighbours_are_far_from_each_other() -> None:
 
 def test_the_order_of_a_key_is_the_same_on_every_machine() -> None:
     """A run that resumes elsewhere must see the documents in the same order."""
-    assert order(8, "7 0") == [3, 2, 6, 0, 7, 5, 1, 4]
+    assert order(8, "7 0") == [6, 5, 0, 1, 7, 3, 4, 2]
     large = Permutation(10**9, "key")(np.array([0, 1, 10**9 - 1]))
-    assert large.tolist() == [241165104, 334071513, 509259150]
+    assert large.tolist() == [190901317, 496008199, 39031214]
