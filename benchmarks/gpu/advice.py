@@ -15,6 +15,7 @@ BUSY = 0.95  # fraction of a micro-batch in which a kernel runs
 STALL = 0.05  # of the time of a step, because its shapes are new
 APART = 1.25  # ratio of a measured rate and the data sheet's from which on it is worth a line
 PLANS = "engine/attention/kernels/plans.py"
+CALIBRATION = "engine/cost/calibration.py"
 SHEETS = "engine/cost/datasheets.py"
 
 
@@ -70,7 +71,7 @@ def _probe(result: Result) -> Iterator[str]:
             median(row[f"first_{way}_ms"] - row[f"then_{way}_ms"] for row in builds) / 1e3
             for way in ("forward", "backward")
         )
-        yield f"set PlanCosts.build_s in {PLANS}: a plan took {forward:.3f} s forward, {backward:.3f} s backward"
+        yield f"set PLAN_BUILD_S in {CALIBRATION}: a plan took {forward:.3f} s forward, {backward:.3f} s backward"
     if rates := _rows(result, question="rates"):
         longest = max(row["length"] for row in rates)
         for head_dim in sorted({row["head_dim"] for row in rates}):

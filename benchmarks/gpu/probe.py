@@ -36,7 +36,7 @@ from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
 from engine.attention.kernels import cpu, cudnn, reference, torch_varlen
 from engine.attention.kernels.call import Call, Functions, Kernel
-from engine.attention.kernels.plans import Plans
+from engine.attention.kernels.plans import PlanCosts, Plans
 from engine.attention.layout import layout
 from engine.close import error
 from engine.planner.plan.schedule import shard_spans
@@ -92,7 +92,7 @@ class Kernels(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> Kernels:
         if device.type == "cuda":
-            return cls(_AllCudnn(Plans(cudnn.COSTS), torch_varlen.load()).functions(), torch_varlen.load())
+            return cls(_AllCudnn(Plans(PlanCosts(0.0)), torch_varlen.load()).functions(), torch_varlen.load())
         return cls(cpu.load(), reference.load())
 
 

@@ -109,6 +109,11 @@ class Measured:
     fixed_s: float  # a training step without its micro-batches: lower quartile over steps, on rank 0; 0 if unknown
     network: Network | None = None  # None if the ranks were on one node
 
+    @property
+    def plan_build_s(self) -> float | None:
+        """Seconds in which cuDNN builds an execution plan, on average over both directions; None for other kernels."""
+        return sum(self.shape_build_s) / 2 if self.kernel == "cudnn" else None
+
     def write(self, path: Path) -> None:
         """Write the measurements as JSON; `read` is the inverse."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")

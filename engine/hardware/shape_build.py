@@ -21,7 +21,7 @@ _LENGTHS = {"cpu": (251, 383), "cuda": (4097, 5003, 8200)}
 
 def builder(kernel: Kernel) -> Functions:
     """Return the functions whose first calls are measured: with cuDNN, those that use it whatever the length."""
-    return cudnn.load_for_any_length() if kernel.name == "cudnn" else Functions(kernel.forward, kernel.backward)
+    return cudnn.load(0.0) if kernel.name == "cudnn" else Functions(kernel.forward, kernel.backward)
 
 
 def shape_build_s(functions: Functions, shape: Model, dtype: torch.dtype, groups: Groups) -> tuple[float, float]:

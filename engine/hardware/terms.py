@@ -27,6 +27,7 @@ _HOW = {
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
     "step_s": "time of a training step outside its micro-batches",
+    "plan_build_s": "the first attention call with a shape and the next, mean of forward and backward",
 }
 # Terms that need two nodes, or two ranks, to be measured; without them they keep the value of the data sheet.
 _NEED_NODES = ("network_bytes_per_s", "nics_per_node")
@@ -43,6 +44,8 @@ def nominal_terms(calibration: Calibration, measured: Measured) -> dict[str, str
         found |= dict.fromkeys(_NEED_RANKS, "needs two ranks")
     if measured.ranks == 1 and measured.network is not None:
         del found["latency_s"]
+    if measured.plan_build_s is None:
+        found["plan_build_s"] = "needs a GPU on which attention uses cuDNN"
     return found
 
 

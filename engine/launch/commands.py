@@ -19,6 +19,9 @@ from engine.safe_path import safe_path
 # Keeps fragmentation on a GPU at the few percent that `estimate-memory` allows for (engine/cost/allowance.py).
 ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
+# Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
+COMPILE_WORKERS = 4
+
 
 @dataclass(frozen=True)
 class RankCommand:
@@ -78,6 +81,8 @@ def rank_commands(
         threads = max((os.cpu_count() or 1) // cluster.nodes[node].devices, 1)
         environment = {"RANK": str(rank), "LOCAL_RANK": str(local), **shared}
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
+        workers = str(min(threads, COMPILE_WORKERS))
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or workers
         if is_local(hosts[node]):
             commands.append(RankCommand(rank, hosts[node], program, environment))
             continue

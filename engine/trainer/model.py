@@ -12,6 +12,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.merge import choose as choose_merge
 from engine.config.schema import Config
 from engine.cost.activations import layers_bytes
+from engine.cost.model import machine
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
 from engine.models.build import Transformer, build_model
@@ -39,7 +40,7 @@ def build(
     `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
     """
     dtype, model_shape = DTYPES[config.dtype], config.model
-    kernel = choose(groups.device, dtype, model_shape.head_dim)
+    kernel = choose(groups.device, dtype, model_shape.head_dim, plan_build_s=machine(config).plan_build_s)
     if groups.mesh.hdp > 1:  # one rank has no rings
         merge = choose_merge(groups.device, dtype, model_shape.heads, model_shape.head_dim, config.compile)
         kernel = replace(kernel, merge=merge)

@@ -23,11 +23,12 @@ MOST_SHAPES = 4096  # shapes that a thread remembers; the one that was used leas
 
 
 class PlanCosts(NamedTuple):
-    """The times that decide. Estimates for one H200, not measured yet."""
+    """The times that decide."""
 
-    # Building one plan: .44 s (forward) and .55 s (backward) are reported.
-    build_s: float = 0.5
-    # cuDNN against the varlen kernel, per FLOP of the call: 1 / 350 TFLOP/s - 1 / 650 TFLOP/s.
+    # Building one plan: `plan_build_s` of the calibration.
+    build_s: float
+    # cuDNN against the varlen kernel, per FLOP of the call: 1 / 350 TFLOP/s - 1 / 650 TFLOP/s. An estimate for one
+    # H200, not measured yet.
     saved_s_per_flop: float = 1.3e-15
 
 
