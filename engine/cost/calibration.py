@@ -60,7 +60,7 @@ _MAY_BE_ZERO = (
     "plan_build_s",
 )
 _OLD = ("saved_ratio",)  # terms of earlier versions, ignored
-_NEW = {"plan_build_s": PLAN_BUILD_S}  # terms that files of earlier versions lack
+_NEW: dict[str, Any] = {"plan_build_s": PLAN_BUILD_S}  # terms that files of earlier versions lack
 
 
 def read(path: Path, cluster: str) -> Calibration:

@@ -2,8 +2,8 @@
 
 The stand-in for a GPU is PyTorch's meta device (FakeTensorMode has no autograd for CUDA in a build without CUDA).
 Reading a value raises there. Attention and the grouped product of experts, which test themselves on values, are chosen
-by hand. Tensors there have no addresses, by which offload tells storages apart, nor can they be copied to the host: both
-have stand-ins.
+by hand. Tensors there have no addresses, by which offload tells storages apart, nor can they be copied to the host:
+both have stand-ins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ WIDTHS = {
     "llama": ["model=llama7b"],
     "mixtral": ["model=mixtral8x7b"],
 }
-ALLOCATIONS = (
+NO_KERNEL = (
+    "aten::set_",
     "aten::empty",
     "aten::new_empty",
     "aten::detach",
@@ -65,7 +66,7 @@ class Launches(TorchDispatchMode):
         name = func.name()
         flat = [x for arg in (*args, result) for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
         devices = {x.device.type for x in flat if isinstance(x, Tensor)}
-        self.count += "meta" in devices and not (func.is_view or name.startswith(ALLOCATIONS))
+        self.count += "meta" in devices and not (func.is_view or name.startswith(NO_KERNEL))
         if len(devices) > 1:
             self.mixed.add(name)
         return result
