@@ -55,6 +55,7 @@ class Calibration:
 
 _TEXT = ("cluster", "device", "source")
 _LEAST, _MOST = 1e-12, 1e30  # values beyond these are mistakes, and products would overflow
+NEVER_S = _MOST  # as `plan_build_s`: no shape gets a plan
 _MAY_BE_ZERO = (
     *("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "latency_s", "overlap", "step_s"),
     "plan_build_s",

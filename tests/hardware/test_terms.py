@@ -40,7 +40,7 @@ def test_sizes_are_those_of_the_messages() -> None:
     ours = replace(measured(), transfers=((4096, 1e-5), (1 << 27, 1e-3)))
     how = {name: how for name, _, how in rows(TRUE, ours)}
     assert how["node_bytes_per_s"] == "messages of 4.0 KiB to 128.0 MiB, in both directions at once"
-    assert how["copy_bytes_per_s"] == "copies of 64 MiB, the slower direction; both at once 8 GB/s"
+    assert how["copy_bytes_per_s"] == "copies of 64 MiB, the slower direction; 8 GB/s each way at once"
 
 
 def test_a_peak_is_the_data_sheets_where_there_is_one() -> None:

@@ -55,9 +55,12 @@ def test_the_smallest_gpu_limits_the_plan(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_cpu_ranks_take_part_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own memory and that for offload are together what they may use: 4 and 2 GiB become 2 and 1."""
     has(monkeypatch, 8 * GIB, 79 * GIB)
     config, lines = limited("recipe=quickstart")
-    assert (config.cluster.device_memory, config.cluster.host_memory) == (3 * GIB, 3 * GIB) and len(lines) == 2
+    assert (config.cluster.device_memory, config.cluster.host_memory) == (2 * GIB, GIB) and len(lines) == 2
+    has(monkeypatch, 16 * GIB, None)
+    assert limited("recipe=quickstart")[1] == [], "6 GiB for each of two ranks"
 
 
 def test_other_hosts_are_not_judged_by_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +100,7 @@ def test_ranks_plan_with_it_and_another_machine_may_continue(tmp_path: Path, mon
         said: list[str] = []
         has(monkeypatch, memory, None, gpus=0)
         train(small(tmp_path, "recipe=quickstart"), say=said.append)
-        assert read_resolved(tmp_path / "run" / "resolved.yaml").cluster.device_memory == memory * 3 // 8
+        assert read_resolved(tmp_path / "run" / "resolved.yaml").cluster.device_memory == memory // 4
         assert any("three quarters of this machine's memory for 2 ranks" in line for line in said)
 
 

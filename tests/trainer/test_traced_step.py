@@ -9,6 +9,7 @@ both have stand-ins.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,8 @@ from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
 
 META = torch.device("meta")
+RECOMPUTE = ["none", "layer", "layer_keep_attention"]
+DOCUMENTED = Path(__file__).parents[2] / "docs" / "gpu.md"
 LENGTHS = [32 * 1024, 9000, 7000, 5000, 3000]  # a ring of four (of three with offload), rings of two, unsplit ones
 WIDTHS = {
     "llama": ["model=llama7b"],
@@ -126,7 +129,7 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
 
 
 @pytest.mark.parametrize("ratio", [0, 0.5])
-@pytest.mark.parametrize("recompute", ["none", "layer", "layer_keep_attention"])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
 @pytest.mark.parametrize("family", WIDTHS)
 def test_a_step_reads_no_value_and_uses_no_tensor_of_the_host(
     family: str, recompute: str, ratio: float, monkeypatch: pytest.MonkeyPatch
@@ -140,5 +143,9 @@ def test_a_step_reads_no_value_and_uses_no_tensor_of_the_host(
         copies: Any = offload._out
         assert 0.2 < offload.moved_bytes / offload.saved_bytes < ratio * (8 - 2) / 8, "the last two layers keep theirs"
         assert copies.bytes["to host"] == copies.bytes["to device"] == offload.moved_bytes
-    what = f"{family}, {recompute}, offload {ratio}"
-    print(f"{what}: {launches.count / micro_batches:.0f} launches per micro-batch of 8 layers")
+    count, model = launches.count / micro_batches, {"llama": "LLaMA 7B", "mixtral": "Mixtral 8x7B"}[family]
+    row = f"| {model}{f', offload.ratio={ratio}' if ratio else ''} |"
+    print(f"{row} recompute={recompute}: {count:,.0f} launches per micro-batch of 8 layers")
+    (line,) = (line for line in DOCUMENTED.read_text(encoding="utf-8").splitlines() if line.startswith(row))
+    documented = line.strip("| ").split(" | ")[1 + RECOMPUTE.index(recompute)]
+    assert count == pytest.approx(int(documented.replace(",", "")), rel=0.02), "docs/gpu.md"

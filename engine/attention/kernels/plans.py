@@ -77,7 +77,7 @@ def batch(call: Call) -> tuple[int, int, int] | None:
     packed sequences only without GQA.
     If the call is not causal, cuDNN's backward pass returns NaN on Hopper (9.26 and before): dq for keys = 64 modulo
     128 and a log-sum-exp below -88.7 (pytorch#196678, cudnn-frontend#628); dk and dv for one query and a negative
-    log-sum-exp (cudnn-frontend#1072). That bound is drawn at 64 queries, half a tile of the kernel.
+    log-sum-exp (cudnn-frontend#1072). We exclude calls with fewer than 64 queries, half a tile of the kernel.
     """
     queries, keys = ({stop - start for start, stop in pairwise(bounds)} for bounds in (call.q_bounds, call.kv_bounds))
     if len(queries) != 1 or len(keys) != 1:
