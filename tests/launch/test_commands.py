@@ -41,6 +41,23 @@ def test_the_allocator_is_that_of_the_estimate_unless_the_user_chose_one(
     assert command.environment["PYTORCH_CUDA_ALLOC_CONF"] == set_to
 
 
+@pytest.mark.parametrize(
+    ("ranks", "cores", "chosen", "set_to"),
+    [(8, 64, None, "4"), (2, 2, None, "1"), (4, 2, None, "1"), (8, 64, "9", "9")],
+)
+def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
+    ranks: int, cores: int, chosen: str | None, set_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would start up to 32 in each rank."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", chosen)
+    cluster = Cluster((Node("localhost", ranks),), 2**30)
+    commands = rank_commands(cluster, RunFolder(tmp_path), None, 1234, GPUS)
+    assert [command.environment["TORCHINDUCTOR_COMPILE_THREADS"] for command in commands] == [set_to] * ranks
+
+
 def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed would train on a GPU of this machine, whatever the config says."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
