@@ -22,13 +22,19 @@ def resolved_yaml(config: Config) -> str:
 
 
 def read_resolved(path: Path) -> Config:
-    """Read what `resolved_yaml` wrote. Raises ConfigError if the file is not a valid config."""
+    """Read what `resolved_yaml` wrote. Raises ConfigError if the file is not a valid config.
+
+    PermissionError passes: the file is not damaged.
+    """
+    hint = "restore this file, or start a new run with another run.out"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except PermissionError:
+        raise
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError("cannot be read as a resolved config", key=str(path)) from error
+        raise ConfigError("cannot be read as a resolved config", key=str(path), hint=hint) from error
     if not isinstance(values, Mapping):
-        raise ConfigError("is not a resolved config", key=str(path))
+        raise ConfigError("is not a resolved config", key=str(path), hint=hint)
     config, problems = validate(values)
     if config is None:
         first = problems[0]
