@@ -26,6 +26,7 @@ def has(monkeypatch: pytest.MonkeyPatch, host: int | None, gpu: int | None, gpus
     monkeypatch.setattr(machine, "least_gpu_memory", lambda: gpu)
     monkeypatch.setattr(checks, "least_gpu_memory", lambda: gpu)
     monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
 
 
 def limited(*overrides: str) -> tuple[Config, list[str]]:
@@ -124,5 +125,6 @@ def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
     said, started = list[str](), list[RankCommand]()
     monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.extend(commands))
     train(small(tmp_path, "recipe=quickstart"), say=said.append)
-    assert "cluster=local trains on CPUs: 1 GPU of this machine will not be used (choose cluster=NAME)" in said
+    other = "docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node=1"
+    assert f"cluster=local trains on CPUs: 1 GPU of this machine will not be used ({other})" in said
     assert [command.environment["CUDA_VISIBLE_DEVICES"] for command in started] == ["", ""]
