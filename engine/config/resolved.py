@@ -57,7 +57,8 @@ def diff(old: Config, new: Config) -> list[str]:
 
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
     changed = [key for key in before if meaning(key, before[key]) != meaning(key, after[key])]
-    return [f"{key}: {before[key]} -> {after[key]}" for key in changed]
+    old_texts, new_texts = (["not set" if at[key] is None else at[key] for key in changed] for at in (before, after))
+    return [f"{key}: {was} -> {now}" for key, was, now in zip(changed, old_texts, new_texts, strict=True)]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
