@@ -90,6 +90,15 @@ def test_ctrl_c_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert json.loads(captured.out)["error"]["code"] == 130
 
 
+def test_a_scheduler_that_stops_a_command_before_its_ranks_start_is_told_as_ctrl_c_is() -> None:
+    program = (
+        "import os, signal, sys\nimport engine.config.load\nfrom bytescale_cli.main import run\n"
+        "engine.config.load.load = lambda overrides: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(run(['plan']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_a_bug_ends_in_70_and_a_saved_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
