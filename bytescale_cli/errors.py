@@ -64,6 +64,7 @@ def _known(error: BaseException) -> BytescaleError:
         parameter = getattr(error, "param", None)
         place = getattr(error, "option_name", None) or (None if parameter is None else str(parameter.opts[-1]))
         message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
+        message = message[:1].lower() + message[1:]  # it follows `error: `
         if hasattr(error, "possibilities"):
             flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
             message, meant = "unknown flag", " or ".join(flags)

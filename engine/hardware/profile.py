@@ -80,8 +80,8 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
             say(f"measuring messages between {two.nodes[0].host} and {two.nodes[1].host}")
             _run(two, ours, folder, ("network", str(folder.root), str(two.nodes[0].devices)), threads)
             network = read_network(folder.root / NETWORK)
-        kind = "GPU" if gpus else "CPU"
-        say(f"measuring model={ours.model.name} with {counted(ours.model.layers, 'layer')} on {ranks} {kind} ranks")
+        layers, on = counted(ours.model.layers, "layer"), counted(ranks, "GPU rank" if gpus else "CPU rank")
+        say(f"measuring model={ours.model.name} with {layers} on {on}")
         _run(Cluster.of(ours.cluster), ours, folder, ("machine", str(folder.root), str(seconds)), threads)
         measured = replace(read(folder.root / RESULT), network=network)
     calibration = calibrate(measured, ours)

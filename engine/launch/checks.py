@@ -104,4 +104,6 @@ def idle_gpus(config: Config, cluster: Cluster) -> str | None:
     if not gpus:
         return None
     idle = f"{counted(gpus, 'GPU')} of this machine will not be used"
-    return f"cluster=local trains on CPUs: {idle} (docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node={gpus})"
+    return (
+        f"cluster=local trains on CPUs: {idle} (docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node={gpus})"
+    )

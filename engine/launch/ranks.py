@@ -236,7 +236,9 @@ def _unexplained(rank: RankProcess, code: int, folder: RunFolder, started: bool)
     """
     here = is_local(rank.host)
     said, place = _last_line(folder.log(rank.rank), rank.logged), "" if here else f" on {rank.host}"
-    message = f"rank {rank.rank}{place} exited with code {code}" + (f": {said}" if said else " without an error message")
+    message = f"rank {rank.rank}{place} exited with code {code}" + (
+        f": {said}" if said else " without an error message"
+    )
     hint, kind = None, ExitCode.BUG
     if not here and code in (_SSH_FAILED, *_NOT_STARTED):
         kind = ExitCode.BUG if started else ExitCode.PREFLIGHT

@@ -28,7 +28,7 @@ MISTAKES = [
     ("train --launcher locl", "--launcher: must be local or hostfile, not locl", "did you mean local?"),
     ("train --out a run.out=b", "--out: a conflicts with run.out=b", "only one"),
     ("train --resume", "--resume: needs a value", "--resume value"),
-    ("train recipe=quikstart", "recipe: unknown recipe: quikstart", "did you mean quickstart?"),
+    ("train recipe=quikstart", "recipe: unknown name: quikstart", "did you mean quickstart?"),
     ("train quickstart", "quickstart: is not key=value", "write recipe=quickstart"),
     ("train run.step=3", "run.step: unknown key", "did you mean run.steps?"),
     ("train +run.step=3", "+run.step=3: a leading + is not supported", "key=value"),
@@ -44,8 +44,8 @@ MISTAKES = [
     ("train zero.stage=4", "zero.stage: must be 1, 2 or 3, not 4", "zero.stage"),
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),
-    ("recipes show quikstart", "recipe: unknown recipe: quikstart", "did you mean quickstart?"),
-    ("recipes show llama3-8b", "recipe: unknown recipe: llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
+    ("recipes show quikstart", "recipe: unknown name: quikstart", "did you mean quickstart?"),
+    ("recipes show llama3-8b", "recipe: unknown name: llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -114,6 +114,11 @@ def test_a_bug_ends_in_70_and_a_saved_traceback(
     assert "unforeseen" in next(tmp_path.iterdir()).read_text(encoding="utf-8")
 
 
+def test_a_cause_continues_its_line_in_lower_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trian"]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "error: no such command 'trian'"
+
+
 @pytest.mark.parametrize("line", ["", "--help", "train --help", "plan --help", "recipes --help", "config show --help"])
 def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 0
@@ -134,7 +139,7 @@ def test_installed_command(tmp_path: Path) -> None:
     done = subprocess.run([BYTESCALE, "train", "recipe=quikstart"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines() == ["error: recipe: unknown recipe: quikstart", "hint: did you mean quickstart?"]
+    assert done.stderr.splitlines() == ["error: recipe: unknown name: quikstart", "hint: did you mean quickstart?"]
 
 
 def test_installed_command_in_json(tmp_path: Path) -> None:

@@ -152,9 +152,7 @@ PATHS_HINT = f"every host needs this folder, the run folder and {sys.executable}
         (1, "bash: line 1: cd: /work: No such file or directory", PATHS_HINT),
     ],
 )
-def test_a_host_on_which_no_rank_starts_is_a_failed_check(
-    folder: RunFolder, code: int, said: str, hint: str
-) -> None:
+def test_a_host_on_which_no_rank_starts_is_a_failed_check(folder: RunFolder, code: int, said: str, hint: str) -> None:
     fails = f"import sys; print({said!r}); sys.exit({code})"
     remote = RankCommand(0, "gpu-a", (sys.executable, "-c", fails), {})
     waits = RankCommand(1, "localhost", (sys.executable, "-c", WAITS), {})
