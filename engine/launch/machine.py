@@ -28,8 +28,9 @@ def on_this_machine(config: Config, cluster: Cluster) -> tuple[Config, list[str]
     if not ranks:
         return config, []
     share = None if host is None else host * _SHARE[0] // _SHARE[1] // ranks
-    of_host = f"three quarters of this machine's memory for {counted(ranks, 'rank')}"
-    limits = {"device_memory": (least_gpu_memory(), "of this machine's smallest GPU"), "host_memory": (share, of_host)}
+    of_host = f"each rank's share of three quarters of this machine's memory ({counted(ranks, 'rank')})"
+    of_gpu = "the memory of this machine's smallest GPU"
+    limits = {"device_memory": (least_gpu_memory(), of_gpu), "host_memory": (share, of_host)}
     if not uses_gpus(config):
         # Both are parts of one memory, in the proportion of the recipe.
         device, offload = config.cluster.device_memory, config.cluster.host_memory

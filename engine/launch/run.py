@@ -51,11 +51,11 @@ def train(
     refused = not_launchable(config, cluster)
     if refused and not dry_run:
         raise ConfigError.of(refused)
-    too_few_gpus = gpu_problem(config, cluster)
-    unready = [problem for problem in (too_few_gpus, environment_problem(config, os.environ)) if problem]
+    of_gpus = gpu_problem(config, cluster)
+    unready = [problem for problem in (of_gpus, environment_problem(config, os.environ)) if problem]
     if unready and not dry_run:
         raise PreflightError.of(unready)
-    if too_few_gpus is None:  # else this is not the machine on which the run will be
+    if of_gpus is None:  # else this is not the machine on which the run will be
         config, lowered = on_this_machine(config, cluster)
         cluster = Cluster.of(config.cluster)
         for line in (*lowered, idle_gpus(config, cluster)):

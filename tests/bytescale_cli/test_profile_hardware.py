@@ -122,7 +122,7 @@ def test_a_link_keeps_its_place_and_its_file_gets_the_calibration(prepared: Prof
 @pytest.mark.parametrize(
     ("override", "code", "words"),
     [
-        ("cluster=h200x8", 2, "cluster=h200x8: this machine has no GPU, but the cluster's machines do"),
+        ("cluster=h200x8", 3, "cluster=h200x8: trains on GPUs, but CUDA finds none on this machine"),
         ("dtype=fp64", 2, "dtype=fp64: fp64 is for tests"),
         ("cluster.device_memory=1M", 10, "not even one layer"),
         ("cluster.ranks_per_nod=2", 2, "cluster.ranks_per_nod"),

@@ -138,3 +138,9 @@ def test_a_message_has_the_size_in_bytes() -> None:
     message = Message(4096, None, torch.device("cpu"), 1, 2)  # type: ignore[arg-type]
     assert message._exchange.send.nbytes == message._exchange.receive.nbytes == 4096
     assert (message._exchange.next_rank, message._exchange.previous_rank) == (1, 2)
+
+
+def test_one_thread_is_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads, text in ((1, "1 thread per rank"), (2, "2 threads per rank")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        assert device.name(torch.device("cpu")).endswith(f", {text}")

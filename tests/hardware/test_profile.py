@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load
-from engine.errors import ConfigError, ExitCode, MemoryFitError, PreflightError
+from engine.errors import ExitCode, MemoryFitError, PreflightError
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile, check_cluster, profile
@@ -107,12 +107,16 @@ def test_what_does_not_fit_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_cluster_of_gpus_is_not_measured_without_one() -> None:
+def test_a_cluster_of_gpus_is_not_measured_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = load(["cluster=h200x8"])
-    with pytest.raises(ConfigError, match="this machine has no GPU") as caught:
+    with pytest.raises(PreflightError, match="CUDA finds none on this machine") as caught:
         check_cluster(ours, 0)
     assert caught.value.problems[0].key == "cluster=h200x8"
+    monkeypatch.setattr("engine.launch.checks.pytorch_without_cuda", lambda: None)
     check_cluster(ours, 1)
+    monkeypatch.setattr("engine.launch.checks.pytorch_without_cuda", lambda: "2.13.0+cpu")
+    with pytest.raises(PreflightError, match="built without CUDA"):
+        check_cluster(ours, 1)
     check_cluster(load([]), 0)
 
 

@@ -19,6 +19,7 @@ STDLIB = "stdlib"
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _MOST_FILES = 100_000  # files that `profile-data` reads without --sample
 _PART_FILES = 64
+_HINT = "make it a readable file, or exclude it with data.pattern"
 
 
 class FolderSource:
@@ -66,7 +67,7 @@ class FolderSource:
 
     def read(self, document: int) -> bytes:
         """Return a document's bytes. Raises DataError if it is unreadable, or not UTF-8 with data.encoding=utf-8."""
-        with reading(self._root / self.names[document]) as file:
+        with reading(self._root / self.names[document], _HINT) as file:
             text = file.read()
         if self._encoding == "utf-8":
             try:
@@ -81,7 +82,7 @@ class FolderSource:
 
     def read_span(self, document: int, start: int, stop: int) -> bytes:
         """Return bytes start .. stop - 1 of a document; fewer if it is shorter."""
-        with reading(self._root / self.names[document]) as file:
+        with reading(self._root / self.names[document], _HINT) as file:
             file.seek(start)
             return file.read(stop - start)
 
