@@ -63,7 +63,7 @@ def train(world: int, root: Path) -> list[tuple[float, float]]:
     program = (sys.executable, str(Path(__file__).resolve()), "rank", str(folder.root))
     commands = [
         replace(command, arguments=program, environment={**command.environment, "OMP_NUM_THREADS": "1"})
-        for command in rank_commands(Cluster.of(config.cluster), folder, None, free_port(), gpus=False)
+        for command in rank_commands(Cluster.of(config.cluster), folder, None, free_port(), config)
     ]
     run_ranks(commands, folder, lambda: None, lambda text: None)
     return [tuple(one) for one in json.loads((folder.root / "counted.json").read_text())]

@@ -30,6 +30,7 @@ from engine.attention.kernels.plans import PlanCosts, Plans, Shape, batch
 from engine.attention.layout import layout
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.cost.datasheets import nominal
 from engine.data.lengths import step_lengths
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
@@ -39,7 +40,7 @@ CORPORA = ("data", "github", "byted")  # `data` is the quickstart's: the standar
 SETTINGS = ("recipe=h200-1b-64k", "cluster.ranks_per_node=8", "capacity=8K", "context=64K")
 OLD_LEAST_TOKENS = 4096
 FIRST_STEPS = 10  # not counted: most shapes that come again are new in them
-COSTS = PlanCosts()
+COSTS = PlanCosts(nominal("h200x8").plan_build_s)
 
 
 class ThreadCall(NamedTuple):

@@ -96,7 +96,7 @@ def run_for_real(config: Config, root: Path) -> dict[str, float]:
             arguments=(sys.executable, str(Path(__file__).resolve()), "rank", str(root)),
             environment={**command.environment, "OMP_NUM_THREADS": "1"},
         )
-        for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port(), gpus=False)
+        for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port(), ours)
     ]
     run_ranks(commands, folder, lambda: None, lambda text: None)
     found: dict[str, float] = json.loads((root / "measured.json").read_text(encoding="utf-8"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import traceback
@@ -12,12 +11,10 @@ import typer
 
 from bytescale_cli import output
 from engine.config.spelling import nearest
-from engine.errors import BytescaleError, ExitCode, Problem, StorageError
+from engine.errors import BytescaleError, ExitCode, Problem, storage_error
 
 # Typer has bundled Click since 0.26, so the base class of all usage errors is reached through Typer.
 UsageError = typer.BadParameter.__mro__[1]
-
-_STORAGE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
 
 
 def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
@@ -67,6 +64,7 @@ def _known(error: BaseException) -> BytescaleError:
         parameter = getattr(error, "param", None)
         place = getattr(error, "option_name", None) or (None if parameter is None else str(parameter.opts[-1]))
         message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
+        message = message[:1].lower() + message[1:]  # it follows `error: `
         if hasattr(error, "possibilities"):
             flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
             message, meant = "unknown flag", " or ".join(flags)
@@ -77,9 +75,8 @@ def _known(error: BaseException) -> BytescaleError:
         usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)
         usage.code = ExitCode.USAGE
         return usage
-    if isinstance(error, OSError) and error.errno in _STORAGE:
-        place = None if error.filename is None else str(error.filename)
-        return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
+    if storage := storage_error(error):
+        return storage
     message = " ".join(f"this is a bug in ByteScale: {type(error).__name__}: {error}".split())
     handle, path = tempfile.mkstemp(prefix="bytescale-bug-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as file:

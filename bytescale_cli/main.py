@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -44,6 +45,8 @@ app.add_typer(config.app, name="config")
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # as Ctrl-C; once ranks run, their launcher handles both
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
     try:

@@ -84,6 +84,10 @@ def payload(found: Profile) -> dict[str, Any]:
 def warnings(found: Profile) -> list[str]:
     """List reasons not to trust the calibration: timings that vary, or a cost model that predicts them badly."""
     texts = []
+    if found.measured.kernel == "reference":
+        texts.append(
+            "attention used the reference kernel, because no fused one supports the recipe's dtype and head size"
+        )
     if found.spread > _TOLERANCE:
         slow = f"a typical run took {found.spread:.0%} longer than the fastest"
         texts.append(f"the machine was busy: {slow}; run it again when the machine is idle")

@@ -30,6 +30,6 @@ def show(name: str, json: Json = False, debug: Debug = False) -> None:
     names = tree.recipes()
     if name not in names:
         hint = did_you_mean(name, names, f"choose one of {', '.join(names)}")
-        raise ConfigError(f"unknown recipe: {name}", key="recipe", hint=hint)
+        raise ConfigError(f"unknown name: {name}", key="recipe", hint=hint)
     text = (tree.folder() / "recipe" / f"{name}.yaml").read_text(encoding="utf-8")
     output.emit({"recipe": {"name": name, "about": tree.about("recipe", name), "text": text}}, text, as_json=json)

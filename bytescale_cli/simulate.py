@@ -26,6 +26,8 @@ _LEGEND = """speedup: static's step time / this planner's; compute_s: mean time 
 exposed_comm_s: mean time a rank spends only waiting for transfers; bubble: fraction of the step during which a rank
 is idle; the rest of step_s reduces gradients and updates weights; mfu: model FLOPs / peak FLOPs of all devices"""
 _HOST = ("host_bytes", "host_node_bytes")
+_EQUATION = """naive and balanced offload by equation 3 of the paper (docs/paper.md); offload.ratio=0 compares all
+planners without offload"""
 _MORE = {  # legends of columns that not every table has
     "offload_gain": "offload_gain: step time at the first offload.ratio of the sweep / step time",
     "host_bytes": "host_bytes: peak host memory per device; host_node_bytes: upper bound per node",
@@ -73,9 +75,6 @@ def simulate(
 
         config = found[0][0]
         output.write_page(path, simulation_page(config, runs, next(step_lengths(config, 1, output.say))).html())
-    if any(config.offload.ratio != 0.0 for config, _ in found) and {"naive", "balanced"} & set(names):
-        note = "set offload.ratio=0 to compare all planners without offload"
-        output.say(f"the naive and balanced planners offload by equation 3 of the paper (docs/paper.md); {note}")
     if failures:
         if runs and not json:
             output.show(_text(runs))
@@ -164,4 +163,6 @@ def _text(runs: list[Run]) -> str:
         for run in runs
     ]
     legend = [_LEGEND, *(_MORE[name] for name in columns if name in _MORE)]
+    if any(run["host_bytes"] and run["planner"] in ("naive", "balanced") for run in runs):
+        legend.append(_EQUATION)
     return f"{output.table(columns, rows, right=True)}\n" + ";\n".join(legend)

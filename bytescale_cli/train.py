@@ -76,7 +76,9 @@ def _describe(dry: Mapping[str, Any]) -> str:
     lines = [first, f"{dry['out']}: {dry['outlook']}"]
     if dry["refused"]:
         lines.append("problems that would stop a run without --dry-run:")
-        lines += [f"  {problem['key']}: {problem['message']} ({problem['hint']})" for problem in dry["refused"]]
+        lines += [
+            f"  {one['key']}: {one['message']}" + (f"; {one['hint']}" if one["hint"] else "") for one in dry["refused"]
+        ]
     if dry["steps"]:
         rows = [[f"{v:.3f}" if isinstance(v, float) else f"{v:,}" for v in step.values()] for step in dry["steps"]]
         lines.append(output.table(list(dry["steps"][0]), rows, right=True))

@@ -5,12 +5,18 @@ The command line prints every error and exits with its code; no other layer does
 
 from __future__ import annotations
 
+import errno
+import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound="BytescaleError")
+
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 
 class ExitCode(IntEnum):
@@ -90,13 +96,13 @@ class RunFolderError(BytescaleError):
 
 
 class StorageError(BytescaleError):
-    """The disk is full, reading or writing failed, or a file is damaged."""
+    """The disk is full, reading or writing failed or is not permitted, or a file is damaged."""
 
     code = ExitCode.STORAGE
 
 
 class PreflightError(BytescaleError):
-    """This machine failed a check: it has too few GPUs, or its timings give no usable calibration."""
+    """A machine failed a check: too few GPUs, a PyTorch without CUDA, a host without ssh, timings that do not fit."""
 
     code = ExitCode.PREFLIGHT
 
@@ -114,3 +120,16 @@ class PlanError(BytescaleError):
     def __reduce__(self) -> tuple[type[PlanError], tuple[int, str]]:
         """Make the error picklable, because it is raised in the planning process."""
         return PlanError, (self.rule, str(self))
+
+
+def storage_error(error: BaseException) -> StorageError | None:
+    """Convert an OSError of a full or failing disk, or of a path without permission. None for any other error."""
+    if not isinstance(error, OSError):
+        return None
+    place = None if error.filename is None else str(error.filename)
+    if error.errno in _DISK:
+        return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
+    if error.errno in _FORBIDDEN and place is not None:  # without a path it is not about a file
+        hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
+        return StorageError(os.strerror(error.errno), key=place, hint=hint)
+    return None

@@ -38,7 +38,7 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @FROM_3_11
 def test_a_rank_imports_no_module_of_the_working_directory(working: Path) -> None:
     (command,) = rank_commands(
-        Cluster((Node("localhost", 1),), 2**30), RunFolder(working / "run"), None, 1234, gpus=False
+        Cluster((Node("localhost", 1),), 2**30), RunFolder(working / "run"), None, 1234, load([])
     )
     done = subprocess.run(
         command.arguments[:3], env=os.environ | dict(command.environment), capture_output=True, text=True
@@ -67,7 +67,7 @@ def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pyt
 
 def test_ranks_on_other_hosts_get_the_variable(working: Path) -> None:
     cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
-    commands = rank_commands(cluster, RunFolder(working), None, 1234, gpus=False)
+    commands = rank_commands(cluster, RunFolder(working), None, 1234, load([]))
     assert all(" PYTHONSAFEPATH=1 " in command.arguments[4] for command in commands)
 
 

@@ -15,6 +15,7 @@ BUSY = 0.95  # fraction of a micro-batch in which a kernel runs
 STALL = 0.05  # of the time of a step, because its shapes are new
 APART = 1.25  # ratio of a measured rate and the data sheet's from which on it is worth a line
 PLANS = "engine/attention/kernels/plans.py"
+CALIBRATION = "engine/cost/calibration.py"
 SHEETS = "engine/cost/datasheets.py"
 
 
@@ -70,7 +71,7 @@ def _probe(result: Result) -> Iterator[str]:
             median(row[f"first_{way}_ms"] - row[f"then_{way}_ms"] for row in builds) / 1e3
             for way in ("forward", "backward")
         )
-        yield f"set PlanCosts.build_s in {PLANS}: a plan took {forward:.3f} s forward, {backward:.3f} s backward"
+        yield f"set PLAN_BUILD_S in {CALIBRATION}: a plan took {forward:.3f} s forward, {backward:.3f} s backward"
     if rates := _rows(result, question="rates"):
         longest = max(row["length"] for row in rates)
         for head_dim in sorted({row["head_dim"] for row in rates}):
@@ -89,7 +90,8 @@ def _probe(result: Result) -> Iterator[str]:
             yield f"{row['kernel']} gives {row['not_finite']} non-finite dq, dk, dv for {shape}: see `batch` in {PLANS}"
     for row in _rows(result, question="ring"):
         if not row["holds"]:
-            yield f"a ring of {row['ranks']} is wrong at {row['tokens']} tokens: errors {row['errors']}"
+            ring = f"a ring of {row['ranks']}, {row['merge']} merge"
+            yield f"{ring}, is wrong at {row['tokens']} tokens: errors {row['errors']}"
     for row in _rows(result, question="agreement"):
         if max(row["difference"]) > 0.05:
             yield f"the kernels differ at {row['queries']} x {row['keys']}: {row['difference']}"
@@ -102,12 +104,16 @@ def _attention(result: Result) -> Iterator[str]:
     for group, rows in groups.items():
         kind = group.split()[0].rstrip(",")
         ours = [row for row in rows if row["kernel"].startswith("ours")]
-        best = max(rows, key=lambda row: row["tflops_per_s"])
+        library = [row for row in rows if row["kernel"].endswith(", raw")]
+        best = max(library or rows, key=lambda row: row["tflops_per_s"])
         goal = {"kernels": KERNEL, "ring": RING}.get(kind, 0.0)
         for row in ours:
             reached = row["tflops_per_s"] / best["tflops_per_s"]
             if reached < goal:
                 yield f"{group}: {reached:.2f} of {best['kernel']}, goal {goal}"
+        for row in rows:
+            if row["kernel"].endswith("uncompiled merge"):
+                yield f"{group}: {row['tflops_per_s'] / best['tflops_per_s']:.2f} with the uncompiled merge"
         if kind == "plan":
             stalls = [row["first_ms"] - row["ms"] for row in ours]
             again = median(row["ms"] for row in ours)
@@ -115,10 +121,14 @@ def _attention(result: Result) -> Iterator[str]:
 
 
 def _train(result: Result) -> Iterator[str]:
-    for row in _rows(result, section="cases"):
-        goal = MFU.get(row["tokens"], 0.0)
+    rows = _rows(result, section="cases")
+    with_cudnn = {(row["model"], row["tokens"]) for row in rows if row["kernel"] == "cudnn"}
+    for row in rows:
+        # Goals are for the selected kernel. If that is cuDNN, another row has the varlen kernel, for comparison.
+        compared = row["kernel"] == "torch_varlen" and (row["model"], row["tokens"]) in with_cudnn
+        goal = 0.0 if compared else MFU.get(row["tokens"], 0.0)
         verdict = "" if row["mfu"] >= goal else f", goal {goal} MISSED"
-        yield f"{row['model']} at {row['tokens']}: MFU {row['mfu']:.3f}{verdict}"
+        yield f"{row['model']} at {row['tokens']} with {row['kernel']}: MFU {row['mfu']:.3f}{verdict}"
     for row in _rows(result, section="plan"):
         new, seen = sum(row["new_s"]), sum(row["seen_s"])
         if new / seen - 1 > STALL:
@@ -131,11 +141,11 @@ def _train(result: Result) -> Iterator[str]:
 def _training(result: Result) -> Iterator[str]:
     for row in _rows(result):
         seconds = [line["step_s"] for line in row["steps"]]
-        later, resumed = seconds[len(seconds) // 2 :], [line["step_s"] for line in row["resumed"]]
-        again = ", ".join(f"{step_s:.2f}" for step_s in resumed)
-        yield f"the first step took {seconds[0]:.2f} s, later ones {median(later):.2f} s; resumed {again} s"
+        if seconds:
+            later = median(seconds[len(seconds) // 2 :])
+            yield f"{row['run']} run: its first step took {seconds[0]:.2f} s, later ones {later:.2f} s"
         if not row["holds"]:
-            yield "the resumed run does not continue where the first one ended"
+            yield f"{row['run']} run: it has the wrong steps: {[line['step'] for line in row['steps']]}"
 
 
 def _profile(result: Result) -> Iterator[str]:

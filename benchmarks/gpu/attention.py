@@ -3,20 +3,22 @@
 `python benchmarks/gpu/attention.py [--json FILE]` uses bf16, head size 128, 32 query heads and 8 key heads, causal.
 Each (query, key) pair counts 4 x head size x query heads FLOPs forward, and 2.5 times that backward. Times are medians
 between CUDA events after a warm-up. Messages of the ring are replaced by copies on the device, so its time shows the
-cost of splitting, merging and adding, not of the network. Each rate is also printed as a fraction of the best in its
-group: all kernels at one length; packed sequences and a single one; a ring and a single call.
+cost of splitting, merging and adding, not of the network. The ring has the merge that training selects, and for
+comparison the uncompiled one. Each rate is also printed as a fraction of the best in its group: all kernels at one
+length; packed sequences and a single one; a ring and a single call.
 
-The steps of plans (`plans.py`) are run twice. `first_ms` is the time of the first run, in which most shapes are new and
-kernels may stall, `ms` that of the second one.
+If the kernel is cuDNN, it serves all of these calls that it can. In the steps of plans (`plans.py`) each call has the
+kernel that training would use. They are run twice: `first_ms` is the time of the first run, in which most shapes are
+new and kernels may stall, `ms` that of the second one.
 
-Exit codes: 1 if a run fails, 3 without a CUDA device.
+The rows are written after each case, the shortest length first. Exit codes: 1 if a run fails, 3 without a CUDA device.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -30,12 +32,14 @@ from benchmarks.gpu import on_gpu, plans
 from benchmarks.gpu.on_gpu import Row
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
-from engine.attention.kernels import cudnn
-from engine.attention.kernels.call import Call, Kernel
+from engine.attention.kernels.call import Call, Kernel, merge
 from engine.attention.kernels.choice import KERNELS, choose
 from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
+from engine.config.load import load
+from engine.config.schema import Config
 from engine.planner.plan.step_plan import MicroBatch, Shard
+from engine.trainer.model import kernel_of
 
 DTYPE = torch.bfloat16
 DEGREE, PART = 8, 3  # of the ring, and the position of the measured rank
@@ -57,82 +61,96 @@ class Sizes:
     steps: int = 6  # of the plans
     repeats: int = 20
     warm_ups: int = 3
+    most_s: float = 1.5  # of the repeats, and of the warm-ups: fewer than that, but at least three, if they take longer
+
+    @property
+    def config(self) -> Config:
+        """A config with these heads, from which training would select the kernel."""
+        shape = {"heads": self.heads, "kv_heads": self.groups, "hidden": self.heads * self.head_dim}
+        return load(["recipe=h200-1b-8k", *(f"model.{key}={value}" for key, value in shape.items())])
 
 
 TINY = Sizes(4, 2, 16, (64, 1024), packed=4, of=64, rank_tokens=32, context=256, steps=2, repeats=1, warm_ups=1)
 
 
 def main() -> None:
-    """Print the tables."""
+    """Print the tables. Rows are written as they come."""
     options = on_gpu.parse_options(__doc__)
     device, sizes = on_gpu.device_of(options), TINY if options.dry_run else Sizes()
-    chosen = choose(device, DTYPE, sizes.head_dim)
+    chosen = kernel_of(sizes.config, device, DEGREE)
     print(f"{on_gpu.machine(device)['device']}, torch {torch.__version__}, kernel {chosen.name} ({chosen.reason})")
     for line in chosen.rejected:
         print(f"- {line}")
-    rows = plans_of_a_rank(device, chosen, sizes)  # with the rule of training
-    chosen = with_plans_at_once(device, sizes)
-    for part in (ring, raw_and_seam, packing):
-        rows += part(device, chosen, sizes)
+    rows: list[Row] = []
+    for row in cases(device, chosen, sizes):
+        rows.append(row)
         on_gpu.write(options.json, device, kernel=chosen.name, rows=rows)
     show(rows)
     on_gpu.leave(rows)
 
 
-def with_plans_at_once(device: torch.device, sizes: Sizes) -> Kernel:
-    """Choose again, with a cuDNN that builds a plan at the first call of a shape: training waits for more calls."""
-    cudnn.COSTS = cudnn.COSTS._replace(build_s=0.0)
-    choose.cache_clear()
-    return choose(device, DTYPE, sizes.head_dim)
+def cases(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
+    """Measure everything, what has a goal first, and the longest sequences last. `chosen` is the kernel of training."""
+    with_plans = kernel_of(sizes.config, device, DEGREE, plan_build_s=0.0)
+    candidates = working_kernels(device, sizes)
+    shortest, *longer = sizes.lengths
+    yield from raw_and_seam(device, with_plans, candidates, shortest, sizes)
+    yield from ring(device, with_plans, sizes)
+    yield from plans_of_a_rank(device, chosen, sizes)
+    yield from packing(device, with_plans, sizes)
+    for length in longer:
+        yield from raw_and_seam(device, with_plans, candidates, length, sizes)
 
 
-def raw_and_seam(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:
-    """Measure each kernel alone, and our attention, at each length."""
-    rows = []
-    for length in sizes.lengths:
-        inputs, one = tensors(length, device, sizes), unsplit([length])
-        runs = {f"{kernel.name}, raw": partial(raw, kernel, one, inputs) for kernel in working_kernels(device, sizes)}
-        runs[f"ours ({chosen.name})"] = partial(ours, chosen, one, inputs)
-        for name, run in runs.items():
-            rows += measured("kernels", name, f"{length // 1024}K", length * (length + 1) / 2, run, device, sizes)
-    return rows
+def raw_and_seam(
+    device: torch.device, chosen: Kernel, candidates: Sequence[Kernel], length: int, sizes: Sizes
+) -> Iterator[Row]:
+    """Measure our attention, and each kernel alone, on one sequence."""
+    inputs, one = tensors(length, device, sizes), unsplit([length])
+    runs = {f"ours ({chosen.name})": partial(ours, chosen, one, inputs)}
+    runs |= {f"{kernel.name}, raw": partial(raw, kernel, one, inputs) for kernel in candidates}
+    for name, run in runs.items():
+        yield from measured("kernels", name, f"{length // 1024}K", length * (length + 1) / 2, run, device, sizes)
 
 
-def packing(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:
+def packing(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
     """Measure many packed sequences, and a single one with the same FLOPs."""
     packed, of = sizes.packed, sizes.of
     alone = int((packed * of * of) ** 0.5)
     unequal = [of // 2 + (997 * number) % of for number in range(packed)]  # cannot be a dense batch
-    rows = []
     mixes = {f"{packed} of {of}": [of] * packed, f"{packed} unequal": unequal, f"1 of {alone}": [alone]}
     for name, lengths in mixes.items():
         run, pairs = partial(ours, chosen, unsplit(lengths)), sum(n * (n + 1) / 2 for n in lengths)
         inputs = tensors(sum(lengths), device, sizes)
-        rows += measured("packing", f"ours ({chosen.name})", name, pairs, partial(run, inputs), device, sizes)
-    return rows
+        yield from measured("packing", f"ours ({chosen.name})", name, pairs, partial(run, inputs), device, sizes)
 
 
-def ring(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:
-    """Measure one rank of a ring, and one call of the kernel with the same number of (query, key) pairs."""
+def ring(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
+    """Measure one rank of a ring, and one call of the kernel with the same number of (query, key) pairs.
+
+    Another row has the ring with the uncompiled merge, if `chosen` has the compiled one.
+    """
     tokens = sizes.rank_tokens
     total = DEGREE * tokens
     shard = Shard(0, total, tuple(range(DEGREE)), PART)
     one = layout(MicroBatch(index=0, rank=PART, gang=0, slot=-1, shards=(shard,)))
     pairs = total * (total + 1) / 2 / DEGREE
     alone = int((2 * pairs) ** 0.5)
-    replayed = partial(ours, chosen, one, tensors(tokens, device, sizes), Replay())
-    single, single_pairs = partial(raw, chosen, unsplit([alone])), alone * (alone + 1) / 2
-    name, inputs = f"ring of {DEGREE}, {tokens} a rank", tensors(alone, device, sizes)
-    return [
-        *measured("ring", f"ours ({chosen.name})", name, pairs, replayed, device, sizes),
-        *measured("ring", f"{chosen.name}, raw", f"1 of {alone}", single_pairs, partial(single, inputs), device, sizes),
-    ]
+    kernels = {f"ours ({chosen.name})": chosen}
+    if chosen.merge is not merge:
+        kernels[f"{chosen.name}, uncompiled merge"] = replace(chosen, merge=merge)
+    inputs = tensors(tokens, device, sizes)
+    for name, kernel in kernels.items():
+        replayed = partial(ours, kernel, one, inputs, Replay())
+        yield from measured("ring", name, f"ring of {DEGREE}, {tokens} a rank", pairs, replayed, device, sizes)
+    single = partial(raw, chosen, unsplit([alone]), tensors(alone, device, sizes))
+    pairs = alone * (alone + 1) / 2
+    yield from measured("ring", f"{chosen.name}, raw", f"1 of {alone}", pairs, single, device, sizes)
 
 
-def plans_of_a_rank(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[Row]:
+def plans_of_a_rank(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
     """Measure the attention of one of eight ranks in steps of real plans, each step twice."""
     config = plans.config_of(DEGREE, sizes.rank_tokens, sizes.context, DEGREE * DEGREE * sizes.rank_tokens)
-    rows = []
     for number, step in enumerate(plans.planned(config, sizes.steps, PART)):
         case = {"group": "plan, forward + backward", "kernel": f"ours ({chosen.name})", "lengths": f"step {number}"}
         case["passes"] = "forward + backward"
@@ -147,11 +165,10 @@ def plans_of_a_rank(device: torch.device, chosen: Kernel, sizes: Sizes) -> list[
 
             first, again = (on_gpu.milliseconds(run, device) for _ in range(2))
         except Exception as error:
-            rows.append(on_gpu.failed(case, error))
+            yield on_gpu.failed(case, error)
             continue
         rate = 4 * sizes.head_dim * sizes.heads * pairs * (1 + BACKWARD) / again / 1e9
-        rows.append(case | {"ms": again, "first_ms": first, "tflops_per_s": rate})
-    return rows
+        yield case | {"ms": again, "first_ms": first, "tflops_per_s": rate}
 
 
 class Replay:
@@ -217,25 +234,31 @@ def ours(
 
 def measured(
     group: str, name: str, what: str, pairs: float, run: Callable[..., None], device: torch.device, sizes: Sizes
-) -> list[Row]:
+) -> Iterator[Row]:
     """Measure `run` forward, and forward with backward; `pairs` is its number of (query, key) pairs.
 
     A failure is printed and recorded in its row.
     """
-    rows: list[Row] = []
     for passes, flops in (("forward", 1.0), ("forward + backward", 1.0 + BACKWARD)):
         among = f"{group} {what}" if group == "kernels" else group
         case = {"group": f"{among}, {passes}", "kernel": name, "lengths": what, "passes": passes}
         try:
-            with_backward = partial(run, backward=flops > 1)
-            times = [on_gpu.milliseconds(with_backward, device) for _ in range(sizes.warm_ups + sizes.repeats)]
+            seconds = seconds_of(partial(run, backward=flops > 1), device, sizes)
         except Exception as error:
-            rows.append(on_gpu.failed(case, error))
+            yield on_gpu.failed(case, error)
         else:
-            ms = median(times[sizes.warm_ups :])
-            rate = 4 * sizes.head_dim * sizes.heads * pairs * flops / ms / 1e9
-            rows.append(case | {"ms": ms, "tflops_per_s": rate})
-    return rows
+            rate = 4 * sizes.head_dim * sizes.heads * pairs * flops / seconds / 1e12
+            yield case | {"ms": 1e3 * seconds, "tflops_per_s": rate}
+
+
+def seconds_of(run: Callable[[], object], device: torch.device, sizes: Sizes) -> float:
+    """Return the median time of `run` after a warm-up."""
+
+    def timed() -> float:
+        return on_gpu.milliseconds(run, device) / 1e3
+
+    on_gpu.repeated(timed, sizes.warm_ups, sizes.most_s)
+    return median(on_gpu.repeated(timed, sizes.repeats, sizes.most_s))
 
 
 def show(rows: list[Row]) -> None:

@@ -4,7 +4,10 @@
 
 Each part is a process with a time limit. It writes DIR/PART.json as it goes, and its output is in DIR/PART.log. A part
 that fails or is stopped does not stop the others. Run the command again to continue: parts that are done are skipped,
-new ones come first, then those that failed. At the end it prints what to change.
+new ones come first, then those in which a case failed, or that were stopped. At the end it prints what to change.
+
+All limits together are longer than the default budget; --list prints their sum. A part does not start with less time
+than half of its limit, or than it took before. The result of the run before is kept as DIR/PART.old.
 
 --dry-run runs the code of every part in tiny sizes on the CPU, and prints the keys of its JSON. Exit codes: 0 if all
 selected parts are done; 1 if not; 3 without torch. This program needs the standard library only.
@@ -32,8 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.gpu.advice import advice
 
 ROOT, FOLDER = Path(__file__).parents[2], Path(__file__).parent
-LEAST_S = 15.0  # no part starts with less time than this
 GRACE_S = 10.0  # after SIGTERM, before SIGKILL
+MISSED = 4  # exit code of a part: all cases ran, but one missed its target. As in on_gpu.py, which imports torch
 DONE = ("done", "missed")  # states of parts that are not run again
 # Modules that the parts import, and the packages that have them.
 NEEDED = {
@@ -67,10 +70,10 @@ PARTS = (
     Part("tests", 240, ("commands.py", "--only", "tests"), "the tests that need a GPU"),
     Part("probe", 240, ("probe.py",), "cuDNN's plan builds and NaNs, a ring of 4, cuDNN against varlen"),
     Part("attention", 180, ("attention.py",), "kernels, packing, a ring of 8, and steps of real plans"),
-    Part("train", 270, ("train.py", "--only", "cases"), "tokens/s and MFU of 1B and 8B-shaped models, 8K to 64K"),
+    Part("train", 300, ("train.py", "--only", "cases"), "tokens/s and MFU of 1B and 8B-shaped models, 8K to 64K"),
     Part("train-plan", 150, ("train.py", "--only", "plan"), "steps of real plans: new against seen shapes"),
     Part("train-trace", 90, ("train.py", "--only", "trace"), "kernels, launches and idle time of a micro-batch"),
-    Part("training", 240, ("commands.py", "--only", "training"), "`bytescale train`, then resumed"),
+    Part("training", 180, ("commands.py", "--only", "training"), "`bytescale train`, then resumed"),
     Part("memory-trace", 90, ("memory.py", "--only", "trace"), "overlap of offload's copies"),
     Part("memory-time", 180, ("memory.py", "--only", "time"), "time that offload adds"),
     Part("memory-peak", 330, ("memory.py", "--only", "peak"), "peak memory against the estimate"),
@@ -83,13 +86,15 @@ PARTS = (
 class Outcome:
     """How a part ended.
 
-    `state` is `done`; `missed` if it wrote its JSON, but a case failed or missed its target; `failed`; or `timed out`.
+    `state` is `done`; `missed` if all cases ran, but one missed its target; `failed`, also if only one case failed; or
+    `timed out`.
     """
 
     state: str
     seconds: float
     limit_s: float
     cause: str = ""  # the last line of the log, unless it is done
+    wrote: bool = True  # if not, its JSON is that of an earlier run, or missing
 
 
 def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
@@ -98,6 +103,7 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     if options.list:
         for part in parts:
             print(f"{part.name:13} at most {part.limit_s:4.0f} s  {part.answers}")
+        print(f"all: at most {sum(part.limit_s for part in parts) / 60:.0f} minutes")
         return 0
     if missing := [package for module, package in NEEDED.items() if find_spec(module) is None]:
         print(f"not installed: {', '.join(missing)}; parts that need them fail", file=sys.stderr)
@@ -116,8 +122,8 @@ def main(arguments: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) 
     try:
         for part in todo:
             left = deadline - time.monotonic()
-            if left < LEAST_S:
-                print(f"{part.name}: no time left", flush=True)
+            if left < (least := least_s(part, outcomes.get(part.name))):
+                print(f"{part.name}: not started, {max(left, 0):.0f} s left of at least {least:.0f} s", flush=True)
                 continue
             print(f"{part.name}: {part.answers} (at most {min(part.limit_s, left):.0f} s)", flush=True)
             outcome = run(part, out, left, options.dry_run)
@@ -161,10 +167,20 @@ def in_order(parts: Sequence[Part], outcomes: Mapping[str, Outcome]) -> list[Par
     return new + [part for part in parts if part.name in outcomes and outcomes[part.name].state not in DONE]
 
 
+def least_s(part: Part, before: Outcome | None) -> float:
+    """The least time with which a part starts: half of its limit, or what it took if it was done before."""
+    half = part.limit_s / 2
+    return min(half, before.seconds) if before is not None and before.state in DONE else half
+
+
 def run(part: Part, out: Path, left_s: float, dry_run: bool) -> Outcome:
-    """Run a part for at most `left_s` seconds or its limit; then end it and all processes of its session."""
-    result, log = out / f"{part.name}.json", out / f"{part.name}.log"
-    result.unlink(missing_ok=True)
+    """Run a part for at most `left_s` seconds or its limit; then end it and all processes of its session.
+
+    If it writes no result, that of the run before stays.
+    """
+    result, old, log = (out / f"{part.name}.{suffix}" for suffix in ("json", "old", "log"))
+    if result.exists():
+        result.replace(old)
     program, *arguments = part.command
     command = [sys.executable, str(FOLDER / program), *arguments, "--json", str(result.absolute())]
     limit, began, state = min(part.limit_s, left_s), time.monotonic(), "timed out"
@@ -179,14 +195,17 @@ def run(part: Part, out: Path, left_s: float, dry_run: bool) -> Outcome:
         )
         try:
             code = process.wait(limit)
-            state = "done" if code == 0 else "missed" if code == 1 and result.exists() else "failed"
+            state = {0: "done", MISSED: "missed"}.get(code, "failed")
         except subprocess.TimeoutExpired:
             pass
         finally:
             end(process)
-    if state == "done" and not result.exists():
+            wrote = result.exists()
+            if not wrote and old.exists():
+                old.replace(result)
+    if state in DONE and not wrote:
         state = "failed"
-    return Outcome(state, time.monotonic() - began, limit, "" if state == "done" else last_line(log))
+    return Outcome(state, time.monotonic() - began, limit, "" if state == "done" else last_line(log), wrote)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -226,7 +245,9 @@ def summarise(out: Path, parts: Sequence[Part], outcomes: Mapping[str, Outcome],
     results = {}
     for part in parts:
         outcome, path = outcomes.get(part.name), out / f"{part.name}.json"
-        print(f"  {part.name:13} {f'{outcome.state}, {outcome.seconds:.0f} s' if outcome else 'not run'}")
+        said = f"{outcome.state}, {outcome.seconds:.0f} s" if outcome else "not run"
+        earlier = "" if outcome is None or outcome.wrote or not path.exists() else "; its result is of an earlier run"
+        print(f"  {part.name:13} {said}{earlier}")
         if path.exists():
             results[part.name] = read(path)
             if keys:

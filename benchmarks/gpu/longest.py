@@ -84,7 +84,7 @@ def longest(case: Longest, groups: Groups) -> dict[str, Any]:
     length = length_of(case)
     tokens, config = length.runs, case.config(length.runs)
     ratio = least_ratio(config)
-    rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
+    rank, watch = OneRank.of(config, groups).with_plans(), Stopwatch(groups.device)
     rank.warm_up(tokens, ratio)
     began = watch.now()
     peaks = rank.step(tokens, ratio)
@@ -102,6 +102,7 @@ def longest(case: Longest, groups: Groups) -> dict[str, Any]:
         "estimate": expected,
         "peaks": peaks,
         "length": length._asdict(),
+        "kernel": rank.context.kernel.name,
     }
 
 

@@ -21,6 +21,7 @@ from engine.offload.peak import peak_bytes
 from engine.selection import first_line
 
 Row = dict[str, Any]  # a case, and its figures or its `error`
+MISSED = 4  # exit code: all cases ran, but one missed its target
 
 
 class Options(NamedTuple):
@@ -68,8 +69,13 @@ def failed(case: Row, error: Exception) -> Row:
 
 
 def leave(rows: Sequence[Row], dry_run: bool = False) -> NoReturn:
-    """Exit with code 1 if a case failed or missed its target, else 0. In a dry run targets do not count."""
-    sys.exit(any("error" in row or not (dry_run or row.get("holds", True)) for row in rows))
+    """Exit with code 1 if a case failed, with MISSED if a case only missed its target, else with 0.
+
+    In a dry run targets do not count.
+    """
+    if any("error" in row for row in rows):
+        sys.exit(1)
+    sys.exit(0 if dry_run or all(row.get("holds", True) for row in rows) else MISSED)
 
 
 def device_of(options: Options) -> torch.device:
@@ -87,6 +93,17 @@ def milliseconds(run: Callable[[], object], device: torch.device) -> float:
     stop.record()
     stop.synchronize()
     return start.elapsed_time(stop)
+
+
+def repeated(run: Callable[[], float], most: int, most_s: float) -> list[float]:
+    """Call `run`, which returns the seconds it took, `most` times, or fewer if that takes more than `most_s` seconds.
+
+    It is called at least three times, so that a median means something, unless `most` is less.
+    """
+    taken: list[float] = []
+    while len(taken) < most and (len(taken) < 3 or sum(taken) < most_s):
+        taken.append(run())
+    return taken
 
 
 def allocated(device: torch.device) -> int:

@@ -11,6 +11,7 @@ from functools import partial
 import torch.distributed as dist
 
 from benchmarks.gpu import on_gpu
+from engine.attention.kernels.call import Kernel
 from engine.config.schema import Config
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
@@ -21,7 +22,7 @@ from engine.parallel.groups import Groups, join_groups
 from engine.planner.plan.step_plan import MicroBatch
 from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
-from engine.trainer.model import build
+from engine.trainer.model import build, kernel_of
 from engine.trainer.step import RankContext, micro_batch_loss, to_device
 from engine.units import PPM
 from engine.zero.engine import ZeroEngine
@@ -57,6 +58,18 @@ class OneRank:
         _, engine, context = build(config, groups, PlanSettings.of(config))
         assert context.offload is not None
         return cls(config, engine, context, context.offload)
+
+    def with_kernel(self, kernel: Kernel) -> OneRank:
+        """Return the same rank with another attention kernel."""
+        return replace(self, context=replace(self.context, kernel=kernel))
+
+    def with_plans(self) -> OneRank:
+        """Return the same rank, with cuDNN (if that is its kernel) from a shape's first call on.
+
+        In training a shape gets cuDNN's execution plan only when it has come often enough, so a benchmark that repeats
+        one shape would change the kernel in the middle of the measurement.
+        """
+        return self.with_kernel(kernel_of(self.config, self.context.device, ranks=1, plan_build_s=0.0))
 
     def micro_batch(self, tokens: int, ratio: float = 0.0, look: Callable[[], int] = int) -> tuple[int, int]:
         """Run a random sequence forward and backward with `ratio` of its saved activations offloaded.

@@ -5,11 +5,13 @@
     builds     milliseconds of the first and of the next call of cuDNN with a shape, forward and backward; in another
                thread too, as autograd's. Shapes are those of real plans (`plans.py`)
     low        gradients that are not finite where the log-sum-exp is about -120, by kernel and shape
-    ring       a ring of four on one device against attention in float64, with lengths that do not divide evenly
+    ring       a ring of four on one device against attention in float64, with lengths that do not divide evenly; blocks
+               are merged as in training, and also by the uncompiled merge
     rates      TFLOP/s of cuDNN and of the varlen kernel, forward and backward
     agreement  largest difference between both kernels at long lengths, relative to the largest element
 
-The answers are written after each question. The exit code is 1 if a question fails, and 3 without a CUDA device.
+The answers are written after each question. Exit codes: 1 if a question fails, 4 if a ring is wrong, 3 without a CUDA
+device.
 """
 
 from __future__ import annotations
@@ -35,9 +37,10 @@ from engine.attention import ring as ring_attention
 from engine.attention.buffers import Buffers
 from engine.attention.comm import Exchange
 from engine.attention.kernels import cpu, cudnn, reference, torch_varlen
-from engine.attention.kernels.call import Call, Functions, Kernel
-from engine.attention.kernels.plans import Plans
+from engine.attention.kernels.call import Call, Functions, Kernel, Merge, merge
+from engine.attention.kernels.plans import PlanCosts, Plans
 from engine.attention.layout import layout
+from engine.attention.merge import choose as choose_merge
 from engine.close import error
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch, Shard
@@ -92,7 +95,7 @@ class Kernels(NamedTuple):
     @classmethod
     def on(cls, device: torch.device) -> Kernels:
         if device.type == "cuda":
-            return cls(_AllCudnn(Plans(cudnn.COSTS), torch_varlen.load()).functions(), torch_varlen.load())
+            return cls(_AllCudnn(Plans(PlanCosts(0.0)), torch_varlen.load()).functions(), torch_varlen.load())
         return cls(cpu.load(), reference.load())
 
 
@@ -142,7 +145,7 @@ def main() -> None:
         for row in found:
             print(", ".join(f"{key} {_short(value)}" for key, value in row.items()), flush=True)
         on_gpu.write(options.json, device, rows=rows)
-    on_gpu.leave(rows)
+    on_gpu.leave(rows, options.dry_run)
 
 
 def _short(value: Any) -> str:
@@ -228,32 +231,44 @@ def agreement(probe: Probe) -> list[Row]:
 
 def ring(probe: Probe) -> list[Row]:
     """Compare a ring of ranks on one device, as threads, with attention in float64: out, dq, dk, dv."""
+    return [
+        {"tokens": length, "merge": name, **ring_errors(probe, length, form)}
+        for name, form in merges(probe).items()
+        for length in probe.sizes.rings
+    ]
+
+
+def merges(probe: Probe) -> dict[str, Merge]:
+    """The merge of a ring's blocks that training selects, and the uncompiled one, by name."""
+    selected = choose_merge(probe.device, DTYPE, probe.sizes.heads, probe.sizes.head_dims[0])
+    return {"uncompiled": merge} if selected is merge else {"compiled": selected, "uncompiled": merge}
+
+
+def ring_errors(probe: Probe, length: int, form: Merge) -> Row:
+    """Run a ring with this merge on one sequence of `length` tokens, and compare it with attention in float64."""
     degree, device = probe.sizes.degree, probe.device
-    kernel = Kernel("cudnn", "asked by the probe", *probe.kernels.cudnn)
-    rows = []
-    for length in probe.sizes.rings:
-        q, k, v, dout = probe.tensors(length, length)
-        exact_q, exact_k, exact_v = (x.double() for x in (q, k, v))
-        call = Call((0, length), (0, length), causal=True)
-        out, lse = reference.forward(exact_q, exact_k, exact_v, call)
-        exact = (out, *reference.backward(dout.double(), exact_q, exact_k, exact_v, out, lse, call))
-        spans = [shard_spans(length, degree, part) for part in range(degree)]
-        own = [torch.cat([torch.arange(span.start, span.stop) for span in of_rank]).to(device) for of_rank in spans]
-        links = {(source, target): Queue[Tensor]() for source in range(degree) for target in range(degree)}
+    kernel = Kernel("cudnn", "asked by the probe", *probe.kernels.cudnn, merge=form)
+    q, k, v, dout = probe.tensors(length, length)
+    exact_q, exact_k, exact_v = (x.double() for x in (q, k, v))
+    call = Call((0, length), (0, length), causal=True)
+    out, lse = reference.forward(exact_q, exact_k, exact_v, call)
+    exact = (out, *reference.backward(dout.double(), exact_q, exact_k, exact_v, out, lse, call))
+    spans = [shard_spans(length, degree, part) for part in range(degree)]
+    own = [torch.cat([torch.arange(span.start, span.stop) for span in of_rank]).to(device) for of_rank in spans]
+    links = {(source, target): Queue[Tensor]() for source in range(degree) for target in range(degree)}
 
-        def rank(part: int, tensors: Sequence[Tensor], links: Links = links, length: int = length) -> list[Tensor]:
-            shard = Shard(0, length, tuple(range(degree)), part)
-            one = layout(MicroBatch(index=0, rank=part, gang=0, slot=-1, shards=(shard,)))
-            return both_passes(tensors, one, Threads(part, links), kernel)
+    def rank(part: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+        shard = Shard(0, length, tuple(range(degree)), part)
+        one = layout(MicroBatch(index=0, rank=part, gang=0, slot=-1, shards=(shard,)))
+        return both_passes(tensors, one, Threads(part, links), kernel)
 
-        with ThreadPoolExecutor(degree) as pool:
-            ranks = [pool.submit(rank, part, [x[rows_] for x in (q, k, v, dout)]) for part, rows_ in enumerate(own)]
-            parts = [one.result() for one in ranks]
-        order = torch.cat(own).argsort()
-        found = [torch.cat(of_ranks)[order] for of_ranks in zip(*parts, strict=True)]
-        errors = [error(a, b) for a, b in zip(found, exact, strict=True)]
-        rows.append({"tokens": length, "ranks": degree, "errors": errors, "holds": max(errors) < 0.03})
-    return rows
+    with ThreadPoolExecutor(degree) as pool:
+        ranks = [pool.submit(rank, part, [x[rows_] for x in (q, k, v, dout)]) for part, rows_ in enumerate(own)]
+        parts = [one.result() for one in ranks]
+    order = torch.cat(own).argsort()
+    found = [torch.cat(of_ranks)[order] for of_ranks in zip(*parts, strict=True)]
+    errors = [error(a, b) for a, b in zip(found, exact, strict=True)]
+    return {"ranks": degree, "errors": errors, "holds": max(errors) < 0.03}
 
 
 def both_passes(tensors: Sequence[Tensor], one: Any, comm: Threads, kernel: Kernel) -> list[Tensor]:

@@ -3,11 +3,12 @@
 `python benchmarks/gpu/train.py [--json FILE] [--only cases|plan|trace]` runs in bf16, as the trainer does:
 
     cases  micro-batches of one sequence, forward and backward; medians after a warm-up. The 8B-shaped model has fewer
-           layers, so that its states fit on one GPU
+           layers, so that its states fit on one GPU. cuDNN serves all calls; a second row has the rate of PyTorch's
+           varlen kernel, which training uses for shapes that come too seldom for a plan of cuDNN
     plan   steps of lengths like GitHub's (`plans.py`), each run twice: `new_s` is the time of the first run, in which
-           most shapes are new, `seen_s` that of the second
+           most shapes are new, `seen_s` that of the second. Each call has the kernel that training would use
     trace  a profile of one micro-batch: kernel launches, the fraction of the time in which a kernel runs, and the
-           kernels that take longest
+           kernels that take longest; attention as in `cases`
 
 MFU is the rate of model FLOPs, without recompute (`engine/cost/flops.py`), divided by the data sheet's peak. The exit
 code is 1 if a case fails, and 3 without a CUDA device.
@@ -32,10 +33,12 @@ from benchmarks.gpu import on_gpu, plans
 from benchmarks.gpu.on_gpu import Row
 from benchmarks.gpu.one_rank import OneRank, joined
 from benchmarks.gpu.overlap import device_spans, events_of, merged
+from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import sheet_peak
 from engine.cost.model import Costs
+from engine.dtypes import DTYPES
 from engine.hardware.timing import Stopwatch
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import MicroBatch
@@ -54,7 +57,8 @@ PLANS: tuple[Case, ...] = (("1b", 65536, "layer_keep_attention", ()),)
 TRACES: tuple[Case, ...] = (("1b", 8192, "none", ()),)
 TINY: tuple[Case, ...] = (("tiny", 64, "none", ()),)
 CLUSTER, VOCAB = "h200x8", 32768
-REPEATS, WARM_UPS = 8, 3
+WARM_UPS = 3  # before a trace
+REPEATS, MOST_S = 8, 8.0  # of a case: fewer repeats if they take longer
 STEPS, STEP_TOKENS = 5, 4  # planned steps, and their tokens as a multiple of the context
 TOP = 12  # kernels that a trace lists
 
@@ -68,9 +72,11 @@ def main() -> None:
         measure, cases, shown = SECTIONS[section]
         for case in TINY if options.dry_run else cases:
             named = {"section": section} | dict(zip(NAMES, case, strict=False))
-            rows.append(on_gpu.alone(named, measured, measure, case))
-            if "error" not in rows[-1]:
-                print(shown.format(**rows[-1]), flush=True)
+            first = on_gpu.alone(named, measured, measure, case)
+            for row in (first, *(named | other for other in first.pop("others", ()))):
+                rows.append(row)
+                if "error" not in row:
+                    print(shown.format(**row), flush=True)
             on_gpu.write(options.json, device, rows=rows)
     on_gpu.leave(rows)
 
@@ -90,22 +96,44 @@ def config_of(model: str, tokens: int, recompute: str, more: tuple[str, ...]) ->
 
 
 def measure(config: Config, groups: Groups) -> Row:
-    """Measure micro-batches of one sequence of `context` tokens, forward and backward."""
-    rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
+    """Measure micro-batches of one sequence of `context` tokens, forward and backward.
+
+    If training selects cuDNN, `others` has one more row: the same with the varlen kernel.
+    """
+    rank = OneRank.of(config, groups).with_plans()
+    rank.micro_batch(config.context)
+    rank.engine.step(1e-6)  # creates the optimizer states, which belong to the peak
+    found = speed(rank)
+    if found["kernel"] == "cudnn":
+        found["others"] = [speed_of_varlen(rank)]
+    return found
+
+
+def speed(rank: OneRank) -> Row:
+    """Measure a rank's micro-batches of one sequence of `context` tokens, forward and backward, after a warm-up."""
+    config, watch = rank.config, Stopwatch(rank.context.device)
 
     def run() -> float:
         began = watch.now()
         rank.micro_batch(config.context)
         return watch.now() - began
 
+    on_gpu.new_peak(rank.context.device)
     run()
-    rank.engine.step(1e-6)  # creates the optimizer states, which belong to the peak
-    seconds = median([run() for _ in range(WARM_UPS + REPEATS)][WARM_UPS:])
-    flops = Costs.of(config).flops(np.array([config.context]))
-    peak = torch.cuda.max_memory_allocated() / 2**30 if groups.device.type == "cuda" else 0.0
-    mfu = flops / seconds / (sheet_peak(CLUSTER) or 1.0)
-    kernel = rank.context.kernel.name
-    return {"tokens_per_s": config.context / seconds, "mfu": mfu, "peak_gib": peak, "kernel": kernel}
+    seconds = median(on_gpu.repeated(run, REPEATS, MOST_S))
+    mfu = Costs.of(config).flops(np.array([config.context])) / seconds / (sheet_peak(CLUSTER) or 1.0)
+    rate, peak = config.context / seconds, on_gpu.new_peak(rank.context.device) / 2**30
+    return {"tokens_per_s": rate, "mfu": mfu, "peak_gib": peak, "kernel": rank.context.kernel.name}
+
+
+def speed_of_varlen(rank: OneRank) -> Row:
+    """Measure the same with PyTorch's varlen kernel. A failure is printed and recorded in the row."""
+    config, name = rank.config, "torch_varlen"
+    try:
+        kernel = choose(rank.context.device, DTYPES[config.dtype], config.model.head_dim, prefer=name)
+        return speed(rank.with_kernel(kernel))
+    except Exception as error:
+        return on_gpu.failed({"kernel": name}, error)
 
 
 def planned(config: Config, groups: Groups) -> Row:
@@ -142,7 +170,7 @@ def planned(config: Config, groups: Groups) -> Row:
 
 def traced(config: Config, groups: Groups) -> Row:
     """Profile one micro-batch of one sequence, after a warm-up."""
-    rank, watch = OneRank.of(config, groups), Stopwatch(groups.device)
+    rank, watch = OneRank.of(config, groups).with_plans(), Stopwatch(groups.device)
     for _ in range(WARM_UPS):
         rank.micro_batch(config.context)
     watch.now()
@@ -150,7 +178,7 @@ def traced(config: Config, groups: Groups) -> Row:
         began = watch.now()
         rank.micro_batch(config.context)
         seconds = watch.now() - began
-    return summary(events_of(profile), seconds)
+    return summary(events_of(profile), seconds) | {"kernel": rank.context.kernel.name}
 
 
 def summary(events: list[dict[str, Any]], seconds: float) -> Row:
@@ -174,7 +202,8 @@ SECTIONS: dict[str, tuple[Callable[[Config, Groups], Row], tuple[Case, ...], str
     "cases": (
         measure,
         CASES,
-        "| {model} | {tokens} | {recompute} | {tokens_per_s:,.0f} tokens/s | MFU {mfu:.3f} | {peak_gib:.1f} GiB |",
+        "| {model} | {tokens} | {recompute} | {kernel} | {tokens_per_s:,.0f} tokens/s | MFU {mfu:.3f} | "
+        "{peak_gib:.1f} GiB |",
     ),
     "plan": (
         planned,

@@ -79,7 +79,7 @@ class RingComm:
         return _Works(dist.batch_isend_irecv(operations) if operations else [])
 
     def meet(self, peers: Sequence[int], device: torch.device) -> None:
-        """Exchange one element with each of `peers`, and wait. Collective: whoever is among them must name this rank.
+        """Exchange one element with each of `peers`, and wait. Each of them must list this rank among its own peers.
 
         With NCCL the first message between two ranks builds their connection and allocates its buffers, for which the
         host waits; without this call that would happen in the middle of the first steps. One batch holds all messages,

@@ -1,9 +1,14 @@
-"""Counts the GPUs of this machine, and reads their memory, without importing torch, which takes seconds."""
+"""GPUs of this machine and whether PyTorch can use them, without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
 import ctypes
+import runpy
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from engine.errors import Problem
 
 
 def visible_gpus() -> int:
@@ -30,6 +35,21 @@ def least_gpu_memory() -> int | None:
             return None
         memories.append(memory.value)
     return min(memories, default=None)
+
+
+def pytorch_without_cuda() -> str | None:
+    """Return the version of the installed PyTorch if it was built without CUDA, else None."""
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return None  # a rank reports what is wrong when it imports it
+    facts = runpy.run_path(str(Path(torch.origin).with_name("version.py")))
+    return None if facts["cuda"] else str(facts["__version__"])
+
+
+def unusable(pytorch: str, why: str) -> Problem:
+    """Describe a GPU that this version of PyTorch cannot use."""
+    hint = "install a PyTorch with CUDA that fits the driver: https://pytorch.org/get-started/locally"
+    return Problem(f"PyTorch {pytorch} cannot use this machine's GPU: {why}", hint=hint)
 
 
 def _driver() -> Any:

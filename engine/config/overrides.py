@@ -94,7 +94,7 @@ def _option_problem(group: str, value: object) -> Problem | None:
     hint = did_you_mean(str(value), options)
     if hint is None or len(options) <= _SHORT_LIST:
         hint = f"{hint or ''} choose one of {listed}".lstrip()
-    return not_built(group, value, listed) or Problem(f"unknown {group}: {value}", group, hint)
+    return not_built(group, value, listed) or Problem(f"unknown name: {value}", group, hint)
 
 
 def _key_problem(key: str, value: object) -> Problem | None:

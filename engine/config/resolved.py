@@ -22,13 +22,19 @@ def resolved_yaml(config: Config) -> str:
 
 
 def read_resolved(path: Path) -> Config:
-    """Read what `resolved_yaml` wrote. Raises ConfigError if the file is not a valid config."""
+    """Read what `resolved_yaml` wrote. Raises ConfigError if the file is not a valid config.
+
+    PermissionError passes: the file is not damaged.
+    """
+    hint = "restore this file, or start a new run with another run.out"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except PermissionError:
+        raise
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError("cannot be read as a resolved config", key=str(path)) from error
+        raise ConfigError("cannot be read as a resolved config", key=str(path), hint=hint) from error
     if not isinstance(values, Mapping):
-        raise ConfigError("is not a resolved config", key=str(path))
+        raise ConfigError("is not a resolved config", key=str(path), hint=hint)
     config, problems = validate(values)
     if config is None:
         first = problems[0]
@@ -51,7 +57,8 @@ def diff(old: Config, new: Config) -> list[str]:
 
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
     changed = [key for key in before if meaning(key, before[key]) != meaning(key, after[key])]
-    return [f"{key}: {before[key]} -> {after[key]}" for key in changed]
+    old_texts, new_texts = (["not set" if at[key] is None else at[key] for key in changed] for at in (before, after))
+    return [f"{key}: {was} -> {now}" for key, was, now in zip(changed, old_texts, new_texts, strict=True)]
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
+from pydantic.fields import FieldInfo
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(iB|B)?\s*", re.IGNORECASE)
@@ -31,12 +32,12 @@ def parse_count(value: object, *, bytes_: bool = False) -> int:
     return int(count)
 
 
-def format_count(count: int) -> str:
-    """Write tokens in the largest unit that is exact: 2097152 as `2M`, 1500 as `1500`."""
+def format_count(count: int, *, bytes_: bool = False) -> str:
+    """Write tokens (or bytes) in the largest unit that is exact: 2097152 as `2M` (or `2MiB`), 1500 as `1500`."""
     for unit in ("T", "G", "M", "K"):
         size = 1024 ** _POWERS[unit]
         if count and count % size == 0:
-            return f"{count // size}{unit}"
+            return f"{count // size}{unit}" + ("iB" if bytes_ else "")
     return str(count)
 
 
@@ -59,5 +60,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
-Tokens = Annotated[int, BeforeValidator(parse_count), Field(examples=["16K"])]
-Bytes = Annotated[int, BeforeValidator(partial(parse_count, bytes_=True)), Field(examples=["80GiB"])]
+_TOKENS, _BYTES = BeforeValidator(parse_count), BeforeValidator(partial(parse_count, bytes_=True))
+Tokens = Annotated[int, _TOKENS, Field(examples=["16K"])]
+Bytes = Annotated[int, _BYTES, Field(examples=["80GiB"])]
+
+
+def format_of(field: FieldInfo, count: int) -> str:
+    """Write a value of a config's field as a user does: with a unit if it is a number of tokens or bytes."""
+    if _TOKENS in field.metadata or _BYTES in field.metadata:
+        return format_count(count, bytes_=_BYTES in field.metadata)
+    return str(count)

@@ -13,6 +13,7 @@ from engine.config import keys
 from engine.config.not_built import not_built
 from engine.config.schema import Config, Section
 from engine.config.spelling import did_you_mean
+from engine.config.units import format_of
 from engine.errors import Problem
 
 MISSING = "???"
@@ -109,6 +110,8 @@ def _problem(key: str, detail: Any) -> Problem:
     if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != key:  # a member of a union
         expected += " or a number"
     facts = {name: _shown(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
+    if field is not None and detail["type"] in _BOUNDS:
+        facts = {name: format_of(field, fact) if type(fact) is int else fact for name, fact in facts.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
     message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)
     hint = did_you_mean(key, keys.leaves()) if field is None else _hint(key, field, kind, facts)

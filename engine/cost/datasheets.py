@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.cost.calibration import Calibration
+from engine.cost.calibration import PLAN_BUILD_S, Calibration
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def nominal(cluster: str) -> Calibration:
             reduce_bytes_per_s=1e9,
             memory_bytes_per_s=5e9,
             step_s=10e-3,
+            plan_build_s=0.0,
         )
     linear = _REACHED["linear"] * sheet.flops
     link = _REACHED["link"]
@@ -106,6 +107,7 @@ def nominal(cluster: str) -> Calibration:
         reduce_bytes_per_s=link * sheet.nvlink,
         memory_bytes_per_s=link * sheet.memory,
         step_s=20e-3,
+        plan_build_s=PLAN_BUILD_S,
     )
 
 

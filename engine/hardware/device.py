@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from engine.attention.comm import Comm, Exchange, Pending
 from engine.config.schema import Model, Optimizer
+from engine.config.units import counted
 from engine.cost.sizes import update_bytes
 from engine.hardware.measured import Copies
 from engine.hardware.timing import Run, interleaved, timed
@@ -40,7 +41,7 @@ def name(device: torch.device) -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else 'CPU'}, {torch.get_num_threads()} threads per rank"
+    return f"{models[0] if models else 'CPU'}, {counted(torch.get_num_threads(), 'thread')} per rank"
 
 
 def transfers(comm: Comm, groups: Groups, seconds: float) -> tuple[tuple[int, float], ...]:

@@ -124,6 +124,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
         # A micro-batch copies in one direction at a time: to the host in its forward pass, back in its backward pass.
         copy_bytes_per_s=min(measured.copies.to_host, measured.copies.to_device),
         memory_bytes_per_s=measured.memory_bytes_per_s,
+        plan_build_s=nominal(name).plan_build_s if measured.plan_build_s is None else measured.plan_build_s,
     )
 
 

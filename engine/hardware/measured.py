@@ -105,9 +105,14 @@ class Measured:
     copies: Copies
     memory_bytes_per_s: float  # device memory, in the optimizer's update
     kernel: str  # the attention kernel of the micro-batches
-    shape_build_s: tuple[float, float]  # forward, backward: what the first call of attention with a shape adds to later
+    shape_build_s: tuple[float, float]  # forward, backward: extra time of attention's first call with a shape
     fixed_s: float  # a training step without its micro-batches: lower quartile over steps, on rank 0; 0 if unknown
     network: Network | None = None  # None if the ranks were on one node
+
+    @property
+    def plan_build_s(self) -> float | None:
+        """Seconds in which cuDNN builds an execution plan, on average over both directions; None for other kernels."""
+        return sum(self.shape_build_s) / 2 if self.kernel == "cudnn" else None
 
     def write(self, path: Path) -> None:
         """Write the measurements as JSON; `read` is the inverse."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
+from engine.cost.calibration import NEVER_S
+from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
 from engine.data.corpus import corpus_of
 from engine.errors import MemoryFitError
@@ -85,5 +88,11 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for number in range(_DOCUMENTS):
         text = bytes((number * 31 + place * 7) % 251 for place in range(_BYTES))
         (documents / f"{number:03d}").write_bytes(text)
+    # Micro-batches are repeated, and cuDNN would get plans for their shapes after some repetitions. All are measured
+    # with the kernel for shapes without a plan, which most calls of training use.
+    calibration = folder.root / "calibration.json"
+    replace(nominal(config.cluster.name), plan_build_s=NEVER_S).write(calibration)
+    cluster = config.cluster.model_copy(update={"calibration": str(calibration)})
+    config = config.model_copy(update={"cluster": cluster})
     corpus = corpus_of(config.data, lambda line: None)
     write_facts(folder, config, corpus, Costs.of(config).parameters)

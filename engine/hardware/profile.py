@@ -17,10 +17,11 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.cost.calibration import Calibration
-from engine.errors import ConfigError, PreflightError
+from engine.errors import PreflightError
 from engine.hardware.fit import Point, calibrate, points
 from engine.hardware.measured import NETWORK, RESULT, Measured, read, read_network
 from engine.hardware.prepare import measuring, write_folder
+from engine.launch.checks import gpu_problem, no_gpus, pytorch_problem
 from engine.launch.commands import free_port, rank_commands
 from engine.launch.environment import environment_problem
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
@@ -69,20 +70,20 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
     # Hosts share this folder, not that of temporary files.
     with _folder(Path.cwd() if config.cluster.hostfile else None) as folder:
         ours = measuring(config, ranks, folder.root)
-        kind = "GPU" if gpus else "CPU"
-        say(f"measuring model={ours.model.name} with {counted(ours.model.layers, 'layer')} on {ranks} {kind} ranks")
         write_folder(ours, folder)
         # Each rank has as many threads as in training, where `ranks_per_node` ranks share the cores.
         own_cores = max((os.cpu_count() or 1) // config.cluster.ranks_per_node, 1)
         threads = os.environ.get("OMP_NUM_THREADS") or str(own_cores)
-        _run(Cluster.of(ours.cluster), ours, folder, ("machine", str(folder.root), str(seconds)), threads)
-        measured = read(folder.root / RESULT)
-        nodes = Cluster.of(config.cluster)
-        if config.cluster.hostfile is not None and len(nodes.nodes) > 1:
+        nodes, network = Cluster.of(config.cluster), None
+        if config.cluster.hostfile is not None and len(nodes.nodes) > 1:  # first, because it fails sooner
             two = replace(nodes, nodes=nodes.nodes[:2])
             say(f"measuring messages between {two.nodes[0].host} and {two.nodes[1].host}")
             _run(two, ours, folder, ("network", str(folder.root), str(two.nodes[0].devices)), threads)
-            measured = replace(measured, network=read_network(folder.root / NETWORK))
+            network = read_network(folder.root / NETWORK)
+        layers, on = counted(ours.model.layers, "layer"), counted(ranks, "GPU rank" if gpus else "CPU rank")
+        say(f"measuring model={ours.model.name} with {layers} on {on}")
+        _run(Cluster.of(ours.cluster), ours, folder, ("machine", str(folder.root), str(seconds)), threads)
+        measured = replace(read(folder.root / RESULT), network=network)
     calibration = calibrate(measured, ours)
     return Profile(calibration, measured, ours, points(measured, calibration, ours))
 
@@ -95,7 +96,7 @@ def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[s
     module, port = ("engine.hardware", *arguments), free_port()
     commands = [
         replace(command, environment={**command.environment, "OMP_NUM_THREADS": threads})
-        for command in rank_commands(cluster, folder, None, port, uses_gpus(config), module=module)
+        for command in rank_commands(cluster, folder, None, port, config, module=module)
     ]
     try:
         run_ranks(commands, folder, lambda: None, lambda text: None)
@@ -119,13 +120,17 @@ def _folder(parent: Path | None) -> Iterator[RunFolder]:
 
 
 def check_cluster(config: Config, gpus: int) -> None:
-    """Raise ConfigError for a cluster of GPUs if this machine has none: CPUs would be measured.
+    """Raise PreflightError if this machine or environment cannot train as `config` says.
 
-    Raises PreflightError for an environment in which GPUs cannot train.
+    Without a GPU, CPUs would be measured instead. Fewer GPUs than the config has are enough, except with a hostfile.
     """
-    if gpus == 0 and uses_gpus(config):
-        message, key = "this machine has no GPU, but the cluster's machines do", f"cluster={config.cluster.name}"
-        raise ConfigError(message, key=key, hint="run it on a machine with such GPUs, or choose cluster=local")
-    problem = environment_problem(config, os.environ)
-    if problem is not None:
-        raise PreflightError.of([problem])
+    of_gpus = None
+    if uses_gpus(config) and gpus == 0:
+        of_gpus = no_gpus(config)
+    elif config.cluster.hostfile:
+        of_gpus = gpu_problem(config, Cluster.of(config.cluster))
+    elif uses_gpus(config):
+        of_gpus = pytorch_problem(config)
+    problems = [problem for problem in (environment_problem(config, os.environ), of_gpus) if problem is not None]
+    if problems:
+        raise PreflightError.of(problems)

@@ -9,26 +9,29 @@ from statistics import median
 
 import torch
 
-from engine.attention.kernels import cudnn
+from engine.attention.kernels import cudnn, reference
 from engine.attention.kernels.call import Call, Functions, Kernel
 from engine.config.schema import Model
 from engine.hardware.timing import Stopwatch, gather
 from engine.parallel.groups import Groups
 
-# Tokens: lengths that nothing else measures, and that a GPU is given whole sequences of.
+# Tokens: lengths that no other measurement uses.
 _LENGTHS = {"cpu": (251, 383), "cuda": (4097, 5003, 8200)}
 
 
 def builder(kernel: Kernel) -> Functions:
     """Return the functions whose first calls are measured: with cuDNN, those that use it whatever the length."""
-    return cudnn.load_for_any_length() if kernel.name == "cudnn" else Functions(kernel.forward, kernel.backward)
+    return cudnn.load(0.0) if kernel.name == "cudnn" else Functions(kernel.forward, kernel.backward)
 
 
 def shape_build_s(functions: Functions, shape: Model, dtype: torch.dtype, groups: Groups) -> tuple[float, float]:
     """Return the seconds that the first call with a shape takes longer than the next, forward and backward.
 
-    Median over several lengths of one causal sequence, then the slowest rank's; at least 0.
+    Median over several lengths of one causal sequence, then the slowest rank's; at least 0. It is 0 for the reference
+    kernel, which prepares nothing, and whose scores of the longest sequence may not fit.
     """
+    if functions == reference.load():
+        return 0.0, 0.0
     watch = Stopwatch(groups.device)
     extra = []
     for length in _LENGTHS[groups.device.type]:

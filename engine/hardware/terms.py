@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.config.units import format_bytes
+from engine.config.units import counted, format_bytes
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import sheet_peak
 from engine.hardware.measured import Measured
@@ -27,6 +27,7 @@ _HOW = {
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
     "memory_bytes_per_s": "optimizer updates of 4M parameters",
     "step_s": "time of a training step outside its micro-batches",
+    "plan_build_s": "the first attention call with a shape and the next, mean of forward and backward",
 }
 # Terms that need two nodes, or two ranks, to be measured; without them they keep the value of the data sheet.
 _NEED_NODES = ("network_bytes_per_s", "nics_per_node")
@@ -43,6 +44,8 @@ def nominal_terms(calibration: Calibration, measured: Measured) -> dict[str, str
         found |= dict.fromkeys(_NEED_RANKS, "needs two ranks")
     if measured.ranks == 1 and measured.network is not None:
         del found["latency_s"]
+    if measured.plan_build_s is None:
+        found["plan_build_s"] = "needs a GPU on which attention uses cuDNN"
     return found
 
 
@@ -58,12 +61,14 @@ def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, s
 def _from_messages(measured: Measured) -> dict[str, str]:
     """Say how the terms were measured that come from messages and copies."""
     copies, network = measured.copies, measured.network
-    how = {"copy_bytes_per_s": f"copies of 64 MiB, the slower direction; both at once {copies.at_once / 1e9:.4g} GB/s"}
+    how = {
+        "copy_bytes_per_s": f"copies of 64 MiB, the slower direction; {copies.at_once / 1e9:.4g} GB/s each way at once"
+    }
     if measured.transfers:
         sizes = " to ".join(format_bytes(measured.transfers[end][0]) for end in (0, -1))
         how |= dict.fromkeys(("latency_s", "node_bytes_per_s"), f"messages of {sizes}, in both directions at once")
     if network is not None:
-        how["network_bytes_per_s"] = f"messages between two nodes, by {network.pairs} pairs of ranks at once"
+        how["network_bytes_per_s"] = f"messages between two nodes, by {counted(network.pairs, 'pair')} of ranks at once"
         how["nics_per_node"] = "the same, divided by the rate of one pair alone"
         how["latency_s"] = "messages inside a node and between nodes: the longer of both"
     return how

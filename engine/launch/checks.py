@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from engine.cluster.cluster import Cluster
-from engine.cluster.gpus import least_gpu_memory, visible_gpus
+from engine.cluster.gpus import least_gpu_memory, pytorch_without_cuda, unusable, visible_gpus
 from engine.cluster.hosts import is_local, is_loopback
 from engine.config.devices import uses_gpus
 from engine.config.not_built import not_trained
@@ -46,7 +47,7 @@ def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
 
 
 def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:
-    """Return the problem if this machine has fewer or smaller GPUs than the config says, else None.
+    """Return the problem if this machine's GPUs are fewer or smaller than the config says, or PyTorch cannot use them.
 
     Other hosts are ignored. Without this check ranks would silently train on CPUs, or share a GPU, and be slow. A
     smaller GPU is a problem only if the hostfile names its memory; else `on_this_machine` plans with what is there.
@@ -58,23 +59,36 @@ def gpu_problem(config: Config, cluster: Cluster) -> Problem | None:
     if ranks <= gpus:
         stated, has = max(node.memory or 0 for node in here), least_gpu_memory()
         if has is None or stated <= has:
-            return None
+            return pytorch_problem(config)
         said, found = format_apart(stated, has)
         message = f"says memory={said} for this machine, but CUDA finds a GPU with {found}"
         return Problem(message, "cluster.hostfile", f"remove memory= for this machine in {config.cluster.hostfile}")
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    seen = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
     if not gpus:
-        key, message = f"cluster={config.cluster.name}", f"trains on GPUs, but CUDA finds none on this machine{seen}"
-        return Problem(
-            message,
-            key,
-            "use a machine with GPUs, or --dry-run to plan only; small models also train on CPUs: cluster=local",
-        )
-    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on this machine{seen}"
+        return no_gpus(config)
+    message = f"{counted(ranks, 'rank')} need one GPU each, but CUDA finds {gpus} on this machine{_seen()}"
     if config.cluster.hostfile is None:
         return Problem(message, f"cluster.ranks_per_node={ranks}", f"set cluster.ranks_per_node={gpus}")
     return Problem(message, "cluster.hostfile", f"set slots={gpus} for this machine in {config.cluster.hostfile}")
+
+
+def no_gpus(config: Config) -> Problem:
+    """The problem of a config for GPUs on a machine without any."""
+    message = f"trains on GPUs, but CUDA finds none on this machine{_seen()}"
+    hint = "use a machine with GPUs; recipe=quickstart needs none, and `bytescale train --dry-run` only plans"
+    return Problem(message, f"cluster={config.cluster.name}", hint)
+
+
+def pytorch_problem(config: Config) -> Problem | None:
+    """Return the problem if PyTorch was built without CUDA, else None. Whether it fits the driver, ranks find out."""
+    version = pytorch_without_cuda()
+    if version is None:
+        return None
+    return replace(unusable(version, "it was built without CUDA"), key=f"cluster={config.cluster.name}")
+
+
+def _seen() -> str:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible or repr(visible)}"
 
 
 def idle_gpus(config: Config, cluster: Cluster) -> str | None:
@@ -84,6 +98,7 @@ def idle_gpus(config: Config, cluster: Cluster) -> str | None:
     gpus = visible_gpus()
     if not gpus:
         return None
+    idle = f"{counted(gpus, 'GPU')} of this machine will not be used"
     return (
-        f"cluster=local trains on CPUs: {counted(gpus, 'GPU')} of this machine will not be used (choose cluster=NAME)"
+        f"cluster=local trains on CPUs: {idle} (docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node={gpus})"
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
+from engine.config.devices import uses_gpus
+from engine.config.schema import Config
 from engine.launch.environment import forwarded
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
@@ -19,13 +21,16 @@ from engine.safe_path import safe_path
 # Keeps fragmentation on a GPU at the few percent that `estimate-memory` allows for (engine/cost/allowance.py).
 ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
+# Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
+COMPILE_WORKERS = 4
+
 
 @dataclass(frozen=True)
 class RankCommand:
     """The command that starts one rank as a subprocess; `environment` is added to the inherited environment.
 
     On another host, the subprocess is ssh: `arguments` contain the rank's variables, and `environment` is empty. Then
-    `shown` is the command without the variables that are forwarded from here: users' values belong into no output.
+    `shown` is the command without the variables that are forwarded from here: values that users set are never printed.
     """
 
     rank: int
@@ -44,24 +49,24 @@ def rank_commands(
     folder: RunFolder,
     checkpoint: Path | None,
     port: int,
-    gpus: bool,
+    config: Config,
     limit: int | None = None,
-    zero_stage: int = 1,
     module: tuple[str, ...] | None = None,
 ) -> list[RankCommand]:
     """Build the commands that start all ranks, or the first `limit` ranks.
 
     Ranks resume from `checkpoint`, or start a new run if it is None; or they run a `module`, given with its arguments.
-    `port` is the port of their rendezvous. With `gpus` false they see no GPU. All hosts must have the run folder, the
-    data and this Python under the same paths. Variables that the user has set are kept, and reach other hosts as
-    `environment.forwarded` says.
+    `port` is the port of their rendezvous. Ranks see no GPU if those of `config` are CPU processes. All hosts must have
+    the run folder, the data and this Python under the same paths. Variables that the user has set are kept, and reach
+    other hosts as `environment.forwarded` says.
     """
+    gpus = uses_gpus(config)
     hosts = [node.host for node in cluster.nodes]
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = (sys.executable, "-m", *(module or ("engine.trainer", *folders)))
     # ZeRO-3 gathers weights while rings exchange K,V: two communicators with kernels in flight on one GPU. All ranks
     # post them in the same order, and only with this variable NCCL keeps that order on the device (NVIDIA/nccl#522).
-    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and zero_stage == 3 and cluster.ranks > 1 else {}
+    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and config.zero.stage == 3 and cluster.ranks > 1 else {}
     chosen = {**ALLOCATORS, **orders}
     shared = {
         "WORLD_SIZE": str(cluster.ranks),
@@ -71,13 +76,15 @@ def rank_commands(
         **{name: os.environ.get(name) or value for name, value in chosen.items()},
         **safe_path(),
     }
-    users = forwarded(os.environ).variables
+    users = forwarded(os.environ, cluster).variables
     commands = []
     for rank in range(cluster.ranks)[:limit]:
         node, local = cluster.place(rank)
         threads = max((os.cpu_count() or 1) // cluster.nodes[node].devices, 1)
         environment = {"RANK": str(rank), "LOCAL_RANK": str(local), **shared}
         environment["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(threads)
+        workers = str(min(threads, COMPILE_WORKERS))
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or workers
         if is_local(hosts[node]):
             commands.append(RankCommand(rank, hosts[node], program, environment))
             continue

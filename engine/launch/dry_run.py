@@ -6,8 +6,6 @@ import os
 from typing import Any
 
 from engine.cluster.cluster import Cluster
-from engine.cluster.hosts import is_local
-from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.errors import Problem
 from engine.launch.commands import free_port, rank_commands
@@ -33,11 +31,8 @@ def dry_run_of(
     settings = PlanSettings.of(config)
     commands = []
     if start.plans:
-        commands = rank_commands(
-            cluster, folder, start.checkpoint, free_port(), uses_gpus(config), _COMMANDS, config.zero.stage
-        )
-    elsewhere = any(not is_local(node.host) for node in cluster.nodes)
-    users = forwarded(os.environ if elsewhere else {})
+        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), config, _COMMANDS)
+    users = forwarded(os.environ, cluster)
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,

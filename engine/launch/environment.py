@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.errors import Problem
@@ -25,6 +27,7 @@ _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "XDG_CACHE_HOME")
 _PER_HOST = ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")
 # Arguments of ssh are visible to all users of both machines. Ranks read local files only and need no credentials.
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+_NO_SECRET = ("_PKEY",)  # NCCL_IB_PKEY and UCX_IB_PKEY name the partition of an InfiniBand network
 
 
 class Forwarded(NamedTuple):
@@ -34,11 +37,16 @@ class Forwarded(NamedTuple):
     withheld: list[str]
 
 
-def forwarded(environment: Mapping[str, str]) -> Forwarded:
-    """Choose the variables of `environment` that ranks on other hosts get too, in alphabetical order."""
+def forwarded(environment: Mapping[str, str], cluster: Cluster) -> Forwarded:
+    """Choose the variables of `environment` that ranks on other hosts get too, in alphabetical order.
+
+    There are none if all nodes of the cluster are this machine.
+    """
+    if all(is_local(node.host) for node in cluster.nodes):
+        return Forwarded({}, [])
     names = [name for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)]
     names = [name for name in names if name not in _PER_HOST]
-    secret = [name for name in names if any(word in name for word in _SECRET)]
+    secret = [name for name in names if any(word in name for word in _SECRET) and not name.endswith(_NO_SECRET)]
     return Forwarded({name: environment[name] for name in names if name not in secret}, secret)
 
 

@@ -19,22 +19,24 @@ def on_this_machine(config: Config, cluster: Cluster) -> tuple[Config, list[str]
     """Return the config with at most the memory of this machine, and a line for each value that had to be lowered.
 
     A rank gets an equal part of three quarters of the host's memory, and the memory of the smallest GPU. Ranks of
-    `cluster=local` are processes, whose own memory is host memory too. Memory that cannot be read limits nothing, and a
-    config whose ranks all run on other hosts stays as it is. A hostfile's `memory=` is checked by `gpu_problem`.
+    `cluster=local` are processes: their own memory and that for offload together are this part. Memory that cannot be
+    read limits nothing, and a config whose ranks all run on other hosts stays as it is. A hostfile's `memory=` is
+    checked by `gpu_problem`.
     """
     ranks = sum(node.devices for node in cluster.nodes if is_local(node.host))
     host = total_bytes()
     if not ranks:
         return config, []
     share = None if host is None else host * _SHARE[0] // _SHARE[1] // ranks
-    of_host = f"three quarters of this machine's memory for {counted(ranks, 'rank')}"
-    if uses_gpus(config):
-        limits = {
-            "device_memory": (least_gpu_memory(), "of this machine's smallest GPU"),
-            "host_memory": (share, of_host),
-        }
-    else:
-        limits = {"device_memory": (share, of_host), "host_memory": (share, of_host)}
+    of_host = f"each rank's share of three quarters of this machine's memory ({counted(ranks, 'rank')})"
+    of_gpu = "the memory of this machine's smallest GPU"
+    limits = {"device_memory": (least_gpu_memory(), of_gpu), "host_memory": (share, of_host)}
+    if not uses_gpus(config):
+        # Both are parts of one memory, in the proportion of the recipe.
+        device, offload = config.cluster.device_memory, config.cluster.host_memory
+        of_device = None if share is None else share * device // (device + offload)
+        rest = None if share is None or of_device is None else share - of_device
+        limits = {"device_memory": (of_device, f"part of {of_host}"), "host_memory": (rest, f"part of {of_host}")}
     lower, lines = {}, []
     for key, (limit, what) in limits.items():
         asked = getattr(config.cluster, key)

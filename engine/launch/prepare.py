@@ -14,7 +14,7 @@ from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.data.corpus import Corpus, check_fingerprint, check_vocabulary, corpus_of
 from engine.data.steps import Cursor, next_step
-from engine.errors import ConfigError, RunFolderError
+from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
 from engine.fit.check import check_fit
 from engine.planner.make import plan_step
@@ -68,7 +68,7 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     if resume == "never":
         checkpoint = None
     else:
-        check_owner(folder, config)  # not for `never`, which renames an old run, whatever its config
+        check_owner(folder, config, ranks)  # not for `never`, which renames an old run, whatever its config
         auto = resume == "auto"
         checkpoint = saved.choose(folder.checkpoints, say) if auto else saved.verified(Path(resume), say).absolute()
     state, done, cursor = None, 0, Cursor()
@@ -132,25 +132,40 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def check_owner(folder: RunFolder, config: Config) -> None:
-    """Raise ConfigError, with the differences, if the folder contains a run with another config."""
+def check_owner(folder: RunFolder, config: Config, ranks: int) -> None:
+    """Raise ConfigError, with the differences, if the folder contains a run with another config.
+
+    A run that never finished a step nor saved a checkpoint does not count: its launch failed, perhaps by its config.
+    """
     if not folder.resolved.exists():
+        return
+    saved = newest_first(folder.checkpoints)
+    if not saved and not metrics.read_metrics(folder.metrics):
         return
     before = read_resolved(folder.resolved)
     # Memory only decides where things run. It may be that of the machine, and a restart may be on another one.
     free = ("run.out:", "cluster.device_memory:", "cluster.host_memory:")
     changes = [line for line in diff(before, config) if not line.startswith(free)]
     if changes:
-        saved = newest_first(folder.checkpoints)
         only_longer = len(changes) == 1 and config.run.steps > before.run.steps
         hint = "undo the change, or choose another run.out"
-        if saved:
-            hint += f"; to resume this run in another folder, add --resume {shlex.quote(str(saved[0]))}"
-        if only_longer and saved:
-            hint = _longer(saved[0], config, config.run.steps)
+        usable = next((one for one in saved if _can_resume(one, config, ranks)), None)
+        if usable:
+            hint += f"; to resume this run in another folder, add --resume {shlex.quote(str(usable))}"
+        if only_longer and usable:
+            hint = _longer(usable, config, config.run.steps)
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
         message = f"this folder contains a run with another config: {'; '.join(changes[:3])}{more}"
         raise ConfigError(message, key=f"run.out={folder.root}", hint=hint)
+
+
+def _can_resume(checkpoint: Path, config: Config, ranks: int) -> bool:
+    """Return whether a run with this config may resume from a checkpoint. Neither hashes nor documents are checked."""
+    try:
+        check_compatible(checkpoint, checkpoints.read_state(checkpoint), config, ranks)
+    except CheckpointError:
+        return False
+    return True
 
 
 def set_aside(folder: RunFolder) -> Path:

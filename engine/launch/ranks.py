@@ -7,13 +7,16 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import ParamSpec
 
+from engine.cluster.hosts import is_local
 from engine.errors import BytescaleError, ExitCode
 from engine.launch.commands import RankCommand
 from engine.run.checkpoints import newest_first
@@ -24,6 +27,9 @@ P = ParamSpec("P")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
+_LAST_BYTES = 4096  # of a log, in which its last line is looked for
+_SSH_FAILED = 255
+_NOT_STARTED = (1, 2, 126, 127)  # of a shell or Python: no such folder, program or module
 
 
 class RankError(BytescaleError):
@@ -53,7 +59,9 @@ class RankProcess:
     """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
 
     rank: int
+    host: str
     process: subprocess.Popen[bytes]
+    logged: int  # bytes in its log before it started
 
     def ask_to_stop(self) -> None:
         """Write a byte to the rank's standard input. A signal would end ssh before the remote rank has saved."""
@@ -86,8 +94,10 @@ def run_ranks(
     for command in commands:
         folder.error(command.rank).unlink(missing_ok=True)
     ranks: list[RankProcess] = []
+    before = _size(folder.metrics)
     try:
         for command in commands:
+            logged = _size(folder.log(command.rank))
             with folder.log(command.rank).open("ab") as log:
                 process = subprocess.Popen(
                     command.arguments,
@@ -97,14 +107,15 @@ def run_ranks(
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            ranks.append(RankProcess(command.rank, process))
+            ranks.append(RankProcess(command.rank, command.host, process, logged))
         with _stop_requests(ranks) as requests:
             ends = _wait(ranks, requests, unfailing(tick), unfailing(say))
     finally:
         for rank in ranks:
             rank.kill()
             rank.process.communicate()  # waits, and closes the pipe
-    _raise_first_failure(ends, folder, requests=len(requests))
+    trained = _size(folder.metrics) > before
+    _raise_first_failure(ends, {rank.rank: rank for rank in ranks}, folder, trained, requests=len(requests))
 
 
 def _wait(
@@ -165,10 +176,13 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
     return safely
 
 
-def _raise_first_failure(ends: dict[int, End], folder: RunFolder, requests: int) -> None:
+def _raise_first_failure(
+    ends: dict[int, End], ranks: dict[int, RankProcess], folder: RunFolder, trained: bool, requests: int
+) -> None:
     """Raise RankError for the rank that failed first, or PreemptedError if ranks only stopped on request.
 
-    Does nothing if no rank failed. `requests` is the number of requests to stop.
+    Does nothing if no rank failed. `trained` says whether a step was finished. `requests` is the number of requests to
+    stop.
     """
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
     causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
@@ -212,7 +226,38 @@ def _raise_first_failure(ends: dict[int, End], folder: RunFolder, requests: int)
     if code == ExitCode.STORAGE:  # the rank could not write the cause either
         message = f"rank {rank} could not write its files: the disk is full, or storage failed"
         raise RankError(message, code, folder, rank, f"free some space; then {_how_to_resume(folder)}")
-    raise RankError(f"rank {rank} exited with code {code} without an error message", ExitCode.BUG, folder, rank, None)
+    raise _unexplained(ranks[rank], code, folder, started=trained or bool(causes))
+
+
+def _unexplained(rank: RankProcess, code: int, folder: RunFolder, started: bool) -> RankError:
+    """Build the error of a rank that exited without a cause: its message ends with the last line of the rank's log.
+
+    On another host that is often ssh's or the shell's. Then, unless ranks had `started`, a check of the hosts failed.
+    """
+    here = is_local(rank.host)
+    said, place = _last_line(folder.log(rank.rank), rank.logged), "" if here else f" on {rank.host}"
+    message = f"rank {rank.rank}{place} exited with code {code}" + (
+        f": {said}" if said else " without an error message"
+    )
+    hint, kind = None, ExitCode.BUG
+    if not here and code in (_SSH_FAILED, *_NOT_STARTED):
+        kind = ExitCode.BUG if started else ExitCode.PREFLIGHT
+        hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
+        if code == _SSH_FAILED:
+            hint = f"check `ssh {rank.host}`, which must work without a password"
+    return RankError(message, kind, folder, rank.rank, hint)
+
+
+def _last_line(log: Path, start: int) -> str:
+    """Return the last line of a log that is not empty, after byte `start`; an empty text if there is none."""
+    with log.open("rb") as file:
+        file.seek(max(start, _size(log) - _LAST_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _how_to_resume(folder: RunFolder) -> str:

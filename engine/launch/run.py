@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.cluster.cluster import Cluster
-from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
@@ -19,7 +18,7 @@ from engine.launch import prepare
 from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
 from engine.launch.commands import free_port, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
-from engine.launch.environment import environment_problem
+from engine.launch.environment import environment_problem, forwarded
 from engine.launch.host_adam import check_host_adam
 from engine.launch.machine import on_this_machine
 from engine.launch.place import check_place
@@ -52,11 +51,11 @@ def train(
     refused = not_launchable(config, cluster)
     if refused and not dry_run:
         raise ConfigError.of(refused)
-    too_few_gpus = gpu_problem(config, cluster)
-    unready = [problem for problem in (too_few_gpus, environment_problem(config, os.environ)) if problem]
+    of_gpus = gpu_problem(config, cluster)
+    unready = [problem for problem in (of_gpus, environment_problem(config, os.environ)) if problem]
     if unready and not dry_run:
         raise PreflightError.of(unready)
-    if too_few_gpus is None:  # else this is not the machine on which the run will be
+    if of_gpus is None:  # else this is not the machine on which the run will be
         config, lowered = on_this_machine(config, cluster)
         cluster = Cluster.of(config.cluster)
         for line in (*lowered, idle_gpus(config, cluster)):
@@ -91,9 +90,9 @@ def _train(
     prepare.go_back(folder, start.step, say)
     say(f"{folder.root}: {start.outlook(config)}")
     if start.plans:
-        commands = rank_commands(
-            cluster, folder, start.checkpoint, free_port(), uses_gpus(config), zero_stage=config.zero.stage
-        )
+        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), config)
+        if withheld := forwarded(os.environ, cluster).withheld:
+            say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
         try:
             run_ranks(commands, folder, MetricsTail(folder, on_step, say), say)
         except (RankError, PreemptedError):

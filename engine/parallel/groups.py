@@ -15,9 +15,11 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from engine.cluster.gpus import unusable
 from engine.cluster.mesh import Mesh
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
+from engine.errors import PreflightError
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -50,13 +52,18 @@ def join_groups(config: Config) -> Groups:
     """Initialise `torch.distributed` and create the process groups. Collective: all ranks must call it.
 
     Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment, which the launcher sets. Uses
-    NCCL if the config trains on GPUs, else gloo.
+    NCCL if the config trains on GPUs, else gloo. Raises PreflightError if PyTorch cannot use the GPUs.
     """
     gpus = uses_gpus(config)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     backend = "nccl" if gpus else "gloo"
     options = None
     if gpus:
+        try:
+            torch.cuda.init()
+        except (AssertionError, RuntimeError) as error:  # built without CUDA, or for a newer driver
+            why = str(error).strip().split("\n")[0].partition(". ")[0]
+            raise PreflightError.of([unusable(torch.__version__, why)]) from error
         torch.cuda.set_device(device)
         # At equal priority the GPU schedules the blocks of a running attention kernel first, so that transfers wait.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -45,8 +46,17 @@ def folder_name(step: int) -> str:
 
 
 def newest_first(checkpoints: Path) -> list[Path]:
-    """List the finished checkpoints in a folder, newest first. One that is still being written is not listed."""
-    return sorted((p for p in checkpoints.glob(f"{PREFIX}*") if p.is_dir()), key=lambda p: p.name, reverse=True)
+    """List the finished checkpoints in a folder, newest first; none if there is no such folder.
+
+    One that is still being written is not listed. Raises PermissionError for a folder that cannot be listed, where
+    `Path.glob` would find nothing, and the run would start over.
+    """
+    try:
+        with os.scandir(checkpoints) as entries:
+            names = [entry.name for entry in entries if entry.name.startswith(PREFIX) and entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [checkpoints / name for name in sorted(names, reverse=True)]
 
 
 def write(
@@ -145,9 +155,14 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _reports_damage(folder: Path) -> Iterator[None]:
-    """Turn errors from reading a checkpoint or its manifest into a CheckpointError that names the damage."""
+    """Turn errors from reading a checkpoint or its manifest into a CheckpointError that names the damage.
+
+    A file that this user may not read is not damaged: PermissionError passes, so that no older checkpoint is chosen.
+    """
     try:
         yield
+    except PermissionError:
+        raise
     except FileNotFoundError as error:
         raise _damage(folder, f"{Path(error.filename).name} is missing") from error
     except (OSError, ValueError, KeyError, TypeError) as error:

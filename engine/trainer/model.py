@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 
 from engine.attention.comm import RingComm
+from engine.attention.kernels.call import Kernel
 from engine.attention.kernels.choice import choose
 from engine.attention.merge import choose as choose_merge
 from engine.config.schema import Config
 from engine.cost.activations import layers_bytes
+from engine.cost.model import machine
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
 from engine.models.build import Transformer, build_model
@@ -38,16 +40,25 @@ def build(
 
     `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
     """
-    dtype, model_shape = DTYPES[config.dtype], config.model
-    kernel = choose(groups.device, dtype, model_shape.head_dim)
-    if groups.mesh.hdp > 1:  # one rank has no rings
-        merge = choose_merge(groups.device, dtype, model_shape.heads, model_shape.head_dim, config.compile)
-        kernel = replace(kernel, merge=merge)
+    kernel = kernel_of(config, groups.device, groups.mesh.hdp)
     offload = make_offload(config, groups.device, settings.host_memory) if settings.offload else None
     model = make_model(config, groups.device, weights, offload)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
     context = RankContext(groups.hdp_rank, groups.device, RingComm(groups.rings), kernel, offload)
     return model, engine, context
+
+
+def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: float | None = None) -> Kernel:
+    """Select the attention kernel of a rank, one of `ranks` HDP ranks, with the merge of its rings.
+
+    `plan_build_s` replaces that of the calibration. Benchmarks pass 0: cuDNN then serves a shape from its first call.
+    """
+    dtype, model = DTYPES[config.dtype], config.model
+    build_s = machine(config).plan_build_s if plan_build_s is None else plan_build_s
+    kernel = choose(device, dtype, model.head_dim, plan_build_s=build_s)
+    if ranks == 1:  # no rings
+        return kernel
+    return replace(kernel, merge=choose_merge(device, dtype, model.heads, model.head_dim, config.compile))
 
 
 def make_model(

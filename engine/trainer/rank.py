@@ -8,7 +8,6 @@ immediately.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from engine.errors import BytescaleError, ExitCode, Problem
+from engine.errors import BytescaleError, ExitCode, Problem, storage_error
 from engine.files import write_json
 from engine.run.folder import RunFolder
 
@@ -83,8 +82,8 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
     """Return the exit code for an error, and its cause in one sentence."""
     if isinstance(error, BytescaleError):
         return error.code, error.problems[0]
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-        return ExitCode.STORAGE, Problem(f"storage failed: {error.strerror}", error.filename)
+    if storage := storage_error(error):
+        return storage.code, storage.problems[0]
     if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
         return ExitCode.STORAGE, Problem("storage failed while a checkpoint was written")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

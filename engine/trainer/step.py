@@ -1,6 +1,6 @@
 """One training step on one rank: runs its micro-batches, forward and backward, in the order of the plan.
 
-Note: [host synchronisation]. The host never waits for the device during a step: slices are copied ahead on a separate
+Note: [host synchronisation]. Nothing here waits for the device during a step: slices are copied ahead on a separate
 stream, losses are added on the device, and times are device events. The caller reads losses and times after the update.
 """
 

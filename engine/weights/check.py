@@ -33,7 +33,7 @@ def check_weights(folder: Path, config: Config) -> list[str]:
     for each that differs. Reads config.json and the headers of the files, not the tensors, except for the head of a
     tied model. Raises DataError if the folder is incomplete, or with the first ten mismatches and the number of others.
     """
-    theirs = {"rope.kind": "none"} | model_values(read_config(folder), folder / CONFIG)
+    theirs = {"rope.kind": "none"} | model_values(read_config(folder, f"run.weights={folder}"), folder / CONFIG)
     ours = config.model.model_dump(mode="json")
     ours |= {f"rope.{key}": value for key, value in ours.pop("rope").items()}
     headers = read_headers(folder)

@@ -45,16 +45,19 @@ _ROPE_KEYS = (
 )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a folder. Raises DataError if it is missing or not a JSON object."""
-    path = folder / CONFIG
+def read_config(folder: Path, place: str | None = None) -> dict[str, Any]:
+    """Read the config.json of a folder. Raises DataError if it is missing or not a JSON object.
+
+    `place` is how errors name the folder, by default its path.
+    """
+    path, place = folder / CONFIG, place or str(folder)
     if not folder.is_dir():
-        raise DataError("is not a folder", key=str(folder), hint="choose one with config.json and safetensors files")
+        raise DataError("is not a folder", key=place, hint="choose one with config.json and safetensors files")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         hint = "choose a complete Hugging Face folder; a folder that is still being written has no config.json"
-        raise DataError(f"has no {CONFIG}", key=str(folder), hint=hint) from None
+        raise DataError(f"has no {CONFIG}", key=place, hint=hint) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint=_COPY_AGAIN) from error
     except ValueError as error:

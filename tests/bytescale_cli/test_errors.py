@@ -69,6 +69,19 @@ def test_a_full_disk_is_a_storage_error(capsys: pytest.CaptureFixture[str]) -> N
     assert lines(capsys)[0].startswith("error: runs/a: ")
 
 
+def test_a_path_without_permission_is_a_storage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(PermissionError(errno.EACCES, "no", "my run/a"), as_json=False, debug=False) == 74
+    hint = "hint: `namei -l 'my run/a'` shows the permissions of this path and of its folders"
+    assert lines(capsys) == ["error: my run/a: Permission denied", hint]
+
+
+def test_a_process_without_permission_is_a_bug(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert report(PermissionError(errno.EPERM, "no"), as_json=False, debug=False) == 70
+
+
 def in_compiled_code() -> SystemError:
     """Return what Python makes of a signal that compiled code leaves to its caller."""
     error = SystemError("CPUDispatcher(<function _gangs>) returned a result with an exception set")

@@ -28,7 +28,7 @@ MISTAKES = [
     ("train --launcher locl", "--launcher: must be local or hostfile, not locl", "did you mean local?"),
     ("train --out a run.out=b", "--out: a conflicts with run.out=b", "only one"),
     ("train --resume", "--resume: needs a value", "--resume value"),
-    ("train recipe=quikstart", "recipe: unknown recipe: quikstart", "did you mean quickstart?"),
+    ("train recipe=quikstart", "recipe: unknown name: quikstart", "did you mean quickstart?"),
     ("train quickstart", "quickstart: is not key=value", "write recipe=quickstart"),
     ("train run.step=3", "run.step: unknown key", "did you mean run.steps?"),
     ("train +run.step=3", "+run.step=3: a leading + is not supported", "key=value"),
@@ -44,8 +44,8 @@ MISTAKES = [
     ("train zero.stage=4", "zero.stage: must be 1, 2 or 3, not 4", "zero.stage"),
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),
-    ("recipes show quikstart", "recipe: unknown recipe: quikstart", "did you mean quickstart?"),
-    ("recipes show llama3-8b", "recipe: unknown recipe: llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
+    ("recipes show quikstart", "recipe: unknown name: quikstart", "did you mean quickstart?"),
+    ("recipes show llama3-8b", "recipe: unknown name: llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -90,6 +90,15 @@ def test_ctrl_c_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     assert json.loads(captured.out)["error"]["code"] == 130
 
 
+def test_a_scheduler_that_stops_a_command_before_its_ranks_start_is_told_as_ctrl_c_is() -> None:
+    program = (
+        "import os, signal, sys\nimport engine.config.load\nfrom bytescale_cli.main import run\n"
+        "engine.config.load.load = lambda overrides: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(run(['plan']))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_a_bug_ends_in_70_and_a_saved_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +112,11 @@ def test_a_bug_ends_in_70_and_a_saved_traceback(
     assert len(said) == 2
     assert "unforeseen" in said[0]
     assert "unforeseen" in next(tmp_path.iterdir()).read_text(encoding="utf-8")
+
+
+def test_a_cause_continues_its_line_in_lower_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["trian"]) == 2
+    assert capsys.readouterr().err.splitlines()[0] == "error: no such command 'trian'"
 
 
 @pytest.mark.parametrize("line", ["", "--help", "train --help", "plan --help", "recipes --help", "config show --help"])
@@ -125,7 +139,7 @@ def test_installed_command(tmp_path: Path) -> None:
     done = subprocess.run([BYTESCALE, "train", "recipe=quikstart"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.splitlines() == ["error: recipe: unknown recipe: quikstart", "hint: did you mean quickstart?"]
+    assert done.stderr.splitlines() == ["error: recipe: unknown name: quikstart", "hint: did you mean quickstart?"]
 
 
 def test_installed_command_in_json(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bytescale_cli import output
 from bytescale_cli.main import run
-from bytescale_cli.simulate import _compare_offload
+from bytescale_cli.simulate import _compare_offload, _text
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.settings import PlanSettings
@@ -137,6 +137,13 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
     assert out.splitlines()[0].split()[-3:] == ["offload_gain", "host_bytes", "host_node_bytes"]
     assert "offload_gain: step time" in out and "host_bytes: peak" in out
     assert all("offload_gain" not in one for one in simulated(capsys))
+
+
+def test_offload_of_the_papers_planners_is_explained_only_where_it_happens(capsys: Capture) -> None:
+    runs = simulated(capsys)
+    for planner, explained in (("naive", True), ("balanced", True), ("adaptive", False), ("nobody", False)):
+        shown = _text([one | {"host_bytes": 2**30 if one["planner"] == planner else 0} for one in runs])
+        assert ("equation 3" in shown) == explained
 
 
 def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Path, capsys: Capture) -> None:

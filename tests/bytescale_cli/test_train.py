@@ -121,7 +121,7 @@ def test_a_dry_run_says_what_training_would_refuse(calls: Calls, capsys: pytest.
     """A large recipe can be inspected anywhere: what is refused, its plan, its first commands."""
     assert run(["train", "--dry-run", "--nproc", "64", "zero.stage=3"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[2:4] == ["problems that would stop a run without --dry-run:", "  zero.stage: not yet (set 1)"]
+    assert said[2:4] == ["problems that would stop a run without --dry-run:", "  zero.stage: not yet; set 1"]
     assert said[6:] == ["python -m x", "python -m x", "and 62 more like these (--json lists all)"]
     assert run(["train", "--dry-run", "--nproc", "64", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["dry_run"]["commands"]) == 64

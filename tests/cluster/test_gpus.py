@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.cluster.gpus import least_gpu_memory, visible_gpus
+from engine.cluster.gpus import least_gpu_memory, pytorch_without_cuda, visible_gpus
 
 
 class Driver:
@@ -67,3 +69,21 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch, driver: Driver, least: int | None) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     assert least_gpu_memory() == least
+
+
+@pytest.mark.parametrize(("cuda", "found"), [("None", "2.13.0+cpu"), ("'13.0'", None)])
+def test_a_pytorch_without_cuda_is_found_without_importing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: str, found: str | None
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise AssertionError('this takes seconds')")
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.13.0+cpu'\ncuda: str | None = {cuda}\n")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert pytorch_without_cuda() == found
+
+
+def test_the_installed_pytorch_says_whether_it_has_cuda() -> None:
+    import torch
+
+    assert pytorch_without_cuda() == (None if torch.version.cuda else torch.__version__)

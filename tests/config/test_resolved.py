@@ -9,6 +9,7 @@ import pytest
 from engine.config.load import load, recipes
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
 from engine.errors import ConfigError
+from tests.permissions import locked_out
 
 SMALL = ["optimizer.lr=1e-7", "optimizer.eps=1e-12", "run.out=\"ä: #1, 'x'\"", "data.pattern=null_"]
 
@@ -54,6 +55,13 @@ def test_a_damaged_text_is_refused(text: bytes, message: str, tmp_path: Path) ->
     (problem,) = caught.value.problems
     assert problem.key == str(path)
     assert message in problem.message or "is not set" in problem.message
+
+
+def test_a_text_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "resolved.yaml"
+    path.write_text(resolved_yaml(load([])))
+    with locked_out(path), pytest.raises(PermissionError):
+        read_resolved(path)
 
 
 def test_a_missing_text_is_refused(tmp_path: Path) -> None:

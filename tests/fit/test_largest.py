@@ -105,7 +105,7 @@ def test_no_cluster_has_more_ranks_than_can_be_planned() -> None:
 
 @pytest.mark.parametrize("offload", ["0", "auto"])
 def test_of_a_mixed_cluster_the_context_is_all_that_its_smallest_ranks_hold(tmp_path: Path, offload: str) -> None:
-    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=4G\n")
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=2G\n")
     own = PlanSettings.of(load([f"cluster.hostfile={tmp_path / 'hosts'}", f"offload.ratio={offload}"]))
     full = replace(own, capacity=largest_capacity(own))
     small = int(own.cluster.memory.min())

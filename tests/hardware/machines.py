@@ -35,6 +35,7 @@ TRUE = replace(
     reduce_bytes_per_s=3e8,
     memory_bytes_per_s=6e9,
     step_s=1.2e-2,
+    plan_build_s=0.0,
 )
 
 

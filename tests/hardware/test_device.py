@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.attention.comm import RingComm
-from engine.hardware import device
+from engine.hardware import device, timing
 from engine.hardware.device import TRANSFERS, Message, copies, overlap, rows_of_duration, transfers
 from engine.hardware.network import between
 from tests.hardware.ranks import groups_of_world
@@ -60,9 +60,45 @@ def test_two_ranks_time_messages_and_copies() -> None:
         sizes, times = zip(*found["transfers"], strict=True)
         assert sizes == TRANSFERS["cpu"] and min(times) > 0
         assert found["sent"] == set(sizes)
-        assert 0 <= found["overlap"] <= 1
         assert found["products"] <= 2, "one to find the duration of a row, one as long as the message"
         assert min(vars(found["copies"]).values()) > 0
+
+
+class Link:
+    """A clock, and a link whose messages take 2 ms: while the rank computes, or only while it waits for them."""
+
+    def __init__(self, hides: bool) -> None:
+        self.hides, self.clock, self.arrival = hides, 0.0, 0.0
+
+    def now(self) -> float:
+        return self.clock
+
+    def post(self, exchanges: object) -> Link:
+        self.arrival = self.clock + 2e-3
+        return self
+
+    def wait(self) -> None:
+        self.clock = max(self.clock, self.arrival) if self.hides else self.clock + 2e-3
+
+    def multiply(self, x: torch.Tensor, weight: torch.Tensor) -> None:
+        self.clock += 1e-6 * len(x)
+
+
+def _overlaps() -> list[float]:
+    found = []
+    for hides in (True, False):
+        link = Link(hides)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timing, "Stopwatch", lambda device, link=link: link)
+            patch.setattr(torch, "mm", link.multiply)
+            found.append(overlap(link, groups_of_world(), 0.01))  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.world
+def test_what_a_product_hides_of_a_message_is_its_overlap() -> None:
+    ((hidden, waited_for),) = run_world(1, _overlaps)
+    assert hidden == pytest.approx(1, abs=0.05) and waited_for == pytest.approx(0, abs=0.05)
 
 
 def _between_nodes(first: int) -> tuple[object, set[int]]:
@@ -102,3 +138,9 @@ def test_a_message_has_the_size_in_bytes() -> None:
     message = Message(4096, None, torch.device("cpu"), 1, 2)  # type: ignore[arg-type]
     assert message._exchange.send.nbytes == message._exchange.receive.nbytes == 4096
     assert (message._exchange.next_rank, message._exchange.previous_rank) == (1, 2)
+
+
+def test_one_thread_is_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads, text in ((1, "1 thread per rank"), (2, "2 threads per rank")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        assert device.name(torch.device("cpu")).endswith(f", {text}")

@@ -47,6 +47,12 @@ def test_terms_that_need_two_ranks_stay_nominal_on_one() -> None:
     assert numbers(found, unmeasured) == pytest.approx(numbers(TRUE, unmeasured), rel=1e-3)
 
 
+def test_the_time_of_a_plan_is_that_of_cudnn() -> None:
+    assert calibrate(replace(measured(), kernel="cudnn"), config()).plan_build_s == pytest.approx((0.44 + 0.55) / 2)
+    assert calibrate(measured(), config()).plan_build_s == nominal("local").plan_build_s == 0
+    assert nominal("h100x8").plan_build_s > 0
+
+
 def test_the_peak_is_the_data_sheets_or_else_the_fastest_product() -> None:
     """It is at least the rate of linear layers, or the MFU could exceed 1."""
     slow = replace(measured(), product_flops_per_s=1e9)

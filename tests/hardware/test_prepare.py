@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load, read_resolved
-from engine.cost.model import Costs
+from engine.cost.calibration import NEVER_S
+from engine.cost.model import Costs, machine
 from engine.data.corpus import open_corpus
 from engine.errors import ConfigError, MemoryFitError
 from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, usable, write_folder
@@ -77,7 +78,10 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     ours = measuring(load([]), 2, tmp_path)
     folder = RunFolder(tmp_path)
     write_folder(ours, folder)
-    assert read_resolved(folder.resolved) == ours
+    found = read_resolved(folder.resolved)
+    assert machine(found).plan_build_s == NEVER_S, "a repeated shape keeps its kernel"
+    without = found.model_copy(update={"cluster": found.cluster.model_copy(update={"calibration": None})})
+    assert without == ours
     corpus = open_corpus(tokens_of(folder), 0.0)
     assert corpus.counts[0] == len(corpus) > 2
     assert 2 * int(corpus.lengths(slice(None)).max()) <= ours.batch_tokens, "a step gives each of two ranks a document"

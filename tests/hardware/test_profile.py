@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load
-from engine.errors import ConfigError, ExitCode, MemoryFitError
+from engine.errors import ExitCode, MemoryFitError, PreflightError
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile, check_cluster, profile
@@ -79,11 +79,11 @@ def test_a_hostfile_of_two_nodes_adds_their_network(tmp_path: Path, monkeypatch:
     found = profile(load(["cluster.hostfile=hosts"]), 0, said.append)
     assert found.measured.network == network(2, 1)
     assert found.calibration.network_bytes_per_s == pytest.approx(4e10)
-    assert [command.host for command in run] == ["localhost"] * 2 + ["a"] * 2 + ["b"] * 3
-    assert all(command.arguments[2:4] == ("engine.hardware", "machine") for command in run[:2])
-    assert all(" -m engine.hardware network " in command.arguments[-1] for command in run[2:])
-    assert all(command.arguments[-1].endswith(" 2") for command in run[2:]), "ranks of the first node"
-    assert said[1] == "measuring messages between a and b"
+    assert [command.host for command in run] == ["a"] * 2 + ["b"] * 3 + ["localhost"] * 2
+    assert all(command.arguments[2:4] == ("engine.hardware", "machine") for command in run[5:])
+    assert all(" -m engine.hardware network " in command.arguments[-1] for command in run[:5])
+    assert all(command.arguments[-1].endswith(" 2") for command in run[:5]), "ranks of the first node"
+    assert said[0] == "measuring messages between a and b"
     assert [path.name for path in tmp_path.iterdir()] == ["hosts"]
 
 
@@ -107,13 +107,24 @@ def test_what_does_not_fit_leaves_nothing(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_cluster_of_gpus_is_not_measured_without_one() -> None:
+def test_a_cluster_of_gpus_is_not_measured_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = load(["cluster=h200x8"])
-    with pytest.raises(ConfigError, match="this machine has no GPU") as caught:
+    with pytest.raises(PreflightError, match="CUDA finds none on this machine") as caught:
         check_cluster(ours, 0)
     assert caught.value.problems[0].key == "cluster=h200x8"
+    monkeypatch.setattr("engine.launch.checks.pytorch_without_cuda", lambda: None)
     check_cluster(ours, 1)
+    monkeypatch.setattr("engine.launch.checks.pytorch_without_cuda", lambda: "2.13.0+cpu")
+    with pytest.raises(PreflightError, match="built without CUDA"):
+        check_cluster(ours, 1)
     check_cluster(load([]), 0)
+
+
+def test_slots_without_a_gpu_are_found_before_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.launch.checks.visible_gpus", lambda: 1)
+    (tmp_path / "hosts").write_text("localhost slots=2\nb slots=2\n")
+    with pytest.raises(PreflightError, match="2 ranks need one GPU each, but CUDA finds 1"):
+        check_cluster(load(["cluster=h200x8", f"cluster.hostfile={tmp_path / 'hosts'}"]), 1)
 
 
 def test_errors_and_spread_of_a_profile() -> None:

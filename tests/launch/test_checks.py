@@ -27,6 +27,7 @@ def visible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def machine(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
 
 
 def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
@@ -40,10 +41,8 @@ def test_a_machine_without_a_gpu_is_refused_before_anything_is_written(
     (problem,) = caught.value.problems
     assert (caught.value.code, out.exists()) == (3, False)
     assert f"{problem.key}: {problem.message}" == "cluster=h200x8: trains on GPUs, but CUDA finds none on this machine"
-    assert (
-        problem.hint
-        == "use a machine with GPUs, or --dry-run to plan only; small models also train on CPUs: cluster=local"
-    )
+    hint = "use a machine with GPUs; recipe=quickstart needs none, and `bytescale train --dry-run` only plans"
+    assert problem.hint == hint
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     hidden = gpu_problem(config, cluster)
     assert hidden is not None and hidden.message.endswith("with CUDA_VISIBLE_DEVICES=''"), "it may be why"
@@ -81,3 +80,18 @@ def test_other_hosts_and_clusters_of_cpus_need_no_gpu_here(tmp_path: Path, monke
     assert gpu_problem(*h200(f"cluster.hostfile={hosts}")) is None
     local = load(["recipe=quickstart"])
     assert gpu_problem(local, Cluster.of(local.cluster)) is None
+
+
+def test_gpus_that_pytorch_cannot_use_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(monkeypatch, 1)
+    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: "2.13.0+cpu")
+    out = tmp_path / "run"
+    config, _ = h200("cluster.ranks_per_node=1", f"run.out={out}")
+    with pytest.raises(PreflightError) as caught:
+        train(config)
+    (problem,) = caught.value.problems
+    assert (caught.value.code, problem.key, out.exists()) == (3, "cluster=h200x8", False)
+    assert problem.message == "PyTorch 2.13.0+cpu cannot use this machine's GPU: it was built without CUDA"
+    assert "https://pytorch.org/get-started" in str(problem.hint)

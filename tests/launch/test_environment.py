@@ -14,6 +14,7 @@ from bytescale_cli.main import run
 from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.config.load import load
+from engine.config.schema import Config
 from engine.errors import PreflightError
 from engine.hardware.profile import check_cluster
 from engine.launch.commands import rank_commands
@@ -35,6 +36,7 @@ USERS = {
     "PYTHONPATH": "/opt/python",
 }
 SECRETS = {"HF_TOKEN": "hf_abc", "NCCL_API_KEY": "my-key", "HF_PASSWORD": "my-word", "TORCH_SECRET_OF": "my-secret"}
+OTHERS = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
 STAY = {"CUDA_VISIBLE_DEVICES": "3", "NCCL_HOSTID": "here", "PATH": "/bin", "HOME": "/root", "AWS_ACCESS_KEY_ID": "a"}
 
 
@@ -50,15 +52,18 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
 
+def ranks_of(gpus: bool, stage: int) -> Config:
+    return load([f"cluster={'h100x8' if gpus else 'local'}", f"zero.stage={stage}"])
+
+
 def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stage: int) -> dict[str, str]:
     """Run the command of a rank on another host, whose Python is a program that prints its environment."""
     program = tmp_path / "python"
     program.write_text(f"#!{sys.executable}\nimport json, os\nprint(json.dumps(dict(os.environ)))\n")
     program.chmod(0o755)
-    cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(program))
-        command = rank_commands(cluster, RunFolder(tmp_path), None, 1234, gpus, zero_stage=stage)[1]
+        command = rank_commands(OTHERS, RunFolder(tmp_path), None, 1234, ranks_of(gpus, stage))[1]
     done = subprocess.run(command.arguments, env={**os.environ, **command.environment}, capture_output=True, check=True)
     seen: dict[str, str] = json.loads(done.stdout)
     assert not any(value in str(command) for value in (*USERS.values(), *SECRETS.values())), "a dry run prints it"
@@ -84,10 +89,16 @@ def test_a_remote_rank_gets_what_libraries_read(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_forwarded_withheld_and_left_here() -> None:
-    chosen = forwarded({**STAY, **SECRETS, **USERS})
+    chosen = forwarded({**STAY, **SECRETS, **USERS}, OTHERS)
     assert chosen.variables == USERS and list(chosen.variables) == sorted(USERS)
     assert chosen.withheld == sorted(SECRETS)
-    assert forwarded(STAY) == ({}, [])
+    assert forwarded(STAY, OTHERS) == ({}, [])
+
+
+def test_a_network_partition_is_no_secret() -> None:
+    """With another one, a host would wait for the others for ever."""
+    assert forwarded({"NCCL_IB_PKEY": "3", "UCX_IB_PKEY": "3"}, OTHERS).withheld == []
+    assert forwarded({"HF_APIKEY": "a", "HF_ACCESS_TOKENS": "b"}, OTHERS).variables == {}
 
 
 def test_launch_order_is_kept_only_where_two_communicators_meet(
@@ -97,7 +108,7 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
 
     def order(ranks: int, gpus: bool, stage: int) -> str | None:
         cluster = Cluster((Node("localhost", ranks),), 2**30)
-        commands = rank_commands(cluster, RunFolder(tmp_path), None, 1, gpus, zero_stage=stage)
+        commands = rank_commands(cluster, RunFolder(tmp_path), None, 1, ranks_of(gpus, stage))
         return commands[0].environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
 
     assert order(2, True, 3) == "1"

@@ -26,6 +26,7 @@ def has(monkeypatch: pytest.MonkeyPatch, host: int | None, gpu: int | None, gpus
     monkeypatch.setattr(machine, "least_gpu_memory", lambda: gpu)
     monkeypatch.setattr(checks, "least_gpu_memory", lambda: gpu)
     monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
 
 
 def limited(*overrides: str) -> tuple[Config, list[str]]:
@@ -39,8 +40,8 @@ def test_one_h200_beside_128_gib_takes_what_is_there(monkeypatch: pytest.MonkeyP
     config, lines = limited("recipe=h200-1b-8k", "cluster.ranks_per_node=1")
     assert (config.cluster.host_memory, config.cluster.device_memory) == (96 * GIB, 139 * GIB)
     assert lines == [
-        "cluster.host_memory: planning with 96.0 GiB, three quarters of this machine's memory for 1 rank, "
-        "instead of 192.0 GiB"
+        "cluster.host_memory: planning with 96.0 GiB, each rank's share of three quarters of this machine's memory "
+        "(1 rank), instead of 192.0 GiB"
     ]
     assert limited("recipe=h200-1b-8k", "cluster.ranks_per_node=1", "cluster.host_memory=80GiB")[1] == []
 
@@ -50,14 +51,17 @@ def test_the_smallest_gpu_limits_the_plan(monkeypatch: pytest.MonkeyPatch) -> No
     config, lines = limited("recipe=h200-1b-8k")
     assert (config.cluster.host_memory, config.cluster.device_memory) == (192 * GIB, 79 * GIB)
     assert lines == [
-        "cluster.device_memory: planning with 79.0 GiB, of this machine's smallest GPU, instead of 139.0 GiB"
+        "cluster.device_memory: planning with 79.0 GiB, the memory of this machine's smallest GPU, instead of 139.0 GiB"
     ]
 
 
 def test_cpu_ranks_take_part_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own memory and that for offload are together what they may use: 4 and 2 GiB become 2 and 1."""
     has(monkeypatch, 8 * GIB, 79 * GIB)
     config, lines = limited("recipe=quickstart")
-    assert (config.cluster.device_memory, config.cluster.host_memory) == (3 * GIB, 3 * GIB) and len(lines) == 2
+    assert (config.cluster.device_memory, config.cluster.host_memory) == (2 * GIB, GIB) and len(lines) == 2
+    has(monkeypatch, 16 * GIB, None)
+    assert limited("recipe=quickstart")[1] == [], "6 GiB for each of two ranks"
 
 
 def test_other_hosts_are_not_judged_by_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +101,10 @@ def test_ranks_plan_with_it_and_another_machine_may_continue(tmp_path: Path, mon
         said: list[str] = []
         has(monkeypatch, memory, None, gpus=0)
         train(small(tmp_path, "recipe=quickstart"), say=said.append)
-        assert read_resolved(tmp_path / "run" / "resolved.yaml").cluster.device_memory == memory * 3 // 8
-        assert any("three quarters of this machine's memory for 2 ranks" in line for line in said)
+        assert read_resolved(tmp_path / "run" / "resolved.yaml").cluster.device_memory == memory // 4
+        assert any(
+            "part of each rank's share of three quarters of this machine's memory (2 ranks)" in line for line in said
+        )
 
 
 def test_a_machine_without_the_gpus_limits_no_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,5 +127,6 @@ def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
     said, started = list[str](), list[RankCommand]()
     monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.extend(commands))
     train(small(tmp_path, "recipe=quickstart"), say=said.append)
-    assert "cluster=local trains on CPUs: 1 GPU of this machine will not be used (choose cluster=NAME)" in said
+    other = "docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node=1"
+    assert f"cluster=local trains on CPUs: 1 GPU of this machine will not be used ({other})" in said
     assert [command.environment["CUDA_VISIBLE_DEVICES"] for command in started] == ["", ""]

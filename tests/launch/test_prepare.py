@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -12,23 +13,43 @@ from engine.config.load import load, resolved_yaml
 from engine.errors import ConfigError, RunFolderError
 from engine.files import LOCK
 from engine.launch.prepare import check_owner, go_back, locked, set_aside
+from engine.run.checkpoints import TrainState, write
+from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
 
 
 def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    check_owner(folder, load(["recipe=quickstart"]))
+    check_owner(folder, load(["recipe=quickstart"]), 2)
     folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "optimizer.lr=0.5"])))
-    check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]))
-    with pytest.raises(ConfigError, match=r"optimizer\.lr: 0\.5 -> 0\.25"):
-        check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.25"]))
+    append(folder.metrics, {"step": 1})
+    check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]), 2)
+    for change, shown in (
+        ("optimizer.lr=0.25", r"config: optimizer\.lr: 0\.5 -> 0\.25$"),
+        ("cluster.hostfile=hosts", r"cluster\.hostfile: not set -> hosts"),
+    ):
+        with pytest.raises(ConfigError, match=shown):
+            check_owner(folder, load(["recipe=quickstart", change]), 2)
+
+
+def test_a_run_that_never_finished_a_step_takes_another_config(tmp_path: Path) -> None:
+    """Its launch failed, and the user corrected the config."""
+    folder, other = RunFolder(tmp_path), load(["recipe=quickstart"])
+    folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "cluster.hostfile=hosts"])))
+    folder.metrics.touch()
+    check_owner(folder, other, 2)
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)  # damaged, but a user may be able to repair it
+    with pytest.raises(ConfigError, match=r"cluster\.hostfile: hosts -> not set"):
+        check_owner(folder, other, 2)
 
 
 def test_asking_only_for_more_steps_gets_a_command(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    (folder.checkpoints / "step-00000004").mkdir(parents=True)
     out = f"run.out={folder.root}"
+    state = TrainState(4, 0, 4, 2, "f", must_match(load([out])))
+    saved = write(folder.checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+    append(folder.metrics, {"step": 4})
     folder.resolved.write_text(resolved_yaml(load([out, "run.steps=4"])))
     words = f"--resume {folder.checkpoints}/step-00000004 {out}-6 run.steps=6"
     plain = "undo the change, or choose another run.out"
@@ -37,13 +58,17 @@ def test_asking_only_for_more_steps_gets_a_command(tmp_path: Path) -> None:
         (["run.steps=6"], f"to train longer, run the command with {words}"),
         (["run.steps=3"], other),
         (["run.steps=6", "optimizer.lr=0.5"], other),
+        (["run.steps=3", "run.seed=7"], plain),  # the checkpoint would be refused
     ):
         with pytest.raises(ConfigError, match=r"run\.steps: 4 -> ") as caught:
-            check_owner(folder, load([out, *change]))
+            check_owner(folder, load([out, *change]), 2)
         assert caught.value.problems[0].hint == hint
-    (folder.checkpoints / "step-00000004").rmdir()
     with pytest.raises(ConfigError) as caught:
-        check_owner(folder, load([out, "run.steps=6"]))
+        check_owner(folder, load([out, "run.steps=6"]), 3)
+    assert caught.value.problems[0].hint == plain, "ranks: 2 -> 3 would be refused"
+    shutil.rmtree(saved)
+    with pytest.raises(ConfigError) as caught:
+        check_owner(folder, load([out, "run.steps=6"]), 2)
     assert caught.value.problems[0].hint == plain
 
 
@@ -51,13 +76,14 @@ def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path)
     folder.resolved.write_text(resolved_yaml(load(["data=folder", "data.path=texts"])))
+    append(folder.metrics, {"step": 1})
     for same in ("texts", "./texts/", str(tmp_path / "texts")):
-        check_owner(folder, load(["data=folder", f"data.path={same}"]))
+        check_owner(folder, load(["data=folder", f"data.path={same}"]), 2)
     with pytest.raises(ConfigError, match=r"data\.path: texts -> other/texts"):
-        check_owner(folder, load(["data=folder", "data.path=other/texts"]))
+        check_owner(folder, load(["data=folder", "data.path=other/texts"]), 2)
     folder.resolved.write_text(resolved_yaml(load([])))
     with pytest.raises(ConfigError, match=r"data\.path: stdlib -> \./stdlib"):
-        check_owner(folder, load(["data.path=./stdlib"]))
+        check_owner(folder, load(["data.path=./stdlib"]), 2)
 
 
 def test_folders_created_for_a_lock_are_removed_if_they_stay_empty(tmp_path: Path) -> None:

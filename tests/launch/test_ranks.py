@@ -133,6 +133,41 @@ def test_the_error_file_of_an_earlier_run_is_ignored(folder: RunFolder) -> None:
         run(folder, "import sys; sys.exit(3)")
 
 
+def test_a_rank_without_a_cause_is_reported_with_the_last_line_of_its_log(folder: RunFolder) -> None:
+    folder.log(0).write_text("a line of an earlier run\n")
+    with pytest.raises(RankError, match=r"rank 0 exited with code 5: no such module$") as caught:
+        run(folder, "import sys; print('Traceback\\n  no such module\\n'); sys.exit(5)")
+    assert caught.value.code == 70
+
+
+SSH_HINT = "check `ssh gpu-a`, which must work without a password"
+PATHS_HINT = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "hint"),
+    [
+        (255, "ssh: Could not resolve hostname gpu-a", SSH_HINT),
+        (127, "env: 'python': No such file or directory", PATHS_HINT),
+        (1, "bash: line 1: cd: /work: No such file or directory", PATHS_HINT),
+    ],
+)
+def test_a_host_on_which_no_rank_starts_is_a_failed_check(folder: RunFolder, code: int, said: str, hint: str) -> None:
+    fails = f"import sys; print({said!r}); sys.exit({code})"
+    remote = RankCommand(0, "gpu-a", (sys.executable, "-c", fails), {})
+    waits = RankCommand(1, "localhost", (sys.executable, "-c", WAITS), {})
+    with pytest.raises(RankError) as caught:
+        run_ranks([remote, waits], folder, lambda: None, lambda line: None)
+    (problem,) = caught.value.problems
+    assert (caught.value.code, problem.key) == (3, str(folder.log(0)))
+    assert problem.message == f"rank 0 on gpu-a exited with code {code}: {said}"
+    assert problem.hint == hint
+    metrics = f"open({str(folder.metrics)!r}, 'a').write('a step'); {fails}"
+    with pytest.raises(RankError, match="gpu-a exited") as caught:
+        run_ranks([RankCommand(0, "gpu-a", (sys.executable, "-c", metrics), {})], folder, lambda: None, print)
+    assert caught.value.code == 70, "a host that is lost during training has passed the check"
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_asks_the_ranks_to_stop_and_preemption_is_reported(folder: RunFolder, number: signal.Signals) -> None:
     with pytest.raises(PreemptedError) as caught:

@@ -22,6 +22,7 @@ from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append
 from engine.weights import check
+from tests.permissions import locked_out
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -169,6 +170,23 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_neither_leaves_files(tmp_path:
         with pytest.raises(BytescaleError) as caught:
             train(config(tmp_path, *overrides), resume=resume, dry_run=dry_run, say=lambda line: None)
         assert (caught.value.code, files(tmp_path)) == (code, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "dry_run"),
+    [("", True), ("checkpoints", True), ("checkpoints", False), ("resolved.yaml", True), ("metrics.jsonl", False)],
+)
+def test_a_run_that_may_not_be_read_is_not_started_over(
+    tmp_path: Path, name: str, dry_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: pytest.fail("it trains"))
+    settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
+    saved(folder.checkpoints, settings)
+    folder.resolved.write_text(resolved_yaml(settings))
+    append(folder.metrics, {"step": 1})
+    with locked_out(folder.root / name), pytest.raises((PermissionError, RunFolderError), match="Permission denied"):
+        train(settings, dry_run=dry_run, say=lambda line: None)
+    assert folder.metrics.read_text() == '{"step": 1}\n'
 
 
 def test_a_refused_run_leaves_the_old_one_in_place(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from engine.attention.comm import Exchange, RingComm
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
+from engine.errors import PreflightError
 from engine.parallel.groups import join_groups
 from tests.world import run_world
 
@@ -61,6 +62,7 @@ def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: py
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(dist, name, fake, raising=False)
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
     monkeypatch.setenv("LOCAL_RANK", "1")
@@ -69,6 +71,26 @@ def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: py
     assert rings["backend"] == "nccl" and rings["pg_options"].is_high_priority_stream
     assert rings["pg_options"]._timeout == rings["timeout"]
     assert control["backend"] == "gloo" and control.get("pg_options") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (AssertionError("Torch not compiled with CUDA enabled"), "Torch not compiled with CUDA enabled"),
+        (RuntimeError("The driver is too old (found 12000). Please update it."), "The driver is too old (found 12000)"),
+    ],
+)
+def test_a_pytorch_that_cannot_use_the_gpu_is_refused(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init() -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(PreflightError) as caught:
+        join_groups(load(["recipe=h200-1b-8k"]))
+    assert str(caught.value) == f"PyTorch {torch.__version__} cannot use this machine's GPU: {why}"
 
 
 @pytest.mark.world

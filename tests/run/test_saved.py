@@ -9,6 +9,7 @@ import pytest
 from engine.errors import CheckpointError
 from engine.run import checkpoints as checkpoint
 from engine.run.saved import choose, listed, verified
+from tests.permissions import locked_out
 from tests.run.damage import flip, mistype, remove, save, scramble, truncate, unmanifest
 
 
@@ -56,3 +57,24 @@ def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(tmp_path
     with pytest.raises(CheckpointError, match="no intact checkpoint: step-00000001 is damaged"):
         choose(tmp_path, lambda line: None)
     assert (tmp_path / "step-00000001").exists()
+
+
+@pytest.mark.parametrize("mode", [0, 0o300, 0o600])
+def test_a_folder_that_cannot_be_listed_is_not_one_without_checkpoints(tmp_path: Path, mode: int) -> None:
+    """Taken for empty, it would start the run over and cut its metrics."""
+    checkpoints = tmp_path / "checkpoints"
+    save(checkpoints, 1)
+    with locked_out(checkpoints, mode):
+        for look in (lambda: choose(checkpoints, print), lambda: listed(tmp_path), lambda: verified(tmp_path, print)):
+            with pytest.raises(PermissionError) as caught:
+                look()
+            assert str(caught.value.filename).startswith(str(checkpoints))
+
+
+@pytest.mark.parametrize("name", ["", "manifest.json", "zero/a.pt", "zero"])
+def test_a_checkpoint_that_may_not_be_read_is_not_damaged(tmp_path: Path, name: str) -> None:
+    """Taken for damaged, the run would go back to the one before it."""
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    with locked_out(newest / name), pytest.raises(PermissionError):
+        choose(tmp_path, print)

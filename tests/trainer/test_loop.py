@@ -9,6 +9,7 @@ import torch
 
 from engine.config.load import load
 from engine.errors import MemoryFitError
+from engine.planner.plan.step_plan import StepPlan
 from engine.run.folder import RunFolder
 from engine.trainer import loop
 from engine.trainer.loop import Trainer
@@ -51,6 +52,30 @@ def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: i
             trainer._reserve_host(plan)
         trainer.control = control  # type: ignore[assignment]
     assert saved == [step] * (2 if step else 0)
+
+
+def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocating pinned memory waits for the GPU."""
+    plan, order = by_hand([30], [(0,)], [[[0]]]), list[Any]()
+
+    def run_step(plan: StepPlan, *rest: Any) -> None:
+        order.append(("run", plan))
+        raise RuntimeError("the rest of the step is left out")
+
+    monkeypatch.setattr(loop, "reserve_host", lambda plan, *rest: order.append(("reserve", plan, *rest)))
+    monkeypatch.setattr(loop, "run_step", run_step)
+    trainer: Any = Trainer.__new__(Trainer)
+    trainer.step, trainer.config = 0, SimpleNamespace(run=SimpleNamespace(steps=1))
+    tokens = torch.tensor([30])
+    planned = SimpleNamespace(plan=plan, table=SimpleNamespace(length=tokens, loss_tokens=tokens))
+    trainer.ahead = SimpleNamespace(take=lambda: planned)
+    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=lambda own: [own])
+    trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload")
+    trainer.engine = SimpleNamespace(forward=None, backward=lambda: None)
+    trainer.feed = SimpleNamespace(slicer=lambda table: None)
+    with pytest.raises(RuntimeError, match="left out"):
+        trainer.one_step(lambda: False)
+    assert order == [("reserve", plan, 3, "offload"), ("run", plan)]
 
 
 def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

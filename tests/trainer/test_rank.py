@@ -16,6 +16,7 @@ from engine.trainer.rank import explain
 ERRORS = [
     (DataError("gone", key="a.txt"), ExitCode.DATA, "gone"),
     (OSError(errno.ENOSPC, "No space left on device", "x"), ExitCode.STORAGE, "No space left"),
+    (PermissionError(errno.EACCES, "Permission denied", "x"), ExitCode.STORAGE, "Permission denied"),
     (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/3"), ExitCode.STORAGE, "checkpoint"),
     (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), ExitCode.STORAGE, "checkpoint"),
     (MemoryError(), ExitCode.MEMORY, "out of memory"),

@@ -29,6 +29,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.trainer.step import RankContext, evaluate, run_step, to_device
+from tests.copies import Copy, recorded_copies
 from tests.helpers import batch, config
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -160,6 +161,15 @@ def test_an_error_while_reading_ends_the_step() -> None:
 
     with pytest.raises(DataError, match="gone"):
         run_step(*setup()[:2], Tensor.backward, gone, setup()[3])
+
+
+def test_slices_are_pinned_and_their_copies_do_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _, slicer, _ = setup()
+    slices = slicer(next(plan.of_rank(0)))
+    copies = recorded_copies(monkeypatch)
+    to_device(slices, torch.device("cuda"))
+    parts = [part.tolist() for part in (slices.tokens, slices.labels, slices.positions)]
+    assert copies == [Copy(part, pinned=True, non_blocking=True) for part in parts]
 
 
 @pytest.mark.gpu

@@ -37,6 +37,13 @@ def change(folder: Path, **tensors: Any) -> None:
     save_file(kept, folder / "model.safetensors", {"format": "pt"})
 
 
+def test_a_missing_folder_is_named_by_its_key(tmp_path: Path) -> None:
+    missing, empty = tmp_path / "missing", tmp_path / "empty"
+    empty.mkdir()
+    assert problems(missing) == [f"run.weights={missing}: is not a folder"]
+    assert problems(empty) == [f"run.weights={empty}: has no config.json"]
+
+
 def test_weights_that_fit(folder: Path) -> None:
     assert check_weights(folder, config()) == []
     assert check_weights(folder, config("model.name=other", "dtype=bf16")) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.partition_parameters import GatheredParameters
 from torch import nn
 
 from engine.attention.context import AttentionContext
@@ -166,21 +167,34 @@ def test_nor_while_it_loads_weights(tmp_path: Path) -> None:
     assert sum(share for *_, share in ranks) == pytest.approx(expected, rel=1e-6)
 
 
-def drawn(stage: int) -> dict[str, torch.Tensor]:
-    """Make a model with the run's weights; return the whole weights."""
+def drawn(stage: int) -> tuple[dict[str, torch.Tensor], int, int]:
+    """Make a model with the run's weights; return the whole weights, and how often parameters were gathered for each:
+    to make the model, and to return them."""
     settings = config().model_copy(update={"zero": config().zero.model_copy(update={"stage": stage})})
-    model = make_model(settings, torch.device("cpu"))
-    whole = {}
-    for name, parameter in model.named_parameters():
-        with gathered(parameter):
-            whole[name] = parameter.detach().clone()
-    return whole
+    gathers: list[int] = []
+    plain = GatheredParameters.__enter__
+
+    def counted(context: GatheredParameters) -> Any:
+        gathers.append(len(context.params))
+        return plain(context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GatheredParameters, "__enter__", counted)
+        model = make_model(settings, torch.device("cpu"))
+        to_make = sum(gathers)
+        whole = {}
+        for name, parameter in model.named_parameters():
+            with gathered(parameter):
+                whole[name] = parameter.detach().clone()
+    return whole, to_make, sum(gathers) - to_make
 
 
 def test_weights_are_the_same_for_any_number_of_ranks_and_any_stage() -> None:
-    (expected,) = run_world(1, drawn, 1)
+    """Each rank draws its own shards: none gathers a parameter for it."""
+    ((expected, *_),) = run_world(1, drawn, 1)
     for world in (2, 4):
         for stage in (1, 3):
-            for found in run_world(world, drawn, stage):
+            for found, to_make, to_return in run_world(world, drawn, stage):
                 assert found.keys() == expected.keys()
                 assert all(torch.equal(found[name], weight) for name, weight in expected.items()), (world, stage)
+                assert (to_make, to_return) == (0, len(expected) if stage == 3 else 0)

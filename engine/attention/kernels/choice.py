@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -18,12 +18,12 @@ class Entry:
     """A kernel and where it can run. `capability` and `largest_head` apply to CUDA kernels only."""
 
     title: str  # logged as the reason when it is selected
-    load: Callable[[], Functions]
+    load: Callable[..., Functions]
     package: str = "torch"  # "not installed" if this package is missing
     device: str = "cuda"  # or "cpu", or "any"
     capability: range = range(8, 100)  # major compute capabilities
     largest_head: int = 256  # elements of a head
-    load_for_test: Callable[[], Functions] | None = None  # functions to self-test instead of those of `load`
+    builds_plans: bool = False  # `load` takes the seconds that a plan for a new shape takes to build
 
 
 # In order of preference. flash-attn 3 is before 4 because it was written for Hopper and leaves SMs to ring transfers.
@@ -37,7 +37,7 @@ KERNELS = {
         cudnn.load,
         capability=range(9, 100),
         largest_head=128,
-        load_for_test=cudnn.load_for_any_length,
+        builds_plans=True,
     ),
     "flash_attn_2": Entry("flash-attn 2", flash_attn.load_2, "flash_attn.flash_attn_interface"),
     "torch_varlen": Entry("PyTorch's varlen flash kernel", torch_varlen.load),
@@ -46,9 +46,13 @@ KERNELS = {
 
 
 @cache
-def choose(device: torch.device, dtype: torch.dtype, head_dim: int, prefer: str | None = None) -> Kernel:
+def choose(
+    device: torch.device, dtype: torch.dtype, head_dim: int, prefer: str | None = None, plan_build_s: float = 0.0
+) -> Kernel:
     """Select the attention kernel for a device, dtype and head size, and log the reason. Cached.
 
+    `plan_build_s` is the time in seconds in which cuDNN builds the execution plan of a new shape; with 0, each shape
+    gets its plan at once.
     With `prefer`, tries only the kernel of this name; raises ValueError if it is unknown or does not work here.
     """
 
@@ -56,11 +60,12 @@ def choose(device: torch.device, dtype: torch.dtype, head_dim: int, prefer: str 
         def test(functions: Functions) -> str | None:
             if functions == reference.load():
                 return None  # the self-test compares with the reference
-            tested = kernel.load_for_test() if kernel.load_for_test else functions
+            tested = kernel.load(0.0) if kernel.builds_plans else functions
             return self_test.fault(tested, device, dtype, head_dim)
 
         reason = unsupported(kernel, device, dtype, head_dim)
-        return Candidate(name, kernel.title, kernel.load, test, reason, kernel.package)
+        load = partial(kernel.load, plan_build_s) if kernel.builds_plans else kernel.load
+        return Candidate(name, kernel.title, load, test, reason, kernel.package)
 
     what = f"attention kernel for {dtype}, head size {head_dim}"
     found = select(what, (candidate(*item) for item in KERNELS.items()), prefer)

@@ -18,17 +18,13 @@ from engine.attention.kernels import torch_varlen
 from engine.attention.kernels.call import Call, Functions
 from engine.attention.kernels.plans import PlanCosts, Plans, Shape, batch
 
-COSTS = PlanCosts()
 
+def load(build_s: float) -> Functions:
+    """Return functions that use cuDNN for shapes that come again, and PyTorch's varlen kernel for others.
 
-def load() -> Functions:
-    """Return functions that use cuDNN for shapes that come again, and PyTorch's varlen kernel for others."""
-    return _Cudnn(Plans(COSTS), torch_varlen.load()).functions()
-
-
-def load_for_any_length() -> Functions:
-    """Like `load`, but use cuDNN from the first call of a shape: for self-tests and measurements."""
-    return _Cudnn(Plans(COSTS._replace(build_s=0.0)), torch_varlen.load()).functions()
+    `build_s` is the time in seconds of building an execution plan; with 0, cuDNN is used from a shape's first call on.
+    """
+    return _Cudnn(Plans(PlanCosts(build_s)), torch_varlen.load()).functions()
 
 
 @dataclass(frozen=True)
@@ -48,7 +44,8 @@ class _Cudnn:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
             *(_batched(x, count) for x in (q, k, v)), None, True, 0.0, call.causal, False
         )
-        return _packed(out), _packed(lse.reshape(*out.shape[:3], 1))[..., 0]
+        # Stored by heads, as that of the varlen kernel, so that the compiled merge (merge.py) sees one layout.
+        return _packed(out), lse.reshape(out.shape[:3]).transpose(0, 1).flatten(1).T
 
     def _backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call

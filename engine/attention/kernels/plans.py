@@ -23,11 +23,12 @@ MOST_SHAPES = 4096  # shapes that a thread remembers; the one that was used leas
 
 
 class PlanCosts(NamedTuple):
-    """The times that decide. Estimates for one H200, not measured yet."""
+    """The times that decide."""
 
-    # Building one plan: .44 s (forward) and .55 s (backward) are reported.
-    build_s: float = 0.5
-    # cuDNN against the varlen kernel, per FLOP of the call: 1 / 350 TFLOP/s - 1 / 650 TFLOP/s.
+    # Building one plan: `plan_build_s` of the calibration.
+    build_s: float
+    # cuDNN against the varlen kernel, per FLOP of the call: 1 / 350 TFLOP/s - 1 / 650 TFLOP/s. An estimate for one
+    # H200, not measured yet.
     saved_s_per_flop: float = 1.3e-15
 
 
@@ -76,7 +77,7 @@ def batch(call: Call) -> tuple[int, int, int] | None:
     packed sequences only without GQA.
     If the call is not causal, cuDNN's backward pass returns NaN on Hopper (9.26 and before): dq for keys = 64 modulo
     128 and a log-sum-exp below -88.7 (pytorch#196678, cudnn-frontend#628); dk and dv for one query and a negative
-    log-sum-exp (cudnn-frontend#1072). That bound is drawn at 64 queries, half a tile of the kernel.
+    log-sum-exp (cudnn-frontend#1072). We exclude calls with fewer than 64 queries, half a tile of the kernel.
     """
     queries, keys = ({stop - start for start, stop in pairwise(bounds)} for bounds in (call.q_bounds, call.kv_bounds))
     if len(queries) != 1 or len(keys) != 1:

@@ -13,6 +13,8 @@ from typing import BinaryIO, Literal
 
 from engine.errors import DataError
 
+_HINT = "choose a path that this user can read"
+
 
 def kind(path: Path) -> Literal["folder", "file", "missing"]:
     """Return what a path refers to. Raises DataError if that cannot be determined, for example without permission."""
@@ -25,21 +27,19 @@ def kind(path: Path) -> Literal["folder", "file", "missing"]:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[BinaryIO]:
+def reading(path: Path, hint: str = _HINT) -> Iterator[BinaryIO]:
     """Open a regular file in binary mode, as a context. Raises DataError if opening it, or reading it later, fails."""
     try:
         # Opening a named pipe would block until something writes to it.
         if not stat.S_ISREG(path.stat().st_mode):
-            hint = "choose a regular file, or exclude it with data.pattern"
             raise DataError("is not a regular file", key=str(path), hint=hint)
         with path.open("rb") as file:
             yield file
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable(path, error, hint) from error
 
 
-def unreadable(path: Path, error: OSError) -> DataError:
+def unreadable(path: Path, error: OSError, hint: str = _HINT) -> DataError:
     """Create the DataError for a file or folder that cannot be read, with the reason of the OSError."""
     reason = error.strerror or type(error).__name__
-    hint = "make it readable; if it is one of several documents, data.pattern can exclude it"
     return DataError(f"cannot be read: {reason}", key=str(path), hint=hint)

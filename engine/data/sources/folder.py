@@ -18,6 +18,7 @@ STDLIB = "stdlib"
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _MOST_FILES = 100_000  # files that `profile-data` reads without --sample
 _BLOCK_FILES = 64
+_HINT = "make it a readable file, or exclude it with data.pattern"
 
 
 class FolderSource:
@@ -69,14 +70,14 @@ class FolderSource:
 
     def read_span(self, document: int, start: int, stop: int) -> bytes:
         """Return bytes start .. stop - 1 of a document; fewer if it is shorter."""
-        with reading(self.root / self.names[document]) as file:
+        with reading(self.root / self.names[document], _HINT) as file:
             file.seek(start)
             return file.read(stop - start)
 
 
 def _read(path: Path, encoding: str) -> bytes:
     """Read a file. Raises DataError if it is unreadable, or not UTF-8 with the encoding `utf-8`."""
-    with reading(path) as file:
+    with reading(path, _HINT) as file:
         text = file.read()
     if encoding == "utf-8":
         try:

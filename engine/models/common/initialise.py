@@ -38,7 +38,8 @@ def initialise(
 ) -> None:
     """Initialise a model as LLaMA does: matrices from a normal distribution with standard deviation 0.02, norms with 1.
 
-    Random numbers are generated in float32 on `device`; the same seed gives other weights on a GPU than on a CPU.
+    Random numbers are generated in float32 on `device`. The same seed gives other weights on a GPU than on a CPU, and
+    on another model of GPU, because PyTorch distributes random numbers over as many threads as a GPU has.
     `stored` returns the part of a parameter that this process stores.
     """
     generator, norms = torch.Generator(device), norm_weights(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ LIBRARIES = {
     "flash_attn_3": flash_attn.load_3,
     "flash_attn_4": flash_attn.load_4,
     "torch_varlen": torch_varlen.load,
-    "cudnn": cudnn.load_for_any_length,
+    "cudnn": partial(cudnn.load, 0.0),
 }
 each_library = pytest.mark.parametrize("load", LIBRARIES.values(), ids=LIBRARIES)
 
@@ -61,6 +62,16 @@ def test_strided_tensors_are_made_what_the_library_takes(
     q, k, v, dout = (x.contiguous() for x in (q, k, v, dout))
     for a, b in zip(found, (out, lse, *kernel.backward(dout, q, k, v, out, lse, one)), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_log_sum_exp_of_cudnn_is_stored_by_heads(stand_ins: libraries.Cudnn) -> None:
+    """As in the merge's self-test: for another layout the compiler would run in the middle of a step."""
+    q, k = torch.randn(12, 4, 16).to(BF16), torch.randn(12, 2, 16).to(BF16)
+    for one in (Call((0, 12), (0, 12), True), Call((0, 6, 12), (0, 6, 12), True)):
+        lses = [load().forward(q, k, k, one)[1] for load in (LIBRARIES["cudnn"], torch_varlen.load)]
+        assert [lse.stride() for lse in lses] == [(1, 12), (1, 12)]
+        torch.testing.assert_close(*lses)
+    assert stand_ins.calls == 2
 
 
 @each_library
@@ -131,7 +142,7 @@ def test_calls_for_which_cudnns_gradients_are_nan_go_to_the_other_kernel(
     call: Call, stand_ins: libraries.Cudnn
 ) -> None:
     """Trained weights reach a log-sum-exp of -120, where one NaN ends a run."""
-    kernel, (q, k, v, dout) = cudnn.load_for_any_length(), low(call)
+    kernel, (q, k, v, dout) = cudnn.load(0.0), low(call)
     out, lse = kernel.forward(q, k, v, call)
     assert lse.max() < -88.7
     assert all(x.isfinite().all() for x in kernel.backward(dout, q, k, v, out, lse, call))
@@ -152,7 +163,7 @@ def test_a_kernel_whose_gradients_are_nan_is_seen_by_the_self_test(
     monkeypatch.setattr(cudnn, "batch", careless)
     assert re.match(
         f"its {'dk' if queries == 1 else 'dq'} is not finite for .* with a log-sum-exp of -120",
-        str(self_test.fault(cudnn.load_for_any_length(), CPU, BF16, 16)),
+        str(self_test.fault(cudnn.load(0.0), CPU, BF16, 16)),
     )
 
 
@@ -176,15 +187,12 @@ def test_flash_attn_3_leaves_sms_to_transfers_only_while_there_are_any(
     assert torch.ops.flash_attn_3.margins == [flash_attn.TRANSFER_SMS if overlapped else 0] * 2
 
 
-def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(
-    stand_ins: libraries.Cudnn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(stand_ins: libraries.Cudnn) -> None:
     """Forward and backward have plans of their own: here the backward pass, with 2.5 times the work, pays first."""
     one = Call((0, 6), (0, 6), True)
     q, k = torch.randn(6, 4, 16).to(BF16), torch.randn(6, 2, 16).to(BF16)
-    seconds = plans.Shape(False, 1, 6, 6, True, 4, 2, 16, BF16).flops * cudnn.COSTS.saved_s_per_flop
-    monkeypatch.setattr(cudnn, "COSTS", cudnn.COSTS._replace(build_s=2.4 * seconds))
-    kernel = cudnn.load()
+    saved_s = plans.Shape(False, 1, 6, 6, True, 4, 2, 16, BF16).flops * plans.PlanCosts(0.0).saved_s_per_flop
+    kernel = cudnn.load(2.4 * saved_s)
     results, counts = [], []
     for _ in range(4):
         out, lse = kernel.forward(q, k, k, one)

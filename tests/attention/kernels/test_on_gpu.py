@@ -6,7 +6,6 @@ that is installed but broken fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor
 from engine.attention.kernels import choice, reference
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
-from engine.attention.kernels.plans import PlanCosts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -27,10 +25,8 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}  # max|a - b| / max|b|
 
 
 @pytest.fixture(params=[(name, dtype) for name in GPU_KERNELS for dtype in TOLERANCE], ids=str)
-def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Kernel, torch.dtype]]:
+def kernel(request: pytest.FixtureRequest) -> tuple[Kernel, torch.dtype]:
     name, dtype = request.param
-    # cuDNN from the first call of a shape on.
-    monkeypatch.setattr("engine.attention.kernels.cudnn.COSTS", PlanCosts(build_s=0.0))
     choose.cache_clear()
     try:
         found = choose(GPU, dtype, 128, name)
@@ -38,8 +34,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         if "broken" in str(error):
             raise
         pytest.skip(str(error))
-    yield found, dtype
-    choose.cache_clear()  # forget the kernel that builds plans at once
+    return found, dtype
 
 
 def call(q_lengths: list[int], kv_lengths: list[int], causal: bool) -> Call:

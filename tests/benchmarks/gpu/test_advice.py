@@ -24,6 +24,10 @@ def attention(group: str, kernel: str, rate: float, **more: float) -> dict[str, 
     return {"group": group, "kernel": kernel, "tflops_per_s": rate, **more}
 
 
+def case(model: str, tokens: int, kernel: str, mfu: float) -> dict[str, Any]:
+    return {"section": "cases", "model": model, "tokens": tokens, "kernel": kernel, "mfu": mfu}
+
+
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("machine", {"packages": {"a": "1", "b": None}, "kernel": "cudnn"}, ["not installed: b", "attention by cudnn"]),
     ("machine", {"packages": {}, "case": "attention kernel", "error": "no"}, ["failed: attention kernel: no"]),
@@ -44,26 +48,32 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ),
     (
         "probe",
-        {"rows": [{"question": "ring", "tokens": 67, "ranks": 4, "errors": [1.0], "holds": False},
+        {"rows": [{"question": "ring", "tokens": 67, "merge": "compiled", "ranks": 4, "errors": [1.0],
+                   "holds": False},
                   {"question": "agreement", "queries": 8, "keys": 4, "difference": [0.0, 0.2]},
                   {"question": "low", "error": "RuntimeError: x"}]},
-        ["failed: low: RuntimeError: x", "a ring of 4 is wrong at 67 tokens", "the kernels differ at 8 x 4"],
+        ["failed: low: RuntimeError: x", "a ring of 4, compiled merge, is wrong at 67 tokens",
+         "the kernels differ at 8 x 4"],
     ),
     (
         "attention",
         {"rows": [attention("kernels 8K, forward", "cudnn, raw", 600),
                   attention("kernels 8K, forward", "ours (c)", 540),
                   attention("ring, forward", "ours (c)", 520), attention("ring, forward", "cudnn, raw", 600),
+                  attention("ring, forward", "cudnn, uncompiled merge", 480),
                   attention("packing, forward", "ours (c)", 100), attention("packing, forward", "ours (d)", 600),
                   attention("plan, forward + backward", "ours (c)", 500, ms=40.0, first_ms=2040.0)]},
-        ["kernels 8K, forward: 0.90 of cudnn, raw, goal 0.95", "steps of plans: 40 ms, with new shapes 2000 ms longer"],
+        ["kernels 8K, forward: 0.90 of cudnn, raw, goal 0.95", "ring, forward: 0.80 with the uncompiled merge",
+         "steps of plans: 40 ms, with new shapes 2000 ms longer"],
     ),
     (
         "train",
-        {"rows": [{"section": "cases", "model": "1b", "tokens": 8192, "mfu": 0.46},
-                  {"section": "cases", "model": "8b", "tokens": 65536, "mfu": 0.46},
+        {"rows": [case("1b", 8192, "cudnn", 0.46), case("1b", 8192, "torch_varlen", 0.36),
+                  case("8b", 8192, "torch_varlen", 0.3), case("8b", 65536, "flash_attn_3", 0.46),
                   {"section": "cases", "model": "8b", "error": "no room"}]},
-        ["failed: cases, 8b: no room", "1b at 8192: MFU 0.460, goal 0.5 MISSED", "8b at 65536: MFU 0.460"],
+        ["failed: cases, 8b: no room", "1b at 8192 with cudnn: MFU 0.460, goal 0.5 MISSED",
+         "1b at 8192 with torch_varlen: MFU 0.360", "8b at 8192 with torch_varlen: MFU 0.300, goal 0.5 MISSED",
+         "8b at 65536 with flash_attn_3: MFU 0.460"],
     ),
     (
         "train-plan",
@@ -73,9 +83,11 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("train-trace", {"rows": [{"section": "trace", "busy": 0.8, "launches": 900}]}, ["kernels run 80% of the time"]),
     (
         "training",
-        {"rows": [{"steps": [{"step_s": s} for s in (9.0, 3.0, 2.0, 2.0)], "resumed": [{"step_s": 4.0}],
-                   "holds": False}]},
-        ["the first step took 9.00 s, later ones 2.00 s; resumed 4.00 s", "the resumed run does not continue"],
+        {"rows": [{"run": "first", "steps": [{"step_s": s} for s in (9.0, 3.0, 2.0, 2.0)], "holds": True},
+                  {"run": "resumed", "steps": [{"step": 7, "step_s": 4.0}], "holds": False},
+                  {"run": "third", "steps": [], "holds": False}]},
+        ["first run: its first step took 9.00 s, later ones 2.00 s", "resumed run: its first step took 4.00 s",
+         "resumed run: it has the wrong steps: [7]", "third run: it has the wrong steps: []"],
     ),
     (
         "profile",

@@ -9,13 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import first_hour
-from benchmarks.gpu.first_hour import PARTS, Part, duration, keys_of, main, read_outcomes
+from benchmarks.gpu import first_hour, on_gpu
+from benchmarks.gpu.first_hour import MISSED, PARTS, Outcome, Part, duration, keys_of, least_s, main, read_outcomes
 
 STAND_INS = {
     "good.py": "write({'rows': [{'case': 'a', 'x': 1}], 'n': 2})",
-    "missed.py": "write({'rows': [{'case': 'a', 'holds': False, 'said': '2 s', 'target': '1 s'}]}); sys.exit(1)",
+    "missed.py": "write({'rows': [{'case': 'a', 'holds': False, 'said': '2 s', 'target': '1 s'}]}); sys.exit(4)",
+    # One case failed; the others are in its result.
+    "refused.py": "write({'rows': [{'case': 'a', 'error': 'no GPU'}, {'case': 'b', 'holds': True}]}); sys.exit(1)",
     "crashed.py": "print('working'); raise OSError('no room')",
+    "crashed_late.py": "write({'rows': [{'case': 'a'}]}); raise OSError('no room')",
+    "missed_nothing.py": "sys.exit(4)",
     "silent.py": "pass",
     # Writes what it has, then hangs in a child that outlives it unless the whole session is ended.
     "hangs.py": "write({'rows': []}); subprocess.run(['sleep', '1000'])",
@@ -53,12 +57,15 @@ def runs(folder: Path, name: str) -> int:
 
 
 def test_each_part_has_its_fate_and_the_others_go_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parts = [part("crashed"), part("silent"), part("hangs", 1.0), part("missed"), part("good")]
-    assert main(["--out", str(folder)], parts) == 1
+    names = ["crashed", "crashed_late", "refused", "silent", "missed_nothing", "hangs", "missed", "good"]
+    assert main(["--out", str(folder)], [part(name, 1.0 if name == "hangs" else 60.0) for name in names]) == 1
     outcomes = read_outcomes(folder)
     assert {name: outcome.state for name, outcome in outcomes.items()} == {
         "crashed": "failed",
+        "crashed_late": "failed",
+        "refused": "failed",
         "silent": "failed",
+        "missed_nothing": "failed",
         "hangs": "timed out",
         "missed": "missed",
         "good": "done",
@@ -69,7 +76,7 @@ def test_each_part_has_its_fate_and_the_others_go_on(folder: Path, capsys: pytes
     assert (folder / "good.args").read_text().startswith("--only x --json /")
     said = capsys.readouterr().out
     assert "crashed: failed after 0 s: OSError: no room" in said
-    assert "- missed: missed: a: 2 s (target: 1 s)" in said
+    assert "- missed: missed: a: 2 s (target: 1 s)" in said and "- refused: failed: a: no GPU" in said
 
 
 def test_a_part_that_is_stopped_leaves_no_process(folder: Path) -> None:
@@ -80,24 +87,46 @@ def test_a_part_that_is_stopped_leaves_no_process(folder: Path) -> None:
 
 
 def test_a_second_run_continues(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parts that are done or missed their target are skipped; new ones come before those that failed."""
-    parts = [part("crashed"), part("missed"), part("good")]
+    """Parts that are done or missed their target are skipped; new ones come before those with a failure."""
+    names = ("crashed", "refused", "crashed_late", "missed", "good")
+    parts = [part(name) for name in names]
     main(["--out", str(folder)], parts)
-    (first_hour.FOLDER / "crashed.py").write_text(HEAD + "write({})")
-    (first_hour.FOLDER / "late.py").write_text(HEAD + "write({})")
+    for name in ("crashed", "refused", "crashed_late", "late"):
+        (first_hour.FOLDER / f"{name}.py").write_text(HEAD + "write({})")
     capsys.readouterr()
     assert main(["--out", str(folder)], [*parts, part("late")]) == 0
-    assert [runs(folder, name) for name in ("crashed", "missed", "good", "late")] == [2, 1, 1, 1]
+    assert [runs(folder, name) for name in (*names, "late")] == [2, 2, 2, 1, 1, 1]
     said = capsys.readouterr().out
     assert "good: done before, skipped" in said and "missed: missed before, skipped" in said
     assert said.index("what late answers") < said.index("what crashed answers")
 
 
-def test_results_of_an_earlier_run_do_not_count(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["silent", "missed_nothing", "hangs_at_once"])
+def test_a_part_without_a_result_keeps_that_of_an_earlier_run(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The earlier result does not count as this run's."""
+    (first_hour.FOLDER / "hangs_at_once.py").write_text("import time; time.sleep(1000)")
     folder.mkdir()
-    (folder / "silent.json").write_text("{}")
-    main(["--out", str(folder)], [part("silent")])
-    assert read_outcomes(folder)["silent"].state == "failed"
+    (folder / f"{name}.json").write_text('{"n": 1}')
+    assert main(["--out", str(folder)], [part(name, 1.0)]) == 1
+    outcome = read_outcomes(folder)[name]
+    assert outcome.state in ("failed", "timed out") and not outcome.wrote
+    assert json.loads((folder / f"{name}.json").read_text()) == {"n": 1}
+    assert "s; its result is of an earlier run" in capsys.readouterr().out
+
+
+def test_a_new_result_replaces_the_earlier_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.mkdir()
+    (folder / "hangs.json").write_text('{"n": 1}')
+    main(["--out", str(folder)], [part("hangs", 0.5)])
+    assert json.loads((folder / "hangs.json").read_text()) == {"rows": []}, "what it had measured when it was stopped"
+    assert json.loads((folder / "hangs.old").read_text()) == {"n": 1}
+    assert "earlier run" not in capsys.readouterr().out
+
+
+def test_the_exit_code_of_a_missed_target_is_that_of_the_benchmarks() -> None:
+    assert on_gpu.MISSED == MISSED
 
 
 def test_a_selected_part_runs_again(folder: Path) -> None:
@@ -108,10 +137,20 @@ def test_a_selected_part_runs_again(folder: Path) -> None:
 
 
 def test_the_budget_bounds_all_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last part to start gets what is left; the others are left for the next run."""
-    assert main(["--out", str(folder), "--budget", "16s"], [part("hangs", 1.5), part("good")]) == 1
-    assert runs(folder, "good") == 0 and "good" not in read_outcomes(folder)
-    assert "good: no time left" in capsys.readouterr().out
+    """A part that gets less than half of its limit is left for the next run; shorter ones still run."""
+    parts = [part("hangs", 1.5), part("missed", 60.0), part("good", 30.0)]
+    assert main(["--out", str(folder), "--budget", "20s"], parts) == 1
+    assert [runs(folder, name) for name in ("hangs", "missed", "good")] == [1, 0, 1]
+    assert "missed" not in read_outcomes(folder)
+    said = capsys.readouterr().out
+    assert (
+        "missed: not started, 18 s left of at least 30 s" in said and "good: what good answers (at most 18 s)" in said
+    )
+
+
+def test_a_part_that_was_done_before_starts_with_the_time_it_took() -> None:
+    done, slow, failed = Outcome("done", 9.0, 60.0), Outcome("missed", 50.0, 60.0), Outcome("failed", 1.0, 60.0)
+    assert [least_s(part("good"), before) for before in (None, done, slow, failed)] == [30, 9, 30, 30]
 
 
 def test_ctrl_c_ends_the_part_and_summarises(
@@ -159,7 +198,9 @@ def test_the_program_needs_the_standard_library_only() -> None:
     code = "import sys, benchmarks.gpu.first_hour as f; f.main(['--list']); print(set(sys.modules) & set(f.NEEDED))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, cwd=first_hour.ROOT)
     assert done.stdout.splitlines()[-1] == "set()", done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()[:-1]] == [one.name for one in PARTS]
+    *listed, total = done.stdout.splitlines()[:-1]
+    assert [line.split()[0] for line in listed] == [one.name for one in PARTS]
+    assert total == f"all: at most {sum(one.limit_s for one in PARTS) / 60:.0f} minutes"
 
 
 def test_every_part_is_a_program_with_its_options() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import longest, memory, on_gpu
+from benchmarks.gpu import longest, memory, on_gpu, one_rank
 from benchmarks.gpu.memory import PEAKS, RACES, SECTIONS, TRACES, Race, Step
+from engine.attention.kernels.call import Kernel
 from engine.fit.estimate import estimate
 from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
@@ -89,9 +90,24 @@ def test_a_tiny_step_is_measured() -> None:
     assert memory.line(found).endswith("target: within 5 %: MISSED")
 
 
+def race() -> tuple[dict[str, Any], list[float | None]]:
+    """Run a tiny race; returns its row, and the times of a plan with which kernels were selected."""
+    asked: list[float | None] = []
+
+    def kernel_of(*arguments: Any, plan_build_s: float | None = None, **more: Any) -> Kernel:
+        asked.append(plan_build_s)
+        return selected(*arguments, **more)
+
+    selected = one_rank.kernel_of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_rank, "kernel_of", kernel_of)
+        return of("time", Race(Step("tiny", 96, "layer_keep_attention", 1.0, TINY), rounds=3, most=1e3)), asked
+
+
 @pytest.mark.world
 def test_a_tiny_race_is_run_in_turns() -> None:
-    (found,) = run_world(1, of, "time", Race(Step("tiny", 96, "layer_keep_attention", 1.0, TINY), rounds=3, most=1e3))
+    ((found, asked),) = run_world(1, race)
+    assert asked == [0.0], "cuDNN from the first call on: the kernel must not change in the middle of the race"
     assert [len(taken) for taken in found["seconds"].values()] == [3, 3]
     assert found["moved"] == pytest.approx(4 / 6, rel=0.02)
     assert found["holds"] and "50 % freed" in found["target"]
@@ -118,7 +134,7 @@ def test_lines_are_written_as_they_come(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(on_gpu, "alone", run)
     monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: written.append(["error" in row for row in rows]))
     monkeypatch.setitem(memory.SECTIONS, "peak", (memory.peak, ("a", "b", "c")))
-    with pytest.raises(SystemExit, match="True"):
+    with pytest.raises(SystemExit, match="1"):
         memory.main()
     assert capsys.readouterr().out == "peak: a: x | target: y: met\npeak: c: x | target: y: met\n"
     assert written == [[False], [False, True], [False, True, False]]

@@ -82,7 +82,8 @@ def test_each_case_has_its_process_and_its_fate(
     [
         ([{"case": "a", "holds": True}, {"case": "b"}], 0),
         ([{"case": "a", "error": "no room"}, {"case": "b"}], 1),
-        ([{"case": "a", "holds": True}, {"case": "b", "holds": False}], 1),
+        ([{"case": "a", "holds": True}, {"case": "b", "holds": False}], 4),
+        ([{"case": "a", "holds": False}, {"case": "b", "error": "no room"}], 1),
     ],
 )
 def test_a_case_that_fails_or_misses_its_target_is_in_the_exit_code(rows: list[dict[str, Any]], code: int) -> None:
@@ -91,10 +92,18 @@ def test_a_case_that_fails_or_misses_its_target_is_in_the_exit_code(rows: list[d
     assert left.value.code == code
 
 
-def test_targets_do_not_count_in_a_dry_run() -> None:
+@pytest.mark.parametrize(("row", "code"), [({"holds": False}, 0), ({"error": "no room"}, 1)])
+def test_targets_do_not_count_in_a_dry_run(row: dict[str, Any], code: int) -> None:
     with pytest.raises(SystemExit) as left:
-        leave([{"case": "a", "holds": False}], dry_run=True)
-    assert left.value.code == 0
+        leave([row], dry_run=True)
+    assert left.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most", "count"), [(0.0, 20, 20), (0.1, 20, 10), (0.4, 20, 3), (9.0, 20, 3), (9.0, 2, 2)]
+)
+def test_long_runs_are_repeated_less(seconds: float, most: int, count: int) -> None:
+    assert on_gpu.repeated(lambda: seconds, most, most_s=0.95) == [seconds] * count
 
 
 def test_a_cpu_holds_no_tensors_of_a_gpu() -> None:

@@ -62,10 +62,19 @@ def test_gradients_that_are_not_finite_are_counted() -> None:
 
 def test_a_ring_on_one_device_agrees_with_attention() -> None:
     (right,) = probing.ring(probe())
-    assert (right["tokens"], right["ranks"], right["holds"]) == (67, 4, True)
+    assert (right["tokens"], right["merge"], right["ranks"], right["holds"]) == (67, "uncompiled", 4, True)
     assert len(right["errors"]) == 4 and max(right["errors"]) < 0.02
     (wrong,) = probing.ring(probe(Functions(spoilt, cpu.load().backward)))
     assert not wrong["holds"]
+
+
+def test_a_ring_has_the_merge_of_training_and_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(out: Tensor, *others: Tensor) -> None:
+        out.add_(1)
+
+    monkeypatch.setattr(probing, "choose_merge", lambda *_: wrong)
+    found = {row["merge"]: row["holds"] for row in probing.ring(probe())}
+    assert found == {"compiled": False, "uncompiled": True}
 
 
 def test_rates_of_both_kernels() -> None:
@@ -111,4 +120,4 @@ def test_a_question_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys:
     assert left.value.code == 1
     assert [len(rows) for rows in written] == [1, 2], "written after each question"
     assert written[0] == [{"question": "low", "error": "RuntimeError: no plan"}]
-    assert "question ring, tokens 67, ranks 4" in capsys.readouterr().out
+    assert "question ring, tokens 67, merge uncompiled, ranks 4" in capsys.readouterr().out

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu import on_gpu, train
+from benchmarks.gpu import on_gpu, one_rank, train
+from engine.attention.kernels.call import Kernel
 from engine.config.load import load
+from engine.config.schema import Config
 from tests.benchmarks.gpu.one_rank import alone
 from tests.world import run_world
 
@@ -25,13 +28,32 @@ def test_rows_say_which_case_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(on_gpu, "alone", lambda case, work, *rest: case | {"error": "no room"})
     monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: found.extend(rows[-1:]))
-    with pytest.raises(SystemExit, match="True"):
+    with pytest.raises(SystemExit, match="1"):
         train.main()
     assert found == [
         {"section": section, "model": model, "tokens": tokens, "recompute": recompute, "error": "no room"}
         for section, (_, cases, _) in train.SECTIONS.items()
         for model, tokens, recompute, _ in cases
     ]
+
+
+def test_the_same_case_with_another_kernel_is_a_row_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"tokens_per_s": 2.0, "mfu": 0.5, "peak_gib": 1.0}
+    others = [figures | {"kernel": "torch_varlen"}, {"kernel": "third", "error": "no room"}]
+    written: list[Any] = []
+    monkeypatch.setattr("sys.argv", ["train", "--only", "cases", "--dry-run"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(on_gpu, "alone", lambda case, *_: case | figures | {"kernel": "cudnn", "others": list(others)})
+    monkeypatch.setattr(on_gpu, "write", lambda path, device, rows: written.extend(rows))
+    with pytest.raises(SystemExit, match="1"):
+        train.main()
+    assert [(row["section"], row["tokens"], row["kernel"]) for row in written] == [
+        ("cases", 64, name) for name in ("cudnn", "torch_varlen", "third")
+    ]
+    assert not any("others" in row for row in written)
+    assert [line.split(" | ")[3] for line in capsys.readouterr().out.splitlines()] == ["cudnn", "torch_varlen"]
 
 
 def tiny() -> dict[str, str | float]:
@@ -70,3 +92,36 @@ def test_a_trace_is_summarised() -> None:
 def test_a_tiny_model_is_measured() -> None:
     (found,) = run_world(1, tiny)
     assert found["tokens_per_s"] > 0 and 0 < found["mfu"] < 1 and found["kernel"] == "fused_cpu"
+
+
+def with_cudnn() -> tuple[dict[str, Any], list[str], list[float | None]]:
+    """Measure with stand-ins: the selected kernel is called cudnn, and the varlen kernel works here."""
+    asked: list[float | None] = []
+    used: list[str] = []
+
+    def named(kernel: Kernel, name: str) -> Kernel:
+        def forward(*arguments: Any) -> Any:
+            used.append(name)
+            return kernel.forward(*arguments)
+
+        return replace(kernel, name=name, forward=forward)
+
+    def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: float | None = None) -> Kernel:
+        asked.append(plan_build_s)
+        return named(selected(config, device, ranks), "cudnn")
+
+    selected, plain = one_rank.kernel_of, train.choose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one_rank, "kernel_of", kernel_of)
+        patch.setattr(train, "choose", lambda *arguments, prefer: named(plain(*arguments), prefer))
+        return tiny(), used, asked
+
+
+@pytest.mark.world
+def test_cudnn_serves_all_calls_and_varlen_those_of_the_second_row() -> None:
+    """In training a shape would change from one to the other in the middle of the measurement."""
+    ((found, used, asked),) = run_world(1, with_cudnn)
+    (other,) = found["others"]
+    assert (found["kernel"], other["kernel"]) == ("cudnn", "torch_varlen") and found.keys() - other.keys() == {"others"}
+    assert asked == [0.0], "no time of a plan: cuDNN from the first call on"
+    assert used == sorted(used) and set(used) == {"cudnn", "torch_varlen"}, "one after the other"

@@ -25,7 +25,8 @@ def test_kind_refuses_a_path_that_the_system_refuses(tmp_path: Path) -> None:
 def test_reading_names_a_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read: No such file") as caught, reading(tmp_path / "a.txt"):
         pass
-    assert caught.value.problems[0].key == str(tmp_path / "a.txt")
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.hint) == (str(tmp_path / "a.txt"), "choose a path that this user can read")
 
 
 def test_reading_refuses_a_pipe_instead_of_waiting_for_it(tmp_path: Path) -> None:

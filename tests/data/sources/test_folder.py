@@ -112,8 +112,9 @@ def test_a_file_without_permission_is_refused(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", denied)
-    message, key, _ = refusal(make_data(root), document=0)
+    message, key, hint = refusal(make_data(root), document=0)
     assert (message, key) == ("cannot be read: Permission denied", str(root / "a.txt"))
+    assert hint == "make it a readable file, or exclude it with data.pattern"
 
 
 def test_a_folder_without_permission_is_refused_and_not_skipped(
@@ -128,5 +129,6 @@ def test_a_folder_without_permission_is_refused_and_not_skipped(
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", denied)
-    message, key, _ = refusal(make_data(root))
+    message, key, hint = refusal(make_data(root))
     assert (message, key) == ("cannot be read: Permission denied", str(root / "secret"))
+    assert "data.pattern" not in str(hint), "it excludes files, not folders"
