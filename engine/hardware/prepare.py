@@ -11,7 +11,7 @@ from engine.cost.allowance import Allowance
 from engine.cost.calibration import NEVER_S
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
-from engine.data.corpus import corpus_of
+from engine.data.corpus import check_vocabulary, corpus_of
 from engine.errors import MemoryFitError
 from engine.launch.checks import check_launch
 from engine.launch.machine import on_this_machine
@@ -95,4 +95,5 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     cluster = config.cluster.model_copy(update={"calibration": str(calibration)})
     config = config.model_copy(update={"cluster": cluster})
     corpus = corpus_of(config.data, lambda line: None)
+    check_vocabulary(corpus, config)
     write_facts(folder, config, corpus, Costs.of(config).parameters)
