@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,13 +38,14 @@ def pack(
     from dataclasses import asdict
 
     from engine.config.load import load
+    from engine.config.units import counted
     from engine.data.pack import pack as write
 
     config = load(overrides or [])
     if config.data.format == "tokens":
         hint = "choose documents with data=folder or data=jsonl, and data.path"
         raise ConfigError("is a token file already", key=f"data.path={config.data.path}", hint=hint)
-    prefix = writable(f"{out}.bin", "--out").with_suffix("")
+    prefix = Path(str(writable(f"{out}.bin", "--out")).removesuffix(".bin"))
     shown = time.monotonic()
 
     def progress(done: int, total: int) -> None:
@@ -53,11 +55,9 @@ def pack(
             output.say(f"{done:,} of {total:,} blocks")
 
     facts = write(config.data, prefix, workers, progress)
-    text = (
-        f"{prefix}: {facts.documents:,} documents, {facts.tokens:,} tokens of {facts.tokenizer}, "
-        f"vocabulary {facts.vocabulary:,}"
-    )
+    counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
+    text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
     if facts.empty:
-        text += f"; {facts.empty:,} empty documents were left out"
+        text += f"; {counted(facts.empty, 'empty document')} {'was' if facts.empty == 1 else 'were'} left out"
     use = f"use it with data=tokens data.path={prefix} model.vocab={facts.vocabulary}"
     output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, f"{text}\n{use}", as_json=json)
