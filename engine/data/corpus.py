@@ -6,7 +6,7 @@ inputs. Letters: D documents of the token file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.data.pack import Facts, ensure_packed, hashes_path, read_facts
-from engine.data.permute import Permutation
-from engine.data.token_file import TokenFile
+from engine.data.token_file import Numbers, TokenFile
 from engine.errors import ConfigError, DataError
 from engine.units import Ints
 
@@ -27,49 +26,53 @@ _CHUNK = 1 << 20  # documents
 _ENDS = 1 << 16  # bytes at the end of a file of another tool that its fingerprint covers
 
 
+@dataclass
+class Counts:
+    """Numbers of documents, and the most inputs that a document has."""
+
+    training: int = 0
+    validation: int = 0
+    longest: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The documents of a token file, memory-mapped: a process loads what it reads.
+    """The documents of a token file, of which a process reads what it needs.
 
     Documents without an input, with fewer than two tokens, are neither for training nor for validation.
     """
 
     tokens: TokenFile
     facts: Facts | None  # None for a file of another tool
-    hashes: NDArray[np.uint64] | None  # [D] of the contents; None for a file of another tool
+    hashes: Numbers | None  # of the contents, 8 bytes each; None for a file of another tool
     validation_share: float
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def lengths(self, documents: Ints | slice) -> Ints:
-        """Return the numbers of inputs of some documents: int64 [n]."""
-        return np.maximum(self.tokens.lengths(documents) - 1, 0)
+    def inputs(self, first: int, last: int) -> tuple[Ints, NDArray[np.bool_]]:
+        """Return how many inputs documents first .. last - 1 have, and which are for validation, [last - first].
 
-    def validation(self, documents: Ints) -> NDArray[np.bool_]:
-        """Return which of some documents are for validation, [n].
-
-        That is decided by the hash of the content, so that no document is in both sets; in a file of another tool, by
-        the number of the document.
+        The hash of the content decides, so that no document is in both sets; in a file of another tool, the number.
         """
+        lengths = np.maximum(np.diff(self.tokens.bounds(first, last)) - 1, 0)
         if self.hashes is None:
-            drawn = Permutation(len(self), "validation")(documents) / len(self)
+            generator = np.random.Philox(key=0).advance(first // 4)  # draws four numbers at a time
+            drawn = generator.random_raw(last - first + 4)[first % 4 :][: last - first]
         else:
-            drawn = self.hashes[documents] / 2.0**64
-        return (drawn < self.validation_share) & (self.lengths(documents) > 0)
-
-    def chunks(self) -> Iterator[tuple[Ints, NDArray[np.bool_]]]:
-        """Yield the lengths of all documents, and which are for validation, for a million documents at a time."""
-        for first in range(0, len(self), _CHUNK):
-            documents = np.arange(first, min(first + _CHUNK, len(self)))
-            yield self.lengths(documents), self.validation(documents)
+            drawn = self.hashes.read("<u8", last - first, 8 * first)
+        return lengths, (drawn / 2.0**64 < self.validation_share) & (lengths > 0)
 
     @cached_property
-    def counts(self) -> tuple[int, int]:
-        """The numbers of training and of validation documents. Reads the index of all documents."""
-        found = [(int((lengths > 0).sum()), int(kept.sum())) for lengths, kept in self.chunks()]
-        usable, validation = (sum(column) for column in zip(*found, strict=True))
-        return usable - validation, validation
+    def counts(self) -> Counts:
+        """Reads the index of all documents."""
+        found = Counts()
+        for first in range(0, len(self), _CHUNK):
+            lengths, validation = self.inputs(first, min(first + _CHUNK, len(self)))
+            found.training += int((lengths > 0).sum() - validation.sum())
+            found.validation += int(validation.sum())
+            found.longest = max(found.longest, int(lengths.max()))
+        return found
 
     @cached_property
     def fingerprint(self) -> str:
@@ -87,7 +90,7 @@ class Corpus:
     @property
     def empty(self) -> int:
         """The number of documents that were left out because they have no text."""
-        return len(self) - sum(self.counts) + (self.facts.empty if self.facts else 0)
+        return len(self) - self.counts.training - self.counts.validation + (self.facts.empty if self.facts else 0)
 
     @property
     def bigram_nats(self) -> float | None:
@@ -126,13 +129,13 @@ def open_corpus(prefix: Path, validation_share: float) -> Corpus:
         if path.stat().st_size != 8 * len(tokens):
             message = f"has {path.stat().st_size // 8:,} hashes for {len(tokens):,} documents"
             raise DataError(message, key=str(path), hint="pack the documents again")
-        hashes = np.memmap(path, dtype="<u8", mode="r") if len(tokens) else np.empty(0, dtype="<u8")
+        hashes = Numbers(path)
     return Corpus(tokens, read_facts(prefix), hashes, validation_share)
 
 
 def check_documents(corpus: Corpus) -> None:
     """Raise DataError if no document has two tokens, or if all are used for validation."""
-    training, validation = corpus.counts if len(corpus) else (0, 0)
+    training, validation = corpus.counts.training, corpus.counts.validation
     if not training + validation:
         message = f"every document ({len(corpus):,}) is empty" if len(corpus) else "contains no documents"
         raise DataError(message, key=str(corpus.tokens.prefix), hint="set data.path to documents with text")

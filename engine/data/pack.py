@@ -211,7 +211,7 @@ def _join(parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Da
         bos=tokenizer.bos,
         eos=tokenizer.eos,
         documents=len(joined),
-        tokens=len(joined.tokens),
+        tokens=joined.tokens,
         empty=empty,
         contents=contents.hexdigest(),
         bigram_nats=bigrams.entropy() if tokenizer.kind == "bytes" else None,

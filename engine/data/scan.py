@@ -43,7 +43,7 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
     """
     if data.format == "tokens":
         tokens = TokenFile.open(Path(data.path))
-        stored = tokens.lengths(slice(None)) - 1
+        stored = np.diff(tokens.bounds(0, len(tokens))) - 1
         return Documents(stored[stored > 0], int((stored < 1).sum()))
     blocks, fraction = FORMATS[data.format].sample(data, sample, seed)
     inputs: list[int] = []

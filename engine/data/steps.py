@@ -12,14 +12,15 @@ Letters: S sequences of a step, N documents.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.data.corpus import Corpus
-from engine.data.permute import Permutation
+from engine.data.order import WINDOW, blocks, shuffled, windows
 from engine.units import Ints
 
-_AHEAD = 1024  # documents of the order that are looked up at a time
 _POOL = 16  # validation documents are chosen from this many times the inputs of the validation set
 
 
@@ -62,13 +63,13 @@ def fitting(lengths: Ints, tokens: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(lengths), tokens, side="right")))
 
 
-def cut(documents: Ints, corpus: Corpus, context: int) -> SequenceTable:
-    """Split documents into sequences of at most `context` inputs. `documents` [N] are numbers in the corpus.
+def cut(documents: Ints, lengths: Ints, context: int) -> SequenceTable:
+    """Split documents into sequences of at most `context` inputs.
 
-    Every input is in exactly one sequence, and its label is the next token of the document. Positions start at 0 in
-    each sequence.
+    `documents` [N] are their numbers in the corpus, `lengths` [N] their inputs. Every input is in exactly one sequence,
+    and its label is the next token of the document. Positions start at 0 in each sequence.
     """
-    owner, start, length = piece_bounds(corpus.lengths(documents), context)
+    owner, start, length = piece_bounds(lengths, context)
     # Every label counts in the loss, because there are no loss masks yet.
     return SequenceTable(documents[owner], start, length, loss_tokens=length)
 
@@ -81,17 +82,20 @@ def next_step(
     A step takes documents in the random order of the epoch until the next one would exceed `batch_tokens` inputs. A
     document longer than `batch_tokens` forms a step of its own. A step may continue with documents of the next epoch.
     """
-    taken: list[int] = []
+    taken, sizes = list[int](), list[int]()
     tokens, epoch, position = 0, cursor.epoch, cursor.position
     while True:
-        stop = min(position + _AHEAD, len(corpus))
-        documents = Permutation(len(corpus), f"{seed} {epoch}")(np.arange(position, stop))
-        lengths = np.where(corpus.validation(documents), 0, corpus.lengths(documents))
-        for document, length in zip(documents.tolist(), lengths.tolist(), strict=True):
+        number = min(position // WINDOW, windows(len(corpus)) - 1)
+        window = _window(corpus, f"seed {seed}, epoch {epoch}", number)
+        offset = position - number * WINDOW
+        rest = zip(window.document[offset:].tolist(), window.trained[offset:].tolist(), strict=True)
+        for document, length in rest:
             if taken and length and tokens + length > batch_tokens:
-                return cut(np.array(taken, dtype=np.int64), corpus, context), Cursor(epoch, position)
-            if length:  # for training
+                table = cut(np.array(taken, dtype=np.int64), np.array(sizes, dtype=np.int64), context)
+                return table, Cursor(epoch, position)
+            if length:
                 taken.append(document)
+                sizes.append(length)
                 tokens += length
             position += 1
         if position == len(corpus):
@@ -105,20 +109,36 @@ def validation_table(corpus: Corpus, context: int, tokens: int) -> SequenceTable
     first documents of a random order that have together 16 times as many inputs. The set has at least one piece if
     there are validation documents; it is empty if `tokens` is 0.
     """
-    kept, order = [np.empty(0, dtype=np.int64)], Permutation(len(corpus), "validation set")
-    found = 0
-    for first in range(0, len(corpus) if tokens and corpus.validation_share else 0, _AHEAD):
-        documents = order(np.arange(first, min(first + _AHEAD, len(corpus))))
-        documents = documents[corpus.validation(documents)]
-        few = _POOL * tokens - found
-        count = min(len(documents), 1 + int(np.searchsorted(np.cumsum(corpus.lengths(documents)), few)))
-        kept.append(documents[:count])
-        found += int(corpus.lengths(documents[:count]).sum())
-        if found >= _POOL * tokens:
+    key, documents, lengths = "validation", list[int](), list[int]()
+    for number in range(windows(len(corpus)) if tokens and corpus.validation_share else 0):
+        window = _window(corpus, key, number)
+        for document, length in zip(window.document.tolist(), window.validated.tolist(), strict=True):
+            if length and sum(lengths) < _POOL * tokens:
+                documents.append(document)
+                lengths.append(length)
+        if sum(lengths) >= _POOL * tokens:
             break
-    pieces = cut(np.concatenate(kept), corpus, context)
-    shuffled = Permutation(len(pieces), "validation pieces")(np.arange(len(pieces)))
-    chosen = shuffled[: fitting(pieces.length[shuffled], tokens)]
+    pieces = cut(np.array(documents, dtype=np.int64), np.array(lengths, dtype=np.int64), context)
+    order = shuffled(key, -1, len(pieces))
+    kept = order[: fitting(pieces.length[order], tokens) if len(order) else 0]
     return SequenceTable(
-        pieces.document[chosen], pieces.start[chosen], pieces.length[chosen], loss_tokens=pieces.loss_tokens[chosen]
+        pieces.document[kept], pieces.start[kept], pieces.length[kept], loss_tokens=pieces.loss_tokens[kept]
     )
+
+
+class _Window(NamedTuple):
+    """The documents of a window, in order. Lengths are 0 for documents that are not in the set."""
+
+    document: Ints
+    trained: Ints  # number of inputs
+    validated: Ints
+
+
+@lru_cache(maxsize=4)
+def _window(corpus: Corpus, key: str, number: int) -> _Window:
+    """Look up a window of the order `key`."""
+    found = blocks(len(corpus), key, number)
+    lengths, validation = map(np.concatenate, zip(*(corpus.inputs(*block) for block in found), strict=True))
+    documents = np.concatenate([np.arange(*block) for block in found])
+    order = shuffled(key, number, len(documents))
+    return _Window(documents[order], np.where(validation, 0, lengths)[order], np.where(validation, lengths, 0)[order])

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import os
 import struct
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from engine.data.sources.files import kind, unreadable
 from engine.errors import DataError
@@ -35,65 +37,99 @@ _LEAST_INT32 = 65500  # vocabularies of this size have int32 tokens, smaller one
 _MOST_TOKENS = 2**31 - 1  # of a sequence, whose length is an int32
 
 
+class Numbers:
+    """A file of which any part can be read as numbers. It stays open as long as this object exists.
+
+    It is not mapped into memory, because pages of a mapped file count as memory of the process. Raises DataError if the
+    file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        weakref.finalize(self, os.close, self._handle)
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes."""
+        return os.fstat(self._handle).st_size
+
+    def read(self, dtype: DTypeLike, count: int, at: int) -> NDArray[Any]:
+        """Read `count` numbers from byte `at` on; fewer if the file ends before."""
+        dtype = np.dtype(dtype)
+        found = os.pread(self._handle, count * dtype.itemsize, at)
+        return np.frombuffer(found[: len(found) // dtype.itemsize * dtype.itemsize], dtype=dtype)
+
+
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """The documents of a token file, memory-mapped: opening it takes the same time for any number of documents."""
+    """The documents of a token file. Only what is asked for is read, so opening takes the same time for any file."""
 
     prefix: Path
-    tokens: NDArray[np.integer]  # [T]
-    offsets: Ints  # [S] where each sequence begins in the file, in bytes
-    first: Ints  # [D + 1] the first sequence of each document, and S
+    documents: int
+    sequences: int
+    tokens: int
+    dtype: np.dtype[np.integer]
+    index: Numbers
+    content: Numbers
 
     def __len__(self) -> int:
-        return len(self.first) - 1
+        return self.documents
 
-    def lengths(self, documents: Ints | slice) -> Ints:
-        """Return the number of tokens of some documents: int64 [n]."""
-        starts, stops = self.first[:-1][documents], self.first[1:][documents]
-        return self._begin(stops) - self._begin(starts)
+    def bounds(self, first: int, last: int) -> Ints:
+        """Return at which token documents first .. last - 1 begin, and where the last one ends: [last - first + 1]."""
+        boundaries = self.index.read("<i8", last - first + 1, _HEADER.size + 12 * self.sequences + 8 * first)
+        low, high = int(boundaries[0]), int(boundaries[-1])
+        at = _HEADER.size + 4 * self.sequences + 8 * low
+        offsets: Ints = self.index.read("<i8", min(high + 1, self.sequences) - low, at)
+        places = np.append(offsets // self.dtype.itemsize, self.tokens)  # the last one, if `high` is S
+        found: Ints = places[boundaries - low]
+        return found
 
     def read(self, document: int, start: int, stop: int) -> Ints:
         """Return tokens start .. stop - 1 of a document: int64, fewer if the document is shorter."""
-        begin, end = self._begin(self.first[document : document + 2]).tolist()
-        return self.tokens[min(begin + start, end) : min(begin + stop, end)].astype(np.int64)
-
-    def _begin(self, sequences: Ints) -> Ints:
-        """Return where some sequences begin in `tokens`; sequence S begins at the end."""
-        found = np.full(len(sequences), len(self.tokens), dtype=np.int64)
-        inside = sequences < len(self.offsets)
-        found[inside] = self.offsets[sequences[inside]] // self.tokens.itemsize
-        return found
+        begin, end = self.bounds(document, document + 1).tolist()
+        first, last = min(begin + start, end), min(begin + stop, end)
+        return self.content.read(self.dtype, last - first, first * self.dtype.itemsize).astype(np.int64)
 
     @classmethod
     def open(cls, prefix: Path) -> TokenFile:
         """Open PREFIX.idx and PREFIX.bin. Raises DataError if a file is missing, damaged, or does not fit the other."""
-        index, content = (Path(f"{prefix}{ending}") for ending in (".idx", ".bin"))
-        mapped, raw = _map(index), _map(content)
+        paths = index, content = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         hint = "write both files again, for example with `bytescale data pack`"
-        if len(mapped) < _HEADER.size or bytes(mapped[: len(_MAGIC)]) != _MAGIC:
+        for path in paths:
+            if kind(path) != "file":
+                missing = "a token file consists of PREFIX.bin and PREFIX.idx; set data.path to PREFIX"
+                raise DataError("no such file", key=str(path), hint=missing)
+        numbers, tokens = (Numbers(path) for path in paths)
+        header = numbers.read(np.uint8, _HEADER.size, 0).tobytes()
+        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
             raise DataError("is not an index of a token file in Megatron's format", key=str(index), hint=hint)
-        _, version, code, sequences, boundaries = _HEADER.unpack(mapped[: _HEADER.size].tobytes())
+        _, version, code, sequences, boundaries = _HEADER.unpack(header)
         if version != 1 or code not in _DTYPES:
             message = f"has version {version} and dtype {code}; supported are version 1 and integers"
             raise DataError(message, key=str(index), hint=hint)
         size = _HEADER.size + 12 * sequences + 8 * boundaries
-        if len(mapped) not in (size, size + sequences) or boundaries < 1:  # with modes, or without
-            message = f"has {len(mapped):,} bytes, but its header says {size:,}: it was cut off or changed"
+        if numbers.size not in (size, size + sequences) or boundaries < 1:  # with modes, or without
+            message = f"has {numbers.size:,} bytes, but its header says {size:,}: it was cut off or changed"
             raise DataError(message, key=str(index), hint=hint)
-
-        lengths = np.frombuffer(mapped, dtype="<i4", count=sequences, offset=_HEADER.size)
-        offsets: Ints = np.frombuffer(mapped, dtype="<i8", count=sequences, offset=_HEADER.size + 4 * sequences)
-        first: Ints = np.frombuffer(mapped, dtype="<i8", count=boundaries, offset=_HEADER.size + 12 * sequences)
         dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
-        expected = int(offsets[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
-        if int(first[-1]) != sequences or int(first[0]) != 0:
+        opened = cls(prefix, boundaries - 1, sequences, tokens.size // dtype.itemsize, dtype, numbers, tokens)
+        at = _HEADER.size + 12 * sequences
+        if numbers.read("<i8", 1, at)[0] or numbers.read("<i8", 1, at + 8 * (boundaries - 1))[0] != sequences:
             raise DataError("says that documents have sequences that are not there", key=str(index), hint=hint)
-        if len(raw) != expected:
-            message = (
-                f"has {len(raw):,} bytes, but {index.name} says {expected:,}: it was cut off or belongs to another"
-            )
+        expected = 0
+        if sequences:
+            length = int(numbers.read("<i4", 1, _HEADER.size + 4 * (sequences - 1))[0])
+            expected = int(numbers.read("<i8", 1, at - 8)[0]) + length * dtype.itemsize
+        if tokens.size != expected:
+            has = f"has {tokens.size:,} bytes, but {index.name} says {expected:,}"
+            message = f"{has}: it was cut off or belongs to another index"
             raise DataError(message, key=str(content), hint=hint)
-        return cls(prefix, raw.view(dtype), offsets, first)
+        return opened
 
 
 def token_dtype(vocabulary: int) -> type[np.integer]:
@@ -133,7 +169,7 @@ class TokenWriter:
             self._draft.unlink(missing_ok=True)
             return
         self._draft.replace(f"{self._prefix}.bin")
-        _write_index(self._prefix, self._dtype, np.array(self._lengths, dtype=np.int32))
+        write_index(self._prefix, self._dtype, np.array(self._lengths, dtype=np.int32))
 
 
 def concatenate(parts: Sequence[Path], prefix: Path, dtype: type[np.integer]) -> None:
@@ -145,16 +181,16 @@ def concatenate(parts: Sequence[Path], prefix: Path, dtype: type[np.integer]) ->
     with draft.open("wb") as file:
         for part in parts:
             opened = TokenFile.open(part)
-            lengths.append(opened.lengths(slice(None)).astype(np.int32))
+            lengths.append(np.diff(opened.bounds(0, len(opened))).astype(np.int32))
             with Path(f"{part}.bin").open("rb") as source:
                 while copied := os.sendfile(file.fileno(), source.fileno(), None, 1 << 30):
                     assert copied > 0
         os.fsync(file.fileno())
     draft.replace(f"{prefix}.bin")
-    _write_index(prefix, np.dtype(dtype).newbyteorder("<"), np.concatenate(lengths))
+    write_index(prefix, np.dtype(dtype).newbyteorder("<"), np.concatenate(lengths))
 
 
-def _write_index(prefix: Path, dtype: np.dtype[np.integer], lengths: NDArray[np.int32]) -> None:
+def write_index(prefix: Path, dtype: np.dtype[np.integer], lengths: NDArray[np.int32]) -> None:
     """Write PREFIX.idx for documents of one sequence each, of `lengths` [D] tokens."""
     (code,) = (code for code, one in _DTYPES.items() if np.dtype(one) == dtype)
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
@@ -168,14 +204,3 @@ def _write_index(prefix: Path, dtype: np.dtype[np.integer], lengths: NDArray[np.
         os.fsync(file.fileno())
     draft.replace(f"{prefix}.idx")
     sync(draft.parent)
-
-
-def _map(path: Path) -> NDArray[np.uint8]:
-    """Map a file into memory, read-only; an empty file gives an empty array."""
-    if kind(path) != "file":
-        hint = "a token file consists of PREFIX.bin and PREFIX.idx; set data.path to PREFIX"
-        raise DataError("no such file", key=str(path), hint=hint)
-    try:
-        return np.memmap(path, dtype=np.uint8, mode="r") if path.stat().st_size else np.empty(0, dtype=np.uint8)
-    except OSError as error:
-        raise unreadable(path, error) from error

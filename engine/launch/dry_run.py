@@ -41,7 +41,7 @@ def dry_run_of(
         "out": str(folder.root),
         "source": f"data.path={config.data.path}",
         "plan_source": source(config),
-        "documents": start.corpus.counts[0],
+        "documents": start.corpus.counts.training,
         "planner": settings.planner,
         "mode": settings.mode,
         "outlook": start.outlook(config),

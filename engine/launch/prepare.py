@@ -190,9 +190,9 @@ def write_facts(folder: RunFolder, config: Config, corpus: Corpus, parameters: i
     facts = {
         "tokens": str(corpus.tokens.prefix.absolute()),
         "bigram_nats": corpus.bigram_nats,
-        "documents": sum(corpus.counts),
+        "documents": corpus.counts.training + corpus.counts.validation,
         "empty_documents": corpus.empty,
-        "validation_documents": corpus.counts[1],
+        "validation_documents": corpus.counts.validation,
         "parameters": parameters,
     }
     write_json(folder.summary, facts)

@@ -128,15 +128,14 @@ def _facts(config: Config, cluster: Cluster, corpus: Corpus, parameters: int) ->
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
     empty = f" (skipped {counted(corpus.empty, 'empty one')})" if corpus.empty else ""
     pattern = f" matching {config.data.pattern}" if config.data.format == "folder" else ""
-    yield f"documents in {config.data.path}{pattern}: {sum(corpus.counts):,}{empty}"
+    yield f"documents in {config.data.path}{pattern}: {corpus.counts.training + corpus.counts.validation:,}{empty}"
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
-    long = sum(int((lengths > config.batch_tokens).sum()) for lengths, _ in corpus.chunks())
-    if long:
-        what = f"{counted(long, 'document')} longer than batch_tokens={config.batch_tokens}"
+    if corpus.counts.longest > config.batch_tokens:
+        what = f"documents longer than batch_tokens={config.batch_tokens}, up to {corpus.counts.longest:,} tokens"
         yield f"{what}: each one forms a step of its own"
-    if config.data.validation_tokens and not corpus.counts[1]:
+    if config.data.validation_tokens and not corpus.counts.validation:
         yield "no document is held out for validation"
 
 

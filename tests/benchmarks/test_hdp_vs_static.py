@@ -55,7 +55,7 @@ def test_written_documents_have_the_requested_lengths(tmp_path: Path) -> None:
     text = "def f():\n\treturn 'é\"\\'\n".encode()
     bench.write_jsonl(tmp_path / "mix.jsonl", [2, 3, 1000, 17], text, seed=5)
     corpus = corpus_of(load(["recipe=quickstart", "data=jsonl", f"data.path={tmp_path / 'mix.jsonl'}"]).data, print)
-    assert corpus.lengths(slice(None)).tolist() == [2, 3, 1000, 17]
+    assert corpus.inputs(0, len(corpus))[0].tolist() == [2, 3, 1000, 17]
     written = json.loads((tmp_path / "mix.jsonl").read_text().splitlines()[2])["text"]
     ascii_ = text.decode("latin1").replace("Ã", "?").replace("©", "?")
     assert written in ascii_ * 50

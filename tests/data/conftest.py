@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from engine.config import schema
-from engine.data.corpus import Corpus
-from engine.data.token_file import TokenFile
+from engine.data.corpus import Corpus, open_corpus
+from engine.data.pack import hashes_path
+from engine.data.token_file import write_index
 
 
 @pytest.fixture(scope="session")
@@ -55,15 +56,17 @@ def write_files(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 
 @pytest.fixture(scope="session")
-def make_corpus() -> Callable[..., Corpus]:
-    """Make corpora without tokens, from lengths (inputs) and the numbers of the validation documents."""
+def make_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Corpus]:
+    """Make corpora of zeros from lengths (inputs) and the numbers of the validation documents."""
 
     def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Corpus:
-        sizes = np.array(lengths, dtype=np.int64) + 1
-        tokens = np.empty(int(sizes.sum()), dtype=np.uint8)
-        file = TokenFile(Path("nowhere"), tokens, np.cumsum(sizes) - sizes, np.arange(len(sizes) + 1))
+        folder = tmp_path_factory.mktemp("corpus")
+        sizes = np.array(lengths, dtype=np.int32) + 1
+        np.zeros(int(sizes.sum()), dtype=np.uint16).tofile(folder / "a.bin")
+        write_index(folder / "a", np.dtype(np.uint16), sizes)
         hashes = np.full(len(sizes), 2**63, dtype=np.uint64)
         hashes[list(validation)] = 0
-        return Corpus(file, None, hashes, validation_share=0.25)
+        hashes.tofile(hashes_path(folder / "a"))
+        return open_corpus(folder / "a", validation_share=0.25)
 
     return make

@@ -10,7 +10,15 @@ from numpy.typing import NDArray
 from engine.config import schema
 from engine.config.load import load
 from engine.data.bigrams import BigramCounts
-from engine.data.corpus import Corpus, check_documents, check_fingerprint, check_vocabulary, corpus_of, open_corpus
+from engine.data.corpus import (
+    Corpus,
+    Counts,
+    check_documents,
+    check_fingerprint,
+    check_vocabulary,
+    corpus_of,
+    open_corpus,
+)
 from engine.data.pack import hashes_path, pack
 from engine.data.tokenizer import BOS, EOS, encode
 from engine.errors import ConfigError, DataError
@@ -27,12 +35,12 @@ def corpus(data: schema.Data) -> Corpus:
 
 def side(found: Corpus) -> NDArray[np.bool_]:
     """Which documents are for validation."""
-    return found.validation(np.arange(len(found)))
+    return found.inputs(0, len(found))[1]
 
 
 def test_lengths_are_inputs_and_empty_documents_are_counted(write_files: WriteFiles, make_data: MakeData) -> None:
     found = corpus(make_data(write_files({"a.txt": b"abc", "b.txt": b"", "c.txt": b"x", "d.txt": b""})))
-    assert found.lengths(slice(None)).tolist() == [4, 2] and found.counts == (2, 0)
+    assert found.inputs(0, 2)[0].tolist() == [4, 2] and found.counts == Counts(2, 0, 4)
     assert found.empty == 2
 
 
@@ -45,7 +53,7 @@ def test_blank_lines_count_as_empty(tmp_path: Path, make_data: MakeData) -> None
 def test_about_the_requested_fraction_is_used_for_validation(write_files: WriteFiles, make_data: MakeData) -> None:
     found = corpus(make_data(write_files(MANY), validation_share=0.25))
     assert 30 <= side(found).sum() <= 70
-    assert found.counts == (200 - side(found).sum(), side(found).sum())
+    assert found.counts == Counts(200 - side(found).sum(), side(found).sum(), 13)
 
 
 def test_a_larger_validation_set_contains_a_smaller_one(write_files: WriteFiles, make_data: MakeData) -> None:
@@ -121,9 +129,9 @@ def test_a_file_of_another_tool_is_a_corpus(tmp_path: Path, make_data: MakeData)
     documents = [[[1, 2, 3], [4]], [[5]], [], *[[[6, number]] for number in range(200)]]
     prefix = megatron(tmp_path / "a", documents)
     found = corpus(make_data(prefix, format="tokens", validation_share=0.25))
-    assert found.lengths(slice(4)).tolist() == [3, 0, 0, 1] and found.empty == 2 and found.bigram_nats is None
+    assert found.inputs(0, 4)[0].tolist() == [3, 0, 0, 1] and found.empty == 2 and found.bigram_nats is None
     assert 30 <= side(found).sum() <= 70 and not side(found)[1:3].any()
-    assert sum(found.counts) == 201 and found.counts[1] == side(found).sum()
+    assert found.counts == Counts(201 - side(found).sum(), side(found).sum(), 3)
     assert side(found).tolist() == side(open_corpus(prefix, 0.25)).tolist()
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from engine import files
@@ -35,8 +36,8 @@ def test_documents_are_packed_in_order(write_files: WriteFiles, make_data: MakeD
         encode(t).tolist() for t in texts
     ]
     assert (facts.documents, facts.empty) == (len(texts), 150 - len(texts))
-    assert facts.tokens == sum(len(text) + 2 for text in texts) == len(packed.tokens)
-    assert (facts.vocabulary, facts.bos, facts.eos) == (258, 256, 257) and packed.tokens.itemsize == 2
+    assert facts.tokens == sum(len(text) + 2 for text in texts) == packed.tokens
+    assert (facts.vocabulary, facts.bos, facts.eos) == (258, 256, 257) and packed.dtype == np.uint16
     assert read_facts(tmp_path / "a") == facts
     assert sorted(path.name for path in tmp_path.glob("a*")) == sorted(f"a{ending}" for ending in ENDINGS)
 

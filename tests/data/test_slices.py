@@ -14,6 +14,7 @@ from engine.data.steps import SequenceTable, cut
 from engine.data.tokenizer import BOS, EOS, encode
 from engine.planner.plan.schedule import shard_tokens
 from engine.planner.plan.step_plan import MicroBatch, Shard
+from engine.units import Ints
 
 TEXTS = [bytes(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)) for size in (1, 2, 3, 7, 40, 101)]
 
@@ -24,6 +25,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, make_data: Callable[..., sc
     for number, text in enumerate(TEXTS):
         (root / f"{number}.bin").write_bytes(text)
     return corpus_of(make_data(root, encoding="bytes"), print)
+
+
+def cut_of(corpus: Corpus, documents: Ints, context: int) -> SequenceTable:
+    return cut(documents, corpus.inputs(0, len(corpus))[0][documents], context)
 
 
 def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
@@ -37,7 +42,7 @@ def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
 @given(st.data())
 def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus: Corpus, data: st.DataObject) -> None:
     """Random contexts, degrees (also so large that shards are empty) and micro-batches of random shards."""
-    table = cut(np.arange(len(TEXTS)), corpus, context=data.draw(st.integers(1, 120)))
+    table = cut_of(corpus, np.arange(len(TEXTS)), context=data.draw(st.integers(1, 120)))
     degrees = data.draw(st.lists(st.integers(1, 7), min_size=len(table), max_size=len(table)))
     shards = data.draw(st.permutations(shards_of(table, degrees)))
     size = data.draw(st.integers(1, 5))
@@ -60,7 +65,7 @@ def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus:
 
 
 def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) -> None:
-    table = cut(np.array([3, 0]), corpus, context=8)
+    table = cut_of(corpus, np.array([3, 0]), context=8)
     micro = MicroBatch(0, rank=0, gang=0, slot=-1, shards=(Shard(1, 2, (0,), 0), Shard(0, 8, (0, 1), 0)))
     slices = micro_batch_slices(corpus, 258, table, micro)
     assert slices.positions.tolist() == [0, 1, 0, 1, 6, 7]
@@ -70,7 +75,7 @@ def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) ->
 
 
 def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus) -> None:
-    table = cut(np.array([4]), corpus, context=16)
+    table = cut_of(corpus, np.array([4]), context=16)
     first, second = (
         micro_batch_slices(corpus, 258, table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
         for sequence in (0, 1)
@@ -80,12 +85,12 @@ def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus
 
 
 def test_a_micro_batch_of_empty_shards_has_no_tokens(corpus: Corpus) -> None:
-    table = cut(np.array([0]), corpus, context=8)
+    table = cut_of(corpus, np.array([0]), context=8)
     slices = micro_batch_slices(corpus, 258, table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
     assert len(slices.tokens) == len(slices.labels) == len(slices.positions) == 0
 
 
 def test_an_idle_micro_batch_has_one_input_and_no_loss_token(corpus: Corpus) -> None:
-    idle = micro_batch_slices(corpus, 258, cut(np.array([0]), corpus, 8), MicroBatch(0, 0, 0, -1, ()))
+    idle = micro_batch_slices(corpus, 258, cut_of(corpus, np.array([0]), 8), MicroBatch(0, 0, 0, -1, ()))
     for slices in (idle, idle_slices()):
         assert (slices.tokens.tolist(), slices.labels.tolist(), slices.positions.tolist()) == ([0], [IGNORE], [0])

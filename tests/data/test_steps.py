@@ -37,8 +37,8 @@ def epochs(corpus: Corpus, seed: int, batch: int, context: int, count: int) -> l
     return steps
 
 
-def test_cut_splits_and_drops_nothing(make_corpus: MakeCorpus) -> None:
-    table = cut(np.array([1, 0, 1]), make_corpus([4, 10]), context=4)
+def test_cut_splits_and_drops_nothing() -> None:
+    table = cut(np.array([1, 0, 1]), np.array([10, 4, 10]), context=4)
     once = [(1, 0, 4), (1, 4, 4), (1, 8, 2)]
     assert pieces(table) == [*once, (0, 0, 4), *once]
     assert table.loss_tokens.tolist() == table.length.tolist()
@@ -116,7 +116,7 @@ def test_the_order_depends_on_seed_and_epoch_only(make_corpus: MakeCorpus) -> No
 def test_the_order_of_a_seed_is_the_same_on_every_machine(make_corpus: MakeCorpus) -> None:
     """A run that resumes with another numpy must see the documents in the same order."""
     table, _ = next_step(make_corpus([1] * 8), Cursor(), 7, batch_tokens=8, context=1)
-    assert table.document.tolist() == [6, 5, 0, 1, 7, 3, 4, 2]
+    assert table.document.tolist() == [0, 5, 1, 3, 6, 2, 4, 7]
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_the_order_of_a_seed_is_the_same_on_every_machine(make_corpus: MakeCorpu
         (0, []),
         (1, [(3, 0, 3)]),
         (4, [(3, 0, 3)]),
-        (9, [(3, 0, 3), (1, 8, 2), (1, 4, 4)]),
-        (12, [(3, 0, 3), (1, 8, 2), (1, 4, 4)]),
-        (13, [(3, 0, 3), (1, 8, 2), (1, 4, 4), (1, 0, 4)]),
-        (99, [(3, 0, 3), (1, 8, 2), (1, 4, 4), (1, 0, 4)]),
+        (9, [(3, 0, 3), (1, 0, 4), (1, 8, 2)]),
+        (12, [(3, 0, 3), (1, 0, 4), (1, 8, 2)]),
+        (13, [(3, 0, 3), (1, 0, 4), (1, 8, 2), (1, 4, 4)]),
+        (99, [(3, 0, 3), (1, 0, 4), (1, 8, 2), (1, 4, 4)]),
     ],
 )
 def test_the_validation_set_is_as_large_as_fits(

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
 from engine.errors import DataError
@@ -25,8 +24,7 @@ def all_of(file: TokenFile) -> list[list[int]]:
 def test_files_of_megatron_are_read(tmp_path: Path, dtype: type) -> None:
     file = TokenFile.open(megatron(tmp_path / "a", [[[1, 2], [3]], [], [[4]], [[5], [6, 7], [8, 9]]], dtype))
     assert all_of(file) == DOCUMENTS
-    assert file.lengths(slice(None)).tolist() == [3, 0, 1, 5]
-    assert file.lengths(np.array([3, 1, 3])).tolist() == [5, 0, 5]
+    assert file.bounds(0, 4).tolist() == [0, 3, 3, 4, 9] and file.bounds(1, 3).tolist() == [3, 3, 4]
     assert file.read(3, 1, 3).tolist() == [6, 7] and file.read(3, 4, 9).tolist() == [9]
     assert file.read(0, 5, 9).tolist() == []
 
@@ -88,11 +86,3 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, ending: str, change: 
 
 def test_the_dtype_is_that_of_megatron() -> None:
     assert [token_dtype(size) for size in (258, 65499, 65500, 128256)] == [np.uint16, np.uint16, np.int32, np.int32]
-
-
-def test_many_documents_cost_nothing_until_they_are_read(tmp_path: Path) -> None:
-    """Only the pages that are read are loaded: no list of documents is made."""
-    whole: NDArray[np.int64] = np.arange(20_000)
-    file = TokenFile.open(written(tmp_path / "a", np.split(whole, 10_000), np.int32))
-    assert isinstance(file.offsets.base, np.ndarray) and not file.offsets.flags.owndata
-    assert file.read(9_999, 0, 2).tolist() == [19_998, 19_999]

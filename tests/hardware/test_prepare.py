@@ -82,5 +82,5 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     without = found.model_copy(update={"cluster": found.cluster.model_copy(update={"calibration": None})})
     assert without == ours
     corpus = open_corpus(tokens_of(folder), 0.0)
-    assert corpus.counts[0] == len(corpus) > 2
-    assert 2 * int(corpus.lengths(slice(None)).max()) <= ours.batch_tokens, "a step gives each of two ranks a document"
+    assert corpus.counts.training == len(corpus) > 2
+    assert 2 * corpus.counts.longest <= ours.batch_tokens, "a step gives each of two ranks a document"

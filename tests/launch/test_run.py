@@ -94,7 +94,7 @@ def test_a_dry_run_names_its_lengths_and_those_of_the_plan_command(tmp_path: Pat
     shown = train(config(tmp_path, "lengths=github", "planner=static"), dry_run=True)["dry_run"]
     assert (shown["planner"], shown["mode"], shown["plan_source"]) == ("static", "free", "lengths=github")
     assert (shown["source"], shown["outlook"]) == (f"data.path={tmp_path / 'data'}", "starting at step 1")
-    assert shown["documents"] == corpus_of(config(tmp_path).data, print).counts[0]
+    assert shown["documents"] == corpus_of(config(tmp_path).data, print).counts.training
 
 
 def test_the_outlook_names_the_weights_that_a_run_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
