@@ -109,14 +109,15 @@ def validation_table(corpus: Corpus, context: int, tokens: int) -> SequenceTable
     first documents of a random order that have together 16 times as many inputs. The set has at least one piece if
     there are validation documents; it is empty if `tokens` is 0.
     """
-    key, documents, lengths = "validation", list[int](), list[int]()
+    key, documents, lengths, found = "validation", list[int](), list[int](), 0
     for number in range(windows(len(corpus)) if tokens and corpus.validation_share else 0):
         window = _window(corpus, key, number)
         for document, length in zip(window.document.tolist(), window.validated.tolist(), strict=True):
-            if length and sum(lengths) < _POOL * tokens:
+            if length and found < _POOL * tokens:
                 documents.append(document)
                 lengths.append(length)
-        if sum(lengths) >= _POOL * tokens:
+                found += length
+        if found >= _POOL * tokens:
             break
     pieces = cut(np.array(documents, dtype=np.int64), np.array(lengths, dtype=np.int64), context)
     order = shuffled(key, -1, len(pieces))
