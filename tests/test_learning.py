@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.config.load import load
 from engine.data.corpus import Corpus, corpus_of
 from engine.data.steps import Cursor, SequenceTable, next_step, validation_table
-from engine.data.tokenizer import VOCAB
+from engine.data.tokenizers.bytes import VOCAB
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
 from engine.models.llama.model import Llama

@@ -7,9 +7,9 @@ table of counts has V^2 entries of 8 bytes, 131 GB for a vocabulary V of 128K.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.data.tokenizer import EOS, VOCAB, encode
+from engine.data.tokenizers.bytes import EOS, VOCAB
+from engine.data.tokenizers.tokenizer import Ids
 from engine.units import Ints
 
 _BATCH = 1 << 20  # tokens to count in one call
@@ -20,13 +20,13 @@ class BigramCounts:
 
     def __init__(self) -> None:
         self._counts = np.zeros((VOCAB, VOCAB), dtype=np.int64)
-        self._waiting: list[bytes] = []
+        self._waiting: list[Ids] = []
         self._waiting_tokens = 0
 
-    def add(self, text: bytes) -> None:
-        """Count the pairs of one document, including BOS and EOS."""
-        self._waiting.append(text)
-        self._waiting_tokens += len(text) + 2
+    def add(self, document: Ids) -> None:
+        """Count the pairs of one document, [n] ids with BOS and EOS."""
+        self._waiting.append(document)
+        self._waiting_tokens += len(document)
         if self._waiting_tokens >= _BATCH:  # many small documents are counted in one call
             self._count()
 
@@ -50,7 +50,7 @@ class BigramCounts:
     def _count(self) -> None:
         """Add the pairs of the waiting documents to the counts."""
         if self._waiting:
-            tokens: NDArray[np.int64] = np.concatenate([encode(text) for text in self._waiting])
+            tokens: Ints = np.concatenate(self._waiting).astype(np.int64)
             pairs = np.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB * VOCAB)
             self._counts += pairs.reshape(VOCAB, VOCAB)
             self._counts[EOS] = 0  # (EOS, BOS) pairs across documents do not count

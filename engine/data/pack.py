@@ -27,7 +27,7 @@ from engine.data.sources.files import unreadable
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
-from engine.data.tokenizers.open import open_tokenizer
+from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
@@ -164,13 +164,14 @@ def _pack_block(tokens: Tokens, folder: Path, block: Block) -> Path:
                 empty += 1
                 continue
             hashes.append(blake2b(document.text, digest_size=_HASH_BYTES).digest())
-            if tokenizer.kind == "bytes":
-                bigrams.add(document.text)
             try:
-                writer.add(tokenizer.document(document.text))
+                ids = tokenizer.document(document.text)
+                writer.add(ids)
             except DataError as error:
                 (problem,) = error.problems
                 raise DataError(problem.message, key=document.place, hint=problem.hint) from error
+            if tokenizer.kind == "bytes":
+                bigrams.add(ids)
         # Before the index, whose presence says that all is there.
         content = np.frombuffer(b"".join(hashes), np.uint8)
         np.savez(Path(f"{part}.npz"), empty=empty, hashes=content, bigrams=bigrams.counts())

@@ -189,6 +189,8 @@ def write_facts(folder: RunFolder, config: Config, corpus: Corpus, parameters: i
     write_durably(folder.resolved, resolved_yaml(config).encode())
     facts = {
         "tokens": str(corpus.tokens.prefix.absolute()),
+        "bos": corpus.facts.bos if corpus.facts else None,
+        "eos": corpus.facts.eos if corpus.facts else None,
         "bigram_nats": corpus.bigram_nats,
         "documents": corpus.counts.training + corpus.counts.validation,
         "empty_documents": corpus.empty,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.data.tokenizer import BOS, EOS
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError
 from engine.run import checkpoints
@@ -50,7 +50,9 @@ def export_weights(
         held = model_weights(folder)
         weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
         entries = _entries(weights, config, DTYPES[dtype])
-        described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), BOS, EOS)
+        facts = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
+        ends = facts.get("bos"), facts.get("eos")  # of the documents' tokenizer
+        described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), *ends)
         shards = write_weights(draft, described, entries, shard_bytes)
     return {
         "out": str(out),

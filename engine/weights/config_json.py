@@ -113,7 +113,7 @@ def with_their_keys(text: str) -> str:
     return re.sub(r"\bmodel\.(?:rope\.)?(\w+)", lambda found: names.get(found[1], found[1]), text)
 
 
-def config_json(shape: Model, context: int, dtype: str, bos: int, eos: int) -> dict[str, Any]:
+def config_json(shape: Model, context: int, dtype: str, bos: int | None, eos: int | None) -> dict[str, Any]:
     """Return the content of config.json for a model.
 
     `context` is the longest context in training, `dtype` PyTorch's name of the stored dtype (bfloat16), `bos` and `eos`

@@ -9,7 +9,10 @@ import pytest
 
 from engine.data import bigrams
 from engine.data.bigrams import BigramCounts
-from engine.data.tokenizer import BOS, EOS
+from engine.data.tokenizers.bytes import BOS, EOS
+from engine.data.tokenizers.load import open_tokenizer
+
+encode = open_tokenizer("bytes").document
 
 
 def reference(texts: list[bytes]) -> float:
@@ -27,7 +30,7 @@ def reference(texts: list[bytes]) -> float:
 def entropy(texts: list[bytes]) -> float:
     counts = BigramCounts()
     for text in texts:
-        counts.add(text)
+        counts.add(encode(text))
     return counts.entropy()
 
 

@@ -20,9 +20,12 @@ from engine.data.corpus import (
     open_corpus,
 )
 from engine.data.pack import hashes_path, pack
-from engine.data.tokenizer import BOS, EOS, encode
+from engine.data.tokenizers.bytes import BOS, EOS
+from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import ConfigError, DataError
 from tests.data.token_files import megatron, written
+
+encode = open_tokenizer("bytes").document
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -73,7 +76,7 @@ def test_equal_documents_are_on_the_same_side_of_the_split(write_files: WriteFil
 def test_bigrams_are_those_of_all_documents(write_files: WriteFiles, make_data: MakeData) -> None:
     counts = BigramCounts()
     for text in MANY.values():
-        counts.add(text)
+        counts.add(encode(text))
     assert corpus(make_data(write_files(MANY), validation_share=0.5)).bigram_nats == counts.entropy() > 0
 
 

@@ -15,8 +15,10 @@ from engine.data import pack as module
 from engine.data.pack import ensure_packed, pack, read_facts
 from engine.data.sources import jsonl
 from engine.data.token_file import TokenFile
-from engine.data.tokenizer import encode
+from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError
+
+encode = open_tokenizer("bytes").document
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]

@@ -11,10 +11,13 @@ from engine.config import schema
 from engine.data.corpus import Corpus, corpus_of
 from engine.data.slices import IGNORE, idle_slices, micro_batch_slices
 from engine.data.steps import SequenceTable, cut
-from engine.data.tokenizer import BOS, EOS, encode
+from engine.data.tokenizers.bytes import BOS, EOS
+from engine.data.tokenizers.load import open_tokenizer
 from engine.planner.plan.schedule import shard_tokens
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from engine.units import Ints
+
+encode = open_tokenizer("bytes").document
 
 TEXTS = [bytes(np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)) for size in (1, 2, 3, 7, 40, 101)]
 

@@ -11,10 +11,12 @@ import torch
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.tokenizer import encode
+from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError
 from engine.launch.run import train
 from tests.weights.folders import SHAPE, llama, saved
+
+encode = open_tokenizer("bytes").document
 
 COMPILED = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="no C++ compiler")
 AWAY = "zero.stage=3 zero.weights_on_host=true optimizer.on_host=true mlp_tile=64"
