@@ -86,7 +86,15 @@ def test_there_is_no_import_cycle() -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("deepspeed", "engine.zero"), ("ray", "engine.data.ray"), ("hydra", "engine.config"), ("typer", "bytescale_cli")],
+    [
+        ("deepspeed", "engine.zero"),
+        ("ray", "engine.data.ray"),
+        ("hydra", "engine.config"),
+        ("typer", "bytescale_cli"),
+        ("tokenizers", "engine.data.tokenizers"),
+        ("sentencepiece", "engine.data.tokenizers"),
+        ("tiktoken", "engine.data.tokenizers"),
+    ],
 )
 def test_a_library_has_one_home(library: str, home: str) -> None:
     users = {name for name, found in IMPORTS.items() if any(i.split(".")[0] == library for i, _ in found)}
@@ -98,7 +106,7 @@ def test_pure_packages_import_no_torch() -> None:
     pure = [name for name in MODULES if package(name) in PURE and not name.startswith("engine.data.ray")]
     code = f"import importlib, sys; [importlib.import_module(n) for n in {pure!r}]; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray"} == set()
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "ray", "tokenizers", "sentencepiece", "tiktoken"} == set()
 
 
 def test_the_command_line_is_imported_without_what_is_heavy() -> None:

@@ -1,0 +1,124 @@
+"""Hugging Face's `tokenizer.json`, read by the package tokenizers.
+
+Note: [special tokens in text]. The library finds added tokens in any text. `encode_special_tokens` switches that off
+for special ones; others, such as runs of spaces, are ordinary vocabulary and stay. It does not reach the model: one
+with "</s>" in its vocabulary (Unigram, word level) still encodes that text as the special id. So ids are checked, and a
+document with such a text is refused.
+
+Time grows about linearly, also for runs without spaces (1M letters: .6 s). Memory is large: about 420 bytes a token
+while a document is encoded, almost 1 GB for 2M tokens. `encode_batch_fast` leaves out offsets; `encode` takes 530 bytes
+a token, and up to twice the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.data.tokenizers.tokenizer import Ids, Loaded, as_text, needs
+from engine.errors import DataError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class HuggingFaceCodec:
+    """`special` [vocabulary] says which ids must not come from a text."""
+
+    def __init__(self, model: tokenizers.Tokenizer, special: set[int], vocabulary: int) -> None:
+        self._model = model
+        self._special = np.zeros(vocabulary, dtype=np.bool_)
+        self._special[list(special)] = True
+
+    def encode(self, text: str | bytes) -> Ids:
+        """Return the ids of a text, [n]. Raises DataError if one is special, see Note: [special tokens in text]."""
+        (encoding,) = self._model.encode_batch_fast([as_text(text)], add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int32)
+        found = self._special[ids]
+        if found.any():
+            token = int(ids[found.argmax()])
+            name = self._model.id_to_token(token)
+            message = f"contains {name!r} or text that the tokenizer cannot tell from this special token (id {token})"
+            raise DataError(message, hint=f"remove {name!r} from the document, or leave the document out")
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens by name."""
+        return self._model.decode(ids, skip_special_tokens=False)
+
+
+def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
+    """Open a tokenizer.json, given as bytes and as parsed JSON, with the tokenizer_config.json beside it if it exists.
+
+    BOS and EOS are those that tokenizer_config.json names, else those that the post-processor adds. BOS is added if
+    `add_bos_token` says so; without that key, if the post-processor adds a token in front. Raises DataError.
+
+    Sets TOKENIZERS_PARALLELISM=false unless it is set: the library would start a thread per core for single texts too.
+    """
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with needs("tokenizers", path):
+        import tokenizers
+    try:
+        model = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises nothing narrower
+        hint = "save it again with a newer version of tokenizers, or update that package"
+        raise DataError(
+            f"is not a tokenizer.json that tokenizers can read: {error}", key=str(path), hint=hint
+        ) from error
+    if data["model"].get("dropout"):
+        raise DataError(
+            "encodes at random (model.dropout)", key=str(path), hint="set model.dropout to null in the file"
+        )
+    model.no_truncation()  # files saved after fine-tuning often have both
+    model.no_padding()
+    model.encode_special_tokens = True
+
+    marks = model.encode("a")
+    mask = marks.special_tokens_mask
+    before, after = mask.index(0), mask[::-1].index(0)
+    config = _config(path.with_name("tokenizer_config.json"))
+    bos = _named("bos_token", config, model, path) if config.get("bos_token") else marks.ids[0] if before else None
+    eos = _named("eos_token", config, model, path) if config.get("eos_token") else marks.ids[-1] if after else None
+    adds_bos = config.get("add_bos_token")
+
+    special = {token for token, added in model.get_added_tokens_decoder().items() if added.special}
+    special.discard(_unknown(data["model"], model))  # ordinary text may contain what is unknown
+    special |= {token for token in (bos, eos) if token is not None}
+    vocabulary = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    codec = HuggingFaceCodec(model, special, vocabulary)
+    return Loaded(codec, vocabulary, bos, eos, bool(before) if adds_bos is None else bool(adds_bos))
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot be read: {error}", key=str(path), hint="repair the file, or remove it") from error
+    if not isinstance(config, dict):
+        raise DataError("is not a JSON object", key=str(path), hint="repair the file, or remove it")
+    return config
+
+
+def _named(key: str, config: dict[str, Any], model: tokenizers.Tokenizer, path: Path) -> int:
+    """Return the id of a token that the config names by its text, or as an object with its text."""
+    name = config[key]["content"] if isinstance(config[key], dict) else config[key]
+    token = model.token_to_id(name)
+    if token is None:
+        place = str(path.with_name("tokenizer_config.json"))
+        raise DataError(
+            f"names {name!r} as its {key}, which {path.name} does not have", key=place, hint=f"correct {key}"
+        )
+    return token
+
+
+def _unknown(section: dict[str, Any], model: tokenizers.Tokenizer) -> int | None:
+    """Return the id for unknown text: Unigram has it as `unk_id`, the other models its name."""
+    name = section.get("unk_token")
+    return model.token_to_id(name) if name else section.get("unk_id")

@@ -1,0 +1,67 @@
+"""Opens a tokenizer by name or path. The kind is recognised from content: names say little (Llama 3's tiktoken file and
+SentencePiece models are both called tokenizer.model)."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from engine.data.tokenizers import bytes as byte_level
+from engine.data.tokenizers import huggingface, sentencepiece, tiktoken
+from engine.data.tokenizers.tokenizer import Kind, Loaded, Policy, Tokenizer, make
+from engine.errors import DataError
+
+BYTES = "bytes"
+_IN_FOLDER = ("tokenizer.json", "tekken.json", "tokenizer.model")  # in this order
+_CHOICES = (
+    "give bytes, a tokenizer.json or a Hugging Face folder that has one, a SentencePiece .model, "
+    "Llama 3's tokenizer.model, or Mistral's tekken.json"
+)
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
+
+def open_tokenizer(path_or_name: str, bos: Policy = "auto", eos: Policy = "auto") -> Tokenizer:
+    """Open "bytes", or the tokenizer in a file or folder.
+
+    `bos` and `eos`: whether documents start with BOS and end with EOS, see `make`. Raises DataError if the file is
+    missing or no known tokenizer, its library is not installed, or a token that must be added does not exist.
+    """
+    if path_or_name == BYTES:
+        return make("bytes", byte_level.load(), b"", BYTES, bos, eos)
+    path = Path(path_or_name)
+    if path.is_dir():
+        path = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
+    if path.is_dir():
+        raise DataError(f"has none of {', '.join(_IN_FOLDER)}", key=str(path), hint=_CHOICES)
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError("no such tokenizer", key=str(path), hint=_CHOICES) from error
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint="make it readable") from error
+    kind, loaded = _load(path, content)
+    return make(kind, loaded, content, str(path), bos, eos)
+
+
+def _load(path: Path, content: bytes) -> tuple[Kind, Loaded]:
+    if content[:100].lstrip().startswith(b"{"):
+        data = _json(path, content)
+        if isinstance(data.get("model"), dict):
+            return "huggingface", huggingface.load(path, content, data)
+        if "config" in data and "vocab" in data:
+            return "tekken", tiktoken.load_tekken(path, data)
+    if _TIKTOKEN.match(content):
+        return "tiktoken", tiktoken.load_llama3(path, content)
+    if content.startswith(b"\n"):  # a protobuf whose first field is a list of pieces
+        return "sentencepiece", sentencepiece.load(path, content)
+    raise DataError("is no known tokenizer", key=str(path), hint=_CHOICES)
+
+
+def _json(path: Path, content: bytes) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"is not valid JSON: {error}", key=str(path), hint="copy the file again") from error
+    return data

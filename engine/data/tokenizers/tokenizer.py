@@ -1,0 +1,129 @@
+"""What all tokenizers offer, and what decides the ids of a document.
+
+Special tokens enter a document as its first and last id alone. Text that reads like one, such as "<s>", is never
+encoded as the special token: it is ordinary text, or the document is refused if the library cannot treat it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import DataError
+
+Ids = NDArray[np.int32]
+Kind = Literal["bytes", "huggingface", "sentencepiece", "tiktoken", "tekken"]
+Policy = Literal["auto", "yes", "no"]
+
+
+class Codec(Protocol):
+    """The tokenizer of a library, without special tokens."""
+
+    def encode(self, text: str | bytes) -> Ids:
+        """Return the ids of a text, [n]. Raises DataError if the text cannot be encoded; see `Tokenizer.encode`."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A tokenizer as its files describe it: its special ids (None if unknown), and whether texts start with BOS."""
+
+    codec: Codec
+    vocabulary: int
+    bos: int | None
+    eos: int | None
+    adds_bos: bool
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Turns documents into ids.
+
+    `bos` and `eos` are the ids that `document` adds, or None. `vocabulary` is the largest id plus one, special tokens
+    included. Tokenizers with equal fingerprints give equal documents.
+    """
+
+    kind: Kind
+    codec: Codec
+    vocabulary: int
+    bos: int | None
+    eos: int | None
+    fingerprint: str
+
+    def encode(self, text: str | bytes) -> Ids:
+        """Return the ids of a text without BOS and EOS, [n].
+
+        Raises DataError, without the document's name, if the text is not UTF-8 (bytes alone accept anything), or if the
+        library would encode a part of it as a special token.
+        """
+        return self.codec.encode(text)
+
+    def document(self, text: str | bytes) -> Ids:
+        """Return the ids of a document, [n]: BOS (if any), its text, EOS (if any). Raises the errors of `encode`."""
+        ids = self.codec.encode(text)
+        start = self.bos is not None
+        document = np.empty(start + len(ids) + (self.eos is not None), dtype=np.int32)
+        document[start : start + len(ids)] = ids
+        if self.bos is not None:
+            document[0] = self.bos
+        if self.eos is not None:
+            document[-1] = self.eos
+        return document
+
+    def decode(self, ids: Sequence[int] | Ids) -> str:
+        """Return ids as text to look at. Special tokens appear by name or not at all, invalid UTF-8 as U+FFFD."""
+        return self.codec.decode(np.asarray(ids).tolist())
+
+
+def make(kind: Kind, loaded: Loaded, content: bytes, place: str, bos: Policy, eos: Policy) -> Tokenizer:
+    """Create a tokenizer from what its files say, their content, and whether documents start with BOS and end with EOS.
+
+    "auto" adds BOS where the files add it, and EOS wherever it is known, because documents must be told apart. Raises
+    DataError for "yes" without such a token.
+    """
+    first = _chosen("bos", bos, loaded.bos, loaded.adds_bos, place)
+    last = _chosen("eos", eos, loaded.eos, True, place)
+    hashed = blake2b(f"{kind} {first} {last} ".encode(), digest_size=16)
+    hashed.update(content)
+    return Tokenizer(kind, loaded.codec, loaded.vocabulary, first, last, hashed.hexdigest())
+
+
+def _chosen(name: str, policy: Policy, token: int | None, adds: bool, place: str) -> int | None:
+    if policy == "yes" and token is None:
+        hint = (
+            f"set {name} to auto or no; for a tokenizer.json, a tokenizer_config.json beside it can name a {name}_token"
+        )
+        raise DataError(f"has no {name.upper()} token", key=place, hint=hint)
+    return token if policy == "yes" or (policy == "auto" and adds) else None
+
+
+def as_text(text: str | bytes) -> str:
+    """Return a text as str. Raises DataError if it is not UTF-8: the libraries would replace what is not, or fail."""
+    try:
+        if isinstance(text, bytes):
+            return text.decode("utf-8")
+        text.encode("utf-8")  # refuses lone surrogates
+        return text
+    except UnicodeError as error:
+        unit = "byte" if isinstance(error, UnicodeDecodeError) else "character"
+        start = getattr(error, "start", 0)
+        raise DataError(f"is not UTF-8 at {unit} {start}", hint="the byte tokenizer accepts any file") from error
+
+
+@contextmanager
+def needs(package: str, path: Path) -> Iterator[None]:
+    """Turn the ImportError of an optional package into a DataError that says how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        message = f"cannot be read without the package {package} ({error})"
+        raise DataError(message, key=str(path), hint='pip install "bytescale[data]"') from error

@@ -1,0 +1,86 @@
+"""Which tokenizer a path is, by content; and every refusal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.data.tokenizers.load import open_tokenizer
+from engine.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "vocabulary", "ends"),
+    [
+        ("huggingface", "huggingface", 65000, (None, None)),
+        ("sentencepiece", "sentencepiece", 32000, (1, 2)),
+        ("llama3", "tiktoken", 128256, (128000, 128001)),
+        ("tekken", "tekken", 131072, (1, 2)),
+    ],
+)
+def test_the_kind_is_recognised_from_content(
+    name: str, kind: str, vocabulary: int, ends: tuple[int, int], real: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = shutil.copy(real(name), tmp_path / "file")
+    tokenizer = open_tokenizer(str(file))
+    assert (tokenizer.kind, tokenizer.vocabulary, (tokenizer.bos, tokenizer.eos)) == (kind, vocabulary, ends)
+
+
+def test_a_folder_stands_for_the_tokenizer_in_it(real: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copy(real("sentencepiece"), tmp_path / "tokenizer.model")
+    assert open_tokenizer(str(tmp_path)).kind == "sentencepiece"
+    shutil.copy(real("huggingface"), tmp_path / "tokenizer.json")
+    assert open_tokenizer(str(tmp_path)).kind == "huggingface"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no known tokenizer"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "is no known tokenizer"),
+        (b'{"a": 1}', "is no known tokenizer"),
+        (b'{"model": {"type"', "is not valid JSON"),
+        (b'{"model": {"type": "BPE"}}', "is not a tokenizer.json that tokenizers can read"),
+        (b'{"config": {}, "vocab": []}', "is not a complete tekken.json"),
+        (b"\n\x05hello", "is not a SentencePiece model"),
+        (b"\n" * 100, "is not a SentencePiece model"),
+        (b"IQ== 0\nIg== 1\n", "is a tiktoken file without a known pattern"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "tokenizer.model"
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        open_tokenizer(str(file))
+    assert (caught.value.problems[0].key, bool(caught.value.problems[0].hint)) == (str(file), True)
+
+
+def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such tokenizer"):
+        open_tokenizer(str(tmp_path / "byte"))
+    with pytest.raises(DataError, match=r"has none of tokenizer\.json"):
+        open_tokenizer(str(tmp_path))
+
+
+def test_llama4_is_refused_and_not_read_as_llama3(real: Callable[[str], Path]) -> None:
+    with pytest.raises(DataError, match="without a known pattern"):
+        open_tokenizer(str(real("llama4")))
+
+
+@pytest.mark.parametrize(
+    ("package", "content"),
+    [("tokenizers", b'{"model": {}}'), ("sentencepiece", b"\n\x05"), ("tiktoken", b"IQ== 0\n")],
+)
+def test_a_missing_library_is_named_with_its_command(
+    package: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(content)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=f"without the package {package}") as caught:
+        open_tokenizer(str(file))
+    assert caught.value.problems[0].hint == 'pip install "bytescale[data]"'
