@@ -38,7 +38,7 @@ def test_a_token_that_does_not_exist_is_refused(bos: bool | None, eos: bool | No
     with pytest.raises(DataError, match=f"has no {named} token") as caught:
         make("bytes", NONE, b"", "place", bos, eos)
     assert caught.value.problems[0].key == "place"
-    assert "auto or no" in str(caught.value.problems[0].hint)
+    assert "null or false" in str(caught.value.problems[0].hint)
     assert make("bytes", NONE, b"", "place", None, None).document("a").tolist() == [97]
 
 
