@@ -124,11 +124,12 @@ class Data(Section):
 
     name: str
     path: str = Field(
-        min_length=1, description="a folder, a .jsonl file, or `stdlib`: the standard library of the running Python"
+        min_length=1,
+        description="a folder, a file, a glob, a URL, or `stdlib`: the standard library of the running Python",
     )
-    format: Literal["folder", "jsonl"]
+    format: Literal["folder", "jsonl", "parquet", "arrow"]
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
-    field: str = Field(description="field of a JSONL line that contains the text")
+    field: str = Field(description="field or column with the text, or with token ids")
     encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` also reads files that are not UTF-8")
     tokenizer: Literal["bytes"]
     runtime: Literal["local"] = Field(description="`ray` is not implemented yet")

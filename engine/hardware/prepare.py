@@ -77,6 +77,6 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for made in (documents, folder.logs, folder.checkpoints):
         made.mkdir()
     for number in range(_DOCUMENTS):
-        text = bytes((number * 31 + place * 7) % 251 for place in range(_BYTES))
+        text = bytes(1 + (number * 31 + place * 7) % 251 for place in range(_BYTES))
         (documents / f"{number:03d}").write_bytes(text)
     write_facts(folder, config, build_index(config.data), Costs.of(config).parameters)

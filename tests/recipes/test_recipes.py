@@ -106,7 +106,7 @@ def test_promised_groups() -> None:
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in tree.groups().items() for o in options])
 def test_every_file_says_what_it_is_and_loads(group: str, option: str) -> None:
     assert tree.about(group, option)
-    needs_path = ["data.path=somewhere"] if (group, option) in {("data", "folder"), ("data", "jsonl")} else []
+    needs_path = ["data.path=somewhere"] if group == "data" and option != "stdlib" else []
     needs_path += ["lengths.path=somewhere"] if (group, option) == ("lengths", "file") else []
     config = recipe(option) if group == "recipe" else load([f"{group}={option}", *needs_path])
     if group == "memory":  # a choice of three keys, no section
