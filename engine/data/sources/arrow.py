@@ -133,7 +133,10 @@ def _read_json(path: str) -> dict[str, Any]:
 def _opened(path: str) -> Iterator[Any]:
     """Open the stream in a file as a pyarrow.NativeFile; a local file is mapped into memory, so nothing is copied."""
     pyarrow = library("pyarrow", path)
-    with reading(path) as file, pyarrow.PythonFile(file) if is_url(path) else pyarrow.memory_map(path) as source:
+    with (
+        reading(path) as file,
+        pyarrow.PythonFile(file, mode="r") if is_url(path) else pyarrow.memory_map(path) as source,
+    ):
         source.seek(len(_MAGIC) if source.read(len(_MAGIC)) == _MAGIC else 0)
         yield source
 

@@ -188,7 +188,8 @@ class _Unpacked(RawIOBase):
             while packed := file.read(_CHUNK_BYTES):
                 while packed:
                     if part is None or part.eof:
-                        packed = packed.lstrip(b"\0") if part else packed  # padding after the last part
+                        if part and not packed.strip(b"\0"):
+                            break  # padding after the last part
                         part = zlib.decompressobj(31) if zstd is None else zstd.ZstdDecompressor().decompressobj()
                     yield part.decompress(packed)
                     packed = part.unused_data

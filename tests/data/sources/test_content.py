@@ -103,7 +103,9 @@ def test_a_token_file_is_no_text(index: bytes, write_files: WriteFiles, make_dat
     assert message == "is the index of a token file" and "data=tokens" in hint
 
 
-@pytest.mark.parametrize("content", [LINES, b"\xef\xbb\xbf" + LINES, b'{"text": "' + b"a" * 5000 + b'"}\n\n{}', LINES[:16]])
+@pytest.mark.parametrize(
+    "content", [LINES, b"\xef\xbb\xbf" + LINES, b'{"text": "' + b"a" * 5000 + b'"}\n\n{}', LINES[:16]]
+)
 def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.jsonl": content})
     expected = ("looks like JSON lines", str(root / "a.jsonl"), f"write data=jsonl data.path={root}")
