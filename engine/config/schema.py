@@ -125,11 +125,11 @@ class Data(Section):
     name: str
     path: str = Field(
         min_length=1,
-        description="a folder, a .jsonl file, PREFIX of a token file, or `stdlib`: the standard library of this Python",
+        description="a folder, a file, a glob, a URL, PREFIX of a token file, or `stdlib`: Python's standard library",
     )
-    format: Literal["folder", "jsonl", "tokens"]
+    format: Literal["folder", "jsonl", "parquet", "arrow", "tokens"]
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
-    field: str = Field(description="field of a JSONL line that contains the text")
+    field: str = Field(description="field or column with the text, or with token ids")
     encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` also reads files that are not UTF-8")
     tokenizer: str = Field(
         min_length=1,

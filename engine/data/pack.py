@@ -23,12 +23,12 @@ import numpy as np
 from engine import files
 from engine.config import schema
 from engine.data.bigrams import BigramCounts
-from engine.data.sources.files import unreadable
+from engine.data.sources.files import stamp
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Block
+from engine.data.sources.source import MASK, Block, Document
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
 from engine.data.tokenizers.load import open_tokenizer
-from engine.data.tokenizers.tokenizer import Tokenizer
+from engine.data.tokenizers.tokenizer import Ids, Tokenizer
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
 
@@ -126,10 +126,7 @@ def ensure_packed(data: schema.Data, say: Callable[[str], None]) -> Path:
     if data.format == "tokens":
         return Path(data.path)
     blocks = FORMATS[data.format].blocks(data)
-    try:
-        prefix = cache_folder(data) / _name(blocks, Tokens.of(data).open())
-    except OSError as error:
-        raise unreadable(Path(error.filename), error) from error
+    prefix = cache_folder(data) / _name(blocks, Tokens.of(data).open())
     if not facts_path(prefix).exists():
         shown = time.monotonic()
 
@@ -160,30 +157,49 @@ def _pack_block(tokens: Tokens, folder: Path, block: Block) -> Path:
     empty, hashes, bigrams = 0, list[bytes](), BigramCounts()
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
         for document in block.documents():
-            if not document.text:
+            ids = _ids(document, tokenizer)
+            if not len(ids):
                 empty += 1
                 continue
-            hashes.append(blake2b(document.text, digest_size=_HASH_BYTES).digest())
-            try:
-                ids = tokenizer.document(document.text)
-                writer.add(ids)
-            except DataError as error:
-                (problem,) = error.problems
-                raise DataError(problem.message, key=document.place, hint=problem.hint) from error
-            if tokenizer.kind == "bytes":
+            content = ids.astype("<i8").tobytes() if document.text is None else document.text
+            hashes.append(blake2b(content, digest_size=_HASH_BYTES).digest())
+            writer.add(ids)
+            if tokenizer.kind == "bytes" and document.text is not None:
                 bigrams.add(ids)
         # Before the index, whose presence says that all is there.
-        content = np.frombuffer(b"".join(hashes), np.uint8)
-        np.savez(Path(f"{part}.npz"), empty=empty, hashes=content, bigrams=bigrams.counts())
+        joined = np.frombuffer(b"".join(hashes), np.uint8)
+        np.savez(Path(f"{part}.npz"), empty=empty, hashes=joined, bigrams=bigrams.counts())
     return part
+
+
+def _ids(document: Document, tokenizer: Tokenizer) -> Ids:
+    """Return the ids of a document with BOS and EOS, [n]; none for an empty text. Token ids stay as they are.
+
+    Raises DataError for ids that the tokenizer does not have, and for a mask that excludes some from the loss.
+    """
+    if document.text is not None:
+        if not document.text:
+            return np.empty(0, dtype=np.int32)
+        try:
+            return tokenizer.document(document.text)
+        except DataError as error:
+            (problem,) = error.problems
+            raise DataError(problem.message, key=document.place, hint=problem.hint) from error
+    assert document.ids is not None
+    if document.mask is not None and not document.mask.all():
+        message, hint = "excludes tokens from the loss, which is not supported yet", f"remove {MASK}, or the document"
+        raise DataError(message, key=document.place, hint=hint)
+    if len(document.ids) and document.ids.max() >= tokenizer.vocabulary:
+        message = f"has token {document.ids.max()}, but {tokenizer.kind} has a vocabulary of {tokenizer.vocabulary:,}"
+        raise DataError(message, key=document.place, hint="set data.tokenizer to the tokenizer that made the ids")
+    return document.ids.astype(np.int32)
 
 
 def _name(blocks: Sequence[Block], tokenizer: Tokenizer) -> str:
     """Return a name for the tokens of some blocks. It changes with their files' sizes and times of modification."""
     found = blake2b(f"{SCHEMA} {tokenizer.fingerprint}".encode(), digest_size=_HASH_BYTES)
     for block in blocks:
-        stamps = [(one.st_size, one.st_mtime_ns) for one in (path.stat() for path in block.files)]
-        found.update(repr((block, stamps)).encode("utf-8", "surrogateescape"))
+        found.update(repr((block, [stamp(path) for path in block.files])).encode("utf-8", "surrogateescape"))
     return found.hexdigest()
 
 

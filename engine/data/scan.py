@@ -16,7 +16,7 @@ import numpy as np
 from engine.config import schema
 from engine.data.pack import Tokens
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Block
+from engine.data.sources.source import Block, Document
 from engine.data.token_file import TokenFile
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError
@@ -37,7 +37,7 @@ class Documents:
 def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = lambda done: None) -> Documents:
     """Measure the documents of a source, or about `sample` of them, chosen at random with `seed`.
 
-    Without `sample`, a folder of up to 100,000 files or a JSONL file of up to 1 GiB is read completely, and a random
+    Without `sample`, a folder of up to 100,000 files, or other files of up to 1 GiB, are read completely, and a random
     sample of this size from a larger one. (Of 100,000 documents, 100 are longer than the 99.9th percentile.) `progress`
     is called after each block. Raises DataError for an invalid document, or if all documents are empty.
     """
@@ -61,6 +61,12 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
 def _inputs(tokens: Tokens, block: Block) -> list[int]:
     """Return the length of each document of a block in inputs, 0 for an empty one."""
     tokenizer = tokens.open()
-    if tokenizer.kind == "bytes":
-        return [len(text) + 1 if text else 0 for _, text in block.documents()]
-    return [len(tokenizer.document(text)) - 1 if text else 0 for _, text in block.documents()]
+
+    def inputs(document: Document) -> int:
+        if document.text is None:
+            return max(0, len(document.ids) - 1) if document.ids is not None else 0  # the last id is only a label
+        if tokenizer.kind == "bytes":
+            return len(document.text) + 1 if document.text else 0
+        return len(tokenizer.document(document.text)) - 1 if document.text else 0
+
+    return [inputs(document) for document in block.documents()]

@@ -86,7 +86,7 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for made in (documents, folder.logs, folder.checkpoints):
         made.mkdir()
     for number in range(_DOCUMENTS):
-        text = bytes((number * 31 + place * 7) % 251 for place in range(_BYTES))
+        text = bytes(1 + (number * 31 + place * 7) % 251 for place in range(_BYTES))
         (documents / f"{number:03d}").write_bytes(text)
     # Micro-batches are repeated, and cuDNN would get plans for their shapes after some repetitions. All are measured
     # with the kernel for shapes without a plan, which most calls of training use.

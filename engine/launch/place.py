@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from engine.config.schema import Config
-from engine.data.sources.folder import STDLIB, matches
+from engine.data.sources.files import is_url, matches, split_glob
+from engine.data.sources.folder import STDLIB
 from engine.errors import RunFolderError
 from engine.files import LOCK
 from engine.run.folder import RunFolder
@@ -20,14 +21,17 @@ def check_place(folder: RunFolder, config: Config) -> None:
     """
     written = files_of_a_run(folder)
     key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
-    if config.data.path != STDLIB:
-        root, data = (Path(os.path.realpath(path)) for path in (folder.root, config.data.path))
+    if config.data.path != STDLIB and not is_url(config.data.path):
+        top, pattern = config.data.path, config.data.pattern
+        if not Path(top).exists():
+            top, pattern = split_glob(top)
+        root, data = (Path(os.path.realpath(path)) for path in (folder.root, top))
         place = f"data.path={config.data.path}"
         if data.is_relative_to(root):
             raise RunFolderError(f"contains the documents of {place}", key=key, hint=hint)
-        if config.data.format == "folder" and root.is_relative_to(data):
+        if root.is_relative_to(data):
             inside = root.relative_to(data)
-            read = [name for name in written if matches((inside / name).as_posix(), config.data.pattern)]
+            read = [name for name in written if matches((inside / name).as_posix(), pattern)]
             if read:
                 # The documents would change with every step, and the run could never be resumed.
                 hint = "choose a folder outside with run.out=DIR, or narrow data.pattern"

@@ -16,7 +16,7 @@ from engine.config import schema
 from engine.data import scan as module
 from engine.data.corpus import corpus_of
 from engine.data.scan import scan
-from engine.data.sources import folder, jsonl
+from engine.data.sources import folder, jsonl, source
 from engine.data.sources.jsonl import lines
 from engine.data.workers import in_processes
 from engine.errors import DataError
@@ -127,7 +127,7 @@ def test_large_sources_are_sampled_by_default(
     write_files: WriteFiles, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folder, "_MOST_FILES", 40)
-    monkeypatch.setattr(jsonl, "_MOST_BYTES", 1024)
+    monkeypatch.setattr(source, "_MOST_BYTES", 1024)
     monkeypatch.setattr(jsonl, "_SAMPLED_BYTES", 64)
     assert scan(make_data(write_files(MANY)), None, seed=0).fraction == 40 / 150
     path = write_lines(tmp_path / "a.jsonl", [20] * 400)
@@ -169,7 +169,7 @@ def test_nothing_to_measure_is_refused(
     (tmp_path / "a.jsonl").write_bytes(b"")
     with pytest.raises(DataError, match="contains no documents"):
         scan(make_data(tmp_path / "a.jsonl", format="jsonl"), sample, seed=0)
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="no such file or folder"):
         scan(make_data(tmp_path / "b.jsonl", format="jsonl"), sample, seed=0)
 
 

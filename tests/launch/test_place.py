@@ -91,3 +91,18 @@ def test_the_files_checked_are_those_that_would_become_documents(data: Path) -> 
 def test_data_path_stdlib_is_not_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     check_place(RunFolder(Path("stdlib")), load(["run.out=stdlib"]))
+
+
+@pytest.mark.parametrize(("path", "refused"), [("data", True), ("data/**/*.jsonl", True), ("data/*.jsonl", False)])
+def test_metrics_do_not_become_documents(tmp_path: Path, data: Path, path: str, refused: bool) -> None:
+    """data=jsonl takes every *.jsonl in a folder, and a run writes metrics.jsonl."""
+    lines = ["data=jsonl", f"data.path={tmp_path / path}"]
+    if not refused:
+        check(data / "run", data, *lines)
+        return
+    with pytest.raises(RunFolderError, match=r"so metrics\.jsonl would become a document"):
+        check(data / "run", data, *lines)
+
+
+def test_documents_behind_a_url_are_nowhere_near(data: Path) -> None:
+    check(data / "run", data, "data=jsonl", "data.path=memory://data/*.jsonl")

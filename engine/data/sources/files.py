@@ -1,25 +1,36 @@
 """File access for sources of documents. Every failure becomes a DataError that names the file.
 
-Messages are written to follow the place: `docs/a.txt: is not UTF-8 at byte 7`.
+Messages are written to follow the place: `docs/a.txt: is not UTF-8 at byte 7`. A path with `://` is a URL, which fsspec
+opens, such as `s3://bucket/a.jsonl`; any other is a local path.
 """
 
 from __future__ import annotations
 
+import os
+import posixpath
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from importlib import import_module
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, cast
 
+from engine.config import schema
 from engine.errors import DataError
 
 _HINT = "choose a path that this user can read"
 
 
-def kind(path: Path) -> Literal["folder", "file", "missing"]:
+def kind(path: Path | str) -> Literal["folder", "file", "missing"]:
     """Return what a path refers to. Raises DataError if that cannot be determined, for example without permission."""
     try:
-        return "folder" if stat.S_ISDIR(path.stat().st_mode) else "file"
+        if is_url(path):
+            system, inside = _file_system(path)
+            return "folder" if system.isdir(inside) else "file" if system.isfile(inside) else "missing"
+        return "folder" if stat.S_ISDIR(Path(path).stat().st_mode) else "file"
     except (FileNotFoundError, NotADirectoryError):
         return "missing"
     except OSError as error:
@@ -27,19 +38,138 @@ def kind(path: Path) -> Literal["folder", "file", "missing"]:
 
 
 @contextmanager
-def reading(path: Path, hint: str = _HINT) -> Iterator[BinaryIO]:
+def reading(path: Path | str, hint: str = _HINT) -> Iterator[BinaryIO]:
     """Open a regular file in binary mode, as a context. Raises DataError if opening it, or reading it later, fails."""
     try:
+        if is_url(path):
+            system, inside = _file_system(path)
+            with system.open(inside, "rb") as file:
+                yield file
+            return
         # Opening a named pipe would block until something writes to it.
-        if not stat.S_ISREG(path.stat().st_mode):
+        if not stat.S_ISREG(Path(path).stat().st_mode):
             raise DataError("is not a regular file", key=str(path), hint=hint)
-        with path.open("rb") as file:
+        with Path(path).open("rb") as file:
             yield file
     except OSError as error:
         raise unreadable(path, error, hint) from error
 
 
-def unreadable(path: Path, error: OSError, hint: str = _HINT) -> DataError:
+def find(data: schema.Data) -> list[str]:
+    """Return the files that `data.path` names, sorted by path.
+
+    It names a file, a folder, whose files that match `data.pattern` are meant, or it is a glob like `data/*.jsonl`.
+    Raises DataError if there are none.
+    """
+    found = kind(data.path)
+    if found == "file":
+        return [data.path]
+    root, pattern = (data.path, data.pattern) if found == "folder" else split_glob(data.path)
+    if not pattern or kind(root) != "folder":
+        hint = "set data.path to a file, a folder, or a glob such as 'data/*.jsonl'"
+        raise DataError("no such file or folder", key=data.path, hint=hint)
+    names = sorted(below(root, pattern))
+    if not names:
+        hint = "set data.pattern, for example data.pattern='**/*.json.gz'; data=folder reads texts"
+        raise DataError(f"contains no files that match {pattern!r}", key=root, hint=hint if found == "folder" else None)
+    return [posixpath.join(root, name) for name in names]
+
+
+def split_glob(path: str) -> tuple[str, str]:
+    """Split a glob into the folder that it begins with and a pattern below it; a path without `*?[` has no pattern."""
+    magic = re.search(r"[*?[]", path)
+    if not magic:
+        return path, ""
+    slash = path.rfind("/", 0, magic.start()) + 1
+    return path[:slash] or ".", path[slash:]
+
+
+def below(root: Path | str, pattern: str, skipped: AbstractSet[str] = frozenset()) -> Iterator[str]:
+    """Yield the files below a folder that match a pattern, as POSIX paths relative to it, in no particular order.
+
+    In a pattern `*` stays within one folder and `**` matches any number of folders. Links to folders are not followed,
+    and folders with a name in `skipped` are left out. Raises DataError for a folder that cannot be read.
+    """
+    if is_url(root):
+        system, inside = _file_system(root)
+        try:
+            names = [path.removeprefix(inside).lstrip("/") for path in system.find(inside)]
+        except OSError as error:
+            raise unreadable(root, error) from error
+        yield from (name for name in names if matches(name, pattern))
+        return
+
+    def refuse(error: OSError) -> None:
+        raise unreadable(error.filename, error) from error
+
+    for folder, subfolders, files in os.walk(root, onerror=refuse):
+        relative = Path(folder).relative_to(root)
+        subfolders[:] = [name for name in subfolders if name not in skipped and _leads(relative / name, pattern)]
+        yield from (name for name in ((relative / file).as_posix() for file in files) if matches(name, pattern))
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a POSIX path relative to the folder matches a pattern (see `below`).
+
+    `Path.glob` is not used because its results for links and unreadable folders differ between Python versions.
+    """
+
+    def match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+        if not patterns:
+            return not parts
+        if patterns[0] == "**":
+            return match(parts, patterns[1:]) or (bool(parts) and match(parts[1:], patterns))
+        return bool(parts) and fnmatchcase(parts[0], patterns[0]) and match(parts[1:], patterns[1:])
+
+    return match(name.split("/"), pattern.split("/"))
+
+
+def _leads(folder: Path, pattern: str) -> bool:
+    """Return whether files in a folder, or below it, can match a pattern. Otherwise it need not be listed."""
+    patterns = pattern.split("/")
+    for part, wanted in zip(folder.parts, patterns, strict=False):
+        if wanted == "**":
+            return True
+        if not fnmatchcase(part, wanted):
+            return False
+    return len(folder.parts) < len(patterns)
+
+
+def stamp(path: str) -> str:
+    """Return what identifies the present content of a file without reading it, such as its size and time."""
+    try:
+        if is_url(path):
+            system, inside = _file_system(path)
+            return str(system.ukey(inside))
+        found = Path(path).stat()
+        return f"{found.st_size} {found.st_mtime_ns}"
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def is_url(path: Path | str) -> bool:
+    return "://" in str(path)
+
+
+def unreadable(path: Path | str, error: OSError, hint: str = _HINT) -> DataError:
     """Create the DataError for a file or folder that cannot be read, with the reason of the OSError."""
-    reason = error.strerror or type(error).__name__
+    reason = error.strerror or str(error) or type(error).__name__
     return DataError(f"cannot be read: {reason}", key=str(path), hint=hint)
+
+
+def library(name: str, path: Path | str) -> Any:
+    """Import a library of the extra `data`. Raises DataError if it is not installed, which `path` needs."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        message = f"cannot be read without the library {name.partition('.')[0]}"
+        raise DataError(message, key=str(path), hint='install it: pip install "bytescale[data]"') from error
+
+
+def _file_system(url: Path | str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path inside it."""
+    try:
+        return cast("tuple[Any, str]", library("fsspec.core", url).url_to_fs(str(url)))
+    except (ImportError, ValueError) as error:  # the library of a protocol is missing, or there is no such protocol
+        hint = "install what it names, or copy the files into a local folder"
+        raise DataError(f"cannot be opened: {error}", key=str(url), hint=hint) from error

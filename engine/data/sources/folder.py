@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from engine.config import schema
-from engine.data.sources.files import kind, reading, unreadable
-from engine.data.sources.source import Block, Document, choose
+from engine.data.sources.content import HEAD, check
+from engine.data.sources.files import below, kind, reading
+from engine.data.sources.source import Block, Document, checked_text, choose
 from engine.errors import DataError
 
 STDLIB = "stdlib"
@@ -22,10 +21,7 @@ _HINT = "make it a readable file, or exclude it with data.pattern"
 
 
 class FolderSource:
-    """The files below `data.path` whose relative path matches `data.pattern`, sorted by that path.
-
-    In a pattern `*` stays within one folder and `**` matches any number of folders. Links to folders are not followed.
-    """
+    """The files below `data.path` whose relative path matches `data.pattern` (see `below`), sorted by that path."""
 
     blank = 0
 
@@ -39,20 +35,12 @@ class FolderSource:
             if found == "missing":
                 raise DataError("no such folder", key=data.path, hint="set data.path to a folder of text files")
             if found == "file":
+                with reading(self.root) as file:
+                    check(file.read(HEAD), "folder", data.path, data.path)
                 hint = "data.format=jsonl reads one document per line"
                 raise DataError("is a file, not a folder", key=data.path, hint=hint)
         self.encoding = data.encoding
-
-        def refuse(error: OSError) -> None:
-            raise unreadable(Path(error.filename), error) from error
-
-        names: list[str] = []
-        for folder, subfolders, files in os.walk(self.root, onerror=refuse):
-            subfolders[:] = [name for name in subfolders if name not in skipped]
-            relative = Path(folder).relative_to(self.root)
-            paths = [(relative / name).as_posix() for name in files]
-            names += [path for path in paths if matches(path, data.pattern)]
-        self.names = tuple(sorted(names))
+        self.names = tuple(sorted(below(self.root, data.pattern, skipped)))
         if not self.names:
             raise DataError(
                 f"contains no files that match {data.pattern!r}",
@@ -66,7 +54,7 @@ class FolderSource:
 
     def read(self, document: int) -> bytes:
         """Return a document's bytes. Raises DataError if it is unreadable, or not UTF-8 with data.encoding=utf-8."""
-        return _read(self.root / self.names[document], self.encoding)
+        return _read(self.root / self.names[document], self.root, self.encoding)
 
     def read_span(self, document: int, start: int, stop: int) -> bytes:
         """Return bytes start .. stop - 1 of a document; fewer if it is shorter."""
@@ -75,17 +63,12 @@ class FolderSource:
             return file.read(stop - start)
 
 
-def _read(path: Path, encoding: str) -> bytes:
-    """Read a file. Raises DataError if it is unreadable, or not UTF-8 with the encoding `utf-8`."""
+def _read(path: Path, root: Path, encoding: str) -> bytes:
+    """Read a file. Raises DataError if it is unreadable, binary, JSON lines, or not UTF-8 with the encoding `utf-8`."""
     with reading(path, _HINT) as file:
         text = file.read()
-    if encoding == "utf-8":
-        try:
-            text.decode("utf-8")
-        except UnicodeDecodeError as error:
-            message, hint = f"is not UTF-8 at byte {error.start}", "data.encoding=bytes accepts any file"
-            raise DataError(message, key=str(path), hint=hint) from error
-    return text
+    check(text, "folder", str(path), str(root))
+    return checked_text(text, encoding, str(path))
 
 
 @dataclass(frozen=True)
@@ -97,13 +80,13 @@ class FolderBlock:
     encoding: str
 
     @property
-    def files(self) -> list[Path]:
-        return [self.root / name for name in self.names]
+    def files(self) -> list[str]:
+        return [str(self.root / name) for name in self.names]
 
     def documents(self) -> Iterator[Document]:
         """Read each file. Raises DataError as `FolderSource.read` does."""
         for path in self.files:
-            yield Document(str(path), _read(path, self.encoding))
+            yield Document(path, _read(Path(path), self.root, self.encoding))
 
 
 def folder_blocks(data: schema.Data) -> list[Block]:
@@ -127,19 +110,3 @@ def _blocks(source: FolderSource, documents: Sequence[int]) -> list[Block]:
     names = [source.names[document] for document in documents]
     parts = (tuple(names[first : first + _BLOCK_FILES]) for first in range(0, len(names), _BLOCK_FILES))
     return [FolderBlock(source.root, part, source.encoding) for part in parts]
-
-
-def matches(name: str, pattern: str) -> bool:
-    """Return whether a POSIX path relative to the folder matches a pattern (see `FolderSource`).
-
-    `Path.glob` is not used because its results for links and unreadable folders differ between Python versions.
-    """
-
-    def match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-        if not patterns:
-            return not parts
-        if patterns[0] == "**":
-            return match(parts, patterns[1:]) or (bool(parts) and match(parts[1:], patterns))
-        return bool(parts) and fnmatchcase(parts[0], patterns[0]) and match(parts[1:], patterns[1:])
-
-    return match(name.split("/"), pattern.split("/"))

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from engine.config import schema
+from engine.data.sources.arrow import arrow_blocks, arrow_sample
 from engine.data.sources.folder import FolderSource, folder_blocks, folder_sample
 from engine.data.sources.jsonl import JsonlSource, jsonl_blocks, jsonl_sample
+from engine.data.sources.parquet import parquet_blocks, parquet_sample
 from engine.data.sources.source import Block, Source
+from engine.errors import DataError
 
 
 class Format(NamedTuple):
@@ -18,7 +21,7 @@ class Format(NamedTuple):
     that they contain.
     """
 
-    source: Callable[[schema.Data], Source]
+    source: Callable[[schema.Data], Source] | None  # None: training reads a token file of the documents instead
     blocks: Callable[[schema.Data], list[Block]]
     sample: Callable[[schema.Data, int | None, int], tuple[list[Block], float]]
 
@@ -26,9 +29,15 @@ class Format(NamedTuple):
 FORMATS: Mapping[str, Format] = {
     "folder": Format(FolderSource, folder_blocks, folder_sample),
     "jsonl": Format(JsonlSource, jsonl_blocks, jsonl_sample),
+    "parquet": Format(None, parquet_blocks, parquet_sample),
+    "arrow": Format(None, arrow_blocks, arrow_sample),
 }
 
 
 def open_source(data: schema.Data) -> Source:
-    """Open the documents that a config names. Raises DataError if there are none."""
-    return FORMATS[data.format].source(data)
+    """Open the documents that a config names. Raises DataError if there are none, or if they must be packed before."""
+    source = FORMATS[data.format].source
+    if source is None:
+        message, hint = f"the format {data.format} cannot be trained on directly", "run `bytescale data pack` first"
+        raise DataError(message, key=data.path, hint=hint)
+    return source(data)

@@ -1,34 +1,52 @@
-"""Documents from a JSONL file: each line is a JSON object with the text of one document in a field."""
+"""Documents from JSONL files: each line is a JSON object with the text or the token ids of one document in a field.
+
+Files may be compressed with gzip or zstd. A compressed file is one block, because it cannot be entered in the middle.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader, RawIOBase
+from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 from engine.config import schema
-from engine.config.spelling import nearest
-from engine.data.sources.files import kind, reading
-from engine.data.sources.source import Block, Document, choose
+from engine.data.sources.content import HEAD, check, recognise
+from engine.data.sources.files import find, library, reading
+from engine.data.sources.source import (
+    MASK,
+    Block,
+    Document,
+    mask_without_ids,
+    no_such_field,
+    sample_blocks,
+    token_document,
+)
 from engine.errors import DataError
 
 _PARSED_LINES = 8  # a rank reads the spans of a document soon after each other, so a small cache avoids most parsing
-_MOST_BYTES = 1 << 30  # bytes of a file that `profile-data` reads without --sample, in seconds
 _BLOCK_BYTES = 16 << 20
 _SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
-_PILOT = 256  # parts to read to estimate the number of documents per part
+_CHUNK_BYTES = 64 << 10  # bytes to decompress at a time: at most 64 MiB, since zlib reaches a factor of 1,000
 
 
 class JsonlSource:
     """The documents of a JSONL file, one per non-blank line. Their names are `file:line`."""
 
     def __init__(self, data: schema.Data) -> None:
-        self._path = _file(data)
+        (self._path, _, compressed), *more = _files(data)
+        if more or compressed:
+            message, hint = "has several files, or a compressed one", "read them with `bytescale data pack`"
+            raise DataError(message, key=data.path, hint=hint)
         self._field = data.field
         self._lines: list[int] = []  # line number of each document, from 1
         self._offsets: list[int] = []
@@ -40,7 +58,7 @@ class JsonlSource:
                 else:
                     self._lines.append(number)
                     self._offsets.append(offset)
-        self.names = tuple(f"{self._path.name}:{line}" for line in self._lines)
+        self.names = tuple(f"{Path(self._path).name}:{line}" for line in self._lines)
         self._text = lru_cache(_PARSED_LINES)(self._parse)
         if not self.names:
             raise DataError("contains no documents", key=data.path, hint="set data.path to another file")
@@ -61,68 +79,139 @@ class JsonlSource:
         """Read and parse the line of a document; `_text` caches the result."""
         with reading(self._path) as file:
             file.seek(self._offsets[document])
-            line = file.readline().rstrip(b"\r\n")
-        return text_of(line, self._field, self.place(document))
+            line = file.readline()
+        text = _document(line, self._offsets[document], self._field, self.place(document)).text
+        if text is None:
+            message, hint = f"field {self._field!r} is not a string", "read token ids with `bytescale data pack`"
+            raise DataError(message, key=self.place(document), hint=hint)
+        return text
 
 
 @dataclass(frozen=True)
 class JsonlBlock:
-    """The lines of a file that begin in one of several byte ranges."""
+    """The lines of a file that begin in one of several ranges of bytes, after decompression."""
 
-    path: Path
+    path: str
     field: str
     ranges: Sequence[tuple[int, int]]
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[str]:
         return [self.path]
 
     def documents(self) -> Iterator[Document]:
-        """Read each line; a blank one has an empty text. Raises DataError as `text_of` does."""
-        with reading(self.path) as file:
+        """Read each line; a blank one has an empty text. Raises DataError for one that is not usable."""
+        with _opened(self.path) as file:
             for at, line in (found for start, stop in self.ranges for found in lines(file, start, stop)):
-                place, text = f"{self.path}:byte {at}", b""
-                if not line.isspace():
-                    try:
-                        text = text_of(line.rstrip(b"\r\n"), self.field, place)
-                    except DataError:
-                        # Raise it again with the line number, which needs a pass over the file up to this line.
-                        text_of(line.rstrip(b"\r\n"), self.field, f"{self.path}:{_line_number(self.path, at)}")
-                yield Document(place, text)
+                try:
+                    document = _document(line, at, self.field, f"{self.path}:byte {at}")
+                except DataError:
+                    # Raise it again with the line number, which needs a pass over the file up to this line.
+                    document = _document(line, at, self.field, f"{self.path}:{_line_number(self.path, at)}")
+                yield document
 
 
 def jsonl_blocks(data: schema.Data) -> list[Block]:
-    """Split a file into blocks of 16 MiB, each with the lines that begin in it."""
-    path = _file(data)
-    with reading(path) as file:
-        size = file.seek(0, os.SEEK_END)
-    return [JsonlBlock(path, data.field, [part]) for part in _ranges(size, _BLOCK_BYTES)]
+    """Split files into blocks of 16 MiB, each with the lines that begin in it; a compressed file is one block."""
+    return list(_split(data, _BLOCK_BYTES)[0])
 
 
 def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
-    """Choose random parts of a file with about `sample` documents; without `sample`, all of it, but at most 1 GiB.
+    """Choose random parts of the files with about `sample` documents; without `sample`, about 1 GiB at most.
 
-    Returns blocks, and the fraction of the file's bytes that they contain. A part consists of the lines that begin in
-    it, so all lines are chosen with the same probability.
+    Returns blocks, and the fraction of the files' bytes that they contain. A part consists of the lines that begin in
+    it, or it is a compressed file, so all lines are chosen with the same probability.
     """
-    path = _file(data)
+    chosen, fraction = sample_blocks(*_split(data, _SAMPLED_BYTES), sample, seed)
+    if fraction == 1.0:
+        return jsonl_blocks(data), fraction
+    blocks: list[Block] = []
+    for path, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
+        ranges = [one for part in parts for one in part.ranges]
+        together = _BLOCK_BYTES // _SAMPLED_BYTES
+        blocks += [
+            JsonlBlock(path, data.field, ranges[first : first + together]) for first in range(0, len(ranges), together)
+        ]
+    return blocks, fraction
+
+
+def _split(data: schema.Data, step: int) -> tuple[list[JsonlBlock], list[int]]:
+    """Return blocks of `step` bytes, or of a compressed file, and the bytes that each reads."""
+    blocks, sizes = list[JsonlBlock](), list[int]()
+    for path, size, compressed in _files(data):
+        ranges = [(0, sys.maxsize)] if compressed else [(at, min(size, at + step)) for at in range(0, size, step)]
+        blocks += [JsonlBlock(path, data.field, [one]) for one in ranges]
+        sizes += [size] if compressed else [stop - start for start, stop in ranges]
+    return blocks, sizes
+
+
+def _files(data: schema.Data) -> Iterator[tuple[str, int, bool]]:
+    """Yield path, size and whether it is compressed of each file. Raises DataError for one that cannot be JSONL."""
+    for path in find(data):
+        with reading(path) as file:
+            compressed = _format(file.read(HEAD)) is not None
+            size = file.seek(0, os.SEEK_END)
+        with _opened(path) as file:
+            check(file.read(HEAD), "jsonl", path, data.path)
+        yield path, size, compressed
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    """Open a file to read what it contains after decompression."""
     with reading(path) as file:
-        size = file.seek(0, os.SEEK_END)
-    if size == 0 or (sample is None and size <= _MOST_BYTES):
-        return jsonl_blocks(data), 1.0
-    ranges = _ranges(size, _SAMPLED_BYTES)
-    count = _MOST_BYTES // _SAMPLED_BYTES
-    if sample is not None:
-        pilot = choose(len(ranges), min(_PILOT, len(ranges)), seed)
-        found = sum(1 for _ in JsonlBlock(path, data.field, [ranges[number] for number in pilot]).documents())
-        count = -int(-sample * len(pilot) // max(1, found))
-    count = min(len(ranges), count)
-    chosen = [ranges[number] for number in choose(len(ranges), count, seed)]
-    together = _BLOCK_BYTES // _SAMPLED_BYTES
-    blocks: list[Block] = [
-        JsonlBlock(path, data.field, chosen[first : first + together]) for first in range(0, count, together)
-    ]
-    return blocks, sum(stop - start for start, stop in chosen) / size
+        packed = _format(file.read(HEAD))
+        file.seek(0)
+        yield file if packed is None else cast(BinaryIO, BufferedReader(_Unpacked(path, file, packed), 1 << 20))
+
+
+def _format(head: bytes) -> str | None:
+    """Return with what a file that begins with `head` is compressed, None if it is not."""
+    found = recognise(head)
+    return found.format if found is not None and found.format in ("gzip", "zstd") else None
+
+
+class _Unpacked(RawIOBase):
+    """What a file contains that is compressed with gzip or zstd, in one part or several.
+
+    Both libraries have readers of their own, but zstandard's takes a file that was cut off for a shorter one.
+    """
+
+    def __init__(self, path: str, file: BinaryIO, packed: str) -> None:
+        self._path, self._left = path, memoryview(b"")
+        self._chunks = self._unpack(file, library("zstandard", path) if packed == "zstd" else None)
+
+    def _unpack(self, file: BinaryIO, zstd: Any | None) -> Iterator[bytes]:
+        failures = (zlib.error,) if zstd is None else (zstd.ZstdError,)
+        part: Any = None
+        try:
+            while packed := file.read(_CHUNK_BYTES):
+                while packed:
+                    if part is None or part.eof:
+                        if part and not packed.strip(b"\0"):
+                            break  # padding after the last part
+                        part = zlib.decompressobj(31) if zstd is None else zstd.ZstdDecompressor().decompressobj()
+                    yield part.decompress(packed)
+                    packed = part.unused_data
+        except failures as error:
+            message, hint = f"cannot be decompressed: {error}", "compress or download it again"
+            raise DataError(message, key=self._path, hint=hint) from error
+        if part is None or not part.eof:
+            raise DataError("was cut off", key=self._path, hint="compress or download it again")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._left = memoryview(chunk)
+        size = min(len(buffer), len(self._left))
+        buffer[:size] = self._left[:size]
+        self._left = self._left[size:]
+        return size
 
 
 def lines(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
@@ -132,14 +221,17 @@ def lines(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
         # Begin one byte earlier, so that a line that begins exactly at `start` is not skipped as the rest of another.
         file.seek(start - 1)
         at += len(file.readline(stop - start + 1)) - 1
-    file.seek(at)
+        file.seek(at)
     while at < stop and (line := file.readline()):
         yield at, line
         at += len(line)
 
 
-def text_of(line: bytes, field: str, place: str) -> bytes:
-    """Return the text in `field` of a JSONL line, in UTF-8. Raises DataError, which names `place`, if it has none."""
+def _document(line: bytes, at: int, field: str, place: str) -> Document:
+    """Return the document in `field` of a line that begins at byte `at`. Raises DataError if it has none."""
+    line = line.rstrip(b"\r\n") if at else line.removeprefix(BOM_UTF8).rstrip(b"\r\n")
+    if not line or line.isspace():
+        return Document(place, b"")
     fix = "fix or remove the line"
     try:
         record: object = json.loads(line.decode("utf-8"))
@@ -154,41 +246,27 @@ def text_of(line: bytes, field: str, place: str) -> bytes:
     if not isinstance(record, dict):
         raise DataError("is not a JSON object", key=place, hint=f'write {{"{field}": "..."}} on each line')
     if field not in record:
-        close, fields = nearest(field, list(record)), ", ".join(map(repr, list(record)[:8]))
-        hint = f"did you mean data.field={close}?" if close is not None else f"set data.field to one of {fields}"
-        raise DataError(f"has no field {field!r}", key=place, hint=hint if record else "the object is empty")
-    text = record[field]
+        raise no_such_field(place, field, list(record), "field")
+    text, mask = record[field], record.get(MASK)
+    if isinstance(text, list):
+        return token_document(place, text, mask, field)
     if not isinstance(text, str):
-        message = f"field {field!r} is not a string"
-        raise DataError(message, key=place, hint="set data.field to a field that contains text")
+        message, hint = f"field {field!r} is not a string", "set data.field to a field with text, or lists of token ids"
+        raise DataError(message, key=place, hint=hint)
+    if mask is not None:
+        raise mask_without_ids(place, field)
     try:
-        return text.encode("utf-8")
+        return Document(place, text.encode("utf-8"))
     except UnicodeEncodeError as error:
         surrogate = f"\\u{ord(text[error.start]):04x}"
         message = f"contains an unpaired surrogate, {surrogate}, at character {error.start} of its text"
         raise DataError(message, key=place, hint=fix) from error
 
 
-def _file(data: schema.Data) -> Path:
-    """Return the path of the JSONL file. Raises DataError if there is no such file."""
-    path = Path(data.path)
-    found = kind(path)
-    if found == "missing":
-        raise DataError("no such file", key=data.path, hint="set data.path to a .jsonl file")
-    if found == "folder":
-        raise DataError("is a folder, not a file", key=data.path, hint="data.format=folder reads its files")
-    return path
-
-
-def _ranges(size: int, step: int) -> list[tuple[int, int]]:
-    """Split 0 .. size - 1 into ranges (start, stop) of `step`; the last one may be shorter."""
-    return [(start, min(size, start + step)) for start in range(0, size, step)]
-
-
-def _line_number(path: Path, offset: int) -> int:
+def _line_number(path: str, offset: int) -> int:
     """Return the number, from 1, of the line that begins at an offset."""
     number, left = 1, offset
-    with reading(path) as file:
+    with _opened(path) as file:
         while left > 0 and (chunk := file.read(min(left, _BLOCK_BYTES))):
             number += chunk.count(b"\n")
             left -= len(chunk)

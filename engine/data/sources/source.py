@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
+from numpy.typing import ArrayLike, NDArray
 
+from engine.config.spelling import nearest
+from engine.errors import DataError
 from engine.units import Ints
+
+MASK = "loss_mask"  # the field beside token ids that says which of them count in the loss
+_MOST_BYTES = 1 << 30  # bytes that `profile-data` reads without --sample, in seconds
+_PILOT_BYTES = 16 << 20
 
 
 class Source(Protocol):
@@ -35,10 +41,12 @@ class Source(Protocol):
 
 
 class Document(NamedTuple):
-    """A document, as a block reads it."""
+    """A document, as a block reads it: a text, or token ids that were made elsewhere. One of both is None."""
 
-    place: str  # for messages: a path, or `path:byte OFFSET` of a line
-    text: bytes  # validated, without BOS and EOS; empty for an empty file or a blank line
+    place: str  # for messages: a path, `path:byte OFFSET` of a line, or `path:row NUMBER`
+    text: bytes | None  # validated, without BOS and EOS; empty for an empty file or a blank line
+    ids: Ints | None = None  # [n] with BOS and EOS, if they are wanted
+    mask: NDArray[np.bool_] | None = None  # [n] True for ids that count in the loss; None: all do
 
 
 class Block(Protocol):
@@ -48,13 +56,89 @@ class Block(Protocol):
     """
 
     @property
-    def files(self) -> list[Path]:
-        """The files that the documents are read from."""
+    def files(self) -> list[str]:
+        """The paths or URLs of the files that the documents are read from; `files.stamp` says if one has changed."""
         ...
 
     def documents(self) -> Iterator[Document]:
         """Read the documents in order. Raises DataError as `Source.read` does."""
         ...
+
+
+def checked_text(text: bytes, encoding: str, place: str) -> bytes:
+    """Return a text. Raises DataError if it is not UTF-8 with the encoding `utf-8`."""
+    if encoding == "utf-8":
+        try:
+            text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            message, hint = f"is not UTF-8 at byte {error.start}", "data.encoding=bytes accepts any file"
+            raise DataError(message, key=place, hint=hint) from error
+    return text
+
+
+def token_document(place: str, ids: ArrayLike, mask: ArrayLike | None, field: str) -> Document:
+    """Make a document of token ids from `field`, and a mask of 0 and 1. Raises DataError if either is not usable."""
+
+    def integers(values: ArrayLike, what: str) -> Ints:
+        try:
+            array = np.asarray(values)
+        except ValueError:  # lists of unequal lengths
+            array = np.empty((0, 0))
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+            message, hint = f"{what!r} is not a list of integers", "set data.field to a text, or to lists of token ids"
+            raise DataError(message, key=place, hint=hint)
+        return array.astype(np.int64)
+
+    found = integers(ids, field)
+    if found.size and found.min() < 0:
+        message = f"{field!r} contains {found.min()}, which is not a token id"
+        raise DataError(message, key=place, hint=f"exclude ids from the loss with a field {MASK} of 0 and 1")
+    if mask is None:
+        return Document(place, None, found)
+    counted = integers(mask, MASK)
+    if len(counted) != len(found):
+        message = f"{MASK!r} has {len(counted):,} values, but {field!r} has {len(found):,}"
+        raise DataError(message, key=place, hint="write one value per id")
+    if not np.isin(counted, (0, 1)).all():
+        raise DataError(f"{MASK!r} contains values other than 0 and 1", key=place, hint="write 1 for ids that count")
+    return Document(place, None, found, counted.astype(np.bool_))
+
+
+def mask_without_ids(place: str, field: str) -> DataError:
+    """Create the DataError for a document with a mask whose `field` is a text."""
+    hint = f"set data.field to the token ids, such as data.field=input_ids, or remove {MASK!r}"
+    return DataError(f"has {MASK!r}, which belongs to token ids, but {field!r} is a text", key=place, hint=hint)
+
+
+def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> DataError:
+    """Create the DataError for a `field` that a document does not have; `what` is the word for it."""
+    close, some = nearest(field, fields), ", ".join(map(repr, fields[:8]))
+    hint = f"did you mean data.field={close}?" if close is not None else f"set data.field to one of {some}"
+    return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "there are none")
+
+
+def sample_blocks(
+    blocks: Sequence[Block], sizes: Sequence[int], sample: int | None, seed: int
+) -> tuple[list[Block], float]:
+    """Choose random blocks with about `sample` documents; without `sample`, all, but about 1 GiB at most.
+
+    `sizes` are the bytes that each block reads. All are chosen with the same probability. Returns blocks, and the
+    fraction of the bytes that they contain.
+    """
+
+    def random(wanted: int) -> Ints:
+        return choose(len(blocks), min(len(blocks), max(1, -(-wanted * len(blocks) // total))), seed)
+
+    total = sum(sizes)
+    if total == 0 or (sample is None and total <= _MOST_BYTES):
+        return list(blocks), 1.0
+    wanted = _MOST_BYTES
+    if sample is not None:  # estimate the number of documents per byte
+        pilot = random(_PILOT_BYTES).tolist()
+        found = sum(1 for number in pilot for _ in blocks[number].documents())
+        wanted = -(-sample * sum(sizes[number] for number in pilot) // max(1, found))
+    chosen = random(wanted).tolist()
+    return [blocks[number] for number in chosen], sum(sizes[number] for number in chosen) / total
 
 
 def choose(total: int, count: int, seed: int) -> Ints:

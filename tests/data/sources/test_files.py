@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engine.data.sources.files import kind, reading
+from engine.config import schema
+from engine.data.sources.files import below, find, kind, reading, split_glob, stamp
 from engine.errors import DataError
 
 
@@ -39,3 +41,56 @@ def test_reading_names_a_file_that_fails_while_it_is_read(tmp_path: Path) -> Non
     (tmp_path / "a.txt").touch()
     with pytest.raises(DataError, match="cannot be read: Input/output error"), reading(tmp_path / "a.txt"):
         raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("data/*.jsonl", ("data/", "*.jsonl")),
+        ("*.jsonl", (".", "*.jsonl")),
+        ("/*/a", ("/", "*/a")),
+        ("/a/b?/**/c[0-9]", ("/a/", "b?/**/c[0-9]")),
+        ("memory://*.jsonl", ("memory://", "*.jsonl")),
+        ("s3://bucket/a/*", ("s3://bucket/a/", "*")),
+        ("data/a.jsonl", ("data/a.jsonl", "")),
+    ],
+)
+def test_a_glob_is_split_where_its_pattern_begins(path: str, expected: tuple[str, str]) -> None:
+    assert split_glob(path) == expected
+
+
+def test_only_folders_that_can_match_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A glob such as /mnt/*/a.jsonl must not walk through all of /mnt."""
+    for name in ("a/x.txt", "a/b/x.txt", "c/x.txt", "c/d/e/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (listed.append(Path(path).name), scandir(path))[1])
+    assert list(below(tmp_path, "a/*.txt")) == ["a/x.txt"]
+    assert listed == [tmp_path.name, "a"]
+    listed.clear()
+    assert sorted(below(tmp_path, "c/**/x.txt")) == ["c/d/e/x.txt", "c/x.txt"]
+    assert listed == [tmp_path.name, "c", "d", "e"]
+
+
+def test_a_path_that_exists_is_no_glob(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
+    (tmp_path / "a[1].jsonl").touch()
+    (tmp_path / "a1.jsonl").touch()
+    assert find(make_data(tmp_path / "a[1].jsonl")) == [str(tmp_path / "a[1].jsonl")]
+    assert find(make_data(tmp_path / "a[[]1].jsonl")) == [str(tmp_path / "a[1].jsonl")]
+
+
+@pytest.mark.parametrize("url", ["", "file://"])
+def test_a_stamp_changes_with_the_content(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    os.utime(path, ns=(0, 0))
+    first = stamp(f"{url}{path}")
+    assert stamp(f"{url}{path}") == first
+    path.write_bytes(b"12")
+    os.utime(path, ns=(0, 0))
+    longer = stamp(f"{url}{path}")
+    os.utime(path, ns=(0, 10**9))
+    assert len({first, longer, stamp(f"{url}{path}")}) == 3
+    with pytest.raises(DataError, match="cannot be read"):
+        stamp(f"{url}{tmp_path}/none")

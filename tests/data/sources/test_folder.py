@@ -76,7 +76,7 @@ def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> Non
 
 
 def test_a_file_where_a_folder_should_be_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
-    file = str(write_files({"a.jsonl": b"{}"}) / "a.jsonl")
+    file = str(write_files({"a.json": b"{}"}) / "a.json")
     hint = "data.format=jsonl reads one document per line"
     assert refusal(make_data(file)) == ("is a file, not a folder", file, hint)
 

@@ -1,0 +1,157 @@
+"""Documents from Arrow files: each row has the text or the token ids of one document in a column.
+
+Hugging Face's `save_to_disk` and its cache write streams: a message with the schema, then one per record batch. A file
+in Arrow's file format is the same after 8 bytes of magic. Blocks are record batches of together about 16 MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from engine.config import schema
+from engine.data.sources.columns import columns, damage, documents
+from engine.data.sources.content import HEAD, check
+from engine.data.sources.files import find, is_url, kind, library, reading
+from engine.data.sources.source import Block, Document, sample_blocks
+from engine.errors import DataError
+
+_BLOCK_BYTES = 16 << 20
+_MAGIC = b"ARROW1\0\0"
+
+
+@dataclass(frozen=True)
+class ArrowBlock:
+    """Record batches of a file: those at byte offsets `offsets`, of which the first has the number `batch`.
+
+    Without offsets, all batches of the file.
+    """
+
+    path: str
+    batch: int
+    offsets: tuple[int, ...]
+    field: str
+    encoding: str
+
+    @property
+    def files(self) -> list[str]:
+        return [self.path]
+
+    def documents(self) -> Iterator[Document]:
+        """Read each record batch. Raises DataError for a row that is not usable."""
+        ipc = library("pyarrow.ipc", self.path)
+        with _opened(self.path) as source, damage(self.path):
+            stream = ipc.open_stream(source)
+            columns(stream.schema, self.field, self.path)
+            if self.offsets:
+                stream = self._batches(source, stream.schema)
+            for number, batch in enumerate(stream, start=self.batch):
+                yield from documents(batch, self.field, self.encoding, f"{self.path}:batch {number}", 0)
+
+    def _batches(self, source: Any, table: Any) -> Iterator[Any]:
+        """Read the pyarrow.RecordBatch at each offset of a stream with the schema `table`."""
+        ipc = library("pyarrow.ipc", self.path)
+        for offset in self.offsets:
+            source.seek(offset)
+            yield ipc.read_record_batch(ipc.read_message(source), table)
+
+
+def arrow_blocks(data: schema.Data) -> list[Block]:
+    """Group the record batches of files into blocks of about 16 MiB; of a local file, only messages' heads are read.
+
+    A file behind a URL is one block, and so is one with dictionaries, which all batches need.
+    """
+    return list(_split(data)[0])
+
+
+def arrow_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
+    """Choose random blocks with about `sample` documents; without `sample`, about 1 GiB at most.
+
+    Returns them, and the fraction of the files' bytes that they contain.
+    """
+    return sample_blocks(*_split(data), sample, seed)
+
+
+def _split(data: schema.Data) -> tuple[list[ArrowBlock], list[int]]:
+    """Return the blocks of files, and the bytes of each."""
+    blocks, sizes = list[ArrowBlock](), list[int]()
+    for path in _files(data):
+        with reading(path) as file:
+            check(file.read(HEAD), "arrow", path, data.path)
+            size = file.seek(0, os.SEEK_END)
+        with _opened(path) as source, damage(path):
+            columns(library("pyarrow.ipc", path).open_stream(source).schema, data.field, path)
+            offsets = [] if is_url(path) else _offsets(source, path)
+        if not offsets:
+            blocks.append(ArrowBlock(path, 0, (), data.field, data.encoding))
+            sizes.append(size)
+        first = 0
+        for last, stop in enumerate(offsets[1:], start=1):
+            if stop - offsets[first] >= _BLOCK_BYTES or last == len(offsets) - 1:
+                blocks.append(ArrowBlock(path, first, tuple(offsets[first:last]), data.field, data.encoding))
+                sizes.append(stop - offsets[first])
+                first = last
+    return blocks, sizes
+
+
+def _files(data: schema.Data) -> list[str]:
+    """Return the files of `data.path`. Of a folder from `save_to_disk`, those that its state.json lists.
+
+    Others in it are results of later calls, such as cache-*.arrow of `map`. Raises DataError for a folder with several
+    splits: training and test data would be mixed.
+    """
+    splits = _read_json(posixpath.join(data.path, "dataset_dict.json")).get("splits", [])
+    if splits:
+        hint = f"set data.path={posixpath.join(data.path, 'train' if 'train' in splits else splits[0])}"
+        raise DataError(f"has several splits: {', '.join(splits)}", key=data.path, hint=hint)
+    found = find(data)
+    for folder in {posixpath.dirname(path) for path in found} if kind(data.path) == "folder" else ():
+        listed = _read_json(posixpath.join(folder, "state.json")).get("_data_files")
+        if listed is not None:
+            names = {one["filename"] for one in listed}
+            found = [one for one in found if posixpath.dirname(one) != folder or posixpath.basename(one) in names]
+    return found
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if there is no file."""
+    if kind(path) != "file":
+        return {}
+    with reading(path) as file:
+        try:
+            return cast("dict[str, Any]", json.load(file))
+        except ValueError as error:
+            raise DataError("is not JSON", key=path, hint="write or download the data set again") from error
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """Open the stream in a file as a pyarrow.NativeFile; a local file is mapped into memory, so nothing is copied."""
+    pyarrow = library("pyarrow", path)
+    with (
+        reading(path) as file,
+        pyarrow.PythonFile(file, mode="r") if is_url(path) else pyarrow.memory_map(path) as source,
+    ):
+        source.seek(len(_MAGIC) if source.read(len(_MAGIC)) == _MAGIC else 0)
+        yield source
+
+
+def _offsets(source: Any, path: str) -> list[int]:
+    """Return where each record batch of a stream begins, and where the last ends.
+
+    Empty without record batches, or with dictionaries. `source` is where the first message after the schema begins.
+    """
+    ipc, offsets = library("pyarrow.ipc", path), [source.tell()]
+    while True:
+        try:
+            message = ipc.read_message(source)
+        except EOFError:
+            return offsets if len(offsets) > 1 else []
+        if message.type != "record batch":
+            return []
+        offsets.append(source.tell())

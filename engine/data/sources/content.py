@@ -1,0 +1,75 @@
+"""Refuses files that are not what the config says, by their first bytes: training on them would go unnoticed."""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF8
+from typing import NamedTuple
+
+from engine.errors import DataError
+
+HEAD = 1024  # bytes of a file that are looked at
+
+
+class Content(NamedTuple):
+    """What a file contains, as the words of a refusal."""
+
+    says: str
+    hint: str  # how to read it; `{path}` is data.path
+    format: str = ""
+
+
+_UNPACK = "of JSON lines: write data=jsonl data.path={path}; decompress other files first"
+_JSON_LINES = Content("looks like JSON lines", "write data=jsonl data.path={path}")
+_JSON_ARRAY = Content("is a JSON array, not JSON lines", "write an object per line: jq -c '.[]' OLD > NEW.jsonl")
+_BINARY = Content("contains NUL bytes, so it is not text", "exclude it with data.pattern, or convert it to UTF-8")
+_MAGIC = {
+    b"\x1f\x8b": Content("is compressed with gzip", _UNPACK, "gzip"),
+    b"\x28\xb5\x2f\xfd": Content("is compressed with zstd", _UNPACK, "zstd"),
+    b"PAR1": Content("is a Parquet file", "write data=parquet data.path={path}", "parquet"),
+    b"ARROW1\0\0": Content("is an Arrow file", "write data=arrow data.path={path}", "arrow"),
+    b"\xff\xff\xff\xff": Content("is an Arrow file", "write data=arrow data.path={path}", "arrow"),  # IPC stream
+    b"PK\x03\x04": Content("is a zip archive", "extract it, and set data.path to the folder"),
+    b"\x93NUMPY": Content("is a numpy array", "write its tokens as Parquet: data=parquet data.field=input_ids"),
+    b"MMIDIDX\0\0": Content(
+        "is the index of a token file", "write data=tokens data.path=PREFIX, its path without .idx"
+    ),
+}
+
+
+def recognise(head: bytes) -> Content | None:
+    """Return what a file contains that begins with `head`; None for text, which may be JSON."""
+    found = next((content for magic, content in _MAGIC.items() if head.startswith(magic)), None)
+    return found or (_BINARY if b"\0" in head[:HEAD] else None)
+
+
+def check(head: bytes, wanted: str, path: str, root: str) -> None:
+    """Raise DataError if a file that begins with `head` is not of the format `wanted`. `root` is data.path.
+
+    For the format `folder`, `head` is the whole file, because the first of its lines may be long.
+    """
+    found = recognise(head)
+    if found is not None and found.format == wanted:
+        return
+    if found is None and wanted == "folder" and _is_json_lines(head, path):
+        found = _JSON_LINES
+    elif found is None and wanted == "jsonl" and head.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
+        found = _JSON_ARRAY
+    elif found in (None, _BINARY) and wanted in ("parquet", "arrow"):
+        hint = _JSON_LINES.hint if head.startswith(b"{") else f"set data.path or data.pattern to {wanted} files"
+        found = Content(f"is not a file in the format {wanted}", hint)
+    if found is not None:
+        raise DataError(found.says, key=path, hint=found.hint.format(path=root))
+
+
+def _is_json_lines(text: bytes, path: str) -> bool:
+    """Return whether a text begins with two lines that are JSON objects. A single one may be any JSON file."""
+    text = text.removeprefix(BOM_UTF8)
+    end = text.find(b"\n") + 1 or len(text)
+    alone = path.endswith(".jsonl") and not text[end:].strip()
+    if not (text.startswith(b"{") and (alone or text[end : end + HEAD].lstrip().startswith(b"{"))):
+        return False
+    try:
+        return isinstance(json.loads(text[:end]), dict)
+    except (ValueError, RecursionError):
+        return False

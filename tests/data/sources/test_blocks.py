@@ -1,0 +1,313 @@
+"""Blocks of every format give all documents once and in order, however the files are cut, and samples without bias."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from engine.config import schema
+from engine.data import scan as scanning
+from engine.data.scan import scan
+from engine.data.sources import arrow, jsonl, parquet, source
+from engine.data.sources.formats import FORMATS
+from engine.data.sources.source import Document
+from engine.errors import DataError
+
+MakeData = Callable[..., schema.Data]
+Write = Callable[[Sequence[str]], bytes]
+TEXTS = ["", "é" * 7, "line\nbreak \u2028", *(f"{number} " * (number % 23) for number in range(200))]
+IDS: list[dict[str, Any]] = [
+    {"input_ids": [1, 2, 300000], "loss_mask": [0, 1, 1]},
+    {"input_ids": [], "loss_mask": []},
+    {"input_ids": [5], "loss_mask": None},
+]
+
+
+def lines(rows: Sequence[Any]) -> bytes:
+    return b"".join(json.dumps(row if isinstance(row, dict) else {"text": row}).encode() + b"\n" for row in rows)
+
+
+def table(rows: Sequence[Any], kind: pa.DataType | None = None) -> pa.Table:
+    if rows and isinstance(rows[0], dict):
+        return pa.Table.from_pylist(list(rows))
+    return pa.table({"id": range(len(rows)), "text": pa.array(list(rows), kind or pa.string())})
+
+
+def write_parquet(rows: Sequence[Any], **more: Any) -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table(rows), file, **({"row_group_size": 7} | more))
+    return file.getvalue()
+
+
+def write_arrow(rows: Sequence[Any], new: Any = pa.ipc.new_stream, options: Any = None) -> bytes:
+    file, content = io.BytesIO(), table(rows, pa.large_string())
+    with new(file, content.schema, options=options) as writer:
+        writer.write_table(content, max_chunksize=5)  # as Hugging Face's writer does, with 1,000
+    return file.getvalue()
+
+
+def two_frames(rows: Sequence[Any]) -> bytes:
+    text = lines(rows)
+    pack = zstandard.ZstdCompressor().compress
+    return pack(text[:99]) + pack(text[99:])
+
+
+FILES: dict[str, tuple[str, Write]] = {
+    "jsonl": ("jsonl", lines),
+    "bom": ("jsonl", lambda rows: b"\xef\xbb\xbf" + lines(rows)),
+    "gzip": ("jsonl", lambda rows: gzip.compress(lines(rows))),
+    "gzip in parts": (
+        "jsonl",
+        lambda rows: gzip.compress(lines(rows)[:50]) + gzip.compress(lines(rows)[50:]) + b"\0" * 9,
+    ),
+    "zstd": ("jsonl", lambda rows: zstandard.ZstdCompressor().compress(lines(rows))),
+    "zstd in frames": ("jsonl", two_frames),
+    "parquet": ("parquet", write_parquet),
+    "parquet, one group": ("parquet", lambda rows: write_parquet(rows, row_group_size=1000, compression="zstd")),
+    "arrow stream": ("arrow", write_arrow),
+    "arrow file": ("arrow", lambda rows: write_arrow(rows, pa.ipc.new_file)),
+    "arrow compressed": (
+        "arrow",
+        lambda rows: write_arrow(rows, pa.ipc.new_file, pa.ipc.IpcWriteOptions(compression="zstd")),
+    ),
+}
+ALL = pytest.mark.parametrize("name", FILES)
+
+
+def read(data: schema.Data) -> list[Document]:
+    blocks = [pickle.loads(pickle.dumps(block)) for block in FORMATS[data.format].blocks(data)]
+    return [document for block in blocks for document in block.documents()]
+
+
+def texts(data: schema.Data) -> list[str]:
+    return [(document.text or b"").decode() for document in read(data)]
+
+
+def refusal(data: schema.Data) -> tuple[str, str | None, str | None]:
+    with pytest.raises(DataError) as caught:
+        read(data)
+    problem = caught.value.problems[0]
+    return problem.message, problem.key, problem.hint
+
+
+@ALL
+@pytest.mark.parametrize("size", [1, 64, 1000, 1 << 20])
+def test_blocks_of_any_size_give_all_documents_in_order(
+    name: str, size: int, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, constant in ((jsonl, "_BLOCK_BYTES"), (arrow, "_BLOCK_BYTES"), (parquet, "_BATCH_BYTES")):
+        monkeypatch.setattr(module, constant, size)
+    monkeypatch.setattr(jsonl, "_CHUNK_BYTES", size)
+    form, write = FILES[name]
+    for number, part in enumerate((TEXTS[:3], TEXTS[3:150], TEXTS[150:])):
+        (tmp_path / f"{number}.x").write_bytes(write(part))
+    for path in (tmp_path, tmp_path / "*.x", f"{tmp_path}/[0-9].x"):
+        assert texts(make_data(path, format=form)) == TEXTS
+    assert texts(make_data(tmp_path / "1.x", format=form)) == TEXTS[3:150]
+    if size == 64 and "one group" not in name and "zip" not in name and "zstd" not in name:
+        assert len(FORMATS[form].blocks(make_data(tmp_path, format=form))) > 20
+
+
+@ALL
+def test_files_behind_urls(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = FILES[name]
+    (tmp_path / "a.x").write_bytes(write(TEXTS))
+    with fsspec.open(f"memory://{tmp_path.name}/deep/a.x", "wb") as file:
+        file.write(write(TEXTS))
+    for root in (f"file://{tmp_path}", f"memory://{tmp_path.name}"):
+        for path in (root, f"{root}/**/*.x"):
+            data = make_data(path, format=form)
+            assert texts(data) == TEXTS
+            assert all("://" in place for place, *_ in read(data))
+    assert texts(make_data(f"file://{tmp_path}/a.x", format=form)) == TEXTS
+
+
+@ALL
+def test_token_ids_with_a_mask(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = FILES[name]
+    (tmp_path / "a").write_bytes(write(IDS))
+    found = read(make_data(tmp_path / "a", format=form, field="input_ids"))
+    assert [document.text for document in found] == [None] * 3
+    assert [document.ids.tolist() for document in found if document.ids is not None] == [[1, 2, 300000], [], [5]]
+    assert [None if document.mask is None else document.mask.tolist() for document in found] == [
+        *([False, True, True], []),
+        None,
+    ]
+    assert scan(make_data(tmp_path / "a", format=form, field="input_ids"), None, 0).lengths.tolist() == [2]
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "'loss_mask' has 1 values, but 'input_ids' has 2"),
+        ({"input_ids": [1, 2], "loss_mask": [1, 2]}, "'loss_mask' contains values other than 0 and 1"),
+        ({"input_ids": [1, -100]}, "'input_ids' contains -100, which is not a token id"),
+        ({"input_ids": [1, None]}, "'input_ids' is not a list of integers"),
+        (
+            {"input_ids": "text", "loss_mask": [1]},
+            "has 'loss_mask', which belongs to token ids, but 'input_ids' is a text",
+        ),
+        ({"input_id": [1]}, "has no "),
+    ],
+)
+def test_ids_that_are_not_usable(
+    name: str, row: dict[str, Any], message: str, tmp_path: Path, make_data: MakeData
+) -> None:
+    form, write = FILES[name]
+    (tmp_path / "a").write_bytes(write([row]))
+    found, place, hint = refusal(make_data(tmp_path / "a", format=form, field="input_ids"))
+    assert found.startswith(message) and str(place).startswith(f"{tmp_path}/a")
+    assert message != "has no " or hint == "did you mean data.field=input_id?"
+
+
+@ALL
+def test_what_is_no_text_is_refused(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = FILES[name]
+    (tmp_path / "a").write_bytes(write([{"text": 7}]))
+    assert "text" in refusal(make_data(tmp_path / "a", format=form))[0]
+    (tmp_path / "a").write_bytes(write([{"text": "a"}, {"text": None}]))
+    found, place, _ = refusal(make_data(tmp_path / "a", format=form))
+    assert "'text'" in found and place in (f"{tmp_path}/a:2", f"{tmp_path}/a:row 1", f"{tmp_path}/a:batch 0:row 1")
+
+
+@ALL
+@pytest.mark.parametrize("left", [0.5, 0.9])
+def test_a_file_that_was_cut_off_is_refused(name: str, left: float, tmp_path: Path, make_data: MakeData) -> None:
+    """A shorter corpus must not go unnoticed."""
+    form, write = FILES[name]
+    content = write(TEXTS)
+    (tmp_path / "a").write_bytes(content[: int(len(content) * left)])
+    assert str(refusal(make_data(tmp_path / "a", format=form))[1]).startswith(f"{tmp_path}/a")
+
+
+@pytest.mark.parametrize("name", ["gzip", "parquet", "arrow stream"])
+def test_a_sample_has_no_bias(name: str, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(source, "_PILOT_BYTES", 1000)
+    monkeypatch.setattr(scanning, "cores", lambda: 1)
+    form, write = FILES[name]
+    for number in range(30):
+        (tmp_path / f"{number:02d}").write_bytes(write(["a" * (5 if number < 20 else 90)] * 10))
+    data = make_data(tmp_path, format=form)
+    found = [scan(data, 50, seed) for seed in range(40)]
+    assert np.mean([len(some.lengths) for some in found]) == pytest.approx(50, rel=0.35)
+    share = np.mean([(some.lengths == 6).mean() for some in found])
+    assert share == pytest.approx(2 / 3, rel=0.1)
+    assert scan(data, 10_000, seed=0).fraction == 1.0 == scan(data, None, seed=0).fraction
+    monkeypatch.setattr(source, "_MOST_BYTES", 500)
+    assert scan(data, None, seed=0).fraction < 0.5
+
+
+def test_parquet_reads_no_more_than_its_columns_and_row_group(tmp_path: Path, make_data: MakeData) -> None:
+    """The other column and the other row group are damaged, which nobody notices."""
+    rows = [{"other": "x" * 1000 + str(n), "text": f"text {n}" * 50} for n in range(4)]
+    file = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(
+        pa.Table.from_pylist(rows), file, row_group_size=2, compression="none", use_dictionary=False
+    )
+    content = bytearray(file.read_bytes())
+    meta = pyarrow.parquet.ParquetFile(file).metadata
+    for group, column in ((0, 0), (0, 1), (1, 0)):
+        chunk = meta.row_group(group).column(column)
+        content[chunk.data_page_offset : chunk.data_page_offset + chunk.total_compressed_size] = bytes(
+            chunk.total_compressed_size
+        )
+    file.write_bytes(content)
+    first, second = FORMATS["parquet"].blocks(make_data(tmp_path, format="parquet"))
+    assert [document.text for document in second.documents()] == [row["text"].encode() for row in rows[2:]]
+    with pytest.raises(DataError, match="cannot be read"):
+        list(first.documents())
+
+
+def test_binary_columns_follow_the_encoding(tmp_path: Path, make_data: MakeData) -> None:
+    pyarrow.parquet.write_table(pa.table({"text": [b"good", b"caf\xe9 noir"]}), tmp_path / "a.parquet")
+    expected = ("is not UTF-8 at byte 3", f"{tmp_path}/a.parquet:row 1", "data.encoding=bytes accepts any file")
+    assert refusal(make_data(tmp_path, format="parquet")) == expected
+    found = read(make_data(tmp_path, format="parquet", encoding="bytes"))
+    assert [document.text for document in found] == [b"good", b"caf\xe9 noir"]
+
+
+def test_a_folder_of_save_to_disk(tmp_path: Path, make_data: MakeData) -> None:
+    """Results of later calls lie in the same folder, and a DatasetDict has a folder per split."""
+    train = tmp_path / "train"
+    train.mkdir()
+    for number, part in enumerate((TEXTS[:90], TEXTS[90:])):
+        (train / f"data-0000{number}-of-00002.arrow").write_bytes(write_arrow(part))
+    (train / "cache-0123456789abcdef.arrow").write_bytes(write_arrow(["of map"]))
+    names = [{"filename": f"data-0000{number}-of-00002.arrow"} for number in range(2)]
+    (train / "state.json").write_text(json.dumps({"_data_files": names, "_split": "train"}))
+    (train / "dataset_info.json").write_text("{}")
+    data = make_data(train, format="arrow", pattern="**/*.arrow")
+    assert texts(data) == TEXTS
+    assert len(texts(make_data(train / "*.arrow", format="arrow"))) == len(TEXTS) + 1  # a glob means what it says
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
+    expected = ("has several splits: test, train", str(tmp_path), f"set data.path={train}")
+    assert refusal(make_data(tmp_path, format="arrow", pattern="**/*.arrow")) == expected
+
+
+def test_arrow_with_dictionaries_is_one_block(tmp_path: Path, make_data: MakeData) -> None:
+    file = tmp_path / "a.arrow"
+    content = pa.table({"text": TEXTS, "label": pa.array(TEXTS).dictionary_encode()})
+    with pa.ipc.new_stream(file, content.schema) as writer:
+        writer.write_table(content, max_chunksize=5)
+    assert texts(make_data(file, format="arrow")) == TEXTS
+
+
+def test_an_unknown_column_is_refused_before_anything_is_read(tmp_path: Path, make_data: MakeData) -> None:
+    for form, content in (("parquet", write_parquet(TEXTS)), ("arrow", write_arrow(TEXTS))):
+        (tmp_path / form).write_bytes(content)
+        for field, hint in (
+            ("texts", "did you mean data.field=text?"),
+            ("body", "set data.field to one of 'id', 'text'"),
+        ):
+            with pytest.raises(DataError) as caught:
+                FORMATS[form].blocks(make_data(tmp_path / form, format=form, field=field))
+            problem = caught.value.problems[0]
+            assert (problem.message, problem.key, problem.hint) == (
+                f"has no column '{field}'",
+                f"{tmp_path}/{form}",
+                hint,
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "needed"), [("zstd", "zstandard"), ("parquet", "pyarrow"), ("arrow stream", "pyarrow")]
+)
+def test_a_missing_library_is_named(
+    name: str, needed: str, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form, write = FILES[name]
+    (tmp_path / "a").write_bytes(write(TEXTS))
+    for module in (needed, f"{needed}.parquet", f"{needed}.ipc"):
+        monkeypatch.setitem(__import__("sys").modules, module, None)
+    message, place, hint = refusal(make_data(tmp_path / "a", format=form))
+    assert message == f"cannot be read without the library {needed}"
+    assert (place, hint) == (f"{tmp_path}/a", 'install it: pip install "bytescale[data]"')
+
+
+def test_a_url_of_an_unknown_protocol_is_refused(make_data: MakeData) -> None:
+    message, place, _ = refusal(make_data("nowhere://a/b.jsonl", format="jsonl"))
+    assert "nowhere" in message and place == "nowhere://a/b.jsonl"
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "arrow"])
+def test_paths_without_files_are_refused(form: str, tmp_path: Path, make_data: MakeData) -> None:
+    for root in (str(tmp_path), f"file://{tmp_path}"):
+        data = make_data(root, format=form, pattern="**/*.x")
+        assert refusal(data)[:2] == ("contains no files that match '**/*.x'", root)
+        assert refusal(make_data(f"{root}/*.x", format=form))[0] == "contains no files that match '*.x'"
+        for path in (f"{root}/none", f"{root}/none/*.x"):
+            assert refusal(make_data(path, format=form))[:2] == ("no such file or folder", path)

@@ -1,0 +1,187 @@
+"""Files that would be trained on as garbage are refused, and the message says what to write instead."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from engine.config import schema
+from engine.data.sources.content import recognise
+from engine.data.sources.formats import FORMATS, open_source
+from engine.data.token_file import TokenWriter
+from engine.errors import DataError
+
+MakeData = Callable[..., schema.Data]
+WriteFiles = Callable[[Mapping[str, bytes]], Path]
+LINES = b'{"text": "one"}\n{"text": "two"}\n'
+TABLE = pa.table({"text": ["one", "two"]})
+
+
+def parquet() -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(TABLE, file)
+    return file.getvalue()
+
+
+def arrow(writer: Callable[..., pa.RecordBatchFileWriter]) -> bytes:
+    file = io.BytesIO()
+    with writer(file, TABLE.schema) as opened:
+        opened.write_table(TABLE)
+    return file.getvalue()
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as opened:
+        opened.writestr("a.txt", "a")
+    return file.getvalue()
+
+
+def saved() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(3))
+    return file.getvalue()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> bytes:
+    with TokenWriter(tmp_path / "tokens", np.uint16) as writer:
+        writer.add(np.arange(5))
+    return (tmp_path / "tokens.idx").read_bytes()
+
+
+BINARY = [
+    (gzip.compress(LINES), "is compressed with gzip", "data=jsonl"),
+    (zstandard.ZstdCompressor().compress(LINES), "is compressed with zstd", "data=jsonl"),
+    (parquet(), "is a Parquet file", "data=parquet"),
+    (arrow(pa.ipc.new_stream), "is an Arrow file", "data=arrow"),
+    (arrow(pa.ipc.new_file), "is an Arrow file", "data=arrow"),
+    (zipped(), "is a zip archive", "extract it"),
+    (saved(), "is a numpy array", "data=parquet data.field=input_ids"),
+    (b"text" + b"\0" * 4, "contains NUL bytes, so it is not text", "data.pattern"),
+    ("text in UTF-16".encode("utf-16"), "contains NUL bytes, so it is not text", "convert it to UTF-8"),
+]
+
+
+def refusal(data: schema.Data) -> tuple[str, str | None, str]:
+    """Message, place and hint of the error when all documents are read."""
+    with pytest.raises(DataError) as caught:
+        for block in FORMATS[data.format].blocks(data):
+            list(block.documents())
+    problem = caught.value.problems[0]
+    return problem.message, problem.key, problem.hint or ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "bytes"])
+@pytest.mark.parametrize(("content", "message", "hint"), BINARY)
+def test_binary_is_no_text(
+    content: bytes, message: str, hint: str, encoding: str, write_files: WriteFiles, make_data: MakeData
+) -> None:
+    root = write_files({"a.txt": b"text", "b.txt": content})
+    data = make_data(root, encoding=encoding)
+    found = refusal(data)
+    assert found[:2] == (message, str(root / "b.txt"))
+    assert hint in found[2] and ("data=" not in hint or "field" in hint or f"{hint} data.path={root}" in found[2])
+    with pytest.raises(DataError, match=message):
+        open_source(data).read(1)
+    with pytest.raises(DataError, match=message):  # also if data.path is the file
+        FORMATS["folder"].blocks(make_data(root / "b.txt"))
+
+
+def test_a_token_file_is_no_text(index: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
+    message, _, hint = refusal(make_data(write_files({"a.idx": index}), encoding="bytes"))
+    assert message == "is the index of a token file" and "data=tokens" in hint
+
+
+@pytest.mark.parametrize(
+    "content", [LINES, b"\xef\xbb\xbf" + LINES, b'{"text": "' + b"a" * 5000 + b'"}\n\n{}', LINES[:16]]
+)
+def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a.jsonl": content})
+    expected = ("looks like JSON lines", str(root / "a.jsonl"), f"write data=jsonl data.path={root}")
+    assert refusal(make_data(root)) == expected
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({"a": {"b": 1}}, indent=1).encode(),
+        b'{"a": 1}',
+        b'{"a": 1}\n',
+        b"[1, 2]\n",
+        b"{% if a %}\n{{ b }}",
+        b"{\n{\n",
+        b"a\n" * 1024 + b"\0",  # beyond the first KB
+        b"",
+    ],
+)
+def test_other_files_are_text(content: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
+    (block,) = FORMATS["folder"].blocks(make_data(write_files({"a.json": content})))
+    assert [document.text for document in block.documents()] == [content]
+
+
+@pytest.mark.parametrize(("content", "message", "hint"), BINARY[2:])
+@pytest.mark.parametrize("packed", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
+def test_binary_is_not_read_as_json_lines(
+    content: bytes,
+    message: str,
+    hint: str,
+    packed: Callable[[bytes], bytes],
+    write_files: WriteFiles,
+    make_data: MakeData,
+) -> None:
+    root = write_files({"a.jsonl": packed(content)})
+    found = refusal(make_data(root, format="jsonl"))
+    assert found[:2] == (message, str(root / "a.jsonl")) and hint in found[2]
+
+
+@pytest.mark.parametrize("content", [b'[{"text": "a"}]', b'\xef\xbb\xbf \n[\n  {"text": "a"}\n]\n'])
+def test_a_json_array_is_not_read_as_json_lines(content: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
+    message, _, hint = refusal(make_data(write_files({"a.jsonl": content}), format="jsonl"))
+    assert message == "is a JSON array, not JSON lines" and "jq -c" in hint
+
+
+@pytest.mark.parametrize("name", ["parquet", "arrow"])
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (LINES, "is not a file in the format NAME", "data=jsonl"),
+        (b"text", "is not a file in the format NAME", "set data.path or data.pattern to NAME files"),
+        (b"", "is not a file in the format NAME", "set data.path or data.pattern to NAME files"),
+        (gzip.compress(parquet()), "is compressed with gzip", "decompress"),
+    ],
+)
+def test_tables_are_not_guessed(
+    name: str, content: bytes, message: str, hint: str, write_files: WriteFiles, make_data: MakeData
+) -> None:
+    root = write_files({"a.parquet": content})
+    found = refusal(make_data(root, format=name))
+    assert found[:2] == (message.replace("NAME", name), str(root / "a.parquet"))
+    assert hint.replace("NAME", name) in found[2]
+
+
+def test_the_tables_are_distinguished(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a": parquet()})
+    assert refusal(make_data(root, format="arrow"))[2] == f"write data=parquet data.path={root}"
+    root = write_files({"a": arrow(pa.ipc.new_stream)})
+    assert refusal(make_data(root, format="parquet"))[2] == f"write data=arrow data.path={root}"
+
+
+def test_the_standard_library_is_text(make_data: MakeData) -> None:
+    """The quickstart trains on it."""
+    blocks = FORMATS["folder"].blocks(make_data("stdlib", pattern="**/*.py", encoding="bytes"))
+    assert sum(len(list(block.documents())) for block in blocks) > 500
+
+
+def test_nothing_is_said_of_text() -> None:
+    assert recognise(b"") is None and recognise(LINES) is None
