@@ -25,7 +25,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.corpus import corpus_of
 from engine.data.mixes import draw
-from engine.data.sources.formats import open_source
+from engine.data.sources.folder import folder_files
 from engine.data.steps import Cursor, next_step
 
 MODEL = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.kv_heads=1", "model.ffn=176"]
@@ -78,8 +78,8 @@ def write_jsonl(path: Path, lengths: Iterable[int], text: bytes, seed: int) -> N
 
 
 def _library_text() -> bytes:
-    source = open_source(load(["recipe=quickstart"]).data)
-    return b"".join(source.read(number) for number in range(400))
+    root, names = folder_files(load(["recipe=quickstart"]).data)
+    return b"".join((root / name).read_bytes() for name in names[:400])
 
 
 def tokens_per_s(cell: Cell, planner: str, steps: int, out: Path) -> float:

@@ -46,7 +46,7 @@ def test_a_named_place_exists(path: str) -> None:
     [
         ("engine/planner/make.py", "PLANNERS"),
         ("engine/trainer/optimizer.py", "def build_optimizer"),
-        ("engine/data/sources/source.py", "class Source"),
+        ("engine/data/sources/source.py", "class Block"),
         ("engine/data/sources/formats.py", "FORMATS"),
         ("engine/models/build.py", "def build_model"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load, resolved_yaml
-from engine.data.sources.folder import FolderSource
+from engine.data.sources.folder import folder_files
 from engine.errors import RunFolderError
 from engine.launch.place import check_place, files_of_a_run
 from engine.launch.prepare import locked
@@ -84,7 +84,7 @@ def test_the_files_checked_are_those_that_would_become_documents(data: Path) -> 
     for name in files_of_a_run(RunFolder(data / "run")):
         (data / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (data / "run" / name).touch()
-    found = FolderSource(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data).names
+    _, found = folder_files(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data)
     assert set(found) == {f"run/{name}" for name in files_of_a_run(RunFolder(data / "run"))}
 
 

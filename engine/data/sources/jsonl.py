@@ -13,10 +13,8 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from io import BufferedReader, RawIOBase
 from itertools import groupby
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from engine.config import schema
@@ -33,58 +31,9 @@ from engine.data.sources.source import (
 )
 from engine.errors import DataError
 
-_PARSED_LINES = 8  # a rank reads the spans of a document soon after each other, so a small cache avoids most parsing
 _BLOCK_BYTES = 16 << 20
 _SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
 _CHUNK_BYTES = 64 << 10  # bytes to decompress at a time: at most 64 MiB, since zlib reaches a factor of 1,000
-
-
-class JsonlSource:
-    """The documents of a JSONL file, one per non-blank line. Their names are `file:line`."""
-
-    def __init__(self, data: schema.Data) -> None:
-        (self._path, _, compressed), *more = _files(data)
-        if more or compressed:
-            message, hint = "has several files, or a compressed one", "read them with `bytescale data pack`"
-            raise DataError(message, key=data.path, hint=hint)
-        self._field = data.field
-        self._lines: list[int] = []  # line number of each document, from 1
-        self._offsets: list[int] = []
-        self.blank = 0
-        with reading(self._path) as file:
-            for number, (offset, line) in enumerate(lines(file, 0, sys.maxsize), start=1):
-                if line.isspace():
-                    self.blank += 1
-                else:
-                    self._lines.append(number)
-                    self._offsets.append(offset)
-        self.names = tuple(f"{Path(self._path).name}:{line}" for line in self._lines)
-        self._text = lru_cache(_PARSED_LINES)(self._parse)
-        if not self.names:
-            raise DataError("contains no documents", key=data.path, hint="set data.path to another file")
-
-    def place(self, document: int) -> str:
-        """Return the path of the file and the line number of a document, as `path:line`."""
-        return f"{self._path}:{self._lines[document]}"
-
-    def read(self, document: int) -> bytes:
-        """Return a document's text in UTF-8. Raises DataError if its line is not a JSON object with the text field."""
-        return self._text(document)
-
-    def read_span(self, document: int, start: int, stop: int) -> bytes:
-        """Return bytes start .. stop - 1 of a document's text in UTF-8; fewer if the text is shorter."""
-        return self._text(document)[start:stop]
-
-    def _parse(self, document: int) -> bytes:
-        """Read and parse the line of a document; `_text` caches the result."""
-        with reading(self._path) as file:
-            file.seek(self._offsets[document])
-            line = file.readline()
-        text = _document(line, self._offsets[document], self._field, self.place(document)).text
-        if text is None:
-            message, hint = f"field {self._field!r} is not a string", "read token ids with `bytescale data pack`"
-            raise DataError(message, key=self.place(document), hint=hint)
-        return text
 
 
 @dataclass(frozen=True)

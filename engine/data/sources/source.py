@@ -1,4 +1,4 @@
-"""The interfaces of document formats: `Source` finds single documents, a `Block` reads many in a row."""
+"""The interface of document formats: a `Block` reads many documents in a row. And what all formats share."""
 
 from __future__ import annotations
 
@@ -16,28 +16,6 @@ from engine.units import Ints
 MASK = "loss_mask"  # the field beside token ids that says which of them count in the loss
 _MOST_BYTES = 1 << 30  # bytes that `profile-data` reads without --sample, in seconds
 _PILOT_BYTES = 16 << 20
-
-
-class Source(Protocol):
-    """Named documents, in the same order on every machine. `document` is an index into `names`.
-
-    Every method raises DataError if a document cannot be read.
-    """
-
-    names: tuple[str, ...]
-    blank: int  # number of blank lines in a JSONL file, which are not documents
-
-    def place(self, document: int) -> str:
-        """Return the location of a document for messages: a path, or `file:line`."""
-        ...
-
-    def read(self, document: int) -> bytes:
-        """Return the validated text of a document, in bytes without BOS and EOS."""
-        ...
-
-    def read_span(self, document: int, start: int, stop: int) -> bytes:
-        """Return bytes start .. stop - 1 of a document's text; fewer if the text is shorter."""
-        ...
 
 
 class Document(NamedTuple):
@@ -61,7 +39,7 @@ class Block(Protocol):
         ...
 
     def documents(self) -> Iterator[Document]:
-        """Read the documents in order. Raises DataError as `Source.read` does."""
+        """Read the documents in order. Raises DataError, which names the document, for one that cannot be used."""
         ...
 
 

@@ -9,29 +9,29 @@ from typing import Any
 import pytest
 
 from engine.config import schema
-from engine.data.sources.folder import FolderSource
+from engine.data.sources.folder import folder_files
 from engine.errors import DataError
+from tests.data.sources.read import documents, texts
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
 
 
-def refusal(data: schema.Data, document: int | None = None) -> tuple[str, str | None, str | None]:
-    """Message, place and hint of the error when the source is opened or a document is read."""
+def refusal(data: schema.Data) -> tuple[str, str | None, str | None]:
+    """Message, place and hint of the error when the documents are read."""
     with pytest.raises(DataError) as caught:
-        source = FolderSource(data)
-        if document is not None:
-            source.read(document)
+        documents(data)
     problem = caught.value.problems[0]
     return problem.message, problem.key, problem.hint
 
 
 def test_documents_are_sorted_by_relative_path(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"b.txt": b"3", "a/z.txt": b"2", "a/b/c.txt": b"1", "B.txt": b"0"})
-    source = FolderSource(make_data(root))
-    assert source.names == ("B.txt", "a/b/c.txt", "a/z.txt", "b.txt")
-    assert [source.read(document) for document in range(4)] == [b"0", b"1", b"2", b"3"]
-    assert source.place(1) == str(root / "a/b/c.txt")
+    found = documents(make_data(root))
+    assert [document.text for document in found] == [b"0", b"1", b"2", b"3"]
+    assert [document.place for document in found] == [
+        str(root / name) for name in ("B.txt", "a/b/c.txt", "a/z.txt", "b.txt")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -48,25 +48,19 @@ def test_documents_are_sorted_by_relative_path(write_files: WriteFiles, make_dat
 )
 def test_patterns(pattern: str, names: list[str], write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.py": b"x", "d/b.py": b"x", "d/e/c.py": b"x", "a.txt": b"x"})
-    assert list(FolderSource(make_data(root, pattern=pattern)).names) == names
-
-
-def test_a_span_is_read_without_the_rest(write_files: WriteFiles, make_data: MakeData) -> None:
-    source = FolderSource(make_data(write_files({"a.txt": b"0123456789"})))
-    assert source.read_span(0, 3, 6) == b"345"
-    assert source.read_span(0, 8, 12) == b"89"
+    assert folder_files(make_data(root, pattern=pattern)) == (root, names)
 
 
 def test_the_standard_library_comes_without_installed_packages(make_data: MakeData) -> None:
-    source = FolderSource(make_data("stdlib", pattern="**/*"))
-    assert {"json/__init__.py", "os.py"} <= set(source.names)
-    assert not [name for name in source.names if {"site-packages", "__pycache__"} & set(name.split("/"))]
-    assert source.place(0).startswith(sysconfig.get_paths()["stdlib"])
+    root, names = folder_files(make_data("stdlib", pattern="**/*"))
+    assert {"json/__init__.py", "os.py"} <= set(names)
+    assert not [name for name in names if {"site-packages", "__pycache__"} & set(name.split("/"))]
+    assert str(root) == sysconfig.get_paths()["stdlib"]
 
 
 def test_a_folder_with_a_matching_name_is_not_a_document(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.py": b"x", "x.py/b.txt": b"x"})
-    assert FolderSource(make_data(root, pattern="**/*.py")).names == ("a.py",)
+    assert folder_files(make_data(root, pattern="**/*.py"))[1] == ["a.py"]
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> None:
@@ -91,14 +85,14 @@ def test_a_folder_without_a_match_is_refused(write_files: WriteFiles, make_data:
 def test_a_file_that_is_not_utf8_is_refused_with_the_byte(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.txt": b"good", "b.txt": b"caf\xe9 noir"})
     hint = "data.encoding=bytes accepts any file"
-    assert refusal(make_data(root), document=1) == ("is not UTF-8 at byte 3", str(root / "b.txt"), hint)
-    assert FolderSource(make_data(root, encoding="bytes")).read(1) == b"caf\xe9 noir"
+    assert refusal(make_data(root)) == ("is not UTF-8 at byte 3", str(root / "b.txt"), hint)
+    assert texts(make_data(root, encoding="bytes"))[1] == b"caf\xe9 noir"
 
 
 def test_a_dangling_link_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({})
     (root / "x.py").symlink_to(root / "gone.py")
-    message, key, _ = refusal(make_data(root), document=0)
+    message, key, _ = refusal(make_data(root))
     assert (message, key) == ("cannot be read: No such file or directory", str(root / "x.py"))
 
 
@@ -112,7 +106,7 @@ def test_a_file_without_permission_is_refused(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "open", denied)
-    message, key, hint = refusal(make_data(root), document=0)
+    message, key, hint = refusal(make_data(root))
     assert (message, key) == ("cannot be read: Permission denied", str(root / "a.txt"))
     assert hint == "make it a readable file, or exclude it with data.pattern"
 

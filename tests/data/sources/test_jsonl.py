@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine.config import schema
-from engine.data.sources.jsonl import JsonlSource
 from engine.errors import DataError
+from tests.data.sources.read import documents, texts
 
 MakeData = Callable[..., schema.Data]
 TEXT = "set data.field to a field with text, or lists of token ids"
@@ -18,32 +18,16 @@ def write(tmp_path: Path, content: bytes) -> Path:
     return tmp_path / "corpus.jsonl"
 
 
-def test_lines_are_documents_and_blank_ones_are_counted(tmp_path: Path, make_data: MakeData) -> None:
+def test_lines_are_documents_and_blank_ones_are_empty(tmp_path: Path, make_data: MakeData) -> None:
     path = write(tmp_path, '{"text": "one"}\n\n{"id": 2, "text": "zwölf\\n"}\r\n  \n{"text": ""}'.encode())
-    source = JsonlSource(make_data(path, format="jsonl"))
-    assert source.names == ("corpus.jsonl:1", "corpus.jsonl:3", "corpus.jsonl:5")
-    assert source.place(1) == f"{path}:3"
-    assert source.blank == 2
-    assert [source.read(document) for document in range(3)] == [b"one", "zwölf\n".encode(), b""]
-
-
-def test_a_span_counts_bytes_of_utf8(tmp_path: Path, make_data: MakeData) -> None:
-    source = JsonlSource(make_data(write(tmp_path, '{"text": "aéb"}'.encode()), format="jsonl"))
-    assert source.read_span(0, 1, 3) == "é".encode()
-    assert source.read_span(0, 2, 9) == b"\xa9b"
+    found = documents(make_data(path, format="jsonl"))
+    assert [document.text for document in found] == [b"one", b"", "zwölf\n".encode(), b"", b""]
+    assert found[2].place == f"{path}:byte 17"
 
 
 def test_the_field_can_be_chosen(tmp_path: Path, make_data: MakeData) -> None:
     path = write(tmp_path, b'{"content": "one", "text": "two"}')
-    assert JsonlSource(make_data(path, format="jsonl", field="content")).read(0) == b"one"
-
-
-def test_a_line_is_parsed_once_for_several_spans(tmp_path: Path, make_data: MakeData) -> None:
-    path = write(tmp_path, b'{"text": "0123456789"}')
-    source = JsonlSource(make_data(path, format="jsonl"))
-    assert source.read_span(0, 0, 2) == b"01"
-    path.unlink()
-    assert source.read_span(0, 8, 10) == b"89"
+    assert texts(make_data(path, format="jsonl", field="content")) == [b"one"]
 
 
 @pytest.mark.parametrize(
@@ -70,27 +54,13 @@ def test_a_bad_line_is_refused_by_its_number(
     line: bytes, message: str, hint: str, tmp_path: Path, make_data: MakeData
 ) -> None:
     path = write(tmp_path, b'{"text": "good"}\n\n' + line + b"\n")
-    source = JsonlSource(make_data(path, format="jsonl"))
     with pytest.raises(DataError) as caught:
-        source.read(1)
+        documents(make_data(path, format="jsonl"))
     problem = caught.value.problems[0]
     assert (problem.message, problem.key, problem.hint) == (message, f"{path}:3", hint)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, make_data: MakeData) -> None:
     with pytest.raises(DataError, match="no such file") as caught:
-        JsonlSource(make_data(tmp_path / "none.jsonl", format="jsonl"))
+        documents(make_data(tmp_path / "none.jsonl", format="jsonl"))
     assert caught.value.problems[0].key == str(tmp_path / "none.jsonl")
-
-
-def test_several_files_are_not_opened_for_random_access(tmp_path: Path, make_data: MakeData) -> None:
-    write(tmp_path, b"{}")
-    (tmp_path / "other.jsonl").write_bytes(b"{}")
-    with pytest.raises(DataError, match="has several files, or a compressed one"):
-        JsonlSource(make_data(tmp_path, format="jsonl"))
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \n"])
-def test_a_file_without_documents_is_refused(content: bytes, tmp_path: Path, make_data: MakeData) -> None:
-    with pytest.raises(DataError, match="contains no documents"):
-        JsonlSource(make_data(write(tmp_path, content), format="jsonl"))

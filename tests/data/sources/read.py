@@ -1,0 +1,15 @@
+"""Reads all documents of a source."""
+
+from __future__ import annotations
+
+from engine.config import schema
+from engine.data.sources.formats import FORMATS
+from engine.data.sources.source import Document
+
+
+def documents(data: schema.Data) -> list[Document]:
+    return [document for block in FORMATS[data.format].blocks(data) for document in block.documents()]
+
+
+def texts(data: schema.Data) -> list[bytes | None]:
+    return [document.text for document in documents(data)]
