@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,21 @@ def test_the_same_ninja_compiles_whatever_is_on_the_path(tmp_path: Path, monkeyp
     assert ninja_of(other, beside, monkeypatch) == str(beside / "ninja")
     assert ninja_of(none, beside, monkeypatch) == str(beside / "ninja")
     assert ninja_of(other, none, monkeypatch) == str(other / "ninja")
+
+
+@pytest.mark.parametrize(("age_s", "there"), [(3600, False), (60, True)])
+def test_a_lock_that_a_killed_compiler_left_is_removed(
+    age_s: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would wait for it. A young one is that of another process, which compiles now."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    os.utime(lock, (time.time() - age_s,) * 2)
+    monkeypatch.setattr(host_adam.CPUAdamBuilder, "load", lambda self: None)
+    host_adam.compile_operator()
+    assert lock.exists() == there
 
 
 def test_on_a_gpu_machine_it_is_linked_without_cuda_libraries() -> None:
