@@ -34,7 +34,7 @@ validation_table(corpus, 8192, 65536)
 for _ in range(20):
     table, cursor = next_step(corpus, cursor, 0, 65536, 8192)
     for document in table.document.tolist():
-        corpus.read(document, 0, 100, 258)
+        corpus.tokens.read(document, 0, 100)
 after = resource.getrusage(resource.RUSAGE_SELF)
 print(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, (after.ru_maxrss - before.ru_maxrss) / 1024)
 """

@@ -29,7 +29,7 @@ def pairs(corpus: Corpus, table: SequenceTable) -> Tensor:
     """Count how often each label follows each input in the sequences of a step, [vocab, vocab]."""
     counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
     for document, start, length in zip(table.document, table.start, table.length, strict=True):
-        tokens = corpus.read(int(document), int(start), int(start + length) + 1)
+        tokens = corpus.tokens.read(int(document), int(start), int(start + length) + 1)
         counts += np.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB * VOCAB)
     return torch.from_numpy(counts.reshape(VOCAB, VOCAB))
 

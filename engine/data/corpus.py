@@ -97,17 +97,26 @@ class Corpus:
         """The bigram entropy of the documents (bigrams.py); None unless tokens are bytes."""
         return self.facts.bigram_nats if self.facts else None
 
-    def read(self, document: int, start: int, stop: int, vocabulary: int) -> Ints:
+
+@dataclass(frozen=True)
+class Reader:
+    """Reads tokens for a model whose vocabulary has `vocabulary` tokens."""
+
+    corpus: Corpus
+    vocabulary: int
+
+    def tokens(self, document: int, start: int, stop: int) -> Ints:
         """Read tokens start .. stop - 1 of a document: int64 [stop - start].
 
-        Raises DataError for a token that is not in the model's `vocabulary`.
+        Raises DataError for a token that is not in the vocabulary.
         """
-        found = self.tokens.read(document, start, stop)
-        if len(found) and not 0 <= found.min() <= found.max() < vocabulary:
+        found = self.corpus.tokens.read(document, start, stop)
+        if len(found) and not 0 <= found.min() <= found.max() < self.vocabulary:
             wrong = int(found.min()) if found.min() < 0 else int(found.max())
-            message = f"document {document} has token {wrong}, but the model's vocabulary has {vocabulary}"
+            message = f"document {document} has token {wrong}, but the model's vocabulary has {self.vocabulary}"
             hint = f"set model.vocab to {wrong + 1} or more, or choose tokens of the model's tokenizer"
-            raise DataError(message, key=f"{self.tokens.prefix}.bin", hint=hint if wrong >= 0 else None)
+            place = f"{self.corpus.tokens.prefix}.bin"
+            raise DataError(message, key=place, hint=hint if wrong >= 0 else None)
         return found
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.data.corpus import Corpus
+from engine.data.corpus import Reader
 from engine.data.steps import SequenceTable
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch
@@ -34,11 +34,11 @@ class Slices:
     positions: Ints  # [T] positions in the sequence, from 0
 
 
-def micro_batch_slices(corpus: Corpus, vocabulary: int, table: SequenceTable, micro: MicroBatch) -> Slices:
+def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) -> Slices:
     """Read the shards of a micro-batch from its documents, each as its low chunk followed by its high chunk.
 
     `table` contains the sequences that the shards refer to. An idle micro-batch gets `idle_slices()`. Raises DataError
-    as `Corpus.read` does.
+    as `Reader.tokens` does.
     """
     if not micro.shards:
         return idle_slices()
@@ -50,7 +50,7 @@ def micro_batch_slices(corpus: Corpus, vocabulary: int, table: SequenceTable, mi
             if not span.tokens:
                 continue
             # Read one more token, the label of the last input.
-            read = corpus.read(document, begin + span.start, begin + span.stop + 1, vocabulary)
+            read = reader.tokens(document, begin + span.start, begin + span.stop + 1)
             tokens.append(read[:-1])
             labels.append(read[1:])
             positions.append(np.arange(span.start, span.stop, dtype=np.int64))

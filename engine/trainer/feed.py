@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.config.schema import Config
-from engine.data.corpus import open_corpus
+from engine.data.corpus import Reader, open_corpus
 from engine.data.slices import Slices, micro_batch_slices
 from engine.data.steps import Cursor, SequenceTable, next_step, validation_table
 from engine.run.folder import RunFolder
@@ -28,6 +28,7 @@ class Feed:
     def __init__(self, config: Config, tokens: Path) -> None:
         self.corpus = open_corpus(tokens, config.data.validation_share)
         self._config = config
+        self._reader = Reader(self.corpus, config.model.vocab)
 
     def step(self, cursor: Cursor) -> tuple[SequenceTable, Cursor]:
         """Return the sequences of the step at `cursor`, and the cursor of the next step."""
@@ -40,4 +41,4 @@ class Feed:
 
     def slicer(self, table: SequenceTable) -> partial[Slices]:
         """Return a function that reads the slices of a micro-batch, whose shards refer to the sequences of `table`."""
-        return partial(micro_batch_slices, self.corpus, self._config.model.vocab, table)
+        return partial(micro_batch_slices, self._reader, table)

@@ -13,6 +13,7 @@ from engine.data.bigrams import BigramCounts
 from engine.data.corpus import (
     Corpus,
     Counts,
+    Reader,
     check_documents,
     check_fingerprint,
     check_vocabulary,
@@ -105,16 +106,16 @@ def test_every_span_equals_that_of_the_document(write_files: WriteFiles, make_da
     assert (tokens[0], tokens[-1]) == (BOS, EOS)
     for start in range(len(tokens)):
         for stop in range(start + 1, len(tokens) + 1):
-            assert found.read(0, start, stop, vocabulary=258).tolist() == tokens[start:stop].tolist()
+            assert Reader(found, 258).tokens(0, start, stop).tolist() == tokens[start:stop].tolist()
 
 
 def test_a_token_beyond_the_vocabulary_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
     found = corpus(make_data(write_files({"a": b"hello"})))
     with pytest.raises(DataError, match="document 0 has token 257, but the model's vocabulary has 257") as caught:
-        found.read(0, 0, 7, vocabulary=257)
+        Reader(found, 257).tokens(0, 0, 7)
     (problem,) = caught.value.problems
     assert str(problem.key).endswith(".bin") and str(problem.hint).startswith("set model.vocab to 258")
-    assert len(found.read(0, 0, 6, vocabulary=257)) == 6
+    assert len(Reader(found, 257).tokens(0, 0, 6)) == 6
 
 
 def test_the_hint_for_a_small_vocabulary_depends_on_the_weights(write_files: WriteFiles, make_data: MakeData) -> None:

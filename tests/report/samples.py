@@ -44,7 +44,6 @@ COST_CURVE = CostCurve(
     ring_s=RING / 1e5,
     capacity=8192,
     step_s=32.4,
-    plan_build_s=0.0,
 )
 _SEVEN_B = load(["recipe=llama7b-2m", "offload.ratio=0"])
 ESTIMATE = estimate(_SEVEN_B, PlanSettings.of(_SEVEN_B))

@@ -36,5 +36,5 @@ def test_a_tiny_model_is_shown_in_mib_in_text_and_picture_alike() -> None:
     sizes = {name: float(size.replace(",", "")) for name, size, _ in memory_rows(tiny)}
     assert 0 < sizes["parameters"] == pytest.approx(tiny.items["parameters"] / 2**20, abs=0.01)
     picture = memory_picture(tiny)
-    assert "MiB per device" in texts(picture) and f"{tiny.peak / 2**20:,.1f} of 8,192.0 MiB: it fits." in picture
+    assert "MiB per device" in texts(picture) and f"{tiny.peak / 2**20:,.1f} of 4,096.0 MiB: it fits." in picture
     assert "GiB per device" in texts(memory_picture(ESTIMATE))
