@@ -87,6 +87,7 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     for name in ("Control", "Trace", "PlanAhead"):
         monkeypatch.setattr(loop, name, lambda *given: None)
     cpu = torch.device("cpu")
+    (tmp_path / "summary.json").write_text('{"tokens": "nowhere"}')
     groups: Any = SimpleNamespace(hdp_rank=1, control=None, device=cpu)
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]

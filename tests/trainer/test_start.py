@@ -42,7 +42,7 @@ def test_the_first_loss_is_theirs(tmp_path: Path, memory: str) -> None:
     saved(theirs, tmp_path / "theirs", "30KB")
     train(run_of(tmp_path, *memory.split()), say=lambda line: None)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
-    tokens = torch.from_numpy(encode(TEXT))[None]
+    tokens = torch.from_numpy(encode(TEXT)).long()[None]
     assert line["max_degree"] == 2
     assert line["loss"] == pytest.approx(theirs(tokens, labels=tokens).loss.item(), rel=1e-5)
     shutil.rmtree(tmp_path / "theirs")
