@@ -65,7 +65,7 @@ class Corpus:
 
     @cached_property
     def counts(self) -> Counts:
-        """Reads the index of all documents."""
+        """Count all documents, which reads their index."""
         found = Counts()
         for first in range(0, len(self), _CHUNK):
             lengths, validation = self.inputs(first, min(first + _CHUNK, len(self)))
@@ -76,7 +76,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of all documents; of sizes and the ends of the files, if another tool wrote them."""
+        """Hash of all documents and their tokenizer; of sizes and the ends of the files, if another tool wrote them."""
         if self.facts is not None:
             return self.facts.contents
         found = blake2b(digest_size=_HASH_BYTES)

@@ -72,11 +72,12 @@ class Facts:
     documents: int
     tokens: int
     empty: int  # documents without text, which are left out
-    contents: str  # hash of all documents
+    contents: str  # hash of all documents and of the tokenizer
     bigram_nats: float | None  # bigram entropy of the documents (bigrams.py); None unless tokens are bytes
 
 
 def facts_path(prefix: Path) -> Path:
+    """The file that says what is known about a token file."""
     return Path(f"{prefix}.json")
 
 
@@ -110,11 +111,9 @@ def pack(data: schema.Data, prefix: Path, workers: int | None = None, progress: 
         message, hint = "another process is packing these documents", "wait until it ends"
         raise StorageError(message, key=str(prefix), hint=hint) from error
     except OSError as error:
-        message, hint = (
-            f"cannot be written: {error.strerror}",
-            "choose a folder with free space, for example with data.cache",
-        )
-        raise StorageError(message, key=str(error.filename or prefix), hint=hint) from error
+        hint = "choose a folder with free space; for training, with data.cache"
+        place = str(error.filename or prefix)
+        raise StorageError(f"cannot be written: {error.strerror}", key=place, hint=hint) from error
     return facts
 
 
@@ -164,7 +163,7 @@ def _pack_block(tokens: Tokens, folder: Path, block: Block) -> Path:
             content = ids.astype("<i8").tobytes() if document.text is None else document.text
             hashes.append(blake2b(content, digest_size=_HASH_BYTES).digest())
             writer.add(ids)
-            if tokenizer.kind == "bytes" and document.text is not None:
+            if _counts_bigrams(tokenizer) and document.text is not None:
                 bigrams.add(ids)
         # Before the index, whose presence says that all is there.
         joined = np.frombuffer(b"".join(hashes), np.uint8)
@@ -195,6 +194,11 @@ def _ids(document: Document, tokenizer: Tokenizer) -> Ids:
     return document.ids.astype(np.int32)
 
 
+def _counts_bigrams(tokenizer: Tokenizer) -> bool:
+    """Return whether bigrams are counted: of bytes alone (bigrams.py), and with EOS, which separates documents."""
+    return tokenizer.kind == "bytes" and tokenizer.eos is not None
+
+
 def _name(blocks: Sequence[Block], tokenizer: Tokenizer) -> str:
     """Return a name for the tokens of some blocks. It changes with their files' sizes and times of modification."""
     found = blake2b(f"{SCHEMA} {tokenizer.fingerprint}".encode(), digest_size=_HASH_BYTES)
@@ -204,8 +208,13 @@ def _name(blocks: Sequence[Block], tokenizer: Tokenizer) -> str:
 
 
 def _join(parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
-    """Join the token files of all blocks, and write what is known about them."""
-    empty, contents, bigrams = 0, blake2b(digest_size=_HASH_BYTES), BigramCounts()
+    """Join the token files of all blocks, and write what is known about them.
+
+    PREFIX.json is removed first and written last, so that it never describes other documents.
+    """
+    facts_path(prefix).unlink(missing_ok=True)
+    empty, bigrams = 0, BigramCounts()
+    contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
     draft = Path(f"{hashes_path(prefix)}.writing")
     with draft.open("wb") as file:
         for part in parts:
@@ -231,7 +240,7 @@ def _join(parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Da
         tokens=joined.tokens,
         empty=empty,
         contents=contents.hexdigest(),
-        bigram_nats=bigrams.entropy() if tokenizer.kind == "bytes" else None,
+        bigram_nats=bigrams.entropy() if _counts_bigrams(tokenizer) else None,
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})
     return facts

@@ -94,6 +94,14 @@ def test_the_fingerprint_depends_on_contents_and_their_order(write_files: WriteF
     assert len({first, *map(fingerprint, [{"a": b"1", "b": b"3"}, {"a": b"2", "b": b"1"}, {"a": b"1"}])}) == 4
 
 
+def test_the_fingerprint_depends_on_the_tokenizer(write_files: WriteFiles, make_data: MakeData) -> None:
+    """The same texts are other tokens: a run must not go on with them."""
+    root = write_files(MANY)
+    without = corpus(make_data(root, eos=False))
+    assert corpus(make_data(root)).fingerprint != without.fingerprint
+    assert without.bigram_nats is None, "pairs across documents would count"
+
+
 def test_changed_documents_are_refused(write_files: WriteFiles, make_data: MakeData) -> None:
     found = corpus(make_data(write_files(MANY)))
     check_fingerprint(found, found.fingerprint)
