@@ -146,7 +146,7 @@ def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
     assert read_state(folder) == state(1)
     asked: list[Any] = []
     trainer = SimpleNamespace(
-        feed=SimpleNamespace(index=SimpleNamespace(fingerprint="f")),
+        feed=SimpleNamespace(corpus=SimpleNamespace(fingerprint="f")),
         engine=SimpleNamespace(load=asked.append),
         trace=SimpleNamespace(resume=asked.append),
         control="control",
