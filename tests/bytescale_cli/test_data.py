@@ -74,5 +74,6 @@ def test_a_truncated_token_file_is_refused(documents: Path, tmp_path: Path, caps
     assert run(["data", "pack", "data=folder", f"data.path={documents}", "--out", str(tmp_path / "a")]) == 0
     content = np.fromfile(tmp_path / "a.bin", dtype=np.uint8)
     content[:-1].tofile(tmp_path / "a.bin")
-    assert run(["train", "data=tokens", f"data.path={tmp_path / 'a'}", "--dry-run"]) == 4
+    words = ["train", "data=tokens", f"data.path={tmp_path / 'a'}", f"run.out={tmp_path / 'run'}", "--dry-run"]
+    assert run(words) == 4
     assert f"{tmp_path / 'a.bin'}: has 13 bytes, but a.idx says 14: it was cut off" in capsys.readouterr().err
