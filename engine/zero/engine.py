@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from engine.attention.context import AttentionContext
 from engine.config.schema import Config
 from engine.cost.sizes import is_bf16_optimizer
+from engine.zero.norm import find_overflow_by_norm
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
 
@@ -37,6 +38,7 @@ class ZeroEngine:
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]
+        find_overflow_by_norm(self._engine.optimizer)
 
     @property
     def module(self) -> nn.Module:
@@ -62,7 +64,7 @@ class ZeroEngine:
         """Reduce and clip gradients, and update the parameters with learning rate `lr`. All ranks must call it.
 
         Returns the norm of the whole gradient before clipping. It is inf if a gradient is not finite; DeepSpeed then
-        skips the update. The host waits for the device.
+        skips the update. The host waits for the device once.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
