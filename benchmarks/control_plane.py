@@ -46,7 +46,7 @@ def train(world: int, root: Path) -> list[tuple[float, float]]:
     """Train in a new world; return (messages, bytes) per step of each rank."""
     from engine.cluster.cluster import Cluster
     from engine.cost.sizes import parameters
-    from engine.data.corpus import corpus_of
+    from engine.data.overview import Corpora
     from engine.launch.commands import free_port, rank_commands
     from engine.launch.prepare import write_facts
     from engine.launch.ranks import run_ranks
@@ -59,7 +59,7 @@ def train(world: int, root: Path) -> list[tuple[float, float]]:
     places = [f"data.path={documents}", f"run.out={folder.root}", f"cluster.ranks_per_node={world}"]
     sizes = ["context=1K", "capacity=1K", f"batch_tokens={TOKENS * world}", "run.steps=1000"]
     config = load(["recipe=quickstart", *MODEL, *places, *sizes])
-    write_facts(folder, config, corpus_of(config.data, print), parameters(config.model))
+    write_facts(folder, config, Corpora(config), parameters(config.model))
     program = (sys.executable, str(Path(__file__).resolve()), "rank", str(folder.root))
     commands = [
         replace(command, arguments=program, environment={**command.environment, "OMP_NUM_THREADS": "1"})

@@ -35,13 +35,13 @@ from torch import Tensor
 from benchmarks.gpu.one_rank import joined
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.corpus import corpus_of
+from engine.data.overview import Corpora
 from engine.data.slices import IGNORE
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.run.folder import RunFolder
 from engine.trainer.loop import Trainer
-from engine.trainer.optimizer import learning_rate
+from engine.trainer.schedule import learning_rate
 
 TOLERANCE = 1e-4
 CAPACITY = 8192  # tokens of a micro-batch, and of the longest document
@@ -132,16 +132,18 @@ def padded(step_documents: list[Document]) -> Iterator[list[Document]]:
     yield batch
 
 
-def documents_of_step(trainer: Trainer) -> list[Document]:
+def documents_of_step(trainer: Trainer, corpora: Corpora) -> list[Document]:
     """Read the documents of the step that the trainer runs next."""
-    table = trainer.feed.step(trainer.cursor)[0]
-    read, found = trainer.feed.slicer(table), []
+    found = corpora.steps.next(trainer.cursor)
+    assert found is not None
+    table = found[0]
+    read, pieces = trainer.feed.slicer(table), list[Document]()
     for micro in plan_step(table.length, trainer.settings).of_rank(0):
         slices = read(micro)
         starts = [*np.flatnonzero(slices.positions == 0), len(slices.positions)]
         for start, stop in pairwise(starts):
-            found.append((torch.from_numpy(slices.tokens[start:stop]), torch.from_numpy(slices.labels[start:stop])))
-    return found
+            pieces.append((torch.from_numpy(slices.tokens[start:stop]), torch.from_numpy(slices.labels[start:stop])))
+    return pieces
 
 
 def measure(folder: Path, steps: int) -> dict[str, float]:
@@ -159,7 +161,8 @@ def measure(folder: Path, steps: int) -> dict[str, float]:
     run_folder = RunFolder(folder / "run")
     run_folder.logs.mkdir(parents=True)
     run_folder.checkpoints.mkdir()
-    write_facts(run_folder, config, corpus_of(config.data, print), 0)
+    corpora = Corpora(config)
+    write_facts(run_folder, config, corpora, 0)
     seconds, tokens = dict.fromkeys(("engine", "one by one", "padded"), 0.0), 0
     with joined(config) as groups:
         trainer = Trainer(run_folder, config, groups, str(folder / "weights"))
@@ -167,7 +170,7 @@ def measure(folder: Path, steps: int) -> dict[str, float]:
         loops = {"one by one": one_by_one, "padded": padded}
         plain = {name: PlainLoop(config, folder / "weights", batches) for name, batches in loops.items()}
         for number in range(1, steps + 2):
-            step_documents, losses = documents_of_step(trainer), {}
+            step_documents, losses = documents_of_step(trainer, corpora), {}
             began = time.process_time()
             trainer.one_step(lambda: False)
             ends = [time.process_time()]

@@ -23,10 +23,9 @@ from numpy.random import Generator, Philox
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.corpus import corpus_of
+from engine.data.lengths import step_lengths
 from engine.data.mixes import draw
 from engine.data.sources.folder import folder_files
-from engine.data.steps import Cursor, next_step
 
 MODEL = ["model.layers=2", "model.hidden=64", "model.heads=2", "model.kv_heads=1", "model.ffn=176"]
 QUIET = ["data.validation_tokens=0", "run.checkpoint_every=1000000"]
@@ -78,7 +77,7 @@ def write_jsonl(path: Path, lengths: Iterable[int], text: bytes, seed: int) -> N
 
 
 def _library_text() -> bytes:
-    root, names = folder_files(load(["recipe=quickstart"]).data)
+    ((root, names),) = folder_files(load(["recipe=quickstart"]).data)
     return b"".join((root / name).read_bytes() for name in names[:400])
 
 
@@ -94,11 +93,7 @@ def tokens_per_s(cell: Cell, planner: str, steps: int, out: Path) -> float:
 def needs_no_ring(cell: Cell, steps: int) -> float:
     """Fraction of the trained tokens that are in sequences that fit on one rank."""
     config: Config = load(["recipe=quickstart", *MODEL, *QUIET, *cell.overrides])
-    index, cursor, lengths = corpus_of(config.data, print), Cursor(), []
-    for _ in range(steps):
-        table, cursor = next_step(index, cursor, config.run.seed, config.batch_tokens, config.context)
-        lengths.append(table.length)
-    every = np.concatenate(lengths)
+    every = np.concatenate(list(step_lengths(config, steps, print)))
     return float(every[every <= config.capacity].sum() / every.sum())
 
 

@@ -22,7 +22,7 @@ import zstandard
 from engine.config import schema
 from engine.config.load import load
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Block
+from engine.data.sources.source import Block, usable
 
 _ROUNDS = 3
 _ROW_GROUP = 8 << 20  # bytes of text
@@ -46,7 +46,7 @@ def main() -> None:
 def texts(size: int) -> list[str]:
     """Return UTF-8 texts of the standard library of together about `size` bytes."""
     data = load(["data=stdlib"]).data
-    found = [document.text for block in FORMATS["folder"].blocks(data) for document in block.documents()]
+    found = [document.text for block in FORMATS["folder"].blocks(data) for document in usable(block)]
     valid = [text.decode("utf-8", "ignore") for text in found if text]
     total = sum(map(len, valid))
     return [f"# {copy}\n{text}" for copy in range(-(-size // total)) for text in valid]
@@ -87,7 +87,7 @@ def measure(cases: dict[str, list[Block]]) -> dict[str, list[float]]:
         for name, blocks in cases.items():
             start, size = time.process_time(), 0
             for block in blocks:
-                for document in block.documents():
+                for document in usable(block):
                     found = document.text if document.text is not None else document.ids
                     size += len(found) if found is not None else 0
             rates[name].append(size / 1e6 / (time.process_time() - start))

@@ -1,19 +1,32 @@
-"""`bytescale data`: packs documents into token files."""
+"""`bytescale data`: packs documents into token files, looks for faults in them, and shows which ones a step has."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, whole_number, writable
-from engine.errors import ConfigError
+from bytescale_cli.data_head import head
+from bytescale_cli.data_trace import trace
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, whole_number, with_config, writable
+from bytescale_cli.profile_data import length_table
+from engine.errors import ConfigError, DataError
 
-app = typer.Typer(help="Pack documents into token files.")
+if TYPE_CHECKING:
+    from engine.data.lint import Finding
+
+app = typer.Typer(help="Pack documents, find faults, trace steps.")
+app.command()(head)
+app.command()(trace)
+
+Workers = Annotated[
+    int | None, typer.Option(parser=whole_number, metavar="N", help="Processes. Default: one per core.")
+]
 
 _SECONDS = 5.0  # between two lines of progress
 
@@ -21,31 +34,117 @@ _SECONDS = 5.0  # between two lines of progress
 @app.command()
 def pack(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     out: Annotated[str, typer.Option(metavar="PREFIX", help="Write PREFIX.bin, .idx, .hash and .json.")] = "tokens",
-    workers: Annotated[
-        int | None, typer.Option(parser=whole_number, metavar="N", help="Processes. Default: one per core.")
-    ] = None,
+    workers: Workers = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Tokenize the documents of a config into a token file in Megatron's format.
+    """Tokenize documents into a token file.
 
-    For example: bytescale data pack data=jsonl data.path=a.jsonl data.tokenizer=tokenizer.json --out a. Train on it
-    with data=tokens data.path=a. If it is interrupted, the same command continues.
+    It is in Megatron's format. For example: bytescale data pack data=jsonl data.path=a.jsonl
+    data.tokenizer=tokenizer.json --out a. Train on it with data=tokens data.path=a. If it is interrupted, the same
+    command continues.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"must be at least 1, not {workers}", key="--workers", hint="for example --workers 8")
+    _check(workers, "--workers", 8)
     from dataclasses import asdict
 
     from engine.config.load import load
     from engine.config.units import counted
     from engine.data.pack import pack as write
+    from engine.data.pack import quarantine_path
 
-    config = load(overrides or [])
+    config = load(with_config(overrides, config_file))
     if config.data.format == "tokens":
         hint = "choose documents with data=folder or data=jsonl, and data.path"
-        raise ConfigError("is a token file already", key=f"data.path={config.data.path}", hint=hint)
+        raise ConfigError("is a token file already", key=config.data.place, hint=hint)
+    if config.data.sources:
+        hint = "pack each source by itself, with data.path and without data.sources and data.mix"
+        raise ConfigError("are several sources; a token file is one", key=config.data.place, hint=hint)
     prefix = Path(str(writable(f"{out}.bin", "--out")).removesuffix(".bin"))
+    facts = write(config.data, prefix, workers, _progress())
+    counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
+    text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
+    if facts.empty:
+        text += f"; {counted(facts.empty, 'empty document')} {'was' if facts.empty == 1 else 'were'} left out"
+    if facts.broken:
+        text += f"; {counted(facts.broken, 'document')} could not be used, see {quarantine_path(prefix)}"
+    use = f"use it with data=tokens data.path={prefix} model.vocab={facts.vocabulary}"
+    output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, f"{text}\n{use}", as_json=json)
+
+
+@app.command()
+def lint(
+    overrides: Overrides = None,
+    config_file: ConfigFile = None,
+    workers: Workers = None,
+    examples: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Show N documents of each finding.")
+    ] = 5,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find faults in the documents of a config.
+
+    Reads all of them: broken ones, encodings, ids, copies, lengths. docs/data.md lists the codes of findings. The exit
+    code is 4 if training would refuse a document or a file (L01 to L05), or if there is nothing to train on, else 0.
+    """
+    _check(workers, "--workers", 8)
+    _check(examples, "--examples", 20)
+    from engine.config.load import load
+    from engine.config.sources import source_configs
+    from engine.config.units import counted
+    from engine.data.lint import CHECKS, Limits
+    from engine.data.lint import lint as read
+
+    config = load(with_config(overrides, config_file))
+    limits = Limits(config.context, config.batch_tokens, config.model.vocab)
+    found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress())
+    lengths = found.lengths_found()
+    findings = [
+        {
+            "code": finding.code,
+            "level": "error" if CHECKS[finding.code].refused else "warning",
+            "message": CHECKS[finding.code].what,
+            "reason": finding.reason or None,
+            "count": finding.count,
+            "examples": [{"place": example.place, "detail": example.detail} for example in finding.examples],
+            "hint": finding.hint,
+        }
+        for finding in found.findings.values()
+    ]
+    error = None
+    if found.refused:
+        message = f"{found.refused:,} of {counted(found.documents, 'document')} cannot be trained on"
+        error = DataError(message, key=config.data.place, hint="correct what is marked as error above")
+    elif lengths is None:
+        error = DataError("contains no text", key=config.data.place, hint="set data.path to documents with text")
+    answer = {"documents": found.documents, "tokens": found.tokens, "refused": found.refused, "lengths": lengths}
+    text = f"{config.data.place}: {counted(found.documents, 'document')}, {counted(found.tokens, 'token')}\n"
+    text += "" if lengths is None else f"{length_table(lengths)}\n"
+    text += "".join(f"\n{_finding(finding)}" for finding in found.findings.values()) or "\nno findings"
+    output.emit({"lint": answer | {"findings": findings}}, text, as_json=json, error=error)
+
+
+def _finding(finding: Finding) -> str:
+    """Format a finding: what and how many, its examples, and what to do."""
+    from engine.data.lint import CHECKS
+
+    check, reason = CHECKS[finding.code], f": {finding.reason}" if finding.reason else ""
+    lines = [f"{'error' if check.refused else 'warning'} {finding.code}: {finding.count:,} {check.what}{reason}"]
+    lines += [f"  {example.place}: {example.detail}" for example in finding.examples]
+    lines += [f"  ... {finding.count - len(finding.examples):,} more"] * (finding.count > len(finding.examples))
+    return "\n".join([*lines, f"  hint: {finding.hint}\n"])
+
+
+def _check(number: int | None, flag: str, example: int) -> None:
+    """Raise ConfigError that names `flag` unless its value is at least 1, or None."""
+    if number is not None and number < 1:
+        raise ConfigError(f"must be at least 1, not {number}", key=flag, hint=f"for example {flag} {example}")
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return a function that says how many blocks are done, every 5 seconds."""
     shown = time.monotonic()
 
     def progress(done: int, total: int) -> None:
@@ -54,10 +153,4 @@ def pack(
             shown = time.monotonic()
             output.say(f"{done:,} of {total:,} blocks")
 
-    facts = write(config.data, prefix, workers, progress)
-    counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
-    text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
-    if facts.empty:
-        text += f"; {counted(facts.empty, 'empty document')} {'was' if facts.empty == 1 else 'were'} left out"
-    use = f"use it with data=tokens data.path={prefix} model.vocab={facts.vocabulary}"
-    output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, f"{text}\n{use}", as_json=json)
+    return progress

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    Plot,
+    check_steps,
+    plot_path,
+    whole_number,
+    with_config,
+)
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -18,6 +28,7 @@ _TABLE = ("zero.stage", "offload.ratio", "recompute", "peak", "host", "fits")
 
 def estimate_memory(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     fit: Annotated[
         bool, typer.Option("--fit", help="Find the largest capacity, the longest context and the fewest ranks.")
     ] = False,
@@ -39,11 +50,12 @@ def estimate_memory(
     from engine.fit.check import fit_error
     from engine.fit.estimate import estimate, estimate_fullest, estimate_plans
     from engine.planner.settings import PlanSettings
-    from engine.report.words import memory_rows, memory_unit
+    from engine.report.words import memory_rows, memory_unit, source
 
-    config = load(overrides or [])
+    given = with_config(overrides, config_file)
+    config = load(given) if plan is None else load(given, output.say)  # an estimate without plans needs no lengths
     settings = PlanSettings.of(config)
-    error = fit_error(config, settings)
+    error = fit_error(config)
     if plan is None or error:  # a config that does not fit cannot be planned: its estimate shows why
         found = estimate(config, settings)
     else:
@@ -53,12 +65,14 @@ def estimate_memory(
         output.say_when_compiling()
         steps = step_lengths(config, plan, output.say)
         found = estimate_plans(config, settings, (plan_step(lengths, settings) for lengths in steps))
-    answer: dict[str, Any] = {"memory": found.as_json()}
+    answer: dict[str, Any] = {"memory": found.as_json()} | ({} if plan is None else {"source": source(config)})
 
     tokens, offload = found.load.tokens, found.load.offload
     head = f"{config.model.name}, {counted(settings.ranks, 'rank')}, ZeRO-{config.zero.stage}, {config.dtype}, "
     head += f"recompute={config.recompute}; a micro-batch of {counted(tokens, 'token')}"
     head += f" on node {found.node}" if found.node else ""
+    if plan is not None and error is None:
+        head += f", the largest of {counted(plan, 'step')} of {source(config)}"
     if offload:
         head += f", {offload / 1e6:.0%} of the saved activations, except the last two layers', offloaded to the host"
     items = output.table(["per device", memory_unit(found.peak)[0], "of total"], memory_rows(found), right=True)

@@ -21,6 +21,9 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Config values to set, for example recipe=quickstart optimizer.lr=1e-4."),
 ]
+ConfigFile = Annotated[
+    str | None, typer.Option("--config", metavar="FILE", help="YAML file with a recipe of your own; sets recipe.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -106,11 +109,19 @@ def with_aliases(overrides: Sequence[str], flags: Mapping[tuple[str, str], str |
         other = given.get(key)
         if other is None:
             added.append(f"{key}={value}")  # no quotes needed: paths are quoted later
-        elif other.strip("'\"") != str(value):
+        elif os.path.normpath(other.strip("'\"")) != os.path.normpath(str(value)):
             problems.append(Problem(f"{value} conflicts with {key}={other}", flag, "give only one"))
     if problems:
         raise ConfigError.of(problems)
     return [*overrides, *added]
+
+
+def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
+    """Append the override that `--config FILE` stands for: recipe=FILE, written as a path."""
+    from engine.config.tree import is_path
+
+    path = file if file is None or is_path(file) else f"./{file}"
+    return with_aliases(overrides or [], {("--config", "recipe"): path})
 
 
 @contextmanager

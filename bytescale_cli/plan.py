@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    Plot,
+    check_steps,
+    plot_path,
+    whole_number,
+    with_config,
+)
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
@@ -22,6 +32,7 @@ balance: mean useful work of a rank / makespan, at most 1"""
 
 def plan(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Number of steps to plan.")] = 1,
     plot: Plot = None,
     json: Json = False,
@@ -41,10 +52,10 @@ def plan(
     from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
 
-    config = load(overrides or [])
+    config = load(with_config(overrides, config_file), output.say)
     output.say_when_compiling()
     settings = PlanSettings.of(config)
-    check_fit(config, settings)
+    check_fit(config)
     plans: list[StepPlan] = []
     found: list[dict[str, Any]] = []
     for lengths in step_lengths(config, steps, output.say):
@@ -79,7 +90,7 @@ def plan(
         fraction = own.sum() / sizes.sum()
         rings.append([str(degree), f"{len(own):,}", f"{own.sum():,}", f"{fraction:.1%}", f"{own.max():,}"])
     lines += ["", output.table(["ring size", "sequences", "tokens", "of all tokens", "longest"], rings, right=True)]
-    output.emit({"plan": found[0], "steps": found}, "\n".join(lines), as_json=json)
+    output.emit({"plan": found[0], "steps": found, "source": source(config)}, "\n".join(lines), as_json=json)
 
 
 def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, plot_path, whole_number
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, Plot, plot_path, whole_number, with_config
 from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ at most 1"""
 
 def profile_data(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -45,24 +46,38 @@ def profile_data(
     from dataclasses import replace
 
     from engine.config.load import load
-    from engine.data.lengths import document_lengths, example_step
+    from engine.config.named import named
+    from engine.data.lengths import document_lengths, example_step, source_weights
+    from engine.data.mixture import SCALE
     from engine.data.profile import describe, suggest
+    from engine.data.scan import mixed
     from engine.fit.check import fit_error
     from engine.fit.largest import largest_capacity, named_ratio
+    from engine.planner.checks import check_planner
     from engine.planner.make import PLANNERS, plan_step
     from engine.planner.settings import PlanSettings
     from engine.report.words import source
     from engine.simulator.facts import facts
 
-    config = load(overrides or [])
+    given = with_config(overrides, config_file)
+    config = load(given, output.say)
+    if named(given) == (None, None):
+        yours = "bytescale profile-data data=jsonl data.path=FILE (docs/data.md)"
+        output.say(f"no documents are named: these are {source(config)} of recipe={config.recipe}; for yours: {yours}")
     output.say_when_compiling()
     settings = PlanSettings.of(config)
     with _progress() as progress:
-        found = document_lengths(config, sample, progress)
+        sources = document_lengths(config, sample, progress)
+    weights = source_weights(config)
+    found = mixed(sources, weights)
     largest = largest_capacity(settings, named_ratio(config))
-    suggested = suggest(found.lengths, config, settings, largest)
+    suggested = suggest(found, config, settings, largest)
     data = describe(found, config.context) | {
         "source": source(config),
+        "sources": [
+            {"name": name, "share": weights.get(name, 0) / SCALE} | describe(one, config.context)
+            for name, one in sources.items()
+        ],
         "largest_capacity": largest,
         "suggested_capacity": suggested.capacity,
         "suggested_ring_limit": suggested.ring_limit,
@@ -70,9 +85,14 @@ def profile_data(
         "fits": suggested.fits,
     }
     planned: list[dict[str, Any]] = []
+    error = fit_error(config)
     if suggested.fits:  # otherwise the context fits at no capacity, and no plan exists
         step = example_step(config, found)
-        by_planner = [replace(settings, capacity=suggested.capacity).by(name) for name in PLANNERS]
+        by_planner = list[PlanSettings]()
+        for name in PLANNERS:
+            with suppress(ConfigError):  # it needs more peers than planner.max_peers, unlike the planner of the config
+                check_planner(settings.by(name))
+                by_planner.append(replace(settings, capacity=suggested.capacity).by(name))
         with suppress(MemoryFitError):  # a node with less memory may be too small; the error below reports it
             planned = [dict(facts(plan_step(step, own), own)) for own in by_planner]
     if path is not None:
@@ -81,27 +101,42 @@ def profile_data(
         output.write_page(path, lengths_page(config, data, planned).html())
     text = f"{_lengths(data)}\n\n{_advice(data, planned, config, settings)}"
     answer = {"data": data, "planners": planned}
-    output.emit(answer, text, as_json=json, error=fit_error(config, settings))
+    output.emit(answer, text, as_json=json, error=error)
 
 
 def _lengths(data: dict[str, Any]) -> str:
-    """Format counts and percentiles, then a histogram: a row per bucket with its documents, its tokens and bars."""
-    from engine.config.units import counted, format_count
-    from engine.report.words import LENGTH_FACTS
+    """Format counts, percentiles, and a histogram: a row per bucket with its documents, its tokens and bars.
 
+    Several sources have a row each, and the percentiles and the histogram are of their mixture.
+    """
+    from engine.config.units import counted
+    from engine.report.words import SOURCE_FACTS
+
+    sources: list[dict[str, Any]] = data["sources"]
     about = "about " if data["read"]["share"] < 1 else ""
-    documents, tokens = counted(data["samples"], "document"), counted(data["tokens"], "token")
-    text = f"{data['source']}: {about}{documents}, {about}{tokens}"
-    if data["empty"]:
-        text += f"; {about}{data['empty']:,} more {'is' if data['empty'] == 1 else 'are'} empty"
+    documents, tokens, empty = (sum(one[key] for one in sources) for key in ("samples", "tokens", "empty"))
+    text = f"{data['source']}: {about}{counted(documents, 'document')}, {about}{counted(tokens, 'token')}"
+    if empty:
+        text += f"; {about}{empty:,} more {'is' if empty == 1 else 'are'} empty"
     if about:
         sample, share = counted(data["read"]["samples"], "document"), data["read"]["share"]
         text += (
             f"\na sample chosen by run.seed was read: {sample}, {share:.2%} of the source; "
             "counts are extrapolated, and longer documents may exist"
         )
-    text += "\n" + "  ".join(f"{name} {data[key]:,.0f}" for key, name in LENGTH_FACTS.items())
+    if len(sources) > 1:
+        rows = [[one["name"], *(f"{one[key]:,}" for key in SOURCE_FACTS), f"{one['share']:.1%}"] for one in sources]
+        table = output.table(["source", *SOURCE_FACTS.values(), "of the mixture"], rows, right=True)
+        text += f"\n\n{table}\nmixture: {counted(data['samples'], 'document')} have {data['tokens']:,} tokens"
+    return f"{text}\n{length_table(data)}"
 
+
+def length_table(data: Mapping[str, Any]) -> str:
+    """Format percentiles, and a row per bucket of a histogram (engine/data/profile.py)."""
+    from engine.config.units import format_count
+    from engine.report.words import LENGTH_FACTS
+
+    text = "  ".join(f"{name} {data[key]:,.0f}" for key, name in LENGTH_FACTS.items())
     buckets: list[dict[str, int]] = data["buckets"]
     columns = [[format_count(bucket["upto"]) for bucket in buckets]]
     for kind in ("samples", "tokens"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, writable
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, with_config, writable
 
 if TYPE_CHECKING:
     from engine.hardware.profile import Profile
@@ -18,6 +18,7 @@ _TOLERANCE = 0.15  # relative error or spread above which the user is warned
 
 def profile_hardware(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     out: Annotated[str, typer.Option(metavar="FILE", help="File to write the calibration to.")] = "calibration.json",
     json: Json = False,
     debug: Debug = False,
@@ -26,7 +27,7 @@ def profile_hardware(
     from engine.config.load import load
 
     # The config must name a calibration if the cluster has no data sheet. This command writes it, so any name will do.
-    config = load([*(overrides or []), "cluster.calibration=being-measured"])
+    config = load([*with_config(overrides, config_file), "cluster.calibration=being-measured"])
     path = writable(out, "--out")
 
     from engine.cluster.gpus import visible_gpus

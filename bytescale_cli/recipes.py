@@ -1,35 +1,88 @@
-"""`bytescale recipes`: lists recipes and prints their files."""
+"""`bytescale recipes`: lists recipes, prints their files, and copies one to a file of the user's own."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json
+from bytescale_cli.options import Debug, Json, writable
 from engine.config.spelling import did_you_mean
 from engine.errors import ConfigError
 
-app = typer.Typer(help="List recipes, or show one.")
+app = typer.Typer(help="List recipes, show one, or copy one.")
+
+Recipe = Annotated[str, typer.Argument(metavar="NAME|FILE", help="A packaged recipe, or a YAML file of your own.")]
 
 
 @app.command("list")
-def list_(json: Json = False, debug: Debug = False) -> None:
-    """List the recipes."""
+def list_(
+    folder: Annotated[
+        str | None, typer.Argument(metavar="[FOLDER]", help="List the YAML files in this folder instead.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the packaged recipes, or the recipes in a folder of your own."""
     from engine.config import tree
 
-    found = [{"name": name, "about": tree.about("recipe", name)} for name in tree.recipes()]
+    if folder is None:
+        texts = {name: tree.text_of("recipe", name) for name in tree.recipes()}
+    elif Path(folder).is_dir():
+        files = sorted(file for file in Path(folder).iterdir() if tree.is_path(file.name) and file.is_file())
+        texts = {str(file): file.read_text(encoding="utf-8", errors="replace") for file in files}
+    else:
+        raise ConfigError("no such folder", key=folder, hint="`bytescale recipes list` lists the packaged recipes")
+    found = [{"name": name, "about": tree.about(text)} for name, text in texts.items()]
     text = output.table(["recipe", "what it is"], [[one["name"], one["about"]] for one in found])
     output.emit({"recipes": found}, text, as_json=json)
 
 
 @app.command()
-def show(name: str, json: Json = False, debug: Debug = False) -> None:
+def show(name: Recipe, json: Json = False, debug: Debug = False) -> None:
     """Print a recipe's file. `bytescale config show recipe=NAME` prints every resolved value."""
+    from engine.config import own, tree
+
+    if tree.is_path(name):
+        text = own.read_text(Path(name).expanduser(), "recipe")
+    else:
+        _check_name(name)
+        text = tree.text_of("recipe", name)
+    output.emit({"recipe": {"name": name, "about": tree.about(text), "text": text}}, text, as_json=json)
+
+
+@app.command()
+def copy(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A packaged recipe.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write, for example mine.yaml.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write a packaged recipe to a new file. Edit it, and run it with --config FILE."""
+    from engine.config.own_copy import own_copy
+
+    _check_name(name)
+    path = Path(file).expanduser()
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigError(f"{file} is not a YAML file name", key="FILE", hint=f"for example {file}.yaml")
+    text = own_copy(name, path)
+    writable(str(path), "FILE")
+    try:
+        with path.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{file} exists", key="FILE", hint="choose another name, or remove it first") from None
+    said = f"{path}: edit it, then `bytescale estimate-memory --config {path}` and `bytescale train --config {path}`"
+    output.emit({"recipe": {"name": name, "file": str(path), "text": text}}, said, as_json=json)
+
+
+def _check_name(name: str) -> None:
+    """Raise ConfigError with the nearest names unless there is a packaged recipe `name`."""
     from engine.config import tree
 
     names = tree.recipes()
     if name not in names:
         hint = did_you_mean(name, names, f"choose one of {', '.join(names)}")
         raise ConfigError(f"unknown name: {name}", key="recipe", hint=hint)
-    text = (tree.folder() / "recipe" / f"{name}.yaml").read_text(encoding="utf-8")
-    output.emit({"recipe": {"name": name, "about": tree.about("recipe", name), "text": text}}, text, as_json=json)

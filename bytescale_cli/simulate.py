@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, Plot, check_steps, plot_path, whole_number
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    Plot,
+    check_steps,
+    plot_path,
+    whole_number,
+    with_config,
+)
 from engine.errors import BytescaleError, ConfigError, ExitCode, Problem
 
 Run = dict[str, Any]
@@ -36,6 +46,7 @@ _MORE = {  # legends of columns that not every table has
 
 def simulate(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Number of steps to average over.")] = 1,
     planners: Annotated[
         str, typer.Option(metavar="A,B", help="Planners to compare; static is always included.")
@@ -64,7 +75,7 @@ def simulate(
         raise ConfigError(f"unknown planner {unknown[0]!r}", key="--planners", hint=f"one or more of {_PLANNERS}")
     names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
     path = plot_path(plot)
-    points = list(_points(overrides or [], swept))  # reports a wrong value before the first run
+    points = list(_points(with_config(overrides, config_file), swept))  # reports a wrong value before the first run
     output.say_when_compiling()
     found, failures = _found(points, names, steps)
     runs = [run for _, of_point in found for run in of_point]
@@ -86,14 +97,16 @@ def simulate(
 
 def _points(overrides: list[str], swept: dict[str, list[str]]) -> Iterator[Point]:
     """Yield the config and the added overrides of every combination of swept values; without a sweep, one config."""
+    from functools import cache
     from itertools import product
 
     from engine.config.load import load
 
+    say = cache(output.say)  # each line once, not at every point
     for chosen in product(*swept.values()):
         extra = [f"{key}={value}" for key, value in zip(swept, chosen, strict=True)]
         try:
-            yield load([*overrides, *extra]), extra
+            yield load([*overrides, *extra], say), extra
         except ConfigError as error:
             raise _in_run(error, extra) from error
 
@@ -126,14 +139,16 @@ def _runs(config: Config, names: list[str], steps: int, extra: list[str]) -> lis
     from engine.data.lengths import step_lengths
     from engine.fit.check import check_fit
     from engine.planner.settings import PlanSettings
+    from engine.report.words import source
     from engine.simulator.compare import compare
 
     first = config.planner.model_copy(update={"name": names[0]})  # the recipe's planner may have stricter limits
-    settings = PlanSettings.of(config.model_copy(update={"planner": first}))
-    check_fit(config, settings)
+    modelled = config.model_copy(update={"planner": first})
+    check_fit(modelled, here=False)
+    settings = PlanSettings.of(modelled)
     found = compare(list(step_lengths(config, steps, output.say)), settings, names)
     swept = {"sweep": " ".join(extra)} if extra else {}
-    shared = {"context": config.context, "lengths": config.lengths.name}
+    shared = {"context": config.context, "lengths": config.lengths.name, "source": source(config)}
     devices = Cluster.of(config.cluster).largest_node
     return [swept | shared | run | {"host_node_bytes": int(run["host_bytes"]) * devices} for run in found]
 
@@ -153,7 +168,7 @@ def _compare_offload(runs: list[Run], first: list[str]) -> None:
 
 
 def _text(runs: list[Run]) -> str:
-    """Format the table of all runs and the legend of its columns."""
+    """Format the table of all runs, the legend of its columns, and the sources of their lengths."""
     gain = ["offload_gain"] if "offload_gain" in runs[0] else []
     host = _HOST if any(run["host_bytes"] for run in runs) else ()
     swept = ["sweep"] if "sweep" in runs[0] else []
@@ -165,4 +180,5 @@ def _text(runs: list[Run]) -> str:
     legend = [_LEGEND, *(_MORE[name] for name in columns if name in _MORE)]
     if any(run["host_bytes"] and run["planner"] in ("naive", "balanced") for run in runs):
         legend.append(_EQUATION)
-    return f"{output.table(columns, rows, right=True)}\n" + ";\n".join(legend)
+    sources = "; ".join(dict.fromkeys(run["source"] for run in runs))
+    return f"{output.table(columns, rows, right=True)}\n" + ";\n".join(legend) + f"\nlengths: {sources}"

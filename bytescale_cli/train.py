@@ -8,7 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Overrides, choice, named_as_typed, whole_number, with_aliases
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    choice,
+    named_as_typed,
+    whole_number,
+    with_aliases,
+    with_config,
+)
 
 LAUNCHERS = ("local", "hostfile")
 _SHOWN_COMMANDS = 2
@@ -16,6 +26,7 @@ _SHOWN_COMMANDS = 2
 
 def train(
     overrides: Overrides = None,
+    config_file: ConfigFile = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and plan three steps, but start nothing.")] = False,
     resume: Annotated[
         str,
@@ -50,7 +61,7 @@ def train(
         ("--hostfile", "cluster.hostfile"): hostfile,
         ("--out", "run.out"): out,
     }
-    given = with_aliases(overrides or [], aliases)
+    given = with_aliases(with_config(overrides, config_file), aliases)
     with named_as_typed(aliases):
         config = load(given)
         output.say_when_compiling()
@@ -69,7 +80,8 @@ def _describe(dry: Mapping[str, Any]) -> str:
     from engine.config.units import counted
     from engine.report.words import hdp_ranks
 
-    ranks, documents = hdp_ranks(dry["hdp_ranks"], dry["tp"], dry["pp"]), counted(dry["documents"], "document")
+    ranks = hdp_ranks(dry["hdp_ranks"], dry["tp"], dry["pp"])
+    documents = "documents" if dry["documents"] is None else counted(dry["documents"], "document")
     first = f"planner {dry['planner']}, {ranks}, {dry['mode']} mode; {documents} from {dry['source']}"
     if dry["plan_source"] != dry["source"]:  # the two commands read different documents, so their steps differ
         first += f" (`bytescale plan` reads {dry['plan_source']})"

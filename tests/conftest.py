@@ -7,13 +7,14 @@ import functools
 import gc
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import engine.config.compose
-import engine.data.pack
+from engine.config.own import OwnRecipe
 
 # A machine that is busy with something else is no error.
 settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,10 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
     """Let Hydra compose the same overrides once: it needs a tenth of a second, and tests ask 2,000 times."""
-    composed = functools.cache(engine.config.compose.compose)  # of mistakes nothing is kept
+    original = engine.config.compose.compose
+    composed = functools.cache(original)  # of mistakes nothing is kept
 
-    def compose(overrides: Sequence[str]) -> dict[str, Any]:
-        return copy.deepcopy(composed(tuple(overrides)))
+    def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str, Any]:
+        return original(overrides, own) if own else copy.deepcopy(composed(tuple(overrides)))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.config.compose, "compose", compose)
@@ -44,10 +46,13 @@ def composed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep token files of tests out of the user's cache folder."""
-    folder = tmp_path_factory.mktemp("tokens")
+    """Keep token files of tests, and of processes that they start, out of the user's cache folder."""
+    users, ours = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), tmp_path_factory.mktemp("cache")
+    for kept in ("torch_extensions", "matplotlib"):  # slow to make again
+        (users / kept).mkdir(parents=True, exist_ok=True)
+        (ours / kept).symlink_to(users / kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.data.pack, "cache_folder", lambda data: folder)
+        patch.setenv("XDG_CACHE_HOME", str(ours))
         yield
 
 

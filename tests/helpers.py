@@ -37,8 +37,11 @@ class FakeReader:
     def __init__(self, documents: list[np.ndarray]) -> None:
         self.documents = documents
 
-    def tokens(self, document: int, start: int, stop: int) -> np.ndarray:
+    def tokens(self, source: int, block: int, document: int, start: int, stop: int) -> np.ndarray:
         return self.documents[document][start:stop]
+
+    def counted(self, source: int, block: int, document: int, start: int, stop: int) -> None:
+        """All tokens count in the loss."""
 
 
 Batch = tuple[SequenceTable, FakeReader]
@@ -49,7 +52,10 @@ def table_of(lengths: list[int], seed: int) -> Batch:
     random = np.random.default_rng(seed)
     documents = [random.integers(0, 258, length + 1) for length in lengths]
     size = np.array(lengths, dtype=np.int64)
-    return SequenceTable(np.arange(len(size)), np.zeros_like(size), size, size), FakeReader(documents)
+    zeros = np.zeros_like(size)
+    return SequenceTable(zeros, zeros, np.arange(len(size)), zeros, size, size, zeros.astype(np.uint64)), FakeReader(
+        documents
+    )
 
 
 def batch(world: int, capacity: int, step: int = 0) -> Batch:
@@ -163,7 +169,7 @@ def steps_alone(
     for table, reader in batches:
         optimizer.zero_grad()
         for sequence, length in enumerate(table.length.tolist()):
-            tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
+            tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
             loss = model(tokens[:-1], torch.arange(length), tokens[1:])
             (loss / int(table.loss_tokens.sum())).backward()
         limit = settings.optimizer.clip_norm or float("inf")

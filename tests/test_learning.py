@@ -12,24 +12,27 @@ import torch
 from torch import Tensor
 
 from engine.config.load import load
-from engine.data.corpus import Corpus, corpus_of
-from engine.data.steps import Cursor, SequenceTable, next_step, validation_table
+from engine.data.corpus import Reader
+from engine.data.overview import Corpora
+from engine.data.steps import Cursor, SequenceTable
 from engine.data.tokenizers.bytes import VOCAB
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss
 from engine.models.llama.model import Llama
-from engine.trainer.optimizer import build_optimizer, learning_rate
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.schedule import learning_rate
 
 
 def muted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.zeros_like(q)
 
 
-def pairs(corpus: Corpus, table: SequenceTable) -> Tensor:
+def pairs(reader: Reader, table: SequenceTable) -> Tensor:
     """Count how often each label follows each input in the sequences of a step, [vocab, vocab]."""
     counts = np.zeros(VOCAB * VOCAB, dtype=np.int64)
-    for document, start, length in zip(table.document, table.start, table.length, strict=True):
-        tokens = corpus.tokens.read(int(document), int(start), int(start + length) + 1)
+    columns = table.source, table.block, table.document, table.start, table.start + table.length + 1
+    for sequence in zip(*map(np.ndarray.tolist, columns), strict=True):
+        tokens = reader.tokens(*sequence)
         counts += np.bincount(tokens[:-1] * VOCAB + tokens[1:], minlength=VOCAB * VOCAB)
     return torch.from_numpy(counts.reshape(VOCAB, VOCAB))
 
@@ -52,20 +55,25 @@ def test_pairs_are_all_that_a_model_without_attention_sees() -> None:
 
 def test_the_quickstart_without_attention_stays_above_the_bigram_entropy() -> None:
     config = load(["recipe=quickstart"])
-    corpus, cursor = corpus_of(config.data, print), Cursor()
+    corpora, cursor = Corpora(config), Cursor()
+    corpora.pack_first(cursor, print)
+    reader = Reader(corpora.sources, VOCAB)
     model = Llama(config.model)
     initialise(model, config.run.seed)
     optimizer = build_optimizer(model, config.optimizer)
     for step in range(1, config.run.steps + 1):
-        table, cursor = next_step(corpus, cursor, config.run.seed, config.batch_tokens, config.context)
+        found = corpora.steps.next(cursor)
+        assert found is not None
+        table, cursor = found
         optimizer.zero_grad()
-        muted_loss(model, pairs(corpus, table)).backward()
+        muted_loss(model, pairs(reader, table)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, config.run.steps, config.optimizer)
         optimizer.step()
-    validation = pairs(corpus, validation_table(corpus, config.context, config.data.validation_tokens))
+    validation = pairs(reader, corpora.steps.validation()["data"])
     with torch.no_grad():
         loss = muted_loss(model, validation).item()
-    assert loss > corpus.bigram_nats, f"{loss:.3f} against {corpus.bigram_nats:.3f}: the corpus is too easy to show it"
-    assert loss < corpus.bigram_nats + 1, "it did not learn the pairs either: the test shows too little"
+    assert corpora.overview is not None and (nats := corpora.overview.bigram_nats) is not None
+    assert loss > nats, f"{loss:.3f} against {nats:.3f}: the corpus is too easy to show it"
+    assert loss < nats + 1, "it did not learn the pairs either: the test shows too little"

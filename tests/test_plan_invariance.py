@@ -41,7 +41,7 @@ def reference_loss(model: Llama, table: SequenceTable, reader: FakeReader) -> Te
     """Return the mean loss over all tokens, one unsplit sequence at a time, with PyTorch's own attention."""
     losses = []
     for document, length in zip(table.document.tolist(), table.length.tolist(), strict=True):
-        tokens = torch.from_numpy(reader.tokens(document, 0, length + 1))
+        tokens = torch.from_numpy(reader.tokens(0, 0, document, 0, length + 1))
         losses.append(token_loss(model(tokens[:-1], torch.arange(length)), tokens[1:]))
     return torch.stack(losses).sum() / int(table.loss_tokens.sum())
 

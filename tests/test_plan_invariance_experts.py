@@ -119,7 +119,7 @@ def reference(settings: Config) -> tuple[Mixtral, float, Choices]:
     table, reader, _ = plan_of(settings)
     seen, kernel = _listen(model), choose(torch.device("cpu"), torch.float64, 8, prefer="reference")
     for sequence, length in enumerate(table.length.tolist()):
-        tokens = torch.from_numpy(reader.tokens(sequence, 0, length + 1))
+        tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
         loss = model(tokens[:-1], torch.arange(length), tokens[1:], AttentionContext(unsplit(length), None, kernel))
         loss.backward()
         total += loss.item()

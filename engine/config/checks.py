@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from engine.config import tree
+from engine.config import keys, tree
 from engine.config.schema import Config, Rope
+from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.errors import Problem
 
@@ -31,7 +32,7 @@ def check(config: Config) -> list[Problem]:
 
 def check_part(config: Config, wrong: Sequence[Problem]) -> list[Problem]:
     """Run the rules on a config without its `wrong` keys (`validate.right_part`); skip rules that read a wrong key."""
-    missing = {str(problem.key).rsplit(".", 1)[-1] for problem in wrong}
+    missing = {keys.leaf_of(str(problem.key)).rsplit(".", 1)[-1] for problem in wrong}
     found = []
     for rule in _RULES:
         try:
@@ -182,6 +183,71 @@ def lengths_path_goes_with_file(config: Config) -> Problem | None:
         return Problem("is not set", "lengths.path", "set lengths.path=FILE, with one length per line")
     if name != "file" and path is not None:
         return Problem(f"is not used with lengths={name}", "lengths.path", "also set lengths=file, or remove it")
+    return None
+
+
+@_rule
+def every_source_has_documents_of_its_own(config: Config) -> Problem | None:
+    """A source has a path, or another pattern than the other sources. A token file is one PREFIX."""
+    data = config.data
+    if not data.sources and not data.path:
+        return Problem("is an empty list", "data.path", "set data.path to a file, a folder or a glob")
+    for name, source in {"": None, **data.sources}.items():
+        key = f"data.sources.{name}.path" if source else "data.path"
+        path = (source and source.path) or data.path
+        if source and not source.path and (source.path == () or source.pattern is None or not data.path):
+            return Problem("is not set", key, f"set {key}=..., a file, a folder or a glob")
+        if ((source and source.format) or data.format) == "tokens" and not isinstance(path, str) and path:
+            message = f"a token file is one PREFIX, not {len(path)}"
+            return Problem(message, key, "name them as sources, each with a weight: data.sources.NAME.path=PREFIX")
+    return None
+
+
+@_rule
+def mix_has_the_names_of_sources(config: Config) -> Problem | None:
+    """data.mix is set for several sources. It has a weight for each, and no others."""
+    sources, mix = config.data.sources, config.data.mix
+    if not sources and mix:
+        example = next(iter(mix[0].weights), "web")
+        return Problem("needs data.sources", keys.MIX, f"name them: data.sources.{example}.path=..., or remove it")
+    if not mix:
+        example = "{" + ", ".join(f"{name}: 1" for name in sources) + "}"
+        problem = Problem("is not set", keys.MIX, f"give each source a weight, for example 'data.mix={example}'")
+        return problem if len(sources) > 1 else None
+    named = list(dict.fromkeys(name for segment in mix for name in segment.weights))
+    unknown = [name for name in named if name not in sources]
+    if unknown:
+        hint = did_you_mean(unknown[0], sources, f"data.sources has {', '.join(sources)}")
+        return Problem(f"unknown source: {unknown[0]}", keys.MIX, hint)
+    missing = [name for name in sources if name not in named]
+    if missing:
+        return Problem(f"has no weight for {missing[0]}", keys.MIX, f"add {missing[0]}: 1, or 0 not to train on it")
+    return None
+
+
+@_rule
+def segments_of_mix_are_in_order(config: Config) -> Problem | None:
+    """Segments have weights, and start in ascending order, at steps or at tokens; the first at 0."""
+    before, units = -1, set[str]()
+    for number, segment in enumerate(config.data.mix):
+        place = f"segment {number + 1}"
+        given = [unit for unit in ("step", "tokens") if getattr(segment, unit) is not None]
+        units |= {*given} if segment.start else set()
+        if not any(segment.weights.values()):
+            return Problem(f"{place} has no weight above 0", keys.MIX, "give a source a weight above 0")
+        if len(given) == 2:
+            return Problem(f"{place} has both step and tokens", keys.MIX, "remove one of them")
+        if number == 0 and (segment.start or segment.linear):
+            word = "linear, but there is no segment before it" if segment.linear else f"at {segment.start:,}, not at 0"
+            return Problem(f"{place} is {word}", keys.MIX, "the first segment has weights from the start on")
+        if number and not given:
+            return Problem(f"{place} has neither step nor tokens", keys.MIX, f"{{step: 1000, weights: ...}} in {place}")
+        if len(units) == 2:
+            return Problem(f"{place} is at {given[0]}, others are not", keys.MIX, "use step in all segments, or tokens")
+        if segment.start <= before:
+            hint = "write segments in the order of their starts"
+            return Problem(f"{place} starts at {segment.start:,}, not after {before:,}", keys.MIX, hint)
+        before = segment.start
     return None
 
 

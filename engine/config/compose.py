@@ -5,29 +5,63 @@ Nothing outside this file sees a DictConfig, and Hydra's logging and run directo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from engine.config import tree
+from engine.config.own import OwnRecipe
 from engine.errors import ConfigError
 
 
-def compose(overrides: Sequence[str]) -> dict[str, Any]:
+def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str, Any]:
     """Compose a recipe and overrides into a nested dict of plain values; `???` marks a value that must still be set.
 
-    `overrides` are those returned by `engine.config.overrides.check`. Raises ConfigError if they cannot be composed.
+    `overrides` are those returned by `engine.config.overrides.check`, `own` the files that take the place of `recipe=`
+    (`engine.config.own.separate`). Raises ConfigError, with the override or the key, if they cannot be composed.
     """
     try:
-        with hydra.initialize_config_dir(str(tree.folder()), version_base="1.3"):
-            composed = hydra.compose("config", overrides=list(overrides))
+        with _recipes(own):
+            composed = hydra.compose("config", overrides=_all(overrides, own))
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
-        text = next((text for text in overrides if "${" in text), None)
+        text = next((text for text in overrides if "${" in text), getattr(error, "full_key", None))
         raise ConfigError("cannot be resolved", key=text, hint="${...} must name another key of the recipe") from error
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
+
+
+def layers(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> list[tuple[str, str]]:
+    """List the files that are composed, the last of which wins: (path without .yaml, section that the file fills).
+
+    The path is relative to the recipes folder, such as ("recipe/base/llama3-8b", "") or ("model/tiny", "model").
+    """
+    with _recipes(own):
+        loader = GlobalHydra.instance().config_loader()
+        found = loader.compute_defaults_list("config", _all(overrides, own), RunMode.RUN).defaults
+    return [(str(one.config_path), one.package or "") for one in found if not str(one.config_path).startswith("hydra")]
+
+
+@contextmanager
+def _recipes(own: Sequence[OwnRecipe]) -> Iterator[None]:
+    """Initialise Hydra with the packaged recipes and `own`, which exist for Hydra only within this context."""
+    store = ConfigStore.instance()
+    for recipe in own:
+        store.store(recipe.option, recipe.values, group="recipe", package="_global_")
+    try:
+        with hydra.initialize_config_dir(str(tree.folder()), version_base="1.3"):
+            yield
+    finally:
+        store.repo.pop("recipe", None)
+
+
+def _all(overrides: Sequence[str], own: Sequence[OwnRecipe]) -> list[str]:
+    return [*overrides, *(f"recipe={recipe.option}" for recipe in own[:1])]

@@ -12,6 +12,17 @@ PATHS = (
     *("data.path", "data.tokenizer", "data.cache", "lengths.path"),
     *("run.out", "run.weights", "cluster.hostfile", "cluster.calibration"),
 )
+SOURCES, MIX = "data.sources", "data.mix"  # keys with nested values, whose names the user chooses
+
+
+def is_path(key: str) -> bool:
+    """Return whether a key's value is a path or a list of paths, as it is of data.path and data.sources.web.path."""
+    return key in PATHS or (key.startswith(f"{SOURCES}.") and key.endswith(".path"))
+
+
+def leaf_of(key: str) -> str:
+    """Return the key of the schema that a place belongs to: `data.sources` of data.sources.web.path."""
+    return next((leaf for leaf in (SOURCES, MIX) if key.startswith(f"{leaf}.")), key)
 
 
 def leaves() -> dict[str, FieldInfo]:

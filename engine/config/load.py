@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.config import checks
 from engine.config.resolved import diff, digest, read_resolved, resolved_yaml
@@ -14,23 +14,39 @@ from engine.errors import ConfigError
 __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"]
 
 
-def load(overrides: Sequence[str]) -> Config:
+def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: None) -> Config:
     """Load the config of a recipe with these overrides; `load([])` is the quickstart.
 
-    Raises ConfigError with every wrong key, type and bound, and with every broken rule between keys. Rules run only if
-    all keys and names are spelt correctly; otherwise they would check values that the user did not mean.
+    The recipe is packaged (`recipe=NAME`) or a YAML file (`recipe=PATH`). If documents are named, on the command line
+    or in such a file, `lengths` is `data`; if lengths are named too, these are used, and `say` gets a line about it
+    (named.py). Raises ConfigError with every wrong key, type and bound, and with every broken rule between keys; what a
+    file sets is named by file and line. Rules run only if all keys and names are spelt correctly; otherwise they would
+    check values that the user did not mean.
     """
     # Imported here because ranks import this module to read a resolved config, and Hydra is slow to import.
     from engine.config.compose import compose
+    from engine.config.named import named_by
+    from engine.config.origin import located
     from engine.config.overrides import check
+    from engine.config.own import separate
 
-    good, problems = check(overrides)
-    values = compose(good)
+    others, own, problems = separate(overrides)
+    good, wrong = check(others)
+    chosen = named_by(others, own)
+    good += chosen.implied
+    problems += wrong
+    try:
+        values = compose(good, own)
+    except ConfigError as error:
+        raise ConfigError.of([*problems, *located(error.problems, good, own)]) from error
     config, invalid = validate(values)
     if not problems:
-        problems = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
+        found = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
     else:
-        problems += invalid
+        found = invalid
+    problems += located(found, good, own)
     if config is None or problems:
         raise ConfigError.of(problems)
+    if chosen.conflict and config.lengths.name != "data":
+        say(chosen.conflict)
     return config

@@ -19,7 +19,7 @@ def not_built(key: str, value: object, available: str) -> Problem | None:
 
 
 def not_trained(config: Config) -> list[Problem]:
-    """Return a problem for each parallelism degree that can be planned and simulated but not trained."""
+    """Return the problems with what can be configured or planned, but not trained."""
     degrees = {"parallel.tp": config.parallel.tp, "parallel.pp": config.parallel.pp}
     return [
         Problem(

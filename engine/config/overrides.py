@@ -17,11 +17,13 @@ from hydra.errors import HydraException
 
 from engine.config import keys, tree
 from engine.config.not_built import not_built
+from engine.config.schema import SOURCE_NAME, Source
 from engine.config.spelling import did_you_mean
+from engine.config.validate import NAME_RULE
 from engine.errors import Problem
 
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
-_NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.bos", "data.eos", "data.cache")
+_NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.cache", "run.weights")
 _SHORT_LIST = 6  # up to this many options, a hint lists them all beside the nearest name
 
 
@@ -34,7 +36,7 @@ def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
     for text in map(_quote_path, texts):
         problem = _problem(text)
         if problem is None:
-            good.append(text)
+            good += _for_hydra(text)
         else:
             problems.append(problem)
     values = dict(text.split("=", 1) for text in good)
@@ -44,14 +46,27 @@ def check(texts: Sequence[str]) -> tuple[list[str], list[Problem]]:
     return good, problems
 
 
+def _for_hydra(text: str) -> list[str]:
+    """Return a valid override as Hydra takes it: names of sources are new keys, and whole mappings replace others."""
+    key, _, value = text.partition("=")
+    if key in (keys.SOURCES, keys.MIX) and value != "null":
+        return [f"{key}=null", f"++{text}"]
+    return [f"++{text}" if key.startswith(f"{keys.SOURCES}.") else text]
+
+
 def _quote_path(text: str) -> str:
     """Quote the value if the key is a path, so that Hydra reads commas and braces literally, and expand `~`.
 
-    Other overrides, and values that are quoted already, are returned unchanged.
+    Other overrides, and values that are quoted already, are returned unchanged. `[a, b]` is a list of paths.
     """
     key, equals, value = text.partition("=")
-    if key not in keys.PATHS or not value or value[0] in "'\"" or (key in _NULLABLE and value == "null"):
+    if not keys.is_path(key) or not value or value[0] in "'\"" or (key in _NULLABLE and value == "null"):
         return text
+    if value.startswith("[") and value.endswith("]") and (key == "data.path" or key.startswith(keys.SOURCES)):
+        if '"' in value or "'" in value:
+            return text
+        items = [_quote_path(f"data.path={item.strip()}").partition("=")[2] for item in value[1:-1].split(",")]
+        return f"{key}=[{','.join(items)}]"
     path = str(Path(value).expanduser()) if value.startswith("~") else value
     # In Hydra's grammar backslashes are doubled only before a quote, and so before the closing quote.
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', path)
@@ -65,8 +80,13 @@ def _problem(text: str) -> Problem | None:
     if text.startswith(("+", "~")):
         hint = "write KEY=VALUE: keys cannot be added or removed"
         return Problem(f"a leading {text[0]} is not supported", text, hint)
+    if key.startswith(f"{keys.SOURCES}.") and equals:
+        problem = _source_problem(key)  # Hydra could not parse all names
+        if problem is not None:
+            return problem
     if not equals or not key:
-        hint = f"write recipe={text}" if text in tree.recipes() else "for example run.steps=100"
+        is_recipe = text in tree.recipes() or text.lower().endswith((".yaml", ".yml"))
+        hint = f"write recipe={text}" if is_recipe else "for example run.steps=100"
         return Problem("is not KEY=VALUE", text, hint)
     if not value:
         return Problem("has no value", text, f"write {key}=VALUE, or remove it")
@@ -78,11 +98,11 @@ def _problem(text: str) -> Problem | None:
     if override.is_sweep_override():
         return Problem("has several values", text, f"give one value, or quote it twice: {quoted}")
     if key in tree.groups():
-        return _option_problem(key, override.value())
-    return _key_problem(key, override.value())
+        return option_problem(key, override.value())
+    return key_problem(key, override.value())
 
 
-def _option_problem(group: str, value: object) -> Problem | None:
+def option_problem(group: str, value: object) -> Problem | None:
     """Check the option chosen for a group, such as `adaptive` in planner=adaptive."""
     options = tree.groups()[group]
     if value in options:
@@ -92,17 +112,23 @@ def _option_problem(group: str, value: object) -> Problem | None:
         advice = f"choose one of {listed}; then set its keys: {group}.KEY=VALUE"
         return Problem("is a group, not a value", group, advice)
     hint = did_you_mean(str(value), options)
-    if hint is None or len(options) <= _SHORT_LIST:
+    if group == "recipe" and Path(f"{value}.yaml").is_file():
+        hint = f"write recipe=./{value}.yaml for the file in this folder"
+    elif hint is None or len(options) <= _SHORT_LIST:
         hint = f"{hint or ''} choose one of {listed}".lstrip()
     return not_built(group, value, listed) or Problem(f"unknown name: {value}", group, hint)
 
 
-def _key_problem(key: str, value: object) -> Problem | None:
+def key_problem(key: str, value: object) -> Problem | None:
     """Check that a key exists and is not a section. `value` is used for the hint only."""
     leaves, sections = keys.leaves(), keys.sections()
     dotted = key.replace("/", ".")
     if key in leaves:
         return None
+    if key.startswith(f"{keys.SOURCES}."):
+        return None  # `_problem` has checked it
+    if key.startswith(f"{keys.MIX}."):
+        return Problem("has no keys to set one by one", keys.MIX, "write all weights: 'data.mix={web: 3, code: 1}'")
     if dotted in leaves:
         return Problem("unknown key", key, f"join the parts of a key with dots: {dotted}=...")
     if dotted in sections:  # also model/rope=yarn, Hydra's form for an option of a nested group
@@ -119,4 +145,16 @@ def _key_problem(key: str, value: object) -> Problem | None:
     else:
         names = [*leaves, *([] if section else tree.groups())]
         hint = did_you_mean(key, names, "`bytescale config show` lists all keys")
+    return Problem("unknown key", key, hint)
+
+
+def _source_problem(key: str) -> Problem | None:
+    """Check a key below data.sources: data.sources.NAME, or data.sources.NAME.KEY."""
+    name, _, inner = key.removeprefix(f"{keys.SOURCES}.").partition(".")
+    if not re.match(SOURCE_NAME, name):
+        return Problem(NAME_RULE, f"{keys.SOURCES}.{name}", "for example data.sources.web.path=FOLDER")
+    if not inner or inner in Source.model_fields:
+        return None
+    listed = f"keys of data.sources.{name}: {', '.join(Source.model_fields)}"
+    hint = did_you_mean(inner, Source.model_fields, listed)
     return Problem("unknown key", key, hint)

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from engine.config.keys import PATHS
+from engine.config.keys import is_path
 from engine.config.schema import Config
 from engine.config.validate import validate
 from engine.errors import ConfigError
@@ -52,12 +52,16 @@ def diff(old: Config, new: Config) -> list[str]:
     """Return a line `key: old -> new` per changed value. Two spellings of the same path are not a change."""
 
     def meaning(key: str, value: Any) -> Any:
-        is_path = key in PATHS and value not in (None, "stdlib", "bytes")
-        return os.path.realpath(value) if is_path else value
+        if isinstance(value, list):
+            return [meaning(key, one) for one in value]
+        return os.path.realpath(value) if is_path(key) and value not in (None, "stdlib", "bytes") else value
 
     before, after = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
-    changed = [key for key in before if meaning(key, before[key]) != meaning(key, after[key])]
-    old_texts, new_texts = (["not set" if at[key] is None else at[key] for key in changed] for at in (before, after))
+    both = {**before, **after}
+    changed = [key for key in both if meaning(key, before.get(key)) != meaning(key, after.get(key))]
+    old_texts, new_texts = (
+        ["not set" if at.get(key) is None else at[key] for key in changed] for at in (before, after)
+    )
     return [f"{key}: {was} -> {now}" for key, was, now in zip(changed, old_texts, new_texts, strict=True)]
 
 

@@ -5,7 +5,7 @@ Nothing outside `engine/config` sees YAML or a DictConfig. Lengths are in tokens
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -119,18 +119,67 @@ class Balance(Section):
     z_weight: float = Field(ge=0, le=1000, description="weight of the router's z-loss, which keeps its logits small")
 
 
+_Path = Annotated[str, Field(min_length=1)]
+_Format = Literal["folder", "jsonl", "parquet", "arrow", "tokens"]
+_Encoding = Literal["utf-8", "bytes"]
+_Exhausted = Literal["repeat", "drop", "stop"]
+SOURCE_NAME = r"^[A-Za-z_][A-Za-z0-9_-]{0,31}$"
+
+
+class Source(Section):
+    """A source of a mixture: the keys whose values differ from those of `data`; null is the value of `data`."""
+
+    path: _Path | tuple[_Path, ...] | None = None
+    format: _Format | None = None
+    pattern: str | None = None
+    field: str | None = None
+    encoding: _Encoding | None = None
+    exhausted: _Exhausted | None = None
+
+
+class Segment(Section):
+    """Weights of sources from a step, or from a number of tokens of the run, on. The first segment starts at 0."""
+
+    step: int | None = Field(default=None, ge=0, le=_STEPS)
+    tokens: Tokens | None = Field(default=None, ge=0, lt=2**63)
+    weights: dict[str, Annotated[float, Field(ge=0)]]
+    linear: bool = False  # whether weights move from the previous segment's to these, reached where this one starts
+
+    @property
+    def start(self) -> int:
+        """The step or the number of tokens."""
+        return self.step or self.tokens or 0
+
+
 class Data(Section):
     """Where documents come from."""
 
     name: str
-    path: str = Field(
-        min_length=1,
-        description="a folder, a file, a glob, a URL, PREFIX of a token file, or `stdlib`: Python's standard library",
+    path: _Path | tuple[_Path, ...] = Field(
+        description="a folder, a file, a glob, a URL, PREFIX of a token file, or `stdlib`: Python's standard library; "
+        "or a list of them",
     )
-    format: Literal["folder", "jsonl", "parquet", "arrow", "tokens"]
+    format: _Format
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
-    field: str = Field(description="field or column with the text, or with token ids")
-    encoding: Literal["utf-8", "bytes"] = Field(description="`bytes` also reads files that are not UTF-8")
+    field: str = Field(description="field or column with the text, token ids, or messages of a chat")
+    encoding: _Encoding = Field(description="`bytes` also reads files that are not UTF-8")
+    sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field(
+        max_length=1024,
+        examples=["{web: {path: web.jsonl}, code: {path: code.jsonl}}"],
+        description="sources to mix, by name; each has the keys that differ from data.*: path, format, pattern, field, "
+        "encoding, exhausted",
+    )
+    mix: tuple[Segment, ...] = Field(
+        examples=["{web: 3, code: 1}"],
+        description="shares of data.sources in the tokens: {NAME: WEIGHT, ...}, or a list of segments, each "
+        "{step: N, weights: {...}, linear: false}, or with tokens: N",
+    )
+    exhausted: _Exhausted = Field(
+        description="when all documents of a source were used: repeat them, drop the source, or stop the run"
+    )
+    long: Literal["step", "split"] = Field(
+        description="a document longer than batch_tokens forms a step of its own, or is split over several steps"
+    )
     tokenizer: str = Field(
         min_length=1,
         description="`bytes`, or a file: Hugging Face's tokenizer.json, a SentencePiece model, or a tiktoken file",
@@ -138,6 +187,15 @@ class Data(Section):
     bos: bool | None = Field(description="whether documents begin with BOS; null: as the tokenizer's files say")
     eos: bool | None = Field(description="whether documents end with EOS; null: yes if the tokenizer has one")
     cache: str | None = Field(description="folder for the tokens of texts; null: bytescale/tokens in the cache folder")
+    spool: Bytes = Field(gt=0, le=2**63 - 1, description="maximum bytes of packed documents in data.cache")
+    loaders: int | None = Field(
+        ge=1, le=4096, description="processes per host that read and tokenize documents; null: chosen from its cores"
+    )
+    quarantine_after: int = Field(
+        ge=0,
+        le=2**31,
+        description="broken documents in a row that stop the run; fewer are skipped and listed; 0: the first stops it",
+    )
     runtime: Literal["local"] = Field(description="`ray` is not implemented yet")
     validation_share: float = Field(
         ge=0, lt=1, description="fraction of the documents held out for validation, chosen by hash"
@@ -145,6 +203,21 @@ class Data(Section):
     validation_tokens: Tokens = Field(
         ge=0, le=_TOKENS, description="maximum tokens per validation; 0 turns validation off"
     )
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a tuple. Empty if every one of `sources` has its own."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @property
+    def path_text(self) -> str:
+        """`path` as a user writes it: `a.jsonl`, or `[a.jsonl,b.jsonl]`."""
+        return self.path if isinstance(self.path, str) else f"[{','.join(self.path)}]"
+
+    @property
+    def place(self) -> str:
+        """The key and the value that name the documents, for messages: `data.path=a` or `data.sources=web, code`."""
+        return f"data.sources={', '.join(self.sources)}" if self.sources else f"data.path={self.path_text}"
 
 
 class Cluster(Section):

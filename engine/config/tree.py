@@ -26,8 +26,22 @@ def recipes() -> list[str]:
     return groups()["recipe"]
 
 
-def about(group: str, option: str) -> str:
-    """Return the comment at the top of an option's file as one line, without Hydra's `@package`."""
-    lines = (folder() / group / f"{option}.yaml").read_text(encoding="utf-8").splitlines()
-    top = takewhile(lambda line: line.startswith("#"), lines)
+def is_path(value: str) -> bool:
+    """Whether a value of `recipe=` names a file and not a packaged recipe."""
+    return "/" in value or value.startswith("~") or value.lower().endswith((".yaml", ".yml"))
+
+
+def bases() -> list[str]:
+    """Return the sorted names of the shared parts of recipes, as `defaults` names them: ["base/llama7b", ...]."""
+    return sorted(f"base/{file.stem}" for file in (folder() / "recipe" / "base").glob("*.yaml"))
+
+
+def text_of(group: str, option: str) -> str:
+    """Return the text of an option's file."""
+    return (folder() / group / f"{option}.yaml").read_text(encoding="utf-8")
+
+
+def about(text: str) -> str:
+    """Return the comment at the top of a recipe or an option as one line, without Hydra's `@package`."""
+    top = takewhile(lambda line: line.startswith("#"), text.splitlines())
     return " ".join(line[1:].strip() for line in top if "@package" not in line)

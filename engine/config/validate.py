@@ -11,13 +11,15 @@ from pydantic.fields import FieldInfo
 
 from engine.config import keys
 from engine.config.not_built import not_built
-from engine.config.schema import Config, Section
+from engine.config.schema import Config, Section, Segment, Source
 from engine.config.spelling import did_you_mean
 from engine.config.units import format_of
 from engine.errors import Problem
 
 MISSING = "???"
 _MAX_PLAIN = 1e15  # larger floats are written with an exponent
+
+NAME_RULE = "must be at most 32 letters, digits, - and _, and begin with a letter or _"
 
 # pydantic's error types as sentences; other types get "cannot be {value}"
 _SENTENCES = {
@@ -37,6 +39,9 @@ _SENTENCES = {
     "less_than": "must be less than {lt}, not {value}",
     "less_than_equal": "must be at most {le}, not {value}",
     "literal_error": "must be {expected}, not {value}",
+    "string_pattern_mismatch": NAME_RULE,
+    "model_type": "must have keys, not {value}",
+    "dict_type": "must have keys, not {value}",
     "value_error": "{error}",
 }
 
@@ -49,11 +54,14 @@ _BOUNDS = {
 }
 
 
+_NESTED: Mapping[str, type[Section]] = {keys.SOURCES: Source, keys.MIX: Segment}
+
+
 def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
     """Validate a nested dict of plain values. Returns the config and [], or None and one problem per wrong key."""
     try:
         # Through JSON: only there does pydantic accept lists as tuples and stay strict otherwise (true is not 1).
-        return Config.model_validate_json(json.dumps(_without_missing(values)), strict=True), []
+        return Config.model_validate_json(json.dumps(_given(values)), strict=True), []
     except ValidationError as error:
         leaves = keys.leaves()
         problems: dict[str, Problem] = {}
@@ -62,7 +70,8 @@ def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
             location = [str(part) for part in detail["loc"]]
             above = [".".join(location[:end]) for end in range(1, len(location) + 1)]
             key = next((name for name in above if name in leaves), ".".join(location))
-            problems.setdefault(key, _problem(key, detail))
+            place = _place(key, location)
+            problems.setdefault(place, _problem(key, place, detail))
         return None, list(problems.values())
 
 
@@ -72,7 +81,7 @@ def right_part(values: Mapping[str, Any], wrong: Sequence[Problem]) -> Config:
     `wrong` are the problems that `validate` returned for `values`. `checks.check_part` uses this to run the rules that
     read valid keys only.
     """
-    wrong_keys: Collection[str] = {str(problem.key) for problem in wrong}
+    wrong_keys: Collection[str] = {keys.leaf_of(str(problem.key)) for problem in wrong}
 
     def without_wrong(section: type[Section], prefix: str) -> type[BaseModel]:
         fields: dict[str, Any] = {}
@@ -83,7 +92,23 @@ def right_part(values: Mapping[str, Any], wrong: Sequence[Problem]) -> Config:
         return create_model(section.__name__, __config__=ConfigDict(extra="ignore"), **fields)
 
     part = without_wrong(Config, "")
-    return cast(Config, part.model_validate_json(json.dumps(_without_missing(values)), strict=True))
+    return cast(Config, part.model_validate_json(json.dumps(_given(values)), strict=True))
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop values that are `???`, and write short forms of data.sources and data.mix in full.
+
+    Weights alone are one segment, null is none. `data.path` is an empty list if only sources have paths.
+    """
+    given = _without_missing(values)
+    data = given.get("data")
+    if isinstance(data, dict):
+        data = {key: value for key, value in data.items() if value is not None or key not in ("sources", "mix")}
+        if isinstance(data.get("mix"), Mapping):
+            data["mix"] = [{"weights": data["mix"]}]
+        own: dict[str, Any] = {"path": []} if data.get("sources") else {}
+        given["data"] = {"sources": {}, "mix": [], **own, **data}
+    return given
 
 
 def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,9 +120,25 @@ def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _problem(key: str, detail: Any) -> Problem:
-    """Turn one of pydantic's errors into a Problem."""
-    field = keys.leaves().get(key)
+def _place(key: str, location: Sequence[str]) -> str:
+    """Return the place of a mistake: below data.sources and data.mix that of the value, else the key itself."""
+    if key not in _NESTED:
+        return key
+    deepest = 4 if key == keys.SOURCES else 5  # below are items of lists and members of unions
+    return ".".join(part for part in location[:deepest] if part != "[key]")
+
+
+def _field(key: str, place: str) -> FieldInfo | None:
+    """Return the field of a key, or of what is at a place below it: a key of a source or of a segment."""
+    inner = place.removeprefix(f"{key}.").split(".")
+    if key in _NESTED and len(inner) > 1 and inner[1] in _NESTED[key].model_fields:
+        return _NESTED[key].model_fields[inner[1]]
+    return keys.leaves().get(key)
+
+
+def _problem(key: str, place: str, detail: Any) -> Problem:
+    """Turn one of pydantic's errors into a Problem. `place` is below `key`, or `key` itself."""
+    field = _field(key, place)
     whole = _short(detail["input"])
     if field is not None and detail["type"] == "int_type" and type(whole) is int:
         # 1e9 is refused as a float; if the whole number is out of bounds, that is the mistake to report.
@@ -107,15 +148,23 @@ def _problem(key: str, detail: Any) -> Problem:
             detail = error.errors(include_url=False)[0] | {"loc": detail["loc"]}
     value, context = detail["input"], detail.get("ctx", {})
     expected = str(context.get("expected", "")).replace("'", "")
-    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != key:  # a member of a union
+    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place:  # a member of a union
         expected += " or a number"
     facts = {name: _shown(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     if field is not None and detail["type"] in _BOUNDS:
         facts = {name: format_of(field, fact) if type(fact) is int else fact for name, fact in facts.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
     message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)
-    hint = did_you_mean(key, keys.leaves()) if field is None else _hint(key, field, kind, facts)
-    return not_built(key, value, expected) or Problem(message, key, hint)
+    if kind == "extra_forbidden" and key in _NESTED:
+        names = list(_NESTED[key].model_fields)
+        hint = did_you_mean(place.rpartition(".")[2], names, f"keys: {', '.join(names)}")
+    elif field is None:
+        hint = did_you_mean(key, keys.leaves())
+    elif key == keys.MIX:  # overrides cannot set what is inside
+        hint = f"for example {key}={{web: 3, code: 1}}"
+    else:
+        hint = _hint(key if field is keys.leaves().get(key) else place, field, kind, facts)
+    return not_built(key, value, expected) or Problem(message, place, hint)
 
 
 def _shown(fact: object) -> object:

@@ -1,78 +1,143 @@
-"""The documents of a run: a token file, split into training and validation.
+"""The documents of a source, in blocks of tokens: those of a token file, or of texts that are packed when needed.
 
 A document of t tokens has t - 1 inputs: its last token is only a label. With BOS and EOS, a text of n tokens has n + 1
-inputs. Letters: D documents of the token file.
+inputs. Letters: B blocks of a source, D documents of a block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import pickle
+import posixpath
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import schema
-from engine.data.pack import Facts, ensure_packed, hashes_path, read_facts
+from engine.config.schema import Config
+from engine.config.sources import source_configs
+from engine.data.mixture import segments_of
+from engine.data.pack import (
+    LeftOut,
+    Tokens,
+    blocks_path,
+    cache_folder,
+    hashes_path,
+    is_packed,
+    pack_block,
+    part_path,
+    read_facts,
+    read_left_out,
+)
+from engine.data.sources.files import is_url
+from engine.data.sources.formats import FORMATS
+from engine.data.sources.source import Block
 from engine.data.token_file import Numbers, TokenFile
-from engine.errors import ConfigError, DataError
+from engine.errors import DataError
+from engine.run.folder import RunFolder
 from engine.units import Ints
 
 _HASH_BYTES = 16
-_CHUNK = 1 << 20  # documents
+_BLOCK = 256  # documents of a block of another tool's token file
 _ENDS = 1 << 16  # bytes at the end of a file of another tool that its fingerprint covers
-
-
-@dataclass
-class Counts:
-    """Numbers of documents, and the most inputs that a document has."""
-
-    training: int = 0
-    validation: int = 0
-    longest: int = 0
+_OPENED = 128  # blocks of texts that a process keeps open
 
 
 @dataclass(frozen=True, eq=False)
-class Corpus:
-    """The documents of a token file, of which a process reads what it needs.
-
-    Documents without an input, with fewer than two tokens, are neither for training nor for validation.
-    """
+class Packed:
+    """The documents of a block: documents first .. last - 1 of a token file."""
 
     tokens: TokenFile
-    facts: Facts | None  # None for a file of another tool
-    hashes: Numbers | None  # of the contents, 8 bytes each; None for a file of another tool
-    validation_share: float
+    hashes: Numbers | None  # of the contents of all documents of the file, 8 bytes each; None for one of another tool
+    first: int
+    last: int
+    left_out: LeftOut | None = None  # None for a file of another tool, and one of `bytescale data pack`
 
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def inputs(self, first: int, last: int) -> tuple[Ints, NDArray[np.bool_]]:
-        """Return how many inputs documents first .. last - 1 have, and which are for validation, [last - first].
-
-        The hash of the content decides, so that no document is in both sets; in a file of another tool, the number.
-        """
-        lengths = np.maximum(np.diff(self.tokens.bounds(first, last)) - 1, 0)
-        if self.hashes is None:
-            generator = np.random.Philox(key=0).advance(first // 4)  # draws four numbers at a time
-            drawn = generator.random_raw(last - first + 4)[first % 4 :][: last - first]
-        else:
-            drawn = self.hashes.read("<u8", last - first, 8 * first)
-        return lengths, (drawn / 2.0**64 < self.validation_share) & (lengths > 0)
-
-    @cached_property
-    def counts(self) -> Counts:
-        """Count all documents, which reads their index."""
-        found = Counts()
-        for first in range(0, len(self), _CHUNK):
-            lengths, validation = self.inputs(first, min(first + _CHUNK, len(self)))
-            found.training += int((lengths > 0).sum() - validation.sum())
-            found.validation += int(validation.sum())
-            found.longest = max(found.longest, int(lengths.max()))
+    def inputs(self) -> Ints:
+        """Return how many inputs each document has, int64 [D]. Those without an input have fewer than two tokens."""
+        found: Ints = np.maximum(np.diff(self.tokens.bounds(self.first, self.last)) - 1, 0)
         return found
+
+    def hash(self) -> NDArray[np.uint64]:
+        """Return a hash of the content of each document, uint64 [D].
+
+        It decides which documents are for validation, so that no content is on both sides. In a file of another tool,
+        it is a hash of the document's number.
+        """
+        count = self.last - self.first
+        if self.hashes is not None:
+            return self.hashes.read("<u8", count, 8 * self.first)
+        generator = np.random.Philox(key=0).advance(self.first // 4)  # draws four numbers at a time
+        return generator.random_raw(count + 4)[self.first % 4 :][:count]
+
+    def read(self, document: int, start: int, stop: int) -> Ints:
+        """Return tokens start .. stop - 1 of a document of the block: int64, fewer if it is shorter."""
+        return self.tokens.read(self.first + document, start, stop)
+
+    def counted(self, document: int, start: int, stop: int) -> NDArray[np.bool_] | None:
+        """Return which of tokens start .. stop - 1 of a document count as labels; None if all of the block do."""
+        return self.tokens.counted(self.first + document, start, stop)
+
+
+class Corpus(Protocol):
+    """The documents of one source, in blocks."""
+
+    name: str
+    place: str  # for messages
+    blocks: int
+    share: float  # of the documents that are for validation
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what decides the documents and their tokens, without reading them."""
+        ...
+
+    @property
+    def vocabulary(self) -> int | None:
+        """Number of tokens of the tokenizer; None for the token file of another tool."""
+        ...
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """BOS and EOS of the tokenizer; None if it has none, or is not known."""
+        ...
+
+    def size(self, block: int) -> int:
+        """Return the bytes of a block, about, without reading it."""
+        ...
+
+    def open(self, block: int) -> Packed:
+        """Return the documents of a block. Raises DataError and StorageError if they cannot be read or packed."""
+        ...
+
+
+class TokenCorpus:
+    """The documents of a token file. The blocks of one of another tool have 256 documents each."""
+
+    def __init__(self, name: str, prefix: Path, share: float) -> None:
+        """Open PREFIX.bin and PREFIX.idx. Raises DataError if a file cannot be used."""
+        self.name, self.place, self.share = name, str(prefix), share
+        self.tokens, self.facts = TokenFile.open(prefix), read_facts(prefix)
+        self._hashes = self._table = None
+        if self.facts is not None:
+            self._hashes, self._table = Numbers(hashes_path(prefix)), Numbers(blocks_path(prefix))
+            hashes = self._hashes.size // 8
+            if hashes != len(self.tokens):
+                message = f"has {hashes:,} hashes for {len(self.tokens):,} documents"
+                raise DataError(message, key=str(self._hashes.path), hint="pack the documents again")
+            rows, rest = divmod(self._table.size, 16)
+            ends = self._table.read("<i8", 1, max(0, rows - 1) * 16).tolist()
+            if rest or ends != [len(self.tokens)]:
+                message = f"does not fit a token file of {len(self.tokens):,} documents"
+                raise DataError(message, key=str(self._table.path), hint="pack the documents again")
+        self.blocks = -(-len(self.tokens) // _BLOCK) if self._table is None else self._table.size // 16 - 1
 
     @cached_property
     def fingerprint(self) -> str:
@@ -88,86 +153,147 @@ class Corpus:
         return found.hexdigest()
 
     @property
-    def empty(self) -> int:
-        """The number of documents that were left out because they have no text."""
-        return len(self) - self.counts.training - self.counts.validation + (self.facts.empty if self.facts else 0)
+    def vocabulary(self) -> int | None:
+        return self.facts.vocabulary if self.facts else None
 
     @property
-    def bigram_nats(self) -> float | None:
-        """The bigram entropy of the documents (bigrams.py); None unless tokens are bytes."""
-        return self.facts.bigram_nats if self.facts else None
+    def ends(self) -> tuple[int | None, int | None]:
+        return (self.facts.bos, self.facts.eos) if self.facts else (None, None)
+
+    def _bounds(self, block: int) -> tuple[int, int]:
+        """Return the first document of a block, and that of the next."""
+        if self._table is None:
+            return block * _BLOCK, min((block + 1) * _BLOCK, len(self.tokens))
+        first, _, last, _ = self._table.read("<i8", 4, 16 * block).tolist()
+        return first, last
+
+    def find(self, document: int) -> tuple[int, int] | None:
+        """Return the block of a document of the token file, and its number there; None if there is no such document."""
+        if not 0 <= document < len(self.tokens):
+            return None
+        if self._table is None:
+            return divmod(document, _BLOCK)
+        firsts = self._table.read("<i8", 2 * self.blocks, 0)[::2]
+        block = int(np.searchsorted(firsts, document, side="right")) - 1
+        return block, document - int(firsts[block])
+
+    def size(self, block: int) -> int:
+        if self._table is not None:
+            return int(self._table.read("<i8", 1, 16 * block + 8)[0])
+        bounds = self.tokens.bounds(*self._bounds(block))
+        return int(bounds[-1] - bounds[0]) * self.tokens.dtype.itemsize
+
+    def open(self, block: int) -> Packed:
+        return Packed(self.tokens, self._hashes, *self._bounds(block))
+
+
+class TextCorpus:
+    """Documents of which each block is packed into a small token file in a cache folder when it is first needed.
+
+    `wait` is called with the prefix of the token file of a block that is not there, before the block is packed here.
+    `opened` is called with the number of a block that has been opened, and what it does not contain.
+    """
+
+    def __init__(self, name: str, data: schema.Data, share: float, blocks: Sequence[Block]) -> None:
+        """Take the blocks of a source. Raises DataError if the tokenizer cannot be used."""
+        self.name, self.place, self.share, self.sources = name, data.path_text, share, blocks
+        self.tokens, self.folder = Tokens.of(data), cache_folder(data)
+        tokenizer = self.tokens.open()
+        self.vocabulary: int | None = tokenizer.vocabulary
+        self.ends = tokenizer.bos, tokenizer.eos
+        self.blocks = len(blocks)
+        self.wait: Callable[[Path], None] = lambda part: None
+        self.opened: Callable[[int, LeftOut], None] = lambda block, left_out: None
+        self._kept = lru_cache(_OPENED)(self._open)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the names and sizes of all files, how they are read, and their tokenizer."""
+        found = blake2b(self.tokens.open().fingerprint.encode(), digest_size=_HASH_BYTES)
+        folders = {posixpath.dirname(path) for block in self.sources for path in _absolute(block)}
+        # Files may have been moved when a run is resumed, so the folder that has them all does not count.
+        begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
+        for block in self.sources:
+            how = {key: value for key, value in vars(block).items() if key not in ("path", "root")}
+            names = [path[begin:] for path in _absolute(block)]
+            found.update(repr((how, names, block.size)).encode("utf-8", "surrogateescape"))
+        return found.hexdigest()
+
+    def size(self, block: int) -> int:
+        return self.sources[block].size
+
+    def open(self, block: int) -> Packed:
+        return self._kept(block)
+
+    def _open(self, block: int) -> Packed:
+        part = part_path(self.tokens, self.folder, self.sources[block])
+        if not is_packed(part):
+            self.wait(part)
+            pack_block(self.tokens, self.folder, self.sources[block])
+        tokens = TokenFile.open(part)
+        with suppress(OSError):  # a folder that this user cannot write
+            os.utime(f"{part}.idx")  # loaders remove what was not used for the longest time
+        left_out = read_left_out(part)
+        self.opened(block, left_out)
+        return Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)
+
+
+def _absolute(block: Block) -> list[str]:
+    """Return the paths of a block's files in one way of writing; URLs as they are."""
+    return [path if path.startswith("/") or is_url(path) else str(Path(path).absolute()) for path in block.files]
+
+
+def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
+    """List the blocks of all sources of texts. Raises DataError for a source without documents."""
+    sources = source_configs(data)
+    return {name: FORMATS[one.format].blocks(one) for name, one in sources.items() if one.format != "tokens"}
+
+
+def open_corpora(data: schema.Data, blocks: Mapping[str, Sequence[Block]]) -> list[Corpus]:
+    """Open all sources of a config. `blocks` are those that `list_blocks` returned.
+
+    All documents of a source that has no weight in `data.mix` are for validation. Raises DataError for a source that
+    cannot be used.
+    """
+    trained = {name for segment in segments_of(data) for name, weight in segment.weights.items() if weight}
+    corpora = list[Corpus]()
+    for name, one in source_configs(data).items():
+        share = data.validation_share if name in trained else 1.0
+        if one.format == "tokens":
+            corpora.append(TokenCorpus(name, Path(one.paths[0]), share))
+        else:
+            corpora.append(TextCorpus(name, one, share, blocks[name]))
+    return corpora
+
+
+def corpora_of(folder: RunFolder, config: Config) -> list[Corpus]:
+    """Open the sources of a run, of which the launcher has listed the blocks. Raises DataError as `open_corpora`."""
+    return open_corpora(config.data, pickle.loads(folder.blocks.read_bytes()))
 
 
 @dataclass(frozen=True)
 class Reader:
     """Reads tokens for a model whose vocabulary has `vocabulary` tokens."""
 
-    corpus: Corpus
+    corpora: Sequence[Corpus]
     vocabulary: int
 
-    def tokens(self, document: int, start: int, stop: int) -> Ints:
+    def tokens(self, source: int, block: int, document: int, start: int, stop: int) -> Ints:
         """Read tokens start .. stop - 1 of a document: int64 [stop - start].
 
         Raises DataError for a token that is not in the vocabulary.
         """
-        found = self.corpus.tokens.read(document, start, stop)
+        opened = self.corpora[source].open(block)
+        found = opened.read(document, start, stop)
         if len(found) and not 0 <= found.min() <= found.max() < self.vocabulary:
             wrong = int(found.min()) if found.min() < 0 else int(found.max())
-            message = f"document {document} has token {wrong}, but the model's vocabulary has {self.vocabulary}"
+            number = opened.first + document
+            message = f"document {number} has token {wrong}, but the model's vocabulary has {self.vocabulary}"
             hint = f"set model.vocab to {wrong + 1} or more, or choose tokens of the model's tokenizer"
-            place = f"{self.corpus.tokens.prefix}.bin"
+            place = f"{opened.tokens.prefix}.bin"
             raise DataError(message, key=place, hint=hint if wrong >= 0 else None)
         return found
 
-
-def corpus_of(data: schema.Data, say: Callable[[str], None]) -> Corpus:
-    """Open the documents that a config names, which are packed first if they are not yet; `say` gets lines of progress.
-
-    Raises DataError and StorageError as `ensure_packed`, `open_corpus` and `check_documents` do.
-    """
-    corpus = open_corpus(ensure_packed(data, say), data.validation_share)
-    check_documents(corpus)
-    return corpus
-
-
-def open_corpus(prefix: Path, validation_share: float) -> Corpus:
-    """Open the documents of a token file; `validation_share` of them are for validation. Raises DataError if the file
-    cannot be used."""
-    tokens, path, hashes = TokenFile.open(prefix), hashes_path(prefix), None
-    if path.exists():
-        if path.stat().st_size != 8 * len(tokens):
-            message = f"has {path.stat().st_size // 8:,} hashes for {len(tokens):,} documents"
-            raise DataError(message, key=str(path), hint="pack the documents again")
-        hashes = Numbers(path)
-    return Corpus(tokens, read_facts(prefix), hashes, validation_share)
-
-
-def check_documents(corpus: Corpus) -> None:
-    """Raise DataError if no document has two tokens, or if all are used for validation."""
-    training, validation = corpus.counts.training, corpus.counts.validation
-    if not training + validation:
-        message = f"every document ({len(corpus):,}) is empty" if len(corpus) else "contains no documents"
-        raise DataError(message, key=str(corpus.tokens.prefix), hint="set data.path to documents with text")
-    if not training:
-        message = f"every document ({validation:,}) is used for validation, none for training"
-        raise DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
-
-
-def check_fingerprint(corpus: Corpus, fingerprint: str) -> None:
-    """Raise DataError if the documents have changed: they must have the `fingerprint` that a checkpoint stored."""
-    if corpus.fingerprint != fingerprint:
-        message = f"the documents changed since the run started ({corpus.fingerprint[:12]}, was {fingerprint[:12]})"
-        hint = "restore them, or start a new run with another run.out"
-        raise DataError(message, key="data.path", hint=hint)
-
-
-def check_vocabulary(corpus: Corpus, config: schema.Config) -> None:
-    """Raise ConfigError if the documents may have tokens that are not in the model's vocabulary.
-
-    The vocabulary of a token file of another tool is not known; each token is checked when it is read.
-    """
-    if corpus.facts is not None and corpus.facts.vocabulary > config.model.vocab:
-        size = corpus.facts.vocabulary
-        message = f"is smaller than the vocabulary of the documents' tokenizer, {size:,} ({corpus.facts.tokenizer})"
-        hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
-        raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(size)} or more")
+    def counted(self, source: int, block: int, document: int, start: int, stop: int) -> NDArray[np.bool_] | None:
+        """Return which of tokens start .. stop - 1 of a document count as labels, [stop - start]; None: all."""
+        return self.corpora[source].open(block).counted(document, start, stop)

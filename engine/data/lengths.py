@@ -14,11 +14,13 @@ import numpy as np
 from numpy.random import Generator, Philox
 
 from engine.config.schema import Config
-from engine.data.corpus import corpus_of
+from engine.config.sources import source_configs
 from engine.data.mixes import MIXES, draw
+from engine.data.mixture import SCALE, segments_of, weights_at
+from engine.data.overview import Corpora
 from engine.data.scan import Documents, Progress, scan
 from engine.data.sources.files import kind, reading
-from engine.data.steps import Cursor, fitting, next_step, piece_bounds
+from engine.data.steps import Cursor, fitting, piece_bounds
 from engine.errors import ConfigError, DataError, Problem
 from engine.units import Ints
 
@@ -31,14 +33,18 @@ _MOST = 2**32  # tokens; larger numbers are refused as mistakes
 def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> Iterator[Ints]:
     """Yield the sequence lengths, int64 [S], of each of the first `steps` steps.
 
-    With the recipe's own data they are exactly those of training. Its documents are packed first if they are not yet,
-    and `say` gets lines of progress. Raises DataError for unusable documents or lengths.
+    With the recipe's own data they are exactly those of training; fewer, if its documents are used up before. Blocks of
+    documents are packed when they are needed, and `say` gets lines of progress. Raises DataError for unusable documents
+    or lengths.
     """
     source = config.lengths
     if source.name == "data":
-        corpus, cursor = corpus_of(config.data, say), Cursor()
+        corpora, cursor = Corpora(config), Cursor()
+        corpora.pack_first(cursor, say)
         for _ in range(steps):
-            table, cursor = next_step(corpus, cursor, config.run.seed, config.batch_tokens, config.context)
+            if (found := corpora.steps.next(cursor)) is None:
+                return
+            table, cursor = found
             yield table.length
     elif source.name == "file":
         documents = read_lengths(Path(str(source.path)))
@@ -48,34 +54,56 @@ def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> It
             yield draw(source, config.batch_tokens, config.context, config.run.seed, step)
 
 
-def document_lengths(config: Config, sample: int | None, progress: Progress = lambda done: None) -> Documents:
-    """Return document lengths for statistics: from a scan of the recipe's data, from a file, or 1M drawn from a mix.
+def document_lengths(
+    config: Config, sample: int | None, progress: Progress = lambda done: None
+) -> dict[str, Documents]:
+    """Return document lengths for statistics: of each source of the config's data, of a file, or 1M drawn from a mix.
 
-    With `sample`, about that many documents are read or drawn; a file of lengths refuses it with a ConfigError.
-    `progress` is called with the fraction of the scan that is done. Raises DataError for a source that cannot be used.
+    The key is the name of the source; of a file or a mix, that of `lengths`. With `sample`, about that many documents
+    are read from each source or drawn; a file of lengths refuses it with a ConfigError. `progress` is called with the
+    fraction of the scan that is done. Raises DataError for a source that cannot be used.
     """
     source = config.lengths
     if source.name == "data":
-        return scan(config.data, sample, config.run.seed, progress)
+        sources, found = source_configs(config.data), dict[str, Documents]()
+        for name, one in sources.items():
+
+            def of_all(done: float, before: int = len(found)) -> None:
+                progress((before + done) / len(sources))
+
+            found[name] = scan(one, sample, config.run.seed, of_all)
+        return found
     if source.name == "file":
         if sample is not None:
             raise ConfigError("a file of lengths is always read completely", key="--sample", hint="remove --sample")
-        return Documents(read_lengths(Path(str(source.path))))
+        return {source.name: Documents(read_lengths(Path(str(source.path))))}
     random = Generator(Philox(key=config.run.seed))
-    return Documents(MIXES[source.name](random, source, sample or _DRAWN))
+    return {source.name: Documents(MIXES[source.name](random, source, sample or _DRAWN))}
+
+
+def source_weights(config: Config) -> dict[str, int]:
+    """Return the weights of sources, by the names of `document_lengths`, in 1/SCALE: those of the first step."""
+    if config.lengths.name != "data":
+        return {config.lengths.name: SCALE}
+    return weights_at(segments_of(config.data), 0, 0)
 
 
 def example_step(config: Config, found: Documents) -> Ints:
     """Return the sequence lengths, int64 [S], of one step.
 
-    For a file or a mix, it is the first step of `bytescale plan`. For the recipe's own data, it takes the `found`
-    documents in random order, because the training order would need an index of all documents.
+    For a file or a mix, it is the first step of `bytescale plan`. For the config's own data, it takes the `found`
+    documents in random order, because training would tokenize whole windows of blocks. Of a mixture, they are drawn in
+    the shares of their sources.
     """
     if config.lengths.name != "data":
         return next(step_lengths(config, 1))
     # Random order, because documents of one folder often have similar lengths.
-    shuffled = Generator(Philox(key=config.run.seed)).permutation(found.lengths)
-    return next(islice(packed(shuffled, config.batch_tokens, config.context), 1))
+    random, shares = Generator(Philox(key=config.run.seed)), found.shares
+    if shares is None:
+        chosen = random.permutation(found.lengths)
+    else:
+        chosen = random.choice(found.lengths, _DRAWN, p=shares / shares.sum())
+    return next(islice(packed(chosen, config.batch_tokens, config.context), 1))
 
 
 def packed(documents: Ints, batch_tokens: int, context: int) -> Iterator[Ints]:

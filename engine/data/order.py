@@ -1,42 +1,82 @@
 """The random order of the documents of an epoch: a pure function of a key, without a table of all documents.
 
 ```
- documents   | block 0 | block 1 | block 2 | ...            256 consecutive documents each
+ documents   | block 0 | block 1 | block 2 | ...            consecutive documents, about 1 MiB
  blocks      | 7 | 2 | 9 | 0 |  | 4 | ...                   in random order
- windows     | 64 blocks        | 64 blocks ...             the documents of a window are in random order
+ windows     | about 16 MiB     | about 16 MiB ...          the documents of a window are in random order
 ```
-So neighbours in the order are near each other in the file, and a process reads the index of one window at a time. At
-most 16,384 documents are one window, and in completely random order. Those after the last full block are in the last
-window.
+So neighbours in the order are near each other in the source, and only the blocks of a window must have been packed to
+know the order of its documents. A window begins where the last one ended, so a place in the order is the number of
+blocks before the window and the number of documents in it.
+
+Letters: N documents of a window.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.data.corpus import Corpus
 from engine.data.permute import Permutation
 from engine.units import Ints
 
-BLOCK = 256  # documents
-WINDOW = 64 * BLOCK  # documents
+WINDOW_BYTES = 16 << 20
+FEWEST, MOST = 4, 64  # blocks of a window
 
 
-def windows(count: int) -> int:
-    """Return the number of windows of `count` documents. All but the last have WINDOW documents."""
-    return max(1, -(-(count // BLOCK) // (WINDOW // BLOCK)))
+class Documents(NamedTuple):
+    """Some documents with at least one input, in random order."""
+
+    block: Ints  # [N] number of the block in the corpus
+    document: Ints  # [N] number in the block
+    inputs: Ints  # [N]
+    hash: NDArray[np.uint64]  # [N] of the content
+
+    def chosen(self, documents: Ints) -> Documents:
+        """Return some of the documents, in this order."""
+        return Documents(self.block[documents], self.document[documents], self.inputs[documents], self.hash[documents])
 
 
-def blocks(count: int, key: str, window: int) -> list[tuple[int, int]]:
-    """Return the blocks of a window in the order `key` of `count` documents, as (first, last + 1) documents each."""
-    full = count // BLOCK
-    first = window * (WINDOW // BLOCK)
-    chosen = Permutation(full, key)(np.arange(first, min(first + WINDOW // BLOCK, full)))
-    found = [(block * BLOCK, (block + 1) * BLOCK) for block in chosen.tolist()]
-    if window == windows(count) - 1 and count % BLOCK:
-        found.append((full * BLOCK, count))
+class Window(NamedTuple):
+    """The documents of some blocks."""
+
+    trained: Documents
+    validated: Documents
+    blocks: int  # number of blocks
+
+
+def window_blocks(corpus: Corpus, key: str, place: int) -> list[int]:
+    """Return the blocks of the window that begins with block number `place` of the order `key`; none after the last.
+
+    A window has as many blocks as have together 16 MiB, but at least 4 and at most 64. Only their sizes are looked up.
+    """
+    last, found, size = min(place + MOST, corpus.blocks), list[int](), 0
+    for block in Permutation(corpus.blocks, key)(np.arange(place, last)).tolist():
+        if size >= WINDOW_BYTES and len(found) >= FEWEST:
+            break
+        found.append(block)
+        size += corpus.size(block)
     return found
 
 
-def shuffled(key: str, window: int, documents: int) -> Ints:
-    """Return the order of the documents of a window, as indices into those of its blocks: int64 [documents]."""
-    return Permutation(documents, f"{key}, window {window}")(np.arange(documents))
+def window(corpus: Corpus, key: str, place: int) -> Window:
+    """Return the documents of the window that begins with block number `place` of the order `key`."""
+    none = np.empty(0, dtype=np.int64)
+    block, document, inputs, hashes = [none], [none], [none], [none.astype(np.uint64)]
+    chosen = window_blocks(corpus, key, place)
+    for number in chosen:
+        packed = corpus.open(number)
+        inputs.append(packed.inputs())
+        hashes.append(packed.hash())
+        block.append(np.full(len(inputs[-1]), number))
+        document.append(np.arange(len(inputs[-1])))
+    join = np.concatenate
+    found = Documents(join(block), join(document), join(inputs), join(hashes))
+    order = Permutation(len(found.inputs), f"{key}, window {place}")(np.arange(len(found.inputs)))
+    order = order[found.inputs[order] > 0]
+    validates = found.hash[order] / 2.0**64 < corpus.share
+    trained, validated = found.chosen(order[~validates]), found.chosen(order[validates])
+    return Window(trained, validated, len(chosen))

@@ -1,8 +1,8 @@
-"""Packs documents into a token file, from which training reads: every document is read and tokenized once.
+"""Packs documents into token files, from which training reads: every document is read and tokenized once.
 
-The documents of each block become a small token file, written by any number of processes; then the files are joined in
-the order of the blocks. So the result does not depend on the number of processes. Small files are named by what they
-contain, so that packing continues after an interruption with the blocks that are missing.
+The documents of a block become a small token file, which is named by what it contains. So it does not matter which
+process packs a block, and packing continues after an interruption with the blocks that are missing. Training packs the
+blocks that it needs next (loaders.py). `bytescale data pack` packs all, and joins them in their order.
 """
 
 from __future__ import annotations
@@ -12,43 +12,47 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from engine import files
 from engine.config import schema
-from engine.data.bigrams import BigramCounts
+from engine.data.encode import encode
+from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources.files import stamp
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import MASK, Block, Document
+from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
 from engine.data.tokenizers.load import open_tokenizer
-from engine.data.tokenizers.tokenizer import Ids, Tokenizer
+from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
+from engine.units import Ints
 
-SCHEMA = 1
+SCHEMA = 3
 _HASH_BYTES = 16
-_SECONDS = 5.0  # between two lines of progress
+_POLL_S = 0.01  # while another process packs a block
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What decides the tokens of a text."""
+    """How documents become tokens."""
 
     tokenizer: str  # as in the config
     bos: bool | None
     eos: bool | None
+    quarantine_after: int = 0  # so many documents in a row that cannot be used are an error; others are left out
 
     @classmethod
     def of(cls, data: schema.Data) -> Tokens:
-        return cls(data.tokenizer, data.bos, data.eos)
+        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after)
 
     def open(self) -> Tokenizer:
         """Open the tokenizer. Raises DataError as `open_tokenizer` does."""
@@ -73,7 +77,7 @@ class Facts:
     tokens: int
     empty: int  # documents without text, which are left out
     contents: str  # hash of all documents and of the tokenizer
-    bigram_nats: float | None  # bigram entropy of the documents (bigrams.py); None unless tokens are bytes
+    broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
 
 
 def facts_path(prefix: Path) -> Path:
@@ -86,150 +90,190 @@ def hashes_path(prefix: Path) -> Path:
     return Path(f"{prefix}.hash")
 
 
+def blocks_path(prefix: Path) -> Path:
+    """The file with the first document and the size in bytes of each block, and the number of documents and 0.
+
+    int64 [B + 1, 2]. The order of training is one of blocks, so it is the same for texts and for their token file.
+    """
+    return Path(f"{prefix}.blocks")
+
+
+def quarantine_path(prefix: Path) -> Path:
+    """The list of documents that cannot be used, which `pack` left out (quarantine.py)."""
+    return Path(f"{prefix}.quarantine.jsonl")
+
+
 def pack(data: schema.Data, prefix: Path, workers: int | None = None, progress: Progress | None = None) -> Facts:
-    """Write the documents of a source as PREFIX.bin, .idx, .hash and .json, with `workers` processes.
+    """Write the documents of a source as PREFIX.bin, .idx, .hash, .blocks and .json, with `workers` processes.
 
     None uses all cores. Parts that an interrupted call has written are used again. Raises DataError for an invalid
     document or if none has text, StorageError if writing fails or another process is packing the same file.
     """
-    tokenizer = Tokens.of(data).open()
+    tokens = Tokens.of(data)
     blocks = FORMATS[data.format].blocks(data)
     parts = Path(f"{prefix}.parts")
     try:
         parts.mkdir(parents=True, exist_ok=True)
         with files.locked(parts / files.LOCK):
-            work = partial(_pack_block, Tokens.of(data), parts)
-            hint = "use fewer processes with --workers, or close other programs"
-            written = []
-            for one in in_processes(work, blocks, workers or cores(), hint):
-                written.append(one)
-                if progress is not None:
-                    progress(len(written), len(blocks))
-            facts = _join(written, prefix, tokenizer, data)
+            pack_blocks(tokens, parts, blocks, workers, progress)
+            written = [part_path(tokens, parts, block) for block in blocks]
+            facts = _join(blocks, written, prefix, tokens.open(), data)
         shutil.rmtree(parts)
     except BlockingIOError as error:
         message, hint = "another process is packing these documents", "wait until it ends"
         raise StorageError(message, key=str(prefix), hint=hint) from error
     except OSError as error:
-        hint = "choose a folder with free space; for training, with data.cache"
-        place = str(error.filename or prefix)
-        raise StorageError(f"cannot be written: {error.strerror}", key=place, hint=hint) from error
+        raise _unwritable(error, prefix) from error
     return facts
 
 
-def ensure_packed(data: schema.Data, say: Callable[[str], None]) -> Path:
-    """Return the prefix of the token file of a source, which is packed into the cache folder if it is not there.
+def pack_blocks(
+    tokens: Tokens, folder: Path, blocks: Sequence[Block], workers: int | None = None, progress: Progress | None = None
+) -> None:
+    """Pack the blocks that are not yet in `folder`, with `workers` processes; None uses all cores.
 
-    `say` gets lines of progress. Raises DataError and StorageError as `pack` does.
+    Raises DataError and StorageError as `pack_block` does.
     """
-    if data.format == "tokens":
-        return Path(data.path)
-    blocks = FORMATS[data.format].blocks(data)
-    prefix = cache_folder(data) / _name(blocks, Tokens.of(data).open())
-    if not facts_path(prefix).exists():
-        shown = time.monotonic()
+    missing = [block for block in blocks if not is_packed(part_path(tokens, folder, block))]
+    hint = "use fewer processes with --workers, or close other programs"
+    work = partial(pack_block, tokens, folder)
+    for done, _ in enumerate(in_processes(work, missing, workers or cores(), hint), start=1):
+        if progress is not None:
+            progress(len(blocks) - len(missing) + done, len(blocks))
 
-        def progress(done: int, total: int) -> None:
-            nonlocal shown
-            if time.monotonic() - shown > _SECONDS:
-                shown = time.monotonic()
-                say(f"packing documents of {data.path}: {done / total:.0%}")
 
-        pack(data, prefix, progress=progress)
-    return prefix
+def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
+    """Write the token file of a block, unless it is there already. It is `part_path(...)`.
+
+    While another process packs the same block, wait for it; if that process ends before it has finished, pack the block
+    here. Raises DataError for a document that cannot be used, StorageError if writing fails.
+    """
+    part = part_path(tokens, folder, block)
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        lock = Path(f"{part}.lock")
+        while not is_packed(part):
+            with suppress(BlockingIOError), files.locked(lock):
+                if not is_packed(part):
+                    _write_block(tokens, part, block)
+                lock.unlink()
+            if not is_packed(part):
+                time.sleep(_POLL_S)
+    except OSError as error:
+        raise _unwritable(error, part) from error
+
+
+def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
+    """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
+    stamps = [stamp(path) for path in block.files]
+    # With another number, a document that was left out may be an error.
+    key = repr((SCHEMA, tokens.open().fingerprint, tokens.quarantine_after, block, stamps))
+    name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
+    return folder / name[:2] / name
+
+
+class Broken(NamedTuple):
+    """A document that cannot be used."""
+
+    document: int  # number among all documents of its block
+    place: str
+    reason: str
+
+
+class LeftOut(NamedTuple):
+    """What the token file of a block does not contain."""
+
+    empty: list[int]  # numbers, among all documents of the block, of those without any token to predict
+    broken: list[Broken]
+
+    def numbers(self, documents: int) -> Ints:
+        """Return the number of each of the `documents` of the token file among all documents of the block: int64 [D]"""
+        left_out = np.array([*self.empty, *(one.document for one in self.broken)], dtype=np.int64)
+        return np.setdiff1d(np.arange(documents + len(left_out)), left_out)
+
+
+def read_left_out(part: Path) -> LeftOut:
+    """Read what the token file of a block does not contain. Raises DataError if the file is damaged."""
+    try:
+        found = json.loads(facts_path(part).read_bytes())
+        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        hint = "remove this folder; what it contains is packed again"
+        raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
+
+
+def is_packed(part: Path) -> bool:
+    """Return whether the token file of a block is complete."""
+    return Path(f"{part}.idx").exists()
 
 
 def cache_folder(data: schema.Data) -> Path:
-    """The folder for token files of sources that training reads: `data.cache`, or one in the user's cache folder."""
+    """The folder for token files of blocks that training reads: `data.cache`, or one in the user's cache folder."""
     if data.cache is not None:
         return Path(data.cache)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "bytescale" / "tokens"
 
 
-def _pack_block(tokens: Tokens, folder: Path, block: Block) -> Path:
-    """Write the token file of a block, unless it is there already; return its prefix."""
-    tokenizer = tokens.open()
-    part = folder / _name([block], tokenizer)
-    if Path(f"{part}.idx").exists():
-        return part
-    empty, hashes, bigrams = 0, list[bytes](), BigramCounts()
-    with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
-        for document in block.documents():
-            ids = _ids(document, tokenizer)
-            if not len(ids):
-                empty += 1
-                continue
-            content = ids.astype("<i8").tobytes() if document.text is None else document.text
-            hashes.append(blake2b(content, digest_size=_HASH_BYTES).digest())
-            writer.add(ids)
-            if _counts_bigrams(tokenizer) and document.text is not None:
-                bigrams.add(ids)
-        # Before the index, whose presence says that all is there.
-        joined = np.frombuffer(b"".join(hashes), np.uint8)
-        np.savez(Path(f"{part}.npz"), empty=empty, hashes=joined, bigrams=bigrams.counts())
-    return part
+def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
+    """Write the token file of a block, with hashes of its documents and what was left out.
 
-
-def _ids(document: Document, tokenizer: Tokenizer) -> Ids:
-    """Return the ids of a document with BOS and EOS, [n]; none for an empty text. Token ids stay as they are.
-
-    Raises DataError for ids that the tokenizer does not have, and for a mask that excludes some from the loss.
+    The token file's index is written last, so a part with an index is complete.
     """
-    if document.text is not None:
-        if not document.text:
-            return np.empty(0, dtype=np.int32)
-        try:
-            return tokenizer.document(document.text)
-        except DataError as error:
-            (problem,) = error.problems
-            raise DataError(problem.message, key=document.place, hint=problem.hint) from error
-    assert document.ids is not None
-    if document.mask is not None and not document.mask.all():
-        message, hint = "excludes tokens from the loss, which is not supported yet", f"remove {MASK}, or the document"
-        raise DataError(message, key=document.place, hint=hint)
-    if len(document.ids) and document.ids.max() >= tokenizer.vocabulary:
-        message = f"has token {document.ids.max()}, but {tokenizer.kind} has a vocabulary of {tokenizer.vocabulary:,}"
-        raise DataError(message, key=document.place, hint="set data.tokenizer to the tokenizer that made the ids")
-    return document.ids.astype(np.int32)
+    tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
+    hashes = list[bytes]()
+    with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
+        for number, document in enumerate(block.documents()):
+            try:
+                ids, mask = encode(document, tokenizer)
+            except DataError as error:
+                in_row += 1
+                (problem,) = error.problems
+                if in_row < tokens.quarantine_after:
+                    left_out.broken.append(Broken(number, document.place, problem.message))
+                    continue
+                several = f"; {in_row} documents in a row cannot be used" if in_row > 1 else ""
+                place = block.where(document.place)
+                raise DataError(f"{problem.message}{several}", key=place, hint=problem.hint) from error
+            in_row = 0
+            if len(ids) and (mask is None or mask[1:].any()):
+                content = ids.astype("<i8").tobytes() if document.text is None else document.text
+                hashes.append(blake2b(content, digest_size=8).digest())
+                writer.add(ids, mask)
+            else:
+                left_out.empty.append(number)
+        hashes_path(part).write_bytes(b"".join(hashes))
+        facts_path(part).write_text(json.dumps(left_out._asdict()), encoding="utf-8")
 
 
-def _counts_bigrams(tokenizer: Tokenizer) -> bool:
-    """Return whether bigrams are counted: of bytes alone (bigrams.py), and with EOS, which separates documents."""
-    return tokenizer.kind == "bytes" and tokenizer.eos is not None
-
-
-def _name(blocks: Sequence[Block], tokenizer: Tokenizer) -> str:
-    """Return a name for the tokens of some blocks. It changes with their files' sizes and times of modification."""
-    found = blake2b(f"{SCHEMA} {tokenizer.fingerprint}".encode(), digest_size=_HASH_BYTES)
-    for block in blocks:
-        found.update(repr((block, [stamp(path) for path in block.files])).encode("utf-8", "surrogateescape"))
-    return found.hexdigest()
-
-
-def _join(parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
+def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
     """Join the token files of all blocks, and write what is known about them.
 
     PREFIX.json is removed first and written last, so that it never describes other documents.
     """
     facts_path(prefix).unlink(missing_ok=True)
-    empty, bigrams = 0, BigramCounts()
+    quarantine_path(prefix).unlink(missing_ok=True)
+    quarantine, empty, broken, first = Quarantine(quarantine_path(prefix)), 0, 0, [0]
     contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
     draft = Path(f"{hashes_path(prefix)}.writing")
     with draft.open("wb") as file:
-        for part in parts:
-            with np.load(f"{part}.npz") as found:
-                empty += int(found["empty"])
-                bigrams.merge(found["bigrams"])
-                contents.update(found["hashes"].tobytes())
-                file.write(found["hashes"].reshape(-1, _HASH_BYTES)[:, :8].tobytes())
+        for number, part in enumerate(parts):
+            left_out = read_left_out(part)
+            empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
+            quarantine.add(0, [Unusable("data", number, *one) for one in left_out.broken])
+            hashes = hashes_path(part).read_bytes()
+            first.append(first[-1] + len(hashes) // 8)
+            contents.update(hashes)
+            file.write(hashes)
         os.fsync(file.fileno())
     draft.replace(hashes_path(prefix))
+    table = np.array([first, [*(block.size for block in blocks), 0]], dtype="<i8").T
+    files.write_durably(blocks_path(prefix), table.tobytes())
     concatenate(parts, prefix, token_dtype(tokenizer.vocabulary))
     joined = TokenFile.open(prefix)
     if not len(joined):
         message = f"every document ({empty:,}) is empty" if empty else "contains no documents"
-        raise DataError(message, key=data.path, hint="set data.path to documents with text")
+        raise DataError(message, key=data.path_text, hint="set data.path to documents with text")
     facts = Facts(
         tokenizer=tokenizer.kind,
         fingerprint=tokenizer.fingerprint,
@@ -240,7 +284,7 @@ def _join(parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Da
         tokens=joined.tokens,
         empty=empty,
         contents=contents.hexdigest(),
-        bigram_nats=bigrams.entropy() if _counts_bigrams(tokenizer) else None,
+        broken=broken,
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})
     return facts
@@ -262,3 +306,8 @@ def read_facts(prefix: Path) -> Facts | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         message, hint = "does not describe a token file of this version", "pack the documents again"
         raise DataError(message, key=str(path), hint=hint) from error
+
+
+def _unwritable(error: OSError, place: Path) -> StorageError:
+    hint = "choose a folder with free space; for training, with data.cache"
+    return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)

@@ -14,9 +14,10 @@ from engine.config.schema import Config
 from engine.config.units import format_count
 from engine.data.scan import Documents
 from engine.planner.settings import PlanSettings
-from engine.units import Ints
+from engine.units import Floats, Ints
 
 _K = 1024
+_ROUNDING = 1e-12  # relative error of sums of counts, which are no integers in a mixture
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
 
 
@@ -33,32 +34,41 @@ class Suggestion:
 def describe(found: Documents, context: int) -> dict[str, Any]:
     """Compute counts, percentiles and a histogram of document lengths in tokens.
 
-    `samples` counts documents, `sequences` their pieces after splitting at `context`. `buckets` is the histogram: each
-    bucket contains lengths above half of `upto`, up to `upto`. If `found` is a sample, counts are extrapolated to the
-    whole source; `read` contains the actual numbers.
+    `samples` counts documents, `sequences` their pieces after splitting at `context`. If `found` is a sample, counts
+    are extrapolated to the whole source; `read` contains the actual numbers. See `histogram`.
     """
-    lengths, tokens = found.lengths, int(found.lengths.sum())
-    sizes, counts = np.unique(lengths, return_counts=True)
-    power = np.ceil(np.log2(lengths)).astype(np.int64)  # exact: log2 of a power of two is a whole number
-    documents, inside = np.bincount(power), np.bincount(power, weights=lengths)
-    return {
-        "samples": round(len(lengths) / found.fraction),
-        "sequences": round(int(_sequences(lengths, context)[1].sum()) / found.fraction),
-        "tokens": round(tokens / found.fraction),
-        "mean": tokens / len(lengths),
-        **{name: _quantile(sizes, counts, fraction) for name, fraction in _PERCENTILES.items()},
-        "max": int(lengths.max()),
+    lengths, counts = found.lengths, found.counts
+    return histogram(*_tally(lengths, counts), found.fraction) | {
+        "sequences": round(float(_sequences(lengths, counts, context)[1].sum()) / found.fraction),
         "empty": round(found.empty / found.fraction),
-        "read": {"samples": len(lengths), "tokens": tokens, "share": found.fraction},
+        "read": {"samples": len(lengths), "tokens": found.tokens, "share": found.fraction},
+    }
+
+
+def histogram(sizes: Ints, counts: Ints | Floats, fraction: float = 1.0) -> dict[str, Any]:
+    """Compute numbers, percentiles and a histogram of lengths: `counts[i]` documents have `sizes[i]` tokens.
+
+    `sizes` are distinct, ascending and at least 1. Each of the `buckets` contains lengths above half of `upto`, up to
+    `upto`. If only a `fraction` of the documents was read, numbers of documents and tokens are extrapolated.
+    """
+    power = np.ceil(np.log2(sizes)).astype(np.int64)  # exact: log2 of a power of two is a whole number
+    documents, inside = np.bincount(power, weights=counts), np.bincount(power, weights=sizes * counts)
+    samples, tokens = counts.sum().item(), (sizes * counts).sum().item()
+    return {
+        "samples": round(samples / fraction),
+        "tokens": round(tokens / fraction),
+        "mean": tokens / samples,
+        **{name: _quantile(sizes, counts, share) for name, share in _PERCENTILES.items()},
+        "max": int(sizes[-1]),
         "buckets": [
-            {"upto": 2**p, "samples": round(documents[p] / found.fraction), "tokens": round(inside[p] / found.fraction)}
+            {"upto": 2**p, "samples": round(documents[p] / fraction), "tokens": round(inside[p] / fraction)}
             for p in range(int(power.min()), int(power.max()) + 1)
         ],
     }
 
 
-def suggest(lengths: Ints, config: Config, settings: PlanSettings, largest: int) -> Suggestion:
-    """Suggest a capacity and a largest ring for documents of `lengths` [N] on the ranks of `config`.
+def suggest(found: Documents, config: Config, settings: PlanSettings, largest: int) -> Suggestion:
+    """Suggest a capacity and a largest ring for the documents `found` on the ranks of `config`.
 
     A larger capacity splits fewer sequences over rings, which means less communication and larger kernels, but it needs
     more memory. It has no further benefit once 99 % of the sequences fit on one rank, and a rank's part of a step
@@ -70,7 +80,7 @@ def suggest(lengths: Ints, config: Config, settings: PlanSettings, largest: int)
     The largest ring is the degree that the longest sequence, of s tokens, needs: at least s / C ranks to fit in memory,
     and at least cost(s) / (mean cost of a rank's part of a step) so that other ranks do not wait for it; at most P.
     """
-    sizes, counts = _sequences(lengths, config.context)
+    sizes, counts = _sequences(found.lengths, found.counts, config.context)
     ranks, costs = settings.ranks, settings.costs
     p99, per_rank = _quantile(sizes, counts, 0.99), -(-config.batch_tokens // ranks)
     least, most = -(-config.context // ranks), costs.most_tokens(settings.device_memory)
@@ -91,22 +101,31 @@ def suggest(lengths: Ints, config: Config, settings: PlanSettings, largest: int)
     return Suggestion(capacity, ring, reason, fits=0 < capacity <= largest)
 
 
-def _sequences(lengths: Ints, context: int) -> tuple[Ints, Ints]:
-    """Split documents of `lengths` at `context`; return the distinct sequence lengths, ascending, and their counts."""
-    rest, full = lengths % context, int((lengths // context).sum())
-    sizes, counts = np.unique(rest[rest > 0], return_counts=True)
+def _tally(lengths: Ints, counts: Floats) -> tuple[Ints, Floats]:
+    """Return the distinct lengths, ascending, and the sum of the counts of each."""
+    sizes, index = np.unique(lengths, return_inverse=True)
+    return sizes, np.bincount(index, weights=counts, minlength=len(sizes)).astype(np.float64)
+
+
+def _sequences(lengths: Ints, counts: Floats, context: int) -> tuple[Ints, Floats]:
+    """Split documents at `context`; return the distinct sequence lengths, ascending, and the count of each.
+
+    `lengths[i]` is that of `counts[i]` documents.
+    """
+    rest, full = lengths % context, float((lengths // context * counts).sum())
+    sizes, numbers = _tally(rest[rest > 0], counts[rest > 0])
     if full:
-        sizes, counts = np.append(sizes, context), np.append(counts, full)
-    return sizes.astype(np.int64), counts.astype(np.int64)
+        sizes, numbers = np.append(sizes, context), np.append(numbers, full)
+    return sizes.astype(np.int64), numbers
 
 
-def _quantile(sizes: Ints, counts: Ints, fraction: float) -> int:
+def _quantile(sizes: Ints, counts: Ints | Floats, fraction: float) -> int:
     """Return the smallest size that at least `fraction` of the items do not exceed.
 
     `sizes` are distinct and ascending; `counts[i]` items have size `sizes[i]`.
     """
     below = np.cumsum(counts)
-    return int(sizes[np.searchsorted(below, fraction * below[-1])])
+    return int(sizes[np.searchsorted(below, fraction * below[-1] * (1 - _ROUNDING))])
 
 
 def _round(tokens: int, *, up: bool) -> int:

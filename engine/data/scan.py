@@ -1,12 +1,12 @@
 """Measures the lengths of all documents of a source, or of a sample, in several processes.
 
-Training needs an index of every document, in order, with hashes (index.py). Statistics need only lengths, in any order,
-and a sample is enough.
+Training needs every document, in order, with its tokens (pack.py). Statistics need only lengths, in any order, and a
+sample is enough.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from engine.config import schema
+from engine.data.encode import encode
 from engine.data.pack import Tokens
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Block, Document
+from engine.data.sources.source import Block, Document, usable
 from engine.data.token_file import TokenFile
 from engine.data.workers import cores, in_processes
 from engine.errors import DataError
-from engine.units import Ints
+from engine.units import Floats, Ints
 
 Progress = Callable[[float], None]  # gets the fraction of the work that is done, 0 to 1
 
@@ -32,6 +33,17 @@ class Documents:
     lengths: Ints  # [N]
     empty: int = 0
     fraction: float = 1.0
+    shares: Floats | None = None  # [N] of a mixture: how many documents each of them stands for; None: one
+
+    @property
+    def counts(self) -> Floats:
+        """How many documents each of them stands for, [N]. Together they have the tokens that were read."""
+        return np.ones(len(self.lengths)) if self.shares is None else self.shares
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were read."""
+        return int(self.lengths.sum())
 
 
 def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = lambda done: None) -> Documents:
@@ -42,7 +54,7 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
     is called after each block. Raises DataError for an invalid document, or if all documents are empty.
     """
     if data.format == "tokens":
-        tokens = TokenFile.open(Path(data.path))
+        tokens = TokenFile.open(Path(data.paths[0]))
         stored = np.diff(tokens.bounds(0, len(tokens))) - 1
         return Documents(stored[stored > 0], int((stored < 1).sum()))
     blocks, fraction = FORMATS[data.format].sample(data, sample, seed)
@@ -54,19 +66,35 @@ def scan(data: schema.Data, sample: int | None, seed: int, progress: Progress = 
     lengths = np.array(inputs, dtype=np.int64)
     if not lengths.any():
         message = f"every document ({len(lengths):,}) is empty" if inputs else "contains no documents"
-        raise DataError(message, key=data.path, hint="set data.path to documents with text")
+        raise DataError(message, key=data.path_text, hint="set data.path to documents with text")
     return Documents(lengths[lengths > 0], int((lengths == 0).sum()), fraction)
+
+
+def mixed(found: Mapping[str, Documents], weights: Mapping[str, int]) -> Documents:
+    """Return the documents of a mixture, in which the tokens of sources are in proportion to `weights`.
+
+    A document of a source with few tokens and a large weight stands for several, because it is repeated in training.
+    Sources without a weight are left out. A single source is returned as it is.
+    """
+    chosen = {name: one for name, one in found.items() if weights.get(name)}
+    if len(chosen) == 1:
+        return next(iter(chosen.values()))
+    read, summed = sum(one.tokens for one in chosen.values()), sum(weights[name] for name in chosen)
+    counts = [np.full(len(one.lengths), weights[name] / summed * read / one.tokens) for name, one in chosen.items()]
+    return Documents(
+        lengths=np.concatenate([one.lengths for one in chosen.values()]),
+        empty=sum(one.empty for one in chosen.values()),
+        fraction=read / sum(one.tokens / one.fraction for one in chosen.values()),
+        shares=np.concatenate(counts),
+    )
 
 
 def _inputs(tokens: Tokens, block: Block) -> list[int]:
     """Return the length of each document of a block in inputs, 0 for an empty one."""
     tokenizer = tokens.open()
 
-    def inputs(document: Document) -> int:
-        if document.text is None:
-            return max(0, len(document.ids) - 1) if document.ids is not None else 0  # the last id is only a label
-        if tokenizer.kind == "bytes":
-            return len(document.text) + 1 if document.text else 0
-        return len(tokenizer.document(document.text)) - 1 if document.text else 0
+    def tokens_of(document: Document) -> int:
+        """Count the tokens. Ids need not be in the vocabulary, which does not matter for lengths."""
+        return len(encode(document, tokenizer)[0] if document.ids is None else document.ids)
 
-    return [inputs(document) for document in block.documents()]
+    return [max(0, tokens_of(document) - 1) for document in usable(block)]  # the last one is only a label

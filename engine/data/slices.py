@@ -45,14 +45,17 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
     none = np.empty(0, dtype=np.int64)
     tokens, labels, positions = [none], [none], [none]
     for shard in micro.shards:
-        document, begin = int(table.document[shard.sequence]), int(table.start[shard.sequence])
+        sequence = shard.sequence
+        place = int(table.source[sequence]), int(table.block[sequence]), int(table.document[sequence])
+        begin = int(table.start[sequence])
         for span in shard_spans(shard.length, shard.degree, shard.part):
             if not span.tokens:
                 continue
             # Read one more token, the label of the last input.
-            read = reader.tokens(document, begin + span.start, begin + span.stop + 1)
+            read = reader.tokens(*place, begin + span.start, begin + span.stop + 1)
+            counted = reader.counted(*place, begin + span.start + 1, begin + span.stop + 1)
             tokens.append(read[:-1])
-            labels.append(read[1:])
+            labels.append(read[1:] if counted is None else np.where(counted, read[1:], IGNORE))
             positions.append(np.arange(span.start, span.stop, dtype=np.int64))
     return Slices(np.concatenate(tokens), np.concatenate(labels), np.concatenate(positions))
 

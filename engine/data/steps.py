@@ -7,42 +7,93 @@ Letters: S sequences of a step, N documents.
  steps           [ 0             ][ 1                     ][ 2        a step may cross into the next epoch
  context         |      |   |   |   |      |      |  |  |  |    documents longer than the context are split into pieces
 ```
+With several sources, each has an order of its own, and the mixture chooses the source of the next document.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from engine.config.schema import Config
+from engine.config.sources import source_configs
 from engine.data.corpus import Corpus
-from engine.data.order import WINDOW, blocks, shuffled, windows
+from engine.data.mixture import Mixer, segments_of, weights_at
+from engine.data.order import window, window_blocks
+from engine.data.permute import Permutation
+from engine.errors import DataError
 from engine.units import Ints
 
-_POOL = 16  # validation documents are chosen from this many times the inputs of the validation set
+_POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
+_SEARCHED = 16  # windows in which validation documents are looked for
+_WINDOWS = 4  # that are kept for each source
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
     """The sequences of a step. Each consists of inputs start .. start + length - 1 of a document; input 0 is BOS."""
 
-    document: Ints  # [S] number of the document in the corpus
+    source: Ints  # [S] number of the corpus
+    block: Ints  # [S] number of the block in the corpus
+    document: Ints  # [S] number of the document in the block
     start: Ints  # [S] first input of the sequence in its document
     length: Ints  # [S] number of inputs
     loss_tokens: Ints  # [S] number of labels that are not ignored
+    hash: NDArray[np.uint64]  # [S] of the content of the document; in another tool's token file, of its number
 
     def __len__(self) -> int:
         return len(self.document)
 
+    def chosen(self, sequences: Ints | slice) -> SequenceTable:
+        """Return the table of some sequences."""
+        return SequenceTable(*(getattr(self, column.name)[sequences] for column in fields(self)))
+
+
+class Part(NamedTuple):
+    """Inputs start .. start + length - 1 of a document, which belong to one step."""
+
+    source: int
+    block: int
+    document: int
+    start: int
+    length: int
+    hash: int  # of the whole document
+
+
+class Place(NamedTuple):
+    """How far a source has been used: the place of its next document in its order."""
+
+    epoch: int = 0
+    window: int = 0  # blocks of the epoch before the present window
+    document: int = 0  # documents of the window that have been taken
+    start: int = 0  # inputs of the next document that have been taken, if it is split between steps
+
 
 @dataclass(frozen=True)
 class Cursor:
-    """Where the next step begins: a position in the order of an epoch's documents."""
+    """Where the next step begins. It does not depend on ranks."""
 
-    epoch: int = 0
-    position: int = 0
+    step: int = 0  # steps before
+    tokens: int = 0  # inputs before
+    places: Mapping[str, Place] = field(default_factory=dict)  # by the name of the source; others are at their begin
+    mixer: Mapping[str, Any] | None = None  # state of the Mixer
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cursor as plain data."""
+        places = {name: list(place) for name, place in self.places.items()}
+        return {"step": self.step, "tokens": self.tokens, "places": places, "mixer": self.mixer}
+
+    @classmethod
+    def of_json(cls, found: Mapping[str, Any]) -> Cursor:
+        """Return the cursor that `to_json` returned as plain data."""
+        places = {name: Place(*place) for name, place in found["places"].items()}
+        return cls(found["step"], found["tokens"], places, found["mixer"])
 
 
 def piece_bounds(lengths: Ints, context: int) -> tuple[Ints, Ints, Ints]:
@@ -63,83 +114,173 @@ def fitting(lengths: Ints, tokens: int) -> int:
     return max(1, int(np.searchsorted(np.cumsum(lengths), tokens, side="right")))
 
 
-def cut(documents: Ints, lengths: Ints, context: int) -> SequenceTable:
-    """Split documents into sequences of at most `context` inputs.
+class Steps:
+    """The sequences of each step and of the validation set: a pure function of documents, config and cursor.
 
-    `documents` [N] are their numbers in the corpus, `lengths` [N] their inputs. Every input is in exactly one sequence,
-    and its label is the next token of the document. Positions start at 0 in each sequence.
+    Only blocks of the windows that are needed are opened; the lengths of the last windows are kept.
     """
-    owner, start, length = piece_bounds(lengths, context)
-    # Every label counts in the loss, because there are no loss masks yet.
-    return SequenceTable(documents[owner], start, length, loss_tokens=length)
+
+    def __init__(self, corpora: Sequence[Corpus], config: Config) -> None:
+        self.corpora = corpora
+        self._config = config
+        self._segments = segments_of(config.data)
+        self._exhausted = {name: one.exhausted for name, one in source_configs(config.data).items()}
+        self._number = {corpus.name: number for number, corpus in enumerate(corpora)}
+        self._window = lru_cache(_WINDOWS * len(corpora))(self._load)
+
+    def next(self, cursor: Cursor) -> tuple[SequenceTable, Cursor] | None:
+        """Return the sequences of the step at a cursor, and the cursor of the next step.
+
+        A step takes documents until the next one would exceed `batch_tokens` inputs; it may continue with documents of
+        the next epoch. A longer document is a step of its own, or, with `data.long=split`, its pieces of at most
+        `context` inputs are distributed over steps. Returns None if a source has been used up and `data.exhausted` is
+        `stop`, or if all have been dropped. Raises DataError if a source has no document to train on.
+        """
+        batch, parts, tokens = self._config.batch_tokens, list[Part](), 0
+        places, mixer = dict(cursor.places), self._mixer(cursor)
+        while (name := mixer.choose()) is not None:
+            found = self._at(name, places.get(name, Place()))
+            if found is None:
+                if self._exhausted[name] == "stop":
+                    break
+                mixer.drop(name)
+                continue
+            part, after = found
+            if parts and tokens + part.length > batch:
+                break
+            parts.append(part)
+            tokens += part.length
+            places[name] = after
+            mixer.took(name, part.length)
+        if not parts:
+            return None
+        return self._cut(parts), Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state)
+
+    def validation(self) -> dict[str, SequenceTable]:
+        """Return the validation set of each source: pieces of documents, until the next would exceed its inputs.
+
+        The sources divide `data.validation_tokens` equally; the set of a source without a weight consists of
+        any of its documents. The pieces are shuffled, in the same way in every run, so that a small set covers many
+        documents: they are from the first windows of a random order that have together four times as many inputs, or
+        from the first 16 windows. A set has at least one piece; sources without validation documents have none.
+        """
+        corpora = self._validated()
+        tokens = self._config.data.validation_tokens // max(1, len(corpora))
+        tables = {corpus.name: self._pieces(corpus, tokens) for corpus in corpora if tokens}
+        return {name: table for name, table in tables.items() if len(table)}
+
+    def upcoming(self, cursor: Cursor, ahead: int) -> Iterator[tuple[str, int]]:
+        """Yield the blocks that the next steps open: of each source, of its window at `cursor` and the next ones.
+
+        Those of a source have together at least `ahead` bytes, or are as many as it has. Windows are in the order in
+        which they are needed if sources are used equally fast. Nothing is opened.
+        """
+        trained = [name for name in self._mixer(cursor).weights if self.corpora[self._number[name]].share < 1]
+        waiting = deque((name, cursor.places.get(name, Place()), 0, 0) for name in trained)
+        while waiting:
+            name, place, size, count = waiting.popleft()
+            corpus = self.corpora[self._number[name]]
+            blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
+            yield from ((name, block) for block in blocks)
+            size, count = size + sum(map(corpus.size, blocks)), count + len(blocks)
+            place = Place(place.epoch, place.window + len(blocks))
+            if place.window == corpus.blocks:
+                place = Place(place.epoch + 1)
+            wanted = size < ahead and count < corpus.blocks  # a small source would have thousands of epochs
+            if wanted and (place.epoch == 0 or self._exhausted[name] == "repeat"):
+                waiting.append((name, place, size, count))
+
+    def validating(self) -> Iterator[tuple[str, int]]:
+        """Yield the blocks of the first window from which validation documents are chosen, of each source."""
+        for corpus in self._validated():
+            yield from ((corpus.name, block) for block in window_blocks(corpus, f"validation, {corpus.name}", 0))
+
+    def _validated(self) -> list[Corpus]:
+        return [corpus for corpus in self.corpora if corpus.share and self._config.data.validation_tokens]
+
+    def _pieces(self, corpus: Corpus, tokens: int) -> SequenceTable:
+        """Return a validation set of about `tokens` inputs."""
+        key, place, parts, found = f"validation, {corpus.name}", 0, list[Part](), 0
+        for _ in range(_SEARCHED):
+            documents = window(corpus, key, place)
+            for block, document, inputs, content in zip(*map(np.ndarray.tolist, documents.validated), strict=True):
+                parts.append(Part(self._number[corpus.name], block, document, 0, inputs, content))
+                found += inputs
+            place += documents.blocks
+            if found >= _POOL * tokens or place == corpus.blocks:
+                break
+        table = self._cut(parts)
+        order = Permutation(len(table), key)(np.arange(len(table)))
+        return table.chosen(order[: fitting(table.length[order], tokens) if len(order) else 0])
+
+    def _mixer(self, cursor: Cursor) -> Mixer:
+        """Return what chooses the sources of the step at a cursor. It has those that the config has by now."""
+        weights = weights_at(self._segments, cursor.step, cursor.tokens)
+        gone = sorted({*cursor.mixer["sources"]} - {*weights}) if cursor.mixer else []
+        mixer = Mixer([*weights, *gone], cursor.mixer)
+        mixer.weights = {**dict.fromkeys(gone, 0), **weights}
+        for name in gone:
+            mixer.forget(name)
+        return mixer
+
+    def _key(self, name: str, epoch: int) -> str:
+        return f"seed {self._config.run.seed}, source {name}, epoch {epoch}"
+
+    def _load(self, name: str, epoch: int, place: int) -> tuple[list[tuple[int, int, int, int]], int]:
+        """Return the documents to train on of a window, as (block, document, inputs, hash), and its count of blocks."""
+        found = window(self.corpora[self._number[name]], self._key(name, epoch), place)
+        return list(zip(*map(np.ndarray.tolist, found.trained), strict=True)), found.blocks
+
+    def _at(self, name: str, place: Place) -> tuple[Part, Place] | None:
+        """Return what a source gives at a place, and its next place; None if it has been used up."""
+        corpus, begin = self.corpora[self._number[name]], place
+        while place.epoch == 0 or self._exhausted[name] == "repeat":
+            documents, blocks = self._window(name, place.epoch, place.window)
+            if place.document < len(documents):
+                block, document, inputs, content = documents[place.document]
+                length = inputs - place.start
+                if length > self._config.batch_tokens and self._config.data.long == "split":
+                    length = min(length, self._config.context)
+                part = Part(self._number[name], block, document, place.start, length, content)
+                if place.start + length < inputs:
+                    return part, place._replace(start=place.start + length)
+                return part, place._replace(document=place.document + 1, start=0)
+            place = Place(place.epoch, place.window + blocks)
+            if place.window == corpus.blocks:
+                if place.epoch > begin.epoch or begin == Place():  # a whole epoch has gone by
+                    raise no_documents(corpus)
+                place = Place(place.epoch + 1)
+        return None
+
+    def _cut(self, parts: Sequence[Part]) -> SequenceTable:
+        """Split parts of documents into sequences of at most `context` inputs.
+
+        Every input is in exactly one sequence, and its label is the next token of the document. Positions start at 0 in
+        each sequence.
+        """
+        columns = np.array([part[:-1] for part in parts], dtype=np.int64).reshape(-1, len(Part._fields) - 1).T
+        source, block, document, begin, inputs = columns
+        contents = np.array([part.hash for part in parts], dtype=np.uint64)  # not below 2^63, as int64 are
+        owner, start, length = piece_bounds(inputs, self._config.context)
+        start += begin[owner]
+        table = SequenceTable(source[owner], block[owner], document[owner], start, length, length, contents[owner])
+        return replace(table, loss_tokens=self._loss_tokens(table))
+
+    def _loss_tokens(self, table: SequenceTable) -> Ints:
+        """Return how many labels of each sequence count in the loss, int64 [S]."""
+        counted: Ints = table.length.copy()
+        rows = zip(table.source.tolist(), table.block.tolist(), table.document.tolist(), strict=True)
+        for sequence, (source, block, document) in enumerate(rows):
+            start = int(table.start[sequence]) + 1  # the label of an input is the next token
+            mask = self.corpora[source].open(block).counted(document, start, start + int(table.length[sequence]))
+            if mask is not None:
+                counted[sequence] = mask.sum()
+        return counted
 
 
-def next_step(
-    corpus: Corpus, cursor: Cursor, seed: int, batch_tokens: int, context: int
-) -> tuple[SequenceTable, Cursor]:
-    """Return the sequences of the step at a cursor, and the cursor of the next step.
-
-    A step takes documents in the random order of the epoch until the next one would exceed `batch_tokens` inputs. A
-    document longer than `batch_tokens` forms a step of its own. A step may continue with documents of the next epoch.
-    """
-    taken, sizes = list[int](), list[int]()
-    tokens, epoch, position = 0, cursor.epoch, cursor.position
-    while True:
-        number = min(position // WINDOW, windows(len(corpus)) - 1)
-        window = _window(corpus, f"seed {seed}, epoch {epoch}", number)
-        offset = position - number * WINDOW
-        rest = zip(window.document[offset:].tolist(), window.trained[offset:].tolist(), strict=True)
-        for document, length in rest:
-            if taken and length and tokens + length > batch_tokens:
-                table = cut(np.array(taken, dtype=np.int64), np.array(sizes, dtype=np.int64), context)
-                return table, Cursor(epoch, position)
-            if length:
-                taken.append(document)
-                sizes.append(length)
-                tokens += length
-            position += 1
-        if position == len(corpus):
-            epoch, position = epoch + 1, 0
-
-
-def validation_table(corpus: Corpus, context: int, tokens: int) -> SequenceTable:
-    """Return the validation set: pieces of validation documents, until the next would exceed `tokens` inputs.
-
-    The pieces are shuffled, in the same way in every run, so that a small set covers many documents: they are from the
-    first documents of a random order that have together 16 times as many inputs. The set has at least one piece if
-    there are validation documents; it is empty if `tokens` is 0.
-    """
-    key, documents, lengths, found = "validation", list[int](), list[int](), 0
-    for number in range(windows(len(corpus)) if tokens and corpus.validation_share else 0):
-        window = _window(corpus, key, number)
-        for document, length in zip(window.document.tolist(), window.validated.tolist(), strict=True):
-            if length and found < _POOL * tokens:
-                documents.append(document)
-                lengths.append(length)
-                found += length
-        if found >= _POOL * tokens:
-            break
-    pieces = cut(np.array(documents, dtype=np.int64), np.array(lengths, dtype=np.int64), context)
-    order = shuffled(key, -1, len(pieces))
-    kept = order[: fitting(pieces.length[order], tokens) if len(order) else 0]
-    return SequenceTable(
-        pieces.document[kept], pieces.start[kept], pieces.length[kept], loss_tokens=pieces.loss_tokens[kept]
-    )
-
-
-class _Window(NamedTuple):
-    """The documents of a window, in order. Lengths are 0 for documents that are not in the set."""
-
-    document: Ints
-    trained: Ints  # number of inputs
-    validated: Ints
-
-
-@lru_cache(maxsize=4)
-def _window(corpus: Corpus, key: str, number: int) -> _Window:
-    """Look up a window of the order `key`."""
-    found = blocks(len(corpus), key, number)
-    lengths, validation = map(np.concatenate, zip(*(corpus.inputs(*block) for block in found), strict=True))
-    documents = np.concatenate([np.arange(*block) for block in found])
-    order = shuffled(key, number, len(documents))
-    return _Window(documents[order], np.where(validation, 0, lengths)[order], np.where(validation, lengths, 0)[order])
+def no_documents(corpus: Corpus) -> DataError:
+    """Create the DataError for a source without any document to train on."""
+    if corpus.share:
+        message = f"every document of {corpus.place} is used for validation, none for training"
+        return DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
+    return DataError("every document is empty", key=corpus.place, hint="set data.path to documents with text")

@@ -4,16 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from engine.cluster.cluster import Cluster
+from engine.cluster.gpus import visible_gpus
+from engine.cluster.hosts import is_local
+from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.errors import MemoryFitError
+from engine.fit.machine import on_this_machine
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import suggestions
 from engine.planner.checks import check_planner
 from engine.planner.settings import PlanSettings
 
 
-def fit_error(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) -> MemoryFitError | None:
-    """The error for a config that does not fit, with suggestions that change no `fixed` key; None if it fits."""
+def fit_error(config: Config, fixed: Collection[str] = (), *, here: bool = True) -> MemoryFitError | None:
+    """The error for a config that does not fit, with suggestions that change no `fixed` key; None if it fits.
+
+    With `here`, ranks that would run on this machine must also fit in its memory, if that is less than the config says.
+    Raises ConfigError if the planner cannot be used.
+    """
+    error = _error(config, fixed)
+    if error is not None or not here:
+        return error
+    cluster = Cluster.of(config.cluster)
+    ranks = max((node.devices for node in cluster.nodes if is_local(node.host)), default=0)
+    if uses_gpus(config) and visible_gpus() < ranks:
+        return None  # the config describes another machine
+    limited, lines = on_this_machine(config, cluster)
+    error = _error(limited, fixed) if lines else None
+    if error is None:
+        return None
+    (problem,) = error.problems
+    found, message = error.found, f"{problem.message} ({'; '.join(lines)})"
+    error = MemoryFitError(message, key=problem.key, hint=problem.hint)
+    error.found = found
+    return error
+
+
+def check_fit(config: Config, fixed: Collection[str] = (), *, here: bool = True) -> None:
+    """Raise MemoryFitError (exit code 10) if the config does not fit; see `fit_error`."""
+    error = fit_error(config, fixed, here=here)
+    if error is not None:
+        raise error
+
+
+def _error(config: Config, fixed: Collection[str]) -> MemoryFitError | None:
+    """The error for a config that does not fit on the cluster that it describes."""
+    settings = PlanSettings.of(config)
     check_planner(settings)
     problem = fit_problem(config, settings)
     if problem is None:
@@ -25,13 +62,3 @@ def fit_error(config: Config, settings: PlanSettings, fixed: Collection[str] = (
     error = MemoryFitError(problem.message, key=problem.key, hint="; or ".join(hints))
     error.found = {"ways": [one.as_json() for one in found]}
     return error
-
-
-def check_fit(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) -> None:
-    """Raise MemoryFitError (exit code 10) if the config does not fit.
-
-    Its suggestions leave the keys in `fixed` unchanged.
-    """
-    error = fit_error(config, settings, fixed)
-    if error is not None:
-        raise error

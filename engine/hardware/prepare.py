@@ -11,10 +11,11 @@ from engine.cost.allowance import Allowance
 from engine.cost.calibration import NEVER_S
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
-from engine.data.corpus import check_vocabulary, corpus_of
+from engine.data.overview import Corpora
+from engine.data.steps import Cursor
 from engine.errors import MemoryFitError
+from engine.fit.machine import on_this_machine
 from engine.launch.checks import check_launch
-from engine.launch.machine import on_this_machine
 from engine.launch.prepare import write_facts
 from engine.run.folder import RunFolder
 
@@ -82,18 +83,18 @@ def usable(config: Config) -> int:
 
 def write_folder(config: Config, folder: RunFolder) -> None:
     """Write the files that a rank needs: documents, their index and the config."""
-    documents = Path(config.data.path)
-    for made in (documents, folder.logs, folder.checkpoints):
+    texts = Path(config.data.paths[0])
+    for made in (texts, folder.logs, folder.checkpoints):
         made.mkdir()
     for number in range(_DOCUMENTS):
         text = bytes(1 + (number * 31 + place * 7) % 251 for place in range(_BYTES))
-        (documents / f"{number:03d}").write_bytes(text)
+        (texts / f"{number:03d}").write_bytes(text)
     # Micro-batches are repeated, and cuDNN would get plans for their shapes after some repetitions. All are measured
     # with the kernel for shapes without a plan, which most calls of training use.
     calibration = folder.root / "calibration.json"
     replace(nominal(config.cluster.name), plan_build_s=NEVER_S).write(calibration)
     cluster = config.cluster.model_copy(update={"calibration": str(calibration)})
     config = config.model_copy(update={"cluster": cluster})
-    corpus = corpus_of(config.data, lambda line: None)
-    check_vocabulary(corpus, config)
-    write_facts(folder, config, corpus, Costs.of(config).parameters)
+    corpora = Corpora(config)
+    corpora.pack_first(Cursor(), lambda line: None)
+    write_facts(folder, config, corpora, Costs.of(config).parameters)

@@ -32,6 +32,7 @@ def dry_run_of(
     commands = []
     if start.plans:
         commands = rank_commands(cluster, folder, start.checkpoint, free_port(), config, _COMMANDS)
+    known = start.corpora.overview
     users = forwarded(os.environ, cluster)
     return {
         "ranks": cluster.ranks,
@@ -39,9 +40,9 @@ def dry_run_of(
         "tp": config.parallel.tp,
         "pp": config.parallel.pp,
         "out": str(folder.root),
-        "source": f"data.path={config.data.path}",
+        "source": config.data.place,
         "plan_source": source(config),
-        "documents": start.corpus.counts.training,
+        "documents": known and known.training,
         "planner": settings.planner,
         "mode": settings.mode,
         "outlook": start.outlook(config),

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from engine.config.schema import Config
+from engine.config.sources import source_configs
 from engine.data.sources.files import is_url, matches, split_glob
 from engine.data.sources.folder import STDLIB
 from engine.errors import RunFolderError
@@ -21,21 +22,10 @@ def check_place(folder: RunFolder, config: Config) -> None:
     """
     written = files_of_a_run(folder)
     key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
-    if config.data.path != STDLIB and not is_url(config.data.path):
-        top, pattern = config.data.path, config.data.pattern
-        if not Path(top).exists():
-            top, pattern = split_glob(top)
-        root, data = (Path(os.path.realpath(path)) for path in (folder.root, top))
-        place = f"data.path={config.data.path}"
-        if data.is_relative_to(root):
-            raise RunFolderError(f"contains the documents of {place}", key=key, hint=hint)
-        if root.is_relative_to(data):
-            inside = root.relative_to(data)
-            read = [name for name in written if matches((inside / name).as_posix(), pattern)]
-            if read:
-                # The documents would change with every step, and the run could never be resumed.
-                hint = "choose a folder outside with run.out=DIR, or narrow data.pattern"
-                raise RunFolderError(f"is inside {place}, so {read[0]} would become a document", key=key, hint=hint)
+    for name, source in source_configs(config.data).items():
+        for path in source.paths:
+            place = f"data.{f'sources.{name}.' if config.data.sources else ''}path={path}"
+            _check_apart(folder, path, source.pattern, place)
     if folder.resolved.exists():
         return  # the folder of an existing run may contain other files too, such as notes
     try:
@@ -47,6 +37,24 @@ def check_place(folder: RunFolder, config: Config) -> None:
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
         raise RunFolderError(f"is not a run folder: it contains {foreign[0]}{more}", key=key, hint=hint)
+
+
+def _check_apart(folder: RunFolder, path: str, pattern: str, place: str) -> None:
+    """Raise RunFolderError if a run folder and documents overlap. `place` names the documents in the message."""
+    if path == STDLIB or is_url(path):
+        return
+    key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
+    top, pattern = (path, pattern) if Path(path).exists() else split_glob(path)
+    root, data = (Path(os.path.realpath(one)) for one in (folder.root, top))
+    if data.is_relative_to(root):
+        raise RunFolderError(f"contains the documents of {place}", key=key, hint=hint)
+    if root.is_relative_to(data):
+        inside = root.relative_to(data)
+        read = [name for name in files_of_a_run(folder) if matches((inside / name).as_posix(), pattern)]
+        if read:
+            # The documents would change with every step, and the run could never be resumed.
+            hint = "choose a folder outside with run.out=DIR, or narrow data.pattern"
+            raise RunFolderError(f"is inside {place}, so {read[0]} would become a document", key=key, hint=hint)
 
 
 def files_of_a_run(folder: RunFolder) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,18 +13,20 @@ from pathlib import Path
 from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
-from engine.data.corpus import Corpus, check_fingerprint, check_vocabulary, corpus_of
-from engine.data.steps import Cursor, next_step
+from engine.config.units import counted
+from engine.data.overview import Corpora
+from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
-from engine.fit.check import check_fit
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics, saved
 from engine.run.checkpoints import TrainState, newest_first
-from engine.run.compatibility import check_compatible
+from engine.run.compatibility import check_compatible, check_fingerprints, same_run
 from engine.run.folder import RunFolder
+from engine.trainer.schedule import learning_rate
+from engine.weights.tokenizer import check_tokenizer
 
 Say = Callable[[str], None]
 
@@ -34,8 +37,8 @@ class Start:
 
     checkpoint: Path | None  # None starts from scratch
     state: TrainState | None  # of the checkpoint
-    corpus: Corpus
-    plans: tuple[StepPlan, ...]  # empty if all steps are done
+    corpora: Corpora
+    plans: tuple[StepPlan, ...]  # empty if all steps are done, or all documents used up
 
     @property
     def step(self) -> int:
@@ -46,17 +49,13 @@ class Start:
         """Describe where the run begins; if all steps are done, how to train longer."""
         if not self.plans:
             done = f"nothing left to train: step {self.step} of run.steps={config.run.steps} is done"
-            return f"{done}; {_longer(self.checkpoint, config, 2 * self.step)}"
+            if self.step < config.run.steps:
+                return f"nothing left to train after step {self.step}: the documents have been used up (data.exhausted)"
+            return f"{done}; to train longer, set run.steps={2 * self.step}"
         if self.state:
             return f"resuming from {self.checkpoint} at step {self.step + 1}"
         weights = "" if config.run.weights is None else f" with the weights of {config.run.weights}"
         return f"starting at step 1{weights}"
-
-
-def _longer(checkpoint: Path | None, config: Config, steps: int) -> str:
-    """Describe how to resume from `checkpoint` in a new run folder, up to step `steps`."""
-    words = ["--resume", str(checkpoint), f"run.out={config.run.out}-{steps}", f"run.steps={steps}"]
-    return f"to train longer, run the command with {shlex.join(words)}"
 
 
 def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say) -> Start:
@@ -68,31 +67,53 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     if resume == "never":
         checkpoint = None
     else:
-        check_owner(folder, config, ranks)  # not for `never`, which renames an old run, whatever its config
+        check_owner(folder, config)  # not for `never`, which renames an old run, whatever its config
         auto = resume == "auto"
         checkpoint = saved.choose(folder.checkpoints, say) if auto else saved.verified(Path(resume), say).absolute()
-    state, done, cursor = None, 0, Cursor()
+    state, done = None, 0
     if checkpoint is not None:
         state = checkpoints.read_state(checkpoint)
-        check_compatible(checkpoint, state, config, ranks)
-        done, cursor = state.step, Cursor(state.epoch, state.position)
+        check_compatible(checkpoint, state, config)
+        done = state.step
+        if state.ranks != ranks:
+            say(f"{counted(state.ranks, 'rank')} wrote the checkpoint; its states are divided among {ranks} now")
+        if line := _new_schedule(checkpoint, done, config):
+            say(line)
     elif config.run.weights is not None:
         from engine.weights.check import check_weights  # imports torch: it builds the model, without storage
 
         for line in check_weights(Path(config.run.weights), config):
             say(line)
+        check_tokenizer(Path(config.run.weights), config.data)
     settings = PlanSettings.of(config)
-    # Keys that this start cannot change must not be suggested: nodes and, when resuming, kinds of model states.
-    check_fit(config, settings, {"cluster.nodes", *(("zero.stage", "optimizer.on_host") if state else ())})
-    corpus = corpus_of(config.data, say)
-    check_vocabulary(corpus, config)
+    corpora, cursor = Corpora(config), Cursor()
     if state is not None:
-        check_fingerprint(corpus, state.fingerprint)
-    plans = []
-    for _ in range(min(steps, config.run.steps - done)):
-        table, cursor = next_step(corpus, cursor, config.run.seed, config.batch_tokens, config.context)
+        check_fingerprints(corpora.fingerprints, state.fingerprints)
+        cursor = Cursor.of_json(state.cursor)
+    corpora.pack_first(cursor, say)
+    plans = list[StepPlan]()
+    while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
+        table, cursor = found
         plans.append(plan_step(table.length, settings))
-    return Start(checkpoint, state, corpus, tuple(plans))
+    return Start(checkpoint, state, corpora, tuple(plans))
+
+
+def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
+    """Describe how the learning rate changes after `step` if the run is longer or shorter than before, else None.
+
+    The rate is a function of `run.steps`, so it jumps. The schedule before is that of the run of the checkpoint.
+    """
+    try:
+        before = read_resolved(RunFolder(checkpoint.parent.parent).resolved)
+    except (ConfigError, PermissionError):
+        return None  # the checkpoint is not in a run, or in one of another version
+    steps = config.run.steps
+    if before.run.steps == steps or step >= steps:
+        return None
+    was = learning_rate(step, before.run.steps, before.optimizer)
+    now, last = (learning_rate(at, steps, config.optimizer) for at in (step + 1, steps))
+    jump = f"goes from {was:.3g} in step {step} to {now:.3g} in step {step + 1}"
+    return f"run.steps: {before.run.steps} -> {steps}: the learning rate {jump}, and is {last:.3g} in step {steps}"
 
 
 @contextmanager
@@ -132,8 +153,8 @@ def _remove_empty(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def check_owner(folder: RunFolder, config: Config, ranks: int) -> None:
-    """Raise ConfigError, with the differences, if the folder contains a run with another config.
+def check_owner(folder: RunFolder, config: Config) -> None:
+    """Raise ConfigError, with the differences, if the folder contains a run that this config would not continue.
 
     A run that never finished a step nor saved a checkpoint does not count: its launch failed, perhaps by its config.
     """
@@ -142,27 +163,22 @@ def check_owner(folder: RunFolder, config: Config, ranks: int) -> None:
     saved = newest_first(folder.checkpoints)
     if not saved and not metrics.read_metrics(folder.metrics):
         return
-    before = read_resolved(folder.resolved)
-    # Memory only decides where things run. It may be that of the machine, and a restart may be on another one.
-    free = ("run.out:", "cluster.device_memory:", "cluster.host_memory:")
-    changes = [line for line in diff(before, config) if not line.startswith(free)]
+    changes = diff(read_resolved(folder.resolved), config)
+    changes = [line for line in changes if not same_run(line.partition(":")[0], bool(saved))]
     if changes:
-        only_longer = len(changes) == 1 and config.run.steps > before.run.steps
         hint = "undo the change, or choose another run.out"
-        usable = next((one for one in saved if _can_resume(one, config, ranks)), None)
+        usable = next((one for one in saved if _can_resume(one, config)), None)
         if usable:
             hint += f"; to resume this run in another folder, add --resume {shlex.quote(str(usable))}"
-        if only_longer and usable:
-            hint = _longer(usable, config, config.run.steps)
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
         message = f"this folder contains a run with another config: {'; '.join(changes[:3])}{more}"
         raise ConfigError(message, key=f"run.out={folder.root}", hint=hint)
 
 
-def _can_resume(checkpoint: Path, config: Config, ranks: int) -> bool:
+def _can_resume(checkpoint: Path, config: Config) -> bool:
     """Return whether a run with this config may resume from a checkpoint. Neither hashes nor documents are checked."""
     try:
-        check_compatible(checkpoint, checkpoints.read_state(checkpoint), config, ranks)
+        check_compatible(checkpoint, checkpoints.read_state(checkpoint), config)
     except CheckpointError:
         return False
     return True
@@ -184,17 +200,19 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     metrics.cut_back(folder.metrics, step, say)
 
 
-def write_facts(folder: RunFolder, config: Config, corpus: Corpus, parameters: int) -> None:
-    """Write the config and summary.json to the run folder. `parameters` is the number of model weights."""
+def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters: int) -> None:
+    """Write the config, summary.json and the list of blocks to the run folder. `parameters` counts model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
+    write_durably(folder.blocks, pickle.dumps(corpora.blocks))
+    known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {
-        "tokens": str(corpus.tokens.prefix.absolute()),
-        "bos": corpus.facts.bos if corpus.facts else None,
-        "eos": corpus.facts.eos if corpus.facts else None,
-        "bigram_nats": corpus.bigram_nats,
-        "documents": corpus.counts.training + corpus.counts.validation,
-        "empty_documents": corpus.empty,
-        "validation_documents": corpus.counts.validation,
+        "fingerprints": corpora.fingerprints,
+        "bos": bos,
+        "eos": eos,
+        "bigram_nats": known and known.bigram_nats,
+        "documents": known and known.training + known.validation,
+        "empty_documents": known and known.empty,
+        "validation_documents": known and known.validation,
         "parameters": parameters,
     }
     write_json(folder.summary, facts)

@@ -11,21 +11,24 @@ from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
-from engine.data.corpus import Corpus
+from engine.data.overview import Corpora
+from engine.data.quarantine import MOST
 from engine.errors import BytescaleError, ConfigError, MemoryFitError, PreflightError
+from engine.fit.check import check_fit
 from engine.fit.host import host_problem, tight
+from engine.fit.machine import on_this_machine
 from engine.launch import prepare
 from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
 from engine.launch.commands import free_port, rank_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem, forwarded
 from engine.launch.host_adam import check_host_adam
-from engine.launch.machine import on_this_machine
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.run import metrics
 from engine.run.folder import RunFolder
 
+_LONG = {"step": "each one forms a step of its own", "split": "their pieces are distributed over steps"}
 Say = Callable[[str], None]
 OnStep = Callable[[Mapping[str, Any]], None]
 
@@ -48,6 +51,7 @@ def train(
     cluster = Cluster.of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
+    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     refused = not_launchable(config, cluster)
     if refused and not dry_run:
         raise ConfigError.of(refused)
@@ -83,8 +87,8 @@ def _train(
 ) -> dict[str, Any]:
     """Run the remaining steps in a locked run folder, write the report, and return what the command prints as JSON."""
     parameters = Costs.of(config).parameters
-    prepare.write_facts(folder, config, start.corpus, parameters)
-    for line in (*_facts(config, cluster, start.corpus, parameters), tight(config, cluster)):
+    prepare.write_facts(folder, config, start.corpora, parameters)
+    for line in (*_facts(config, cluster, start.corpora, parameters), tight(config, cluster)):
         if line:
             say(line)
     prepare.go_back(folder, start.step, say)
@@ -103,11 +107,14 @@ def _train(
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
     last = lines[-1] if lines and lines[-1]["step"] >= start.step else {"step": start.step, "loss": None}
     validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
-    report, bigram_nats = _report(folder, say), start.corpus.bigram_nats
+    known = start.corpora.overview
+    report, bigram_nats = _report(folder, say), known and known.bigram_nats
     if validated and bigram_nats is not None:
         verdict = "below" if validated[-1] < bigram_nats else "not below"
         bigram = f"the bigram entropy of the corpus, {bigram_nats:.3f}"
         say(f"validation loss {validated[-1]:.3f} nats per token, {verdict} {bigram}")
+    if left_out := (lines[-1].get("left_out") if lines else None):
+        say(left_out_so_far(left_out, folder))
     if report:
         say(f"report: {report}")
     return {
@@ -122,20 +129,23 @@ def _train(
     }
 
 
-def _facts(config: Config, cluster: Cluster, corpus: Corpus, parameters: int) -> Iterator[str]:
+def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) -> Iterator[str]:
     """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
     ranks = counted(cluster.ranks, "rank")
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
-    empty = f" (skipped {counted(corpus.empty, 'empty one')})" if corpus.empty else ""
+    known = corpora.overview
     pattern = f" matching {config.data.pattern}" if config.data.format == "folder" else ""
-    yield f"documents in {config.data.path}{pattern}: {corpus.counts.training + corpus.counts.validation:,}{empty}"
+    empty = f" (skipped {counted(known.empty, 'empty one')})" if known and known.empty else ""
+    size = "not counted; blocks are read when they are needed"
+    number = f"{known.training + known.validation:,}{empty}" if known else size
+    yield f"documents of {config.data.place}{pattern}: {number}"
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
-    if corpus.counts.longest > config.batch_tokens:
-        what = f"documents longer than batch_tokens={config.batch_tokens}, up to {corpus.counts.longest:,} tokens"
-        yield f"{what}: each one forms a step of its own"
-    if config.data.validation_tokens and not corpus.counts.validation:
+    if known and known.longest > config.batch_tokens:
+        what = f"documents longer than batch_tokens={config.batch_tokens}, up to {known.longest:,} tokens"
+        yield f"{what}: {_LONG[config.data.long]}"
+    if known and config.data.validation_tokens and not known.validation:
         yield "no document is held out for validation"
 
 
@@ -155,13 +165,14 @@ def _report(folder: RunFolder, say: Say) -> str | None:
 class MetricsTail:
     """Calls `on_step` for each line that the ranks add to the metrics.
 
-    Warns once if a host had less memory than a rank needs for offload.
+    Warns once if a host had less memory than a rank needs for offload, and when documents were left out: at the first
+    one, and whenever their number has doubled.
     """
 
     def __init__(self, folder: RunFolder, on_step: OnStep, say: Say) -> None:
         self._folder, self._on_step, self._say = folder, on_step, say
         self._offset = folder.metrics.stat().st_size
-        self._warned = False
+        self._warned, self._left_out = False, 0
 
     def __call__(self) -> None:
         """Read the lines added since the last call."""
@@ -175,4 +186,13 @@ class MetricsTail:
                     "did not fit stay on the device; set a smaller cluster.host_memory to plan with less "
                     f"(details: {self._folder.logs})"
                 )
+            if (left_out := line.get("left_out", 0)) >= max(1, 2 * self._left_out):
+                self._left_out = left_out
+                self._say(f"warning: {left_out_so_far(left_out, self._folder)}")
             self._on_step(line)
+
+
+def left_out_so_far(count: int, folder: RunFolder) -> str:
+    """Describe how many documents were left out so far."""
+    number = f"{'at least ' if count >= MOST else ''}{counted(count, 'document')}"
+    return f"{number} could not be used and {'was' if count == 1 else 'were'} left out; see {folder.quarantine}"

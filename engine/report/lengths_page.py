@@ -10,19 +10,21 @@ from engine.config.units import counted
 from engine.report.charts import histogram_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.plan_page import PERCENTILES
-from engine.report.words import BALANCE, LENGTH_FACTS, MAKESPAN, NAMES, PLANNER_FACTS, cell, short_tokens
+from engine.report.words import BALANCE, LENGTH_FACTS, MAKESPAN, NAMES, PLANNER_FACTS, SOURCE_FACTS, cell, short_tokens
 
 
 def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapping[str, Any]]) -> Page:
     """Build the page from the facts of `profile-data --json`: `data`, and `planned`, a dict per planner."""
+    sources = data["sources"]
     sampled = data["read"]["share"] < 1
     about = "about " if sampled else ""
-    empty = f", and {counted(data['empty'], 'empty one')}" if data["empty"] else ""
+    documents, tokens, none = (sum(one[key] for one in sources) for key in ("samples", "tokens", "empty"))
+    empty = f", and {counted(none, 'empty one')}" if none else ""
     sequences = f"{about}{counted(data['sequences'], 'sequence')} of up to {short_tokens(config.context)} tokens"
     head = [
         ("source", data["source"]),
-        ("documents", f"{about}{data['samples']:,}{empty}"),
-        ("tokens", f"{about}{data['tokens']:,}"),
+        ("documents", f"{about}{documents:,}{empty}"),
+        ("tokens", f"{about}{tokens:,}"),
         ("split at the context", sequences),
     ]
     marks = {name: data[name] for name in PERCENTILES}
@@ -43,6 +45,10 @@ def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapp
     picture = Figure.of("Lengths", caption, lambda size: histogram_picture(buckets, marks, "documents", size=size))
 
     tables = [Table("Lengths in tokens", [(name, f"{data[key]:,.0f}") for key, name in LENGTH_FACTS.items()])]
+    if len(sources) > 1:
+        each = [(one["name"], *(f"{one[key]:,}" for key in SOURCE_FACTS), f"{one['share']:.1%}") for one in sources]
+        columns = ("source", *SOURCE_FACTS.values(), "of the mixture")
+        tables.insert(0, Table("Sources", each, columns))
     if planned:
         rows = [(str(fact["planner"]), *(cell(fact, name) for name in PLANNER_FACTS)) for fact in planned]
         columns = ("planner", *(NAMES.get(name, name) for name in PLANNER_FACTS))

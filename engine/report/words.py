@@ -56,6 +56,8 @@ PLAN_FACTS = (
 PLANNER_FACTS = ("balance", "max_degree", "micro_batches", "ring_bytes", "makespan_s")
 # Facts of document lengths, in tokens, and their labels.
 LENGTH_FACTS = {"mean": "mean", "p50": "p50", "p90": "p90", "p99": "p99", "p999": "p99.9", "max": "longest"}
+# Facts of the documents of a source, and their labels.
+SOURCE_FACTS = {"samples": "documents", "tokens": "tokens", "p50": "p50", "p99": "p99", "max": "longest"}
 # Labels of facts whose JSON keys do not read well, or lack a unit.
 NAMES = {
     "max_degree": "largest ring (ranks)",
@@ -135,7 +137,7 @@ def source(config: Config) -> str:
     """The override that sets the source of lengths, such as `lengths=github`."""
     lengths = config.lengths
     if lengths.name == "data":
-        return f"data.path={config.data.path}"
+        return config.data.place
     return f"lengths.path={lengths.path}" if lengths.name == "file" else f"lengths={lengths.name}"
 
 

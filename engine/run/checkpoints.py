@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,10 +33,9 @@ class TrainState:
     """What a run needs to resume in addition to the tensors, as plain data."""
 
     step: int  # the last finished step
-    epoch: int  # with `position`: where the next step begins in the order of documents
-    position: int
+    cursor: dict[str, Any]  # where the next step begins in the order of documents, see engine/data/steps.py
     ranks: int  # number of ranks that wrote the checkpoint
-    fingerprint: str  # of the documents
+    fingerprints: Mapping[str, str]  # of the documents of each source, by name
     must_match: dict[str, Any]  # config values that a resumed run must keep, see compatibility.py
 
 
@@ -145,6 +144,9 @@ def read_state(folder: Path) -> TrainState:
         values = _manifest(folder)["state"]
         if "lineage" in values:  # the field's first name
             values["must_match"] = values.pop("lineage")
+        if "epoch" in values:  # of an older order of documents, which cannot be resumed; its weights can be exported
+            del values["epoch"], values["position"]
+            values |= {"cursor": {}, "fingerprints": {"data": values.pop("fingerprint")}}
         return TrainState(**values)
 
 

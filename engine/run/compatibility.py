@@ -1,45 +1,63 @@
-"""Resume compatibility: which values of a config a run must keep to resume from a checkpoint."""
+"""Resume compatibility: which values of a config a run must keep to resume, and which may change in its own folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Config
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, DataError
 from engine.run.checkpoints import TrainState
 
 _BIAS = "balance.bias_rate"
+
+# Older checkpoints have these keys too. Their values may change: see engine/zero/reshard.py.
+_NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
+
+# Keys that may change in a run's own folder. They decide where and how a step is computed, what is written when, and
+# how long the run is. What a step learns stays the same (Note: [plan invariance] in docs/design.md), except that the
+# schedule of the learning rate spans run.steps.
+_SAME_RUN = (
+    *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
+    *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*"),
+    *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.keep_checkpoints"),
+)
+
+
+def same_run(key: str, has_checkpoint: bool) -> bool:
+    """Return whether a run goes on in its own folder when the value of `key` changes.
+
+    With a checkpoint this includes keys of the data: the documents are compared by their fingerprint later.
+    """
+    free = (*_SAME_RUN, "data.*") if has_checkpoint else _SAME_RUN
+    return any(fnmatchcase(key, pattern) for pattern in free)
 
 
 def must_match(config: Config) -> dict[str, Any]:
     """Return, by key, the values that a resumed run must keep: the tensors or the order of documents depend on them.
 
-    Learning rates, batch and context sizes, planners and paths may change. Documents are compared by their fingerprint
-    (`TrainState.fingerprint`), not by their path.
+    Learning rates, batch and context sizes, planners, ranks, ZeRO stages and paths may change. Documents are compared
+    by their fingerprint (`TrainState.fingerprints`), not by their path.
     """
     shape = config.model.model_dump(mode="json", exclude={"name"})
     # Expert biases are saved as multiples of this rate; without them there is no rate to keep.
     bias_rate = config.balance.bias_rate if config.balance.by == "bias" and config.model.experts > 1 else None
-    # An optimizer on the host is another class with other states. Older checkpoints do not have the key.
-    on_host = {"optimizer.on_host": True} if config.optimizer.on_host else {}
     return {f"model.{key}": value for key, value in shape.items()} | {
         _BIAS: bias_rate,
         "dtype": config.dtype,
         "optimizer.name": config.optimizer.name,
-        "zero.stage": config.zero.stage,
         "run.seed": config.run.seed,
         "data.tokenizer": config.data.tokenizer,
         "data.validation_share": config.data.validation_share,
-        **on_host,
     }
 
 
-def check_compatible(checkpoint: Path, state: TrainState, config: Config, ranks: int) -> None:
-    """Raise CheckpointError, with the differences, if this config on `ranks` ranks cannot resume from `state`."""
-    before = _flat({"ranks": state.ranks, **state.must_match})
-    now = _flat({"ranks": ranks, **must_match(config)})
+def check_compatible(checkpoint: Path, state: TrainState, config: Config) -> None:
+    """Raise CheckpointError, with the differences, if this config cannot resume from `state`."""
+    before = _flat({key: value for key, value in state.must_match.items() if key not in _NO_LONGER})
+    now = _flat(must_match(config))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if not changed:
         return
@@ -53,6 +71,15 @@ def check_compatible(checkpoint: Path, state: TrainState, config: Config, ranks:
     message = f"this config cannot resume from the checkpoint: {'; '.join(differences)}"
     hint = "undo the change, or start a new run with another run.out and without --resume"
     raise CheckpointError(message, key=str(checkpoint), hint=hint)
+
+
+def check_fingerprints(now: Mapping[str, str], before: Mapping[str, str]) -> None:
+    """Raise DataError if the documents of a source have changed. Sources may be added and left out."""
+    for name in before:
+        if name in now and now[name] != before[name]:
+            message = f"the documents changed since the run started ({now[name][:12]}, was {before[name][:12]})"
+            hint = "restore them, or start a new run with another run.out"
+            raise DataError(message, key="data.path" if name == "data" else f"data.sources.{name}.path", hint=hint)
 
 
 def _text(value: Any) -> str:

@@ -11,8 +11,11 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.resolved = root / "resolved.yaml"  # the complete config
-        self.summary = root / "summary.json"  # facts of the corpus and the model, and where the tokens are
+        self.summary = root / "summary.json"  # facts of the documents and the model
+        self.blocks = root / "blocks.pickle"  # the blocks of all sources of texts, listed once for all ranks
         self.metrics = root / "metrics.jsonl"  # one JSON object per step
+        self.ledger = root / "ledger"  # the documents of each step (engine/data/ledger.py)
+        self.quarantine = root / "quarantine.jsonl"  # documents that were left out (engine/data/quarantine.py)
         self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
         self.trace = root / "trace.json"
         self.report = root / "report.html"

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.dtypes import DTYPES
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, DataError
 from engine.run import checkpoints
 from engine.run.compatibility import check_compatible
 from engine.run.folder import RunFolder
@@ -22,6 +22,7 @@ from engine.run.saved import verified
 from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.check import expected_shapes
 from engine.weights.config_json import config_json
+from engine.weights.tokenizer import copy_tokenizer
 from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.states import Weights, master_weights, model_weights
 
@@ -33,9 +34,9 @@ def export_weights(
 
     `source` is a checkpoint, or a run, whose newest intact checkpoint is used. `dtype` is bf16 or fp32; None keeps the
     dtype of the run. fp32 exports the master weights of a bf16 run. Each file contains at most `shard_bytes`, or one
-    larger tensor. `say` gets warnings about damaged checkpoints. Returns a summary for the user; its `left_out` lists
-    tensors of the model that Hugging Face's format does not have. Raises CheckpointError if there is no intact
-    checkpoint, ConfigError if `out` exists.
+    larger tensor. The files of the run's tokenizer are copied. `say` gets warnings about damaged checkpoints, and why
+    there is no tokenizer. Returns a summary for the user; its `left_out` lists tensors of the model that Hugging Face's
+    format does not have. Raises CheckpointError if there is no intact checkpoint, ConfigError if `out` exists.
     """
     with new_folder(out) as draft:  # first, because checking the checkpoint takes minutes
         folder = verified(source, say)
@@ -45,7 +46,7 @@ def export_weights(
             hint = "choose a checkpoint inside its run folder: RUN/checkpoints/step-..."
             raise CheckpointError(f"its run has no {run.resolved.name}", key=str(folder), hint=hint)
         config = read_resolved(run.resolved)
-        check_compatible(folder, state, config, state.ranks)
+        check_compatible(folder, state, config)
         dtype = dtype or config.dtype
         held = model_weights(folder)
         weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
@@ -53,6 +54,7 @@ def export_weights(
         facts = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
         ends = facts.get("bos"), facts.get("eos")  # of the documents' tokenizer
         described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), *ends)
+        tokenizer = _copy_tokenizer(config.data.tokenizer, draft, say)
         shards = write_weights(draft, described, entries, shard_bytes)
     return {
         "out": str(out),
@@ -61,8 +63,25 @@ def export_weights(
         "dtype": dtype,
         "shards": len(shards),
         "bytes": sum(entry.bytes for entry in entries),
+        "tokenizer": tokenizer,
         "left_out": sorted(held.keys() - tensor_names(config.model).keys() - {HEAD}),
     }
+
+
+def _copy_tokenizer(tokenizer: str, draft: Path, say: Callable[[str], None]) -> list[str]:
+    """Copy the files of the run's tokenizer, and return their names. `say` gets why there are none.
+
+    Weights are exported without it too: the run may have been made on another machine.
+    """
+    try:
+        copied = copy_tokenizer(tokenizer, draft)
+    except DataError as error:
+        (problem,) = error.problems
+        say(f"warning: no tokenizer in the folder: {problem.key}: {problem.message}; {problem.hint}")
+        return []
+    if not copied:
+        say("no tokenizer in the folder: data.tokenizer=bytes has no files, and transformers has no equivalent")
+    return copied
 
 
 def _entries(weights: Weights, config: Config, dtype: torch.dtype) -> list[Entry]:

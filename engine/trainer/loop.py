@@ -9,29 +9,32 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from engine.config.schema import Config
-from engine.data.corpus import check_fingerprint
-from engine.data.steps import Cursor, SequenceTable
+from engine.config.sources import source_configs
+from engine.data.ledger import Ledger
+from engine.data.mixture import SCALE
+from engine.data.quarantine import Quarantine
+from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError
 from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
-from engine.planner.make import plan_step
 from engine.planner.neighbours import neighbours
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
-from engine.run.compatibility import must_match
+from engine.run.compatibility import check_fingerprints, must_match
 from engine.run.folder import RunFolder
 from engine.trainer.control import Control
-from engine.trainer.feed import Feed, tokens_of
+from engine.trainer.feed import Feed, fingerprints_of
 from engine.trainer.finite import check_finite
 from engine.trainer.model import build, reserve_host
-from engine.trainer.optimizer import learning_rate
 from engine.trainer.planning import PlanAhead
+from engine.trainer.schedule import learning_rate
 from engine.trainer.step import evaluate, run_step
 from engine.trainer.trace import Trace
 
@@ -45,49 +48,59 @@ class Trainer:
     def __init__(self, folder: RunFolder, config: Config, groups: Groups, weights: str | None = None) -> None:
         self.folder, self.config, self.groups = folder, config, groups
         self.control, self.trace = Control(groups.control), Trace(folder, groups)
+        self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
+        self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
-        self.feed = Feed(config, tokens_of(folder))
-        self.ahead = PlanAhead(self.feed, self.settings)
-        self.validation: tuple[SequenceTable, StepPlan] | None = None
-        table = self.feed.validation()
-        if len(table) > 0:
-            plan = plan_step(table.length, self.settings)
+        self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
+        self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
+        self.validation = self.ahead.validation()
+        for _, plan in self.validation.values():
             self.control.check_same(plan.digest)
-            self.validation = table, plan
         self.step, self.cursor = 0, Cursor()
 
     def begin(self, checkpoint: Path | None) -> None:
         """Resume from a checkpoint that the launcher has verified, or start at step 0 if it is None."""
         if checkpoint is not None:
             state = checkpoints.read_state(checkpoint)
-            check_fingerprint(self.feed.corpus, state.fingerprint)
+            check_fingerprints(self.fingerprints, state.fingerprints)
             self.engine.load(checkpoint)
-            self.step, self.cursor = state.step, Cursor(state.epoch, state.position)
+            self.step, self.cursor = state.step, Cursor.of_json(state.cursor)
             self.trace.resume(self.control)
         self.ahead.request(self.cursor)
 
     def run(self, stop: Callable[[], bool]) -> int:
         """Run the remaining steps. `stop()` says whether this rank was asked to stop; it is called once per step.
 
-        Returns ExitCode.OK, or PREEMPTED if a rank was asked to stop; then a checkpoint has been saved.
+        The run also ends, with a checkpoint, when a source of documents has been used up and `data.exhausted` is
+        `stop`. Returns ExitCode.OK, or PREEMPTED if a rank was asked to stop; then a checkpoint has been saved.
         """
         while self.step < self.config.run.steps:
             stopping = self.one_step(stop)
+            if stopping is None:
+                if self.step % self.config.run.checkpoint_every:  # else it has just been saved
+                    self.save()
+                break
             if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
             if stopping and self.step < self.config.run.steps:
                 return ExitCode.PREEMPTED
         return ExitCode.OK
 
-    def one_step(self, stop: Callable[[], bool]) -> bool:
-        """Run one step and log it. Returns whether any rank was asked to stop."""
+    def one_step(self, stop: Callable[[], bool]) -> bool | None:
+        """Run one step and log it. Returns whether any rank was asked to stop; None if there are no more documents."""
         # Take the plan. The next step is planned while this one runs.
         began = time.perf_counter()
         planned = self.ahead.take()
+        if planned is None:
+            return None
         plan_wait_s = time.perf_counter() - began
-        plan, tokens, loss_tokens = planned.plan, int(planned.table.length.sum()), int(planned.table.loss_tokens.sum())
+        plan, tokens, loss_tokens = (
+            planned.plan,
+            int(planned.table.length.sum()),
+            max(1, int(planned.table.loss_tokens.sum())),
+        )
         if self.step + 1 < self.config.run.steps:
             self.ahead.request(planned.after)
         self.control.check_same(plan.digest)
@@ -125,10 +138,14 @@ class Trainer:
             "peak_memory": int(peak_memory) or None,
             "host_short": int(host_short) or None,
             **of_model,
+            **_mixture(self.cursor),
             **self._validate(),
         }
         if self.groups.rank == 0:
-            metrics.append(self.folder.metrics, line)
+            self.ledger.record(self.step, planned.table, plan)
+            if left_out := self.quarantine.add(self.step, planned.unusable):
+                line["left_out"] = left_out
+            metrics.append(self.folder.metrics, line)  # last: a step with metrics has finished
         self.trace.record(self.step, plan, times, self._due(self.config.run.checkpoint_every))
         return bool(stopping)
 
@@ -136,10 +153,9 @@ class Trainer:
         """Write a checkpoint of the last finished step, and remove old ones. All ranks must call it."""
         state = checkpoints.TrainState(
             step=self.step,
-            epoch=self.cursor.epoch,
-            position=self.cursor.position,
+            cursor=self.cursor.to_json(),
             ranks=self.groups.mesh.ranks,
-            fingerprint=self.feed.corpus.fingerprint,
+            fingerprints=self.fingerprints,
             must_match=must_match(self.config),
         )
         rank = self.groups.rank
@@ -172,12 +188,26 @@ class Trainer:
                 self.save()
             raise MemoryFitError.of([next(filter(None, problems))])
 
-    def _validate(self) -> dict[str, float]:
-        """Return the validation loss as a metric; empty in steps without validation. All ranks must call it."""
-        if self.validation is None or not self._due(self.config.run.validate_every):
+    def _validate(self) -> dict[str, Any]:
+        """Return the validation loss as a metric, and that of each source if there are several.
+
+        Empty in steps without validation. All ranks must call it.
+        """
+        if not self.validation or not self._due(self.config.run.validate_every):
             return {}
-        table, plan = self.validation
-        loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context).item()
-        loss = self.control.total(loss_sum) / int(table.loss_tokens.sum())
+        sums, tokens = dict[str, float](), dict[str, int]()
+        for name, (table, plan) in self.validation.items():
+            loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context).item()
+            sums[name], tokens[name] = self.control.total(loss_sum), max(1, int(table.loss_tokens.sum()))
+        loss = sum(sums.values()) / sum(tokens.values())
         check_finite(self.step, self.folder.checkpoints, validation_loss=loss)
-        return {"validation_loss": loss}
+        of_sources = {"validation_losses": {name: sums[name] / tokens[name] for name in sums}} if len(sums) > 1 else {}
+        return {"validation_loss": loss} | of_sources
+
+
+def _mixture(cursor: Cursor) -> dict[str, Any]:
+    """Return, for several sources, how many tokens each had so far and should have had, as a metric."""
+    sources = cursor.mixer["sources"] if cursor.mixer else {}
+    if len(sources) < 2:
+        return {}
+    return {"mixture": {name: {"tokens": had, "wanted": had + debt / SCALE} for name, (had, debt) in sources.items()}}

@@ -1,8 +1,7 @@
-"""The optimizer with its parameter groups, and the learning rate of each step."""
+"""The optimizer with its parameter groups."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -27,15 +26,3 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     assert settings.name == "adamw", f"{settings.name} is in the schema but not here"
     adamw: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
     return host_adamw(groups, **adamw) if settings.on_host else torch.optim.AdamW(groups, fused=True, **adamw)
-
-
-def learning_rate(step: int, steps: int, settings: Optimizer) -> float:
-    """Return the learning rate of update `step` (from 1) of `steps`.
-
-    It grows linearly to `lr` during warm-up, then follows a cosine down to `min_lr_ratio * lr`.
-    """
-    if step <= settings.warmup_steps:
-        return settings.lr * step / settings.warmup_steps
-    done = (step - settings.warmup_steps) / max(steps - settings.warmup_steps, 1)
-    floor = settings.min_lr_ratio
-    return settings.lr * (floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done)))

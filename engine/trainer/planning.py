@@ -1,8 +1,8 @@
-"""Plans in the background: a separate process plans step k + 1 while step k runs.
+"""Plans in the background: a separate process chooses the documents of step k + 1 and plans it while step k runs.
 
 Every rank computes the whole plan. A plan is a pure function of lengths and settings, so ranks do not exchange plans.
-They only compare digests (`Control.check_same`), to detect a rank with a different plan. The planning process gets only
-lengths: it imports no torch and reads no documents.
+They only compare digests (`Control.check_same`), to detect a rank with a different plan. Of each host, the planning
+process of the first rank has loaders, which pack documents ahead. The planning process imports no torch.
 """
 
 from __future__ import annotations
@@ -11,62 +11,155 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
-from engine.data.steps import Cursor, SequenceTable
+from engine.config.schema import Config
+from engine.data.corpus import TextCorpus, corpora_of
+from engine.data.loaders import Loaders, Work, wait_for_others
+from engine.data.pack import LeftOut
+from engine.data.quarantine import Unusable
+from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.workers import cores
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
+from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
-from engine.trainer.feed import Feed
-from engine.units import Ints
+
+_MOST_LOADERS = 8  # of a host, unless the config says more
+_AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have _TOKEN_BYTES bytes of text
+_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A planned step: its sequences, its plan, the simulated balance of the plan, and the cursor of the next step."""
+    """A planned step: its sequences, its plan, the simulated balance of the plan, and the cursor of the next step.
+
+    `unusable` are documents that were left out and of which earlier steps do not know, unless the run was resumed.
+    """
 
     table: SequenceTable
     plan: StepPlan
     balance: float
     after: Cursor
+    unusable: list[Unusable]
 
 
 class PlanAhead:
     """Plans one step at a time in another process: `request` starts planning, `take` waits for the plan."""
 
-    def __init__(self, feed: Feed, settings: PlanSettings) -> None:
-        self._feed, self._settings = feed, settings
+    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, loads: bool) -> None:
+        """Start the process, which has loaders if `loads`."""
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and communicators
-        self._pool = ProcessPoolExecutor(1, context, initializer=_end_with_parent)
-        self._pending: tuple[SequenceTable, Cursor, Future[tuple[bytes, float]]] | None = None
+        arguments = folder, config, settings, loads
+        self._pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=arguments)
+        self._pending: Future[_Found | None] | None = None
 
     def request(self, cursor: Cursor) -> None:
         """Start planning the step at `cursor`."""
-        table, after = self._feed.step(cursor)
-        self._pending = table, after, self._pool.submit(_plan, table.length, self._settings)
+        self._pending = self._pool.submit(_step, cursor)
 
-    def take(self) -> Planned:
-        """Wait for the requested plan and return it. Raises any error of the planning process."""
+    def take(self) -> Planned | None:
+        """Wait for the requested plan and return it; None if the documents have been used up.
+
+        Raises any error of the planning process.
+        """
         assert self._pending is not None, "request comes first"
-        table, after, future = self._pending
-        buffer, simulated = future.result()
-        plan = StepPlan.from_bytes(buffer)
-        return Planned(table, plan, simulated, after)
+        found = self._pending.result()
+        if found is None:
+            return None
+        table, buffer, simulated, after, unusable = found
+        return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable)
+
+    def validation(self) -> dict[str, tuple[SequenceTable, StepPlan]]:
+        """Return the validation set of each source that has one, and its plan."""
+        found = self._pool.submit(_validation).result()
+        return {name: (table, StepPlan.from_bytes(buffer)) for name, (table, buffer) in found.items()}
 
     def close(self) -> None:
-        """End the planning process."""
-        self._pool.shutdown(cancel_futures=True)
+        """End the planning process and its loaders."""
+        with suppress(RuntimeError):  # it has ended already
+            self._pool.submit(_end)
+        self._pool.shutdown()
 
 
-def _plan(lengths: Ints, settings: PlanSettings) -> tuple[bytes, float]:
-    """Plan a step in the planning process; return the plan's bytes and its balance.
+_Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable]]
 
-    The balance is simulated here too, because that takes as long as planning.
-    """
-    plan = plan_step(lengths, settings)
-    return plan.to_bytes(), balance(plan, settings)
+
+class _Planner:
+    """The planning process."""
+
+    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, loads: bool) -> None:
+        self.settings = settings
+        self.steps = Steps(corpora_of(folder, config), config)
+        self.texts = {corpus.name: corpus for corpus in self.steps.corpora if isinstance(corpus, TextCorpus)}
+        self.ahead = _AHEAD_STEPS * _TOKEN_BYTES * config.batch_tokens // len(self.steps.corpora)
+        count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
+        self.loaders = Loaders(count, config.data.spool) if loads and self.texts else None
+        self.unusable = list[Unusable]()  # of blocks that have been opened since the last step
+        for corpus in self.texts.values():
+            corpus.wait = self.loaders.wait if self.loaders else wait_for_others
+            corpus.opened = partial(self.note, corpus.name)
+
+    def note(self, source: str, block: int, left_out: LeftOut) -> None:
+        """Note which documents of a block cannot be used."""
+        self.unusable += (Unusable(source, block, *one) for one in left_out.broken)
+
+    def ask(self, blocks: Iterable[tuple[str, int]]) -> None:
+        """Let the loaders pack blocks of sources of texts."""
+        if self.loaders is not None:
+            texts = ((self.texts[name], block) for name, block in blocks if name in self.texts)
+            self.loaders.ask(Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in texts)
+
+    def step(self, cursor: Cursor) -> _Found | None:
+        """Plan the step at a cursor. The balance is simulated here too, because that takes as long as planning."""
+        self.ask(self.steps.upcoming(cursor, self.ahead))
+        found = self.steps.next(cursor)
+        if found is None:
+            return None
+        table, after = found
+        plan = plan_step(table.length, self.settings)
+        unusable, self.unusable = self.unusable, []
+        return table, plan.to_bytes(), balance(plan, self.settings), after, unusable
+
+    def validation(self) -> dict[str, tuple[SequenceTable, bytes]]:
+        """Plan the validation set of each source."""
+        self.ask(self.steps.validating())
+        tables = self.steps.validation()
+        return {name: (table, plan_step(table.length, self.settings).to_bytes()) for name, table in tables.items()}
+
+
+_arguments: tuple[RunFolder, Config, PlanSettings, bool]
+
+
+def _begin(*arguments: Any) -> None:
+    global _arguments
+    _arguments = arguments
+    _end_with_parent()
+
+
+@cache
+def _planner() -> _Planner:
+    """Create the planner at its first use: an error of an initializer would not reach the rank."""
+    return _Planner(*_arguments)
+
+
+def _step(cursor: Cursor) -> _Found | None:
+    return _planner().step(cursor)
+
+
+def _validation() -> dict[str, tuple[SequenceTable, bytes]]:
+    return _planner().validation()
+
+
+def _end() -> None:
+    if _planner.cache_info().currsize and (loaders := _planner().loaders):
+        loaders.close()
 
 
 def _end_with_parent() -> None:

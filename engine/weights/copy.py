@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.load import load
+from engine.data.tokenizers.load import IN_FOLDER
 from engine.errors import ConfigError, DataError, Problem
 from engine.weights.check import check_weights
 from engine.weights.config_json import CONFIG, FIX, model_values, override_value, read_config, with_their_keys
 from engine.weights.finite import not_finite, not_finite_error
 from engine.weights.folder import INDEX, SINGLE, Header, read_headers
+from engine.weights.tokenizer import copy_tokenizer
 from engine.weights.write import new_folder
 
 
 def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     """Check a Hugging Face folder, and copy the files that training needs to the new folder `out` if it is given.
 
-    Returns a summary for the user. Its `overrides` set a recipe's model and weights to these; `angles` are the
-    overrides of the rotary embedding, listed separately because recipes for longer contexts set their own. Files are
-    copied unchanged, because training reads Hugging Face's format. Without a copy, all weights are read too, to find
-    NaN and infinity. Raises DataError for a folder that is incomplete, contains NaN or infinity, or has an unsupported
-    model, and ConfigError if `out` is `folder`, or exists and is not empty.
+    Returns a summary for the user. Its `overrides` set a recipe's model, tokenizer and weights to these; `angles` are
+    the overrides of the rotary embedding, listed separately because recipes for longer contexts set their own. Files
+    are copied unchanged, because training reads Hugging Face's format. Without a copy, all weights are read too, to
+    find NaN and infinity. Raises DataError for a folder that is incomplete, contains NaN or infinity, or has an
+    unsupported model, and ConfigError if `out` is `folder`, or exists and is not empty.
     """
     if out is not None and out.exists() and folder.exists() and out.samefile(folder):
         hint = "omit --out: training can read this folder"
@@ -42,12 +44,15 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
         raise DataError.of(problems) from error
     headers = read_headers(folder)
     check_weights(folder, config)
+    tokenizer = any((folder / name).is_file() for name in IN_FOLDER)
     if out is None:
         _read_files(folder, headers, None)
     else:
         with new_folder(out) as draft:
             _read_files(folder, headers, draft)
             single = SINGLE in {header.file for header in headers.values()}
+            if tokenizer:
+                copy_tokenizer(str(folder), draft)
             for file in [CONFIG] if single else [INDEX, CONFIG]:
                 shutil.copyfile(folder / file, draft / file)
     return {
@@ -56,7 +61,11 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
         "tensors": len(headers),
         "parameters": sum(math.prod(header.shape) for header in headers.values()),
         "shards": len({header.file for header in headers.values()}),
-        "overrides": [*shape, f"run.weights={out or folder}"],
+        "overrides": [
+            *shape,
+            *([f"data.tokenizer={out or folder}"] if tokenizer else []),
+            f"run.weights={out or folder}",
+        ],
         "angles": angles,
     }
 

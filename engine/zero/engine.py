@@ -18,8 +18,10 @@ from engine.attention.context import AttentionContext
 from engine.config.schema import Config
 from engine.cost.sizes import is_bf16_optimizer
 from engine.zero.norm import find_overflow_by_norm
+from engine.zero.reshard import load_resharded
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
+from engine.zero.states import SavedStates
 
 _TAG = "zero"
 
@@ -35,6 +37,7 @@ class ZeroEngine:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
         init_deepspeed()
         self._clears_low_precision = is_bf16_optimizer(config)
+        self._config = config
         self._engine: Any = deepspeed.initialize(
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]
@@ -76,5 +79,18 @@ class ZeroEngine:
         self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Load the states that `save` wrote into `folder` with the same number of ranks. All ranks must call it."""
+        """Load the states that `save` wrote into `folder`, with any number of ranks, in any ZeRO stage.
+
+        All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
+        engine's config.
+        """
+        saved, optimizer, of_config = SavedStates(folder), self._engine.optimizer, self._config.optimizer
+        now = (self._engine.dp_world_size, self._config.zero.stage, of_config.on_host)
+        if (saved.ranks, saved.stage, saved.on_host) != now:
+            load_resharded(self._engine, saved, self._config.zero.stage)
+            return
+        own = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
         self._engine.load_checkpoint(str(folder), tag=_TAG)
+        for group, values in zip(optimizer.param_groups, own, strict=True):
+            group.update(values)  # DeepSpeed has set those of the checkpoint
+        optimizer.clip_grad = of_config.clip_norm

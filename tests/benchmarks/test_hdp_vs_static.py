@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import hdp_vs_static as bench
 from engine.config.load import load
-from engine.data.corpus import corpus_of
+from engine.data.overview import Corpora
 
 K = 1024
 
@@ -54,8 +54,9 @@ def test_the_best_round_of_each_is_compared(
 def test_written_documents_have_the_requested_lengths(tmp_path: Path) -> None:
     text = "def f():\n\treturn 'é\"\\'\n".encode()
     bench.write_jsonl(tmp_path / "mix.jsonl", [2, 3, 1000, 17], text, seed=5)
-    corpus = corpus_of(load(["recipe=quickstart", "data=jsonl", f"data.path={tmp_path / 'mix.jsonl'}"]).data, print)
-    assert corpus.inputs(0, len(corpus))[0].tolist() == [2, 3, 1000, 17]
+    config = load(["recipe=quickstart", "data=jsonl", f"data.path={tmp_path / 'mix.jsonl'}"])
+    (corpus,) = Corpora(config).sources
+    assert corpus.blocks == 1 and corpus.open(0).inputs().tolist() == [2, 3, 1000, 17]
     written = json.loads((tmp_path / "mix.jsonl").read_text().splitlines()[2])["text"]
     ascii_ = text.decode("latin1").replace("Ã", "?").replace("©", "?")
     assert written in ascii_ * 50

@@ -22,3 +22,24 @@ def test_show_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert (answer["schema"], answer["ok"]) == (1, True)
     assert answer["config"] == load(["run.steps=7"]).model_dump(mode="json")
+
+
+def test_origin(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: quickstart\nrun:\n  seed: 5\n")
+    assert run(["config", "show", "--config", str(mine), "--origin", "run.steps=7"]) == 0
+    rows = {line.split()[0]: line.split(maxsplit=1)[1].split("  ") for line in capsys.readouterr().out.splitlines()}
+    assert [cell.strip() for cell in rows["run.seed"] if cell] == ["5", f"{mine}:3"]
+    assert [cell.strip() for cell in rows["run.steps"] if cell] == ["7", "command line"]
+    run(["config", "show", "--config", str(mine), "--origin", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["origin"]["run.seed"] == f"{mine}:3"
+    assert answer["config"]["run"]["seed"] == 5
+
+
+def test_origins_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    sources = ["data.sources.web.path=a", "data.mix={web: 1}"]
+    assert run(["config", "show", "recipe=llama7b-256k", "--origin", *sources]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["data.sources.web.path"].split(maxsplit=1)[1] == "command line"
+    assert rows["lengths.name"].split(maxsplit=1) == ['"data"', "command line (data.sources.web.path)"]

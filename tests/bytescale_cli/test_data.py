@@ -48,6 +48,81 @@ def test_training_takes_the_packed_documents(
     assert answers[0] == answers[1] and answers[0]
 
 
+def test_lint_reports_findings_and_exits_with_4_for_what_training_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    bad = ['{"text": 7}', '{"txt": "a"}', '{"txt": "b"}']
+    path.write_text("\n".join(['{"text": "one"}', *bad, '{"text": "one"}', "", '{"text": "long"}']) + "\n")
+    words = ["data", "lint", "data=jsonl", f"data.path={path}", "context=4"]
+    assert run([*words, "--examples", "1"]) == 4
+    out, err = capsys.readouterr()
+    assert f"{path}: 7 documents, 16 tokens\n" in out and "up to  documents" in out
+    expected = [
+        "error L02: 1 documents that cannot be used: field 'text' is not a string",
+        f"  {path}:2: field 'text' is not a string",
+        "  hint: set data.field to a field with text, token ids, or chats",
+        "",
+        "error L02: 2 documents that cannot be used: has no field 'text'",
+        f"  {path}:3: has no field 'text'",
+        "  ... 1 more",
+        "  hint: did you mean data.field=txt?",
+        "",
+        "warning L06: 1 empty documents",
+        f"  {path}:6: is empty",
+        "  hint: nothing, unless they should have text: they are left out",
+        "",
+        "warning L14: 1 copies of other documents",
+        f"  {path}:5: is a copy of {path}:1",
+        "  hint: remove them, unless they should count more than once",
+        "",
+        "warning L15: 1 documents longer than context",
+        f"  {path}:7: has 5 tokens; context is 4",
+        "  hint: raise context, unless they may be split into pieces",
+    ]
+    assert out.splitlines()[-len(expected) :] == expected
+    hint = "hint: correct what is marked as error above"
+    assert err == f"error: data.path={path}: 3 of 7 documents cannot be trained on\n{hint}\n"
+    assert run([*words, "--json", "--workers", "2"]) == 4
+    answer = json.loads(capsys.readouterr().out)
+    found = answer["lint"]
+    assert (answer["ok"], answer["error"]["code"]) == (False, 4)
+    assert (found["documents"], found["tokens"], found["refused"]) == (7, 16, 3)
+    assert found["lengths"]["buckets"] == [
+        {"upto": 4, "samples": 2, "tokens": 8},
+        {"upto": 8, "samples": 1, "tokens": 5},
+    ]
+    assert found["findings"][1] == {
+        "code": "L02",
+        "level": "error",
+        "message": "documents that cannot be used",
+        "reason": "has no field 'text'",
+        "count": 2,
+        "examples": [{"place": f"{path}:{line}", "detail": "has no field 'text'"} for line in (3, 4)],
+        "hint": "did you mean data.field=txt?",
+    }
+
+
+def test_lint_exits_with_0_for_warnings_and_without_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["data", "lint", "data=folder", f"data.path={tmp_path}"]
+    (tmp_path / "a").write_text("one")
+    assert run(words) == 0
+    assert capsys.readouterr().out.endswith("\n\nno findings\n")
+    (tmp_path / "b").write_text("one")
+    assert run([*words, "--json"]) == 0
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)["lint"]["findings"]] == ["L14"]
+    assert run([*words, "data.pattern=b", "model.vocab=200"]) == 4
+    assert "error L05: 1 tokens beyond model.vocab" in capsys.readouterr().out
+
+
+def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").write_text("")
+    assert run(["data", "lint", "data=folder", f"data.path={tmp_path}"]) == 4
+    assert f"error: data.path={tmp_path}: contains no text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -45,7 +45,14 @@ MISTAKES = [
     ("train data=folder", "data.path: is not set", "set data.path="),
     ("plan --steps 0", "--steps: must be at least 1, not 0", "--steps 3"),
     ("recipes show quikstart", "recipe: unknown name: quikstart", "did you mean quickstart?"),
-    ("recipes show llama3-8b", "recipe: unknown name: llama3-8b", "llama3-8b-1m, llama3-8b-256k"),
+    ("recipes show llama3-8b", "recipe: unknown name: llama3-8b", "llama3-8b-1m, llama3-8b-1m-16nodes, llama3-8b-256k"),
+    ("recipes show ./none.yaml", "recipe: no such file: none.yaml", "bytescale recipes copy"),
+    ("recipes list none", "none: no such folder", "bytescale recipes list"),
+    ("recipes copy quikstart a.yaml", "recipe: unknown name: quikstart", "did you mean quickstart?"),
+    ("recipes copy quickstart a", "file: a is not a yaml file name", "for example a.yaml"),
+    ("recipes copy quickstart none/a.yaml", "file: none/a.yaml cannot be written", "choose a file in a folder"),
+    ("train --config a.yaml recipe=b.yaml", "--config: a.yaml conflicts with recipe=b.yaml", "give only one"),
+    ("train --config quickstart", "recipe: no such file: quickstart", "did you mean quickstart?"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -93,7 +100,7 @@ def test_ctrl_c_is_told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_a_scheduler_that_stops_a_command_before_its_ranks_start_is_told_as_ctrl_c_is() -> None:
     program = (
         "import os, signal, sys\nimport engine.config.load\nfrom bytescale_cli.main import run\n"
-        "engine.config.load.load = lambda overrides: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(run(['plan']))"
+        "engine.config.load.load = lambda overrides, say: os.kill(os.getpid(), signal.SIGTERM)\nsys.exit(run(['plan']))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
@@ -102,7 +109,7 @@ def test_a_scheduler_that_stops_a_command_before_its_ranks_start_is_told_as_ctrl
 def test_a_bug_ends_in_70_and_a_saved_traceback(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(overrides: object) -> None:
+    def broken(overrides: object, say: object = None) -> None:
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -127,7 +134,7 @@ def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
-@pytest.mark.parametrize("line", ["--help", "ckpt --help", "recipes --help", "config --help"])
+@pytest.mark.parametrize("line", ["--help", "ckpt --help", "data --help", "recipes --help", "config --help"])
 def test_no_sentence_of_a_list_of_commands_is_cut_off(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 0
     commands = capsys.readouterr().out.split("Commands:\n")[1]
@@ -171,7 +178,7 @@ def test_help_that_nobody_reads_is_no_failure(line: str) -> None:
 def test_a_commands_own_broken_pipe_is_not_taken_for_help_that_nobody_reads(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(overrides: object) -> None:
+    def broken(overrides: object, say: object = None) -> None:
         raise BrokenPipeError(errno.EPIPE, "a rank has gone")
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -51,6 +51,35 @@ def test_a_plan_is_a_function_of_the_config(capsys: pytest.CaptureFixture[str]) 
     assert planned(capsys, *SMALL, "run.seed=7")["plan"]["sequences"] != first["sequences"]
 
 
+MODEL = ["recipe=llama7b-256k", "cluster.nodes=4"]
+
+
+def test_documents_that_are_named_are_planned_whatever_the_recipes_lengths(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All commands say in their text whose lengths these are, and in one line that named lengths win."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "some words"}\n' * 20, encoding="utf-8")
+    mine, said = [*MODEL, "data=jsonl", f"data.path={path}", "batch_tokens=100", "data.validation_share=0"], []
+    for command in ("plan", "simulate --planners adaptive", "estimate-memory --plan 1", "profile-data"):
+        assert run([*command.split(), *mine]) == 0
+        shown = capsys.readouterr()
+        assert f"data.path={path}" in shown.out, command
+        assert "lengths" not in shown.err
+        assert run([*command.split(), *mine, "lengths=github", "--json"]) == 0
+        shown = capsys.readouterr()
+        assert "lengths=github" in shown.out
+        said.append(shown.err)
+    assert set(said) == {
+        f"lengths are those of lengths=github, not of the documents of data.path={path}; "
+        "to use the documents, remove lengths=github\n"
+    }
+    answer = planned(capsys, *mine)
+    assert answer["source"] == f"data.path={path}"
+    assert (answer["plan"]["sequences"], answer["plan"]["tokens"]) == (9, 99)  # BOS and ten letters are the inputs
+    assert planned(capsys, *MODEL)["source"] == "lengths=github"
+
+
 @pytest.mark.parametrize(("steps", "bound"), [("0", "at least 1"), ("10001", "at most 10,000")])
 def test_steps_have_bounds(steps: str, bound: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "--steps", steps]) == 2

@@ -93,6 +93,66 @@ def test_a_context_that_no_capacity_holds(capsys: pytest.CaptureFixture[str]) ->
     assert answer["planners"] == []
 
 
+@pytest.fixture
+def two_sources(tmp_path: Path) -> list[str]:
+    """A mixture of 3/4 of the tokens from short documents, and 1/4 from long ones."""
+    for name, size in (("web", 99), ("code", 2999)):
+        (tmp_path / name).mkdir()
+        for number in range(10):
+            (tmp_path / name / f"{number}.txt").write_bytes(b"x" * size)
+    sources = [f"data.sources.{name}.path={tmp_path / name}" for name in ("web", "code")]
+    return ["data=folder", *sources, "data.mix={web: 3, code: 1}", "context=4K", "capacity=4K", "batch_tokens=400K"]
+
+
+def test_each_source_has_a_row_and_the_total_is_the_mixture(
+    two_sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    answer = profiled(capsys, *two_sources, "--plot", str(page))
+    data = answer["data"]
+    shown = [
+        [one[key] for key in ("name", "samples", "tokens", "p50", "p99", "max", "share")] for one in data["sources"]
+    ]
+    assert shown == [["web", 10, 1000, 100, 100, 100, 0.75], ["code", 10, 30000, 3000, 3000, 3000, 0.25]]
+    assert (data["tokens"], data["samples"]) == (31000, round(31000 * (0.75 / 100 + 0.25 / 3000)))
+    assert [bucket["tokens"] for bucket in data["buckets"] if bucket["tokens"]] == [23250, 7750]
+    assert (data["p50"], data["max"]) == (100, 3000), "99 % of the documents are short"
+    tokens, sequences = answer["planners"][0]["tokens"], answer["planners"][0]["sequences"]
+    long = (tokens - 100 * sequences) / 2900
+    assert 3000 * long / tokens == pytest.approx(0.25, abs=0.1), "the step is of the mixture, too"
+    assert "of the mixture" in page.read_text(encoding="utf-8")
+
+
+def test_people_see_the_sources(two_sources: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile-data", *two_sources]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "data.sources=web, code: 20 documents, 31,000 tokens"
+    assert [line.split() for line in lines[2:5]] == [
+        ["source", "documents", "tokens", "p50", "p99", "longest", "of", "the", "mixture"],
+        ["web", "10", "1,000", "100", "100", "100", "75.0%"],
+        ["code", "10", "30,000", "3,000", "3,000", "3,000", "25.0%"],
+    ]
+    assert lines[5] == "mixture: 235 documents have 31,000 tokens"
+
+
+def test_without_documents_it_says_whose_these_are(folder: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["profile-data", "--sample", "5"]) == 0
+    yours = "for yours: bytescale profile-data data=jsonl data.path=FILE (docs/data.md)"
+    assert capsys.readouterr().err == (
+        f"no documents are named: these are data.path=stdlib of recipe=quickstart; {yours}\n"
+    )
+    assert run(["profile-data", "recipe=llama7b-256k", "--sample", "5"]) == 0
+    assert f"these are lengths=github of recipe=llama7b-256k; {yours}" in capsys.readouterr().err
+    for named in (folder, ["lengths=github"]):
+        assert run(["profile-data", *named, "--sample", "5"]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_planners_that_need_more_peers_than_allowed_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = profiled(capsys, *SMALL, "planner=static", "planner.max_peers=2", "--sample", "100")
+    assert [fact["planner"] for fact in answer["planners"]] == ["static"]
+
+
 @pytest.mark.parametrize("sample", ["0", "-3", "many"])
 def test_a_sample_of_nothing_is_refused(sample: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["profile-data", "--sample", sample]) == 2

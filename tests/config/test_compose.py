@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 
-from engine.config.compose import compose
+from engine.config.compose import compose, layers
+from engine.config.own import OwnRecipe
 from engine.errors import ConfigError
 
 
@@ -30,3 +34,16 @@ def test_an_unknown_reference_is_refused() -> None:
         compose(["run.steps=3", "run.out=${nowhere}"])
     (problem,) = caught.value.problems
     assert problem.key == "run.out=${nowhere}"
+
+
+def test_nothing_of_an_own_recipe_is_left_behind() -> None:
+    own = OwnRecipe("own-0", Path("mine.yaml"), {"recipe": "mine", "run": {"seed": 5}}, {})
+    assert compose([], [own])["run"]["seed"] == 5
+    assert compose([])["run"]["seed"] == 1234
+    assert "recipe" not in ConfigStore.instance().repo
+
+
+def test_layers_are_in_the_order_in_which_they_are_merged() -> None:
+    found = layers(["recipe=llama7b-2m", "model=tiny"])
+    assert found[-2:] == [("recipe/base/llama7b", ""), ("recipe/llama7b-2m", "")]
+    assert [found.index(one) for one in (("model/rope/none", "model.rope"), ("model/tiny", "model"))] == [0, 1]

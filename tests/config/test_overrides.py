@@ -12,6 +12,7 @@ MISTAKES = [
     ("~run.steps", "~run.steps", "a leading ~ is not supported", "write KEY=VALUE"),
     ("run.steps", "run.steps", "is not KEY=VALUE", "for example"),
     ("quickstart", "quickstart", "is not KEY=VALUE", "write recipe=quickstart"),
+    ("mine.yaml", "mine.yaml", "is not KEY=VALUE", "write recipe=mine.yaml"),
     ("=3", "=3", "is not KEY=VALUE", "for example"),
     ("run.steps=", "run.steps=", "has no value", "run.steps=VALUE"),
     ("run.steps=1,2", "run.steps=1,2", "several values", "'run.steps=\"1,2\"'"),
@@ -39,7 +40,7 @@ MISTAKES = [
     ("model/rope=yarn", "model/rope", "is a section", "set model.rope.kind=yarn"),
     ("model/rope=yam", "model/rope", "is a section", "set one of model.rope.kind, model.rope.factor"),
     ("run/steps=3", "run/steps", "unknown key", "run.steps=..."),
-    ("recipe=llama3-8b", "recipe", "unknown name: llama3-8b", "llama3-8b-2m or llama3-8b-512k?"),
+    ("recipe=llama3-8b", "recipe", "unknown name: llama3-8b", "llama3-8b-2m, llama3-8b-512k"),
     ("run.step=3", "run.step", "unknown key", "did you mean run.steps?"),
     ("lr=3", "lr", "unknown key", "did you mean optimizer.lr?"),
     ("contxt=4K", "contxt", "unknown key", "did you mean context?"),
@@ -76,6 +77,7 @@ def test_mistakes(text: str, key: str, message: str, hint: str) -> None:
         'data.path="a=b, c"',
         "cluster.hostfile=null",
         "cluster.calibration=null",
+        "run.weights=null",
         "planner=adaptive",
         "lengths=byted",
         "lengths=file",
@@ -97,6 +99,12 @@ def test_a_path_may_start_at_the_home_folder(monkeypatch: pytest.MonkeyPatch) ->
     """Shells leave the tilde of KEY=~/x alone."""
     monkeypatch.setenv("HOME", "/home/someone")
     assert load(["data.path=~/texts"]).data.path == "/home/someone/texts"
+
+
+def test_sources_are_new_keys_and_a_mixture_replaces_the_one_before() -> None:
+    assert check(["data.sources.web.path=a,b"]) == (['++data.sources.web.path="a,b"'], [])
+    assert check(["data.mix={web: 3}"]) == (["data.mix=null", "++data.mix={web: 3}"], [])
+    assert check(["data.mix=null"]) == (["data.mix=null"], [])
 
 
 def test_good_ones_are_kept_beside_bad_ones() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,8 @@ import numpy as np
 import pytest
 
 from engine.config import schema
-from engine.data.corpus import Corpus, open_corpus
-from engine.data.pack import hashes_path
+from engine.data.corpus import TokenCorpus
+from engine.data.pack import SCHEMA, Facts, blocks_path, facts_path, hashes_path
 from engine.data.token_file import write_index
 
 
@@ -19,18 +21,25 @@ from engine.data.token_file import write_index
 def make_data() -> Callable[..., schema.Data]:
     """Make `Data` sections from a path and changes to the defaults: a folder of UTF-8 files."""
 
-    def make(path: Path | str, **changes: Any) -> schema.Data:
+    def make(path: Path | str | tuple[str, ...], **changes: Any) -> schema.Data:
         values: dict[str, Any] = {
             "name": "test",
-            "path": str(path),
+            "path": path if isinstance(path, tuple) else str(path),
             "format": "folder",
             "pattern": "**/*",
             "field": "text",
             "encoding": "utf-8",
+            "sources": {},
+            "mix": (),
+            "exhausted": "repeat",
+            "long": "step",
             "tokenizer": "bytes",
             "bos": None,
             "eos": None,
             "cache": None,
+            "spool": 1 << 36,
+            "loaders": None,
+            "quarantine_after": 0,
             "runtime": "local",
             "validation_share": 0.0,
             "validation_tokens": 1024,
@@ -56,10 +65,13 @@ def write_files(tmp_path: Path) -> Callable[[Mapping[str, bytes]], Path]:
 
 
 @pytest.fixture(scope="session")
-def make_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Corpus]:
-    """Make corpora of zeros from lengths (inputs) and the numbers of the validation documents."""
+def make_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TokenCorpus]:
+    """Make corpora of zeros from lengths (inputs) and the numbers of the validation documents.
 
-    def make(lengths: Sequence[int], validation: Sequence[int] = ()) -> Corpus:
+    Blocks have `block` documents, and a size of a MiB.
+    """
+
+    def make(lengths: Sequence[int], validation: Sequence[int] = (), block: int = 2) -> TokenCorpus:
         folder = tmp_path_factory.mktemp("corpus")
         sizes = np.array(lengths, dtype=np.int32) + 1
         np.zeros(int(sizes.sum()), dtype=np.uint16).tofile(folder / "a.bin")
@@ -67,6 +79,10 @@ def make_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Corpu
         hashes = np.full(len(sizes), 2**63, dtype=np.uint64)
         hashes[list(validation)] = 0
         hashes.tofile(hashes_path(folder / "a"))
-        return open_corpus(folder / "a", validation_share=0.25)
+        firsts = [*range(0, len(sizes), block), len(sizes)]
+        np.array([[first, 1 << 20] for first in firsts], dtype=np.int64).tofile(blocks_path(folder / "a"))
+        facts = Facts("bytes", "f", 258, 256, 257, len(sizes), int(sizes.sum()), 0, "c")
+        facts_path(folder / "a").write_text(json.dumps({"schema": SCHEMA, **asdict(facts)}))
+        return TokenCorpus("data", folder / "a", share=0.25)
 
     return make

@@ -187,16 +187,16 @@ def test_files_without_lengths_are_refused(tmp_path: Path, write: Callable[[Path
 
 def test_documents_of_a_mix_are_drawn() -> None:
     config = load(["lengths=byted", "lengths.max=64K"])
-    first, again = (document_lengths(config, 5000).lengths for _ in range(2))
+    first, again = (document_lengths(config, 5000)["byted"].lengths for _ in range(2))
     assert len(first) == 5000
     np.testing.assert_array_equal(first, again)
-    assert len(document_lengths(config, None).lengths) == 2**20
+    assert len(document_lengths(config, None)["byted"].lengths) == 2**20
 
 
 def test_documents_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("7\n9000\n", encoding="utf-8")
     config = load(["lengths=file", f"lengths.path={tmp_path / 'a.txt'}"])
-    assert document_lengths(config, None).lengths.tolist() == [7, 9000]
+    assert document_lengths(config, None)["file"].lengths.tolist() == [7, 9000]
     with pytest.raises(ConfigError, match="read completely"):
         document_lengths(config, 5)
 
@@ -205,7 +205,7 @@ def test_documents_of_a_recipe_are_measured(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number:02d}.txt").write_bytes(b"x" * number)
     config = load(["data=folder", f"data.path={tmp_path}", "batch_tokens=64", "context=8", "capacity=8"])
-    found = document_lengths(config, None)
+    found = document_lengths(config, None)["data"]
     assert found.lengths.tolist() == list(range(2, 21))
     step = example_step(config, found)
     assert 44 < step.sum() <= 64
@@ -214,4 +214,6 @@ def test_documents_of_a_recipe_are_measured(tmp_path: Path) -> None:
 
 def test_a_step_of_a_mix_is_the_step_of_plan() -> None:
     config = load(["lengths=github", "lengths.max=8K", "batch_tokens=32K"])
-    np.testing.assert_array_equal(example_step(config, document_lengths(config, 10)), next(step_lengths(config, 1)))
+    np.testing.assert_array_equal(
+        example_step(config, document_lengths(config, 10)["github"]), next(step_lengths(config, 1))
+    )

@@ -1,58 +1,111 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, pairwise
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.data import order, steps
-from engine.data.corpus import Corpus
-from engine.data.order import blocks, shuffled, windows
-from engine.data.steps import Cursor, next_step
+from engine.data import order
+from engine.data.order import Window, window, window_blocks
+from tests.data.memory import Memory
+
+MIB = 1 << 20
+blocks_ = st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=40)
+sizes = st.one_of(st.integers(0, 3 * MIB), st.just(MIB))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def small_windows() -> object:
-    """Windows of three blocks of four documents."""
+def small_windows() -> Iterator[None]:
+    """Windows of 6 MiB, but at least 2 and at most 9 blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (order, steps):
-            patch.setattr(module, "WINDOW", 12)
-        patch.setattr(order, "BLOCK", 4)
+        patch.setattr(order, "WINDOW_BYTES", 6 * MIB)
+        patch.setattr(order, "FEWEST", 2)
+        patch.setattr(order, "MOST", 9)
         yield
 
 
-def documents(count: int, key: str, window: int) -> list[int]:
-    found = np.concatenate([np.arange(*block) for block in blocks(count, key, window)])
-    return [int(document) for document in found[shuffled(key, window, len(found))]]
+def windows(corpus: Memory, key: str) -> list[tuple[int, Window]]:
+    """The place of each window of an epoch, and the window."""
+    found, place = list[tuple[int, Window]](), 0
+    while place < corpus.blocks:
+        found.append((place, window(corpus, key, place)))
+        place += found[-1][1].blocks
+    assert place == corpus.blocks
+    return found
 
 
-@given(st.integers(1, 200), st.text(max_size=3))
-def test_every_document_is_in_one_window(count: int, key: str) -> None:
-    found = [documents(count, key, window) for window in range(windows(count))]
-    assert sorted(chain.from_iterable(found)) == list(range(count))
-    assert all(len(one) == 12 for one in found[:-1]) and 0 < len(found[-1]) < 12 + 4
+@given(blocks_, st.data(), st.text(max_size=3))
+def test_every_block_is_in_one_window(blocks: list[list[int]], data: st.DataObject, key: str) -> None:
+    """A window ends with the block that fills it, and the last one with the epoch."""
+    bytes_ = data.draw(st.lists(sizes, min_size=len(blocks), max_size=len(blocks)))
+    corpus = Memory(blocks, bytes_=bytes_)
+    found = [window_blocks(corpus, key, place) for place, _ in windows(corpus, key)]
+    assert sorted(chain.from_iterable(found)) == list(range(len(blocks)))
+    for number, one in enumerate(found):
+        full = sum(bytes_[block] for block in one[:-1]) >= 6 * MIB
+        assert not full or len(one) <= 2
+        if number + 1 < len(found):
+            assert 2 <= len(one) <= 9
+            assert len(one) == 9 or sum(bytes_[block] for block in one) >= 6 * MIB
+    assert window_blocks(corpus, key, len(blocks)) == []
+
+
+@given(blocks_, st.text(max_size=3), st.sets(st.integers(0, 240)))
+def test_every_document_with_an_input_is_on_one_side_of_one_window(
+    blocks: list[list[int]], key: str, validation: set[int]
+) -> None:
+    corpus = Memory(blocks, validation=sorted(validation))
+    sides = Counter[tuple[int, bool, int, int]]()
+    for _, found in windows(corpus, key):
+        for validated, side in ((False, found.trained), (True, found.validated)):
+            for block, document, inputs, content in zip(*(column.tolist() for column in side), strict=True):
+                number = corpus.number(block, document)
+                assert content == corpus.hash_of(number)
+                sides[number, validated, block, inputs] += 1
+    expected = {
+        (corpus.number(block, document), corpus.number(block, document) in validation, block, inputs)
+        for block, lengths in enumerate(blocks)
+        for document, inputs in enumerate(lengths)
+        if inputs
+    }
+    assert sides == Counter(expected)
+
+
+def test_a_share_of_one_holds_out_every_document() -> None:
+    corpus = Memory([[3, 4], [5]], share=1.0)
+    (only,) = (found for _, found in windows(corpus, "k"))
+    assert len(only.trained.inputs) == 0 and sorted(only.validated.inputs.tolist()) == [3, 4, 5]
+
+
+def test_only_the_blocks_of_a_window_are_opened() -> None:
+    corpus = Memory([[1]] * 40)
+    chosen = window_blocks(corpus, "k", 12)
+    assert corpus.opened == [] and len(chosen) == 6
+    window(corpus, "k", 12)
+    assert corpus.opened == chosen
 
 
 def test_blocks_and_their_documents_are_in_random_order() -> None:
-    first, again, other = (documents(1200, key, 0) for key in ("a", "a", "b"))
-    assert first == again != other
-    assert len({document // 4 for document in first}) == 3 and first != sorted(first)
-    assert len({tuple(blocks(1200, "a", window)) for window in range(100)}) == 100
+    corpus = Memory([[1] * 50] * 300)
+
+    def documents(key: str, place: int) -> list[tuple[int, int]]:
+        found = window(corpus, key, place).trained
+        return list(zip(found.block.tolist(), found.document.tolist(), strict=True))
+
+    first, again, other = (documents(key, 0) for key in ("a", "a", "b"))
+    assert first == again != other and len(first) == 300
+    runs = sum(before[0] != after[0] for before, after in pairwise(first))
+    assert runs > 200, "documents of a block follow each other rarely"
+    assert len({tuple(window_blocks(corpus, "a", place)) for place in range(0, 300, 6)}) == 50
+    numbers = [document for _, document in documents("a", 0)]
+    assert numbers != [document for _, document in documents("a", 6)], "each window has an order of its own"
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=70), st.integers(1, 40))
-def test_steps_cross_windows_and_epochs(
-    make_corpus: Callable[..., Corpus], lengths: list[int], batch_tokens: int
-) -> None:
-    """Every document once in an epoch, and the same steps from any cursor."""
-    corpus, cursor, seen = make_corpus(lengths), Cursor(), list[int]()
-    while cursor.epoch < 2:
-        table, after = next_step(corpus, cursor, 7, batch_tokens, 100)
-        assert after == next_step(corpus, cursor, 7, batch_tokens, 100)[1]
-        seen += table.document.tolist()
-        cursor = after
-    count = len(lengths)
-    assert sorted(seen[:count]) == sorted(seen[count : 2 * count]) == list(range(count))
+def test_the_order_of_a_key_is_the_same_on_every_machine() -> None:
+    """A run that resumes with another numpy must see the documents in the same order."""
+    corpus = Memory([[1], [2, 3], [4, 5, 6], [7], [8], [9, 10], [11], [12]], bytes_=2 * MIB)
+    found = [one.trained.inputs.tolist() for _, one in windows(corpus, "seed 7, source data, epoch 0")]
+    assert found == [[9, 7, 10, 1], [2, 3, 12, 8], [6, 5, 11, 4]]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,36 +16,65 @@ import pytest
 from engine import files
 from engine.config import schema
 from engine.data import pack as module
-from engine.data.pack import ensure_packed, pack, read_facts
+from engine.data.pack import (
+    LeftOut,
+    Tokens,
+    blocks_path,
+    is_packed,
+    pack,
+    pack_block,
+    pack_blocks,
+    part_path,
+    read_facts,
+    read_left_out,
+)
 from engine.data.sources import jsonl
+from engine.data.sources.formats import FORMATS
+from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError
+from tests.data.noted import Noted, ends, starts
 
 encode = open_tokenizer("bytes").document
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
 MANY = {f"{number:03d}.txt": b"x" * (number % 7) for number in range(150)}
-ENDINGS = (".bin", ".idx", ".hash", ".json")
+ENDINGS = (".bin", ".idx", ".hash", ".blocks", ".json")
+TOKENS = Tokens("bytes", None, None)
 
 
 def contents(prefix: Path) -> list[bytes]:
     return [Path(f"{prefix}{ending}").read_bytes() for ending in ENDINGS]
 
 
+def documents(prefix: Path) -> list[list[int]]:
+    packed = TokenFile.open(prefix)
+    return [packed.read(number, 0, 10_000).tolist() for number in range(len(packed))]
+
+
 def test_documents_are_packed_in_order(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
     facts = pack(make_data(write_files(MANY)), tmp_path / "a")
     texts = [text for text in MANY.values() if text]
     packed = TokenFile.open(tmp_path / "a")
-    assert [packed.read(number, 0, 100).tolist() for number in range(len(packed))] == [
-        encode(t).tolist() for t in texts
-    ]
+    assert documents(tmp_path / "a") == [encode(text).tolist() for text in texts]
     assert (facts.documents, facts.empty) == (len(texts), 150 - len(texts))
     assert facts.tokens == sum(len(text) + 2 for text in texts) == packed.tokens
     assert (facts.vocabulary, facts.bos, facts.eos) == (258, 256, 257) and packed.dtype == np.uint16
     assert read_facts(tmp_path / "a") == facts
     assert sorted(path.name for path in tmp_path.glob("a*")) == sorted(f"a{ending}" for ending in ENDINGS)
+
+
+def test_blocks_are_those_of_the_texts(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
+    """Otherwise a token file would have another order of training than its texts."""
+    data = make_data(write_files(MANY))
+    blocks = FORMATS["folder"].blocks(data)
+    pack(data, tmp_path / "a")
+    first, sizes = np.fromfile(blocks_path(tmp_path / "a"), dtype="<i8").reshape(-1, 2).T.tolist()
+    assert sizes == [*(block.size for block in blocks), 0] and sum(sizes) == sum(map(len, MANY.values()))
+    counts = [sum(bool(document.text) for document in block.documents()) for block in blocks]
+    assert first == np.cumsum([0, *counts]).tolist() and len(blocks) == 3
 
 
 def test_any_number_of_processes_writes_the_same(
@@ -62,16 +95,14 @@ def test_an_interrupted_call_is_continued(
 ) -> None:
     """Of three blocks one fails; the next call reads only that one, and a block whose file has changed."""
     root = write_files(MANY)
-    data, made = make_data(root), list[str]()
-    write_block = module._pack_block
+    data, made = make_data(root), list[Path]()
+    write_block = module._write_block
 
-    def noted(tokens: module.Tokens, folder: Path, block: object) -> Path:
-        before = set(folder.glob("*.idx"))
-        part = write_block(tokens, folder, block)  # type: ignore[arg-type]
-        made.extend(path.name for path in set(folder.glob("*.idx")) - before)
-        return part
+    def noted(tokens: Tokens, part: Path, block: Block) -> None:
+        write_block(tokens, part, block)
+        made.append(part)
 
-    monkeypatch.setattr(module, "_pack_block", noted)
+    monkeypatch.setattr(module, "_write_block", noted)
     (root / "149.txt").write_bytes(b"\xff")
     with pytest.raises(DataError, match="is not UTF-8"):
         pack(data, tmp_path / "a", workers=1)
@@ -85,6 +116,23 @@ def test_an_interrupted_call_is_continued(
     assert not (tmp_path / "a.parts").exists()
 
 
+def test_a_file_that_cannot_be_finished_leaves_no_facts(
+    write_files: WriteFiles, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise PREFIX.json would describe other documents."""
+    root = write_files(MANY)
+    pack(make_data(root), tmp_path / "a")
+    (root / "000.txt").write_bytes(b"another")
+
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device", "a.bin")
+
+    monkeypatch.setattr(module, "concatenate", full)
+    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
+        pack(make_data(root), tmp_path / "a", workers=1)
+    assert not (tmp_path / "a.json").exists()
+
+
 def test_one_process_packs_a_file(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
     (tmp_path / "a.parts").mkdir()
     with (
@@ -96,27 +144,25 @@ def test_one_process_packs_a_file(write_files: WriteFiles, make_data: MakeData, 
 
 def test_a_folder_that_cannot_be_written_is_named(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot be written") as caught:
-        pack(make_data(write_files(MANY)), tmp_path / "file" / "a")
-    assert str(tmp_path / "file") in str(caught.value.problems[0].key)
+    (block, *_) = FORMATS["folder"].blocks(make_data(write_files(MANY)))
+    for write in (
+        lambda: pack(make_data(tmp_path / "documents"), tmp_path / "file" / "a"),
+        lambda: pack_block(TOKENS, tmp_path / "file", block),
+    ):
+        with pytest.raises(StorageError, match="cannot be written") as caught:
+            write()
+        assert str(tmp_path / "file") in str(caught.value.problems[0].key)
 
 
-def test_documents_are_packed_once_for_all_runs(
-    write_files: WriteFiles, make_data: MakeData, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(module, "cache_folder", lambda data: tmp_path / "cache")
-    root = write_files(MANY)
-    first = ensure_packed(make_data(root, validation_share=0.1), print)
-    monkeypatch.setattr(module, "pack", None)
-    assert ensure_packed(make_data(root, validation_share=0.2), print) == first
-    monkeypatch.undo()
-    monkeypatch.setattr(module, "cache_folder", lambda data: tmp_path / "cache")
-    (root / "000.txt").write_bytes(b"another")
-    assert ensure_packed(make_data(root), print) != first
-
-
-def test_a_token_file_is_used_where_it_is(make_data: MakeData, tmp_path: Path) -> None:
-    assert ensure_packed(make_data(tmp_path / "a", format="tokens"), print) == tmp_path / "a"
+@pytest.mark.parametrize("texts", [{"a": b"", "b": b""}, {"a.jsonl": b""}])
+def test_nothing_to_pack_is_refused(texts: Mapping[str, bytes], write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files(texts)
+    lines = "a.jsonl" in texts
+    data = make_data(root / "a.jsonl", format="jsonl") if lines else make_data(root)
+    message = "contains no documents" if lines else r"every document \(2\) is empty"
+    with pytest.raises(DataError, match=message) as caught:
+        pack(data, root.parent / "packed")
+    assert caught.value.problems[0].key == data.path
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "documents": 3}', "\x00"])
@@ -125,3 +171,178 @@ def test_damaged_facts_are_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not describe a token file of this version"):
         read_facts(tmp_path / "a")
     assert read_facts(tmp_path / "b") is None
+
+
+# Single blocks
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Noted:
+    """A block of three documents, which notes when it is read."""
+    return Noted.write(tmp_path / "noted", [b"one", b"", b"three"])
+
+
+def test_a_block_is_packed_once(noted: Noted, tmp_path: Path) -> None:
+    for _ in range(2):
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    part = part_path(TOKENS, tmp_path / "cache", noted)
+    assert documents(part) == [encode(b"one").tolist(), encode(b"three").tolist()]
+    assert read_left_out(part) == LeftOut([1], [])
+    assert starts(noted) == ends(noted) == 1
+    assert {path.suffix for path in part.parent.iterdir()} == {".bin", ".idx", ".hash", ".json"}, "no lock, no draft"
+
+
+def test_a_changed_file_is_packed_again(noted: Noted, tmp_path: Path) -> None:
+    before = part_path(TOKENS, tmp_path, noted)
+    assert part_path(TOKENS, tmp_path, noted) == before
+    others = [Tokens("bytes", False, None), Tokens("bytes", None, False)]
+    noted.path.write_bytes(noted.path.read_bytes() + b"four\n")
+    assert len({before, part_path(TOKENS, tmp_path, noted), *(part_path(one, tmp_path, noted) for one in others)}) == 4
+
+
+def test_other_documents_have_another_name(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
+    """Names depend on what is read and how: which files, in which encoding, which lines."""
+    root = write_files({"a": b"1", "b": b"2"})
+    (utf8,), (any_,) = (FORMATS["folder"].blocks(make_data(root, encoding=encoding)) for encoding in ("utf-8", "bytes"))
+    (one,) = FORMATS["folder"].blocks(make_data(root, pattern="a"))
+    assert len({part_path(TOKENS, tmp_path, block) for block in (utf8, any_, one)}) == 3
+
+
+def packs(folder: Path, block: Block) -> multiprocessing.process.BaseProcess:
+    """Start a process that packs a block."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=pack_block, args=(TOKENS, folder, block))
+    process.start()
+    return process
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    last = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.01)
+
+
+def test_processes_that_pack_the_same_block_pack_it_once(noted: Noted, tmp_path: Path) -> None:
+    """The others wait for the first."""
+    noted.hold()
+    processes = [packs(tmp_path / "cache", noted) for _ in range(3)]
+    wait_until(lambda: starts(noted) == 1)
+    time.sleep(0.5)
+    noted.release()
+    pack_block(TOKENS, tmp_path / "cache", noted)
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert starts(noted) == ends(noted) == 1
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_block_is_packed_here_if_the_process_that_packed_it_ends(noted: Noted, tmp_path: Path, how: int) -> None:
+    noted.hold()
+    first = packs(tmp_path / "cache", noted)
+    wait_until(lambda: starts(noted) == 1)
+    second = packs(tmp_path / "cache", noted)
+    time.sleep(0.5)
+    assert first.pid is not None and starts(noted) == 1
+    os.kill(first.pid, how)
+    noted.release()
+    second.join()
+    assert second.exitcode == 0 and (starts(noted), ends(noted)) == (2, 1)
+    part = part_path(TOKENS, tmp_path / "cache", noted)
+    assert documents(part) == [encode(b"one").tolist(), encode(b"three").tolist()]
+
+
+def test_only_missing_blocks_are_read(tmp_path: Path) -> None:
+    blocks = [Noted.write(tmp_path / f"{number}", [b"%d" % number]) for number in range(4)]
+    pack_block(TOKENS, tmp_path / "cache", blocks[2])
+    reported = list[tuple[int, int]]()
+    pack_blocks(TOKENS, tmp_path / "cache", blocks, 1, lambda done, total: reported.append((done, total)))
+    pack_blocks(TOKENS, tmp_path / "cache", blocks, 1, lambda done, total: pytest.fail("nothing is missing"))
+    assert [starts(block) for block in blocks] == [1] * 4
+    assert reported == [(2, 4), (3, 4), (4, 4)]
+
+
+def test_a_damaged_part_is_named(noted: Noted, tmp_path: Path) -> None:
+    pack_block(TOKENS, tmp_path, noted)
+    part = part_path(TOKENS, tmp_path, noted)
+    for text in ("", "[]", '{"empty": 1}'):
+        Path(f"{part}.json").write_text(text)
+        with pytest.raises(DataError, match="is damaged") as caught:
+            read_left_out(part)
+        assert caught.value.problems[0].key == f"{part}.json"
+
+
+# Documents that cannot be used
+
+BROKEN = b'{"text": "a"}\n{"text": 1}\n{\n{"text": "b"}\n{"texts": "c"}\n{"text": "d"}\n'
+
+
+def lines(tmp_path: Path, make_data: MakeData, content: bytes = BROKEN) -> Block:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    (block,) = FORMATS["jsonl"].blocks(make_data(tmp_path / "a.jsonl", format="jsonl"))
+    return block
+
+
+def test_a_document_that_cannot_be_used_is_an_error(tmp_path: Path, make_data: MakeData) -> None:
+    block = lines(tmp_path, make_data)
+    with pytest.raises(DataError, match="field 'text' is not a string") as caught:
+        pack_block(TOKENS, tmp_path / "cache", block)
+    assert caught.value.problems[0].key == f"{tmp_path}/a.jsonl:2", "with the number of its line"
+    assert not is_packed(part_path(TOKENS, tmp_path / "cache", block))
+    assert not list((tmp_path / "cache").rglob("*.writing"))
+
+
+def test_few_in_a_row_are_left_out_with_their_reasons(tmp_path: Path, make_data: MakeData) -> None:
+    block, tokens = lines(tmp_path, make_data), Tokens("bytes", None, None, quarantine_after=3)
+    pack_block(tokens, tmp_path / "cache", block)
+    part = part_path(tokens, tmp_path / "cache", block)
+    assert documents(part) == [encode(text).tolist() for text in (b"a", b"b", b"d")]
+    found = read_left_out(part)
+    places = [
+        (1, f"{tmp_path}/a.jsonl:byte 14"),
+        (2, f"{tmp_path}/a.jsonl:byte 26"),
+        (4, f"{tmp_path}/a.jsonl:byte 42"),
+    ]
+    assert [(one.document, one.place) for one in found.broken] == places
+    assert "is not a string" in found.broken[0].reason and "is not JSON" in found.broken[1].reason
+    assert found.numbers(3).tolist() == [0, 3, 5]
+
+
+def test_many_in_a_row_are_an_error(tmp_path: Path, make_data: MakeData) -> None:
+    """As many as data.quarantine_after; the error names the last one."""
+    block = lines(tmp_path, make_data)
+    with pytest.raises(DataError, match=r"is not JSON .*; 2 documents in a row cannot be used") as caught:
+        pack_block(Tokens("bytes", None, None, quarantine_after=2), tmp_path / "cache", block)
+    assert caught.value.problems[0].key == f"{tmp_path}/a.jsonl:3"
+    assert not any(is_packed(part) for part in (tmp_path / "cache").rglob("*"))
+
+
+def test_what_one_run_leaves_out_another_refuses(tmp_path: Path, make_data: MakeData) -> None:
+    """They share the cache folder, and the same command must give the same result."""
+    block = lines(tmp_path, make_data)
+    pack_block(Tokens("bytes", None, None, quarantine_after=3), tmp_path / "cache", block)
+    with pytest.raises(DataError, match="is not a string"):
+        pack_block(Tokens("bytes", None, None, quarantine_after=1), tmp_path / "cache", block)
+
+
+# Masks
+
+
+def test_masks_are_packed(tmp_path: Path, make_data: MakeData) -> None:
+    """A document whose mask leaves no label is left out, as an empty one."""
+    rows = [([1, 2, 3, 4], [0, 0, 1, 1]), ([5, 6], [1, 0]), ([7, 8, 9], None)]
+    records = [{"ids": ids} | ({"loss_mask": mask} if mask else {}) for ids, mask in rows]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    pack(make_data(tmp_path / "a.jsonl", format="jsonl", field="ids"), tmp_path / "a")
+    packed = TokenFile.open(tmp_path / "a")
+    assert documents(tmp_path / "a") == [[1, 2, 3, 4], [7, 8, 9]]
+    found = [packed.counted(number, 0, 9) for number in range(2)]
+    assert [mask.tolist() for mask in found if mask is not None] == [[False, False, True, True], [True] * 3]
+
+
+def test_ids_that_the_tokenizer_does_not_have_are_refused(tmp_path: Path, make_data: MakeData) -> None:
+    (tmp_path / "a.jsonl").write_text('{"ids": [1, 2]}\n{"ids": [1, 300, 2]}\n')
+    with pytest.raises(DataError, match="has token 300, but bytes has a vocabulary of 258") as caught:
+        pack(make_data(tmp_path / "a.jsonl", format="jsonl", field="ids"), tmp_path / "a", workers=1)
+    assert caught.value.problems[0].key == f"{tmp_path}/a.jsonl:2"

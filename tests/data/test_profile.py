@@ -11,7 +11,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.data.profile import Suggestion, describe, suggest
-from engine.data.scan import Documents
+from engine.data.scan import Documents, mixed
 from engine.data.steps import piece_bounds
 from engine.errors import MemoryFitError
 from engine.planner.make import plan_step
@@ -29,7 +29,7 @@ def ints(*values: int) -> Ints:
 def suggested(lengths: Ints, *overrides: str) -> tuple[Suggestion, Config]:
     config = load([*RANKS, *overrides])
     settings = PlanSettings.of(config)
-    return suggest(lengths, config, settings, settings.costs.most_tokens(settings.device_memory)), config
+    return suggest(Documents(lengths), config, settings, settings.costs.most_tokens(settings.device_memory)), config
 
 
 def memory_of(tokens: int) -> str:
@@ -74,6 +74,49 @@ def test_a_sample_is_extrapolated() -> None:
     assert [b["tokens"] for b in part["buckets"]] == [4 * b["tokens"] for b in whole["buckets"]]
     assert (part["p50"], part["max"], part["mean"]) == (whole["p50"], whole["max"], whole["mean"])
     assert part["read"] == {"samples": 3, "tokens": 114, "share": 0.25}
+
+
+LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=20)
+
+
+@given(LENGTHS, LENGTHS, st.integers(1, 5), st.integers(1, 5))
+def test_a_mixture_is_described_like_documents_that_are_repeated(
+    web: list[int], code: list[int], web_epochs: int, code_epochs: int
+) -> None:
+    """Weights are shares of tokens, so sources that are read several times have several times their tokens."""
+    weights = {"web": sum(web) * web_epochs, "code": sum(code) * code_epochs, "none": 0}
+    found = {"web": Documents(ints(*web)), "code": Documents(ints(*code)), "none": Documents(ints(10**6))}
+    got = describe(mixed(found, weights), context=100)
+    want = describe(Documents(ints(*web * web_epochs, *code * code_epochs)), context=100)
+    for name in ("p50", "p90", "p99", "p999", "max"):
+        assert got[name] == want[name], name
+    assert got["mean"] == pytest.approx(want["mean"])
+    assert (got["tokens"], got["read"]["tokens"]) == (sum(web) + sum(code), sum(web) + sum(code))
+    ratio = got["tokens"] / want["tokens"]
+    for name in ("samples", "sequences"):
+        assert got[name] == pytest.approx(want[name] * ratio, abs=1), name
+    assert [b["upto"] for b in got["buckets"]] == [b["upto"] for b in want["buckets"]]
+    for bucket, other in zip(got["buckets"], want["buckets"], strict=True):
+        assert bucket["tokens"] == pytest.approx(other["tokens"] * ratio, abs=1)
+
+
+def test_samples_of_sources_count_for_all_that_they_stand_for() -> None:
+    """Half of the tokens are of each source, though a tenth of one and all of the other was read."""
+    found = {"a": Documents(ints(10, 30), empty=1, fraction=0.1), "b": Documents(ints(5, 5), empty=2)}
+    got = mixed(found, {"a": 1, "b": 1})
+    of_source = got.counts * got.lengths
+    assert of_source[:2].sum() == pytest.approx(of_source[2:].sum())
+    assert (got.fraction, got.empty) == (50 / 410, 3)
+    assert describe(got, context=100)["tokens"] == 410
+    assert mixed({"a": found["a"]}, {"a": 7}) is found["a"]
+
+
+def test_suggestions_for_a_mixture_are_those_for_documents_that_are_repeated() -> None:
+    settings = PlanSettings.of(config := load([*RANKS, "context=8K", "capacity=2K", "batch_tokens=4K"]))
+    web, code = [100] * 60, [3000] * 3
+    repeated = Documents(ints(*web, *code * 7))
+    mixture = mixed({"w": Documents(ints(*web)), "c": Documents(ints(*code))}, {"w": 6000, "c": 63000})
+    assert suggest(mixture, config, settings, 10**6) == suggest(repeated, config, settings, 10**6)
 
 
 def test_a_capacity_that_holds_99_percent_of_the_sequences() -> None:

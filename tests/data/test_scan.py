@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from engine.config import schema
 from engine.data import scan as module
-from engine.data.corpus import corpus_of
-from engine.data.scan import scan
+from engine.data.corpus import list_blocks, open_corpora
+from engine.data.scan import Documents, scan
 from engine.data.sources import folder, jsonl, source
 from engine.data.sources.jsonl import lines
 from engine.data.workers import in_processes
@@ -44,15 +44,21 @@ def write_lines(path: Path, sizes: Sequence[int]) -> Path:
     return path
 
 
+def agrees(found: Documents, data: schema.Data) -> None:
+    """Compare a scan with the packed blocks."""
+    (corpus,) = open_corpora(data, list_blocks(data))
+    blocks = [corpus.open(block) for block in range(corpus.blocks)]
+    np.testing.assert_array_equal(found.lengths, np.concatenate([block.inputs() for block in blocks]))
+    assert (found.empty, found.fraction) == (sum(len(block.left_out.empty) for block in blocks if block.left_out), 1.0)
+
+
 @pytest.mark.parametrize("processes", ["one_process", "two_processes"])
 def test_a_scan_of_a_folder_agrees_with_its_corpus(
     processes: str, request: pytest.FixtureRequest, write_files: WriteFiles, make_data: MakeData
 ) -> None:
     request.getfixturevalue(processes)
     data = make_data(write_files(MANY))
-    found, corpus = scan(data, None, seed=0), corpus_of(data, print)
-    np.testing.assert_array_equal(found.lengths, corpus.inputs(0, len(corpus))[0])
-    assert (found.empty, found.fraction) == (corpus.empty, 1.0)
+    agrees(scan(data, None, seed=0), data)
 
 
 @pytest.mark.parametrize("processes", ["one_process", "two_processes"])
@@ -66,9 +72,7 @@ def test_a_scan_of_a_jsonl_file_agrees_with_its_corpus(
     request.getfixturevalue(processes)
     monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 100)
     data = make_data(write_lines(tmp_path / "a.jsonl", range(0, 80, 2)), format="jsonl")
-    found, corpus = scan(data, None, seed=0), corpus_of(data, print)
-    np.testing.assert_array_equal(found.lengths, corpus.inputs(0, len(corpus))[0])
-    assert (found.empty, found.fraction) == (corpus.empty, 1.0)
+    agrees(scan(data, None, seed=0), data)
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"bc", b"defgh\n"]), max_size=40), st.integers(1, 20))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import schema
-from engine.data.corpus import Corpus, Reader, corpus_of
+from engine.data.corpus import Corpus, Reader, list_blocks, open_corpora
 from engine.data.slices import IGNORE, idle_slices, micro_batch_slices
-from engine.data.steps import SequenceTable, cut
+from engine.data.steps import SequenceTable, piece_bounds
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
 from engine.planner.plan.schedule import shard_tokens
@@ -27,11 +29,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, make_data: Callable[..., sc
     root = tmp_path_factory.mktemp("corpus")
     for number, text in enumerate(TEXTS):
         (root / f"{number}.bin").write_bytes(text)
-    return corpus_of(make_data(root, encoding="bytes"), print)
+    data = make_data(root, encoding="bytes")
+    return open_corpora(data, list_blocks(data))[0]
 
 
 def cut_of(corpus: Corpus, documents: Ints, context: int) -> SequenceTable:
-    return cut(documents, corpus.inputs(0, len(corpus))[0][documents], context)
+    """The pieces of documents of the only block."""
+    owner, start, length = piece_bounds(corpus.open(0).inputs()[documents], context)
+    zeros = np.zeros_like(start)
+    return SequenceTable(zeros, zeros, documents[owner], start, length, length, zeros.astype(np.uint64))
 
 
 def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
@@ -52,7 +58,7 @@ def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus:
     seen = [np.zeros(length, dtype=np.int64) for length in table.length]
     for index_, first in enumerate(range(0, len(shards), size)):
         micro = MicroBatch(index_, rank=0, gang=index_, slot=-1, shards=tuple(shards[first : first + size]))
-        slices = micro_batch_slices(Reader(corpus, 258), table, micro)
+        slices = micro_batch_slices(Reader([corpus], 258), table, micro)
         offset = 0
         for shard in micro.shards:
             here = slice(offset, offset + shard_tokens(shard.length, shard.degree, shard.part))
@@ -70,7 +76,7 @@ def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus:
 def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([3, 0]), context=8)
     micro = MicroBatch(0, rank=0, gang=0, slot=-1, shards=(Shard(1, 2, (0,), 0), Shard(0, 8, (0, 1), 0)))
-    slices = micro_batch_slices(Reader(corpus, 258), table, micro)
+    slices = micro_batch_slices(Reader([corpus], 258), table, micro)
     assert slices.positions.tolist() == [0, 1, 0, 1, 6, 7]
     text = list(TEXTS[3])
     assert slices.tokens.tolist() == [BOS, TEXTS[0][0], BOS, text[0], text[5], text[6]]
@@ -80,7 +86,7 @@ def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) ->
 def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([4]), context=16)
     first, second = (
-        micro_batch_slices(Reader(corpus, 258), table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
+        micro_batch_slices(Reader([corpus], 258), table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
         for sequence in (0, 1)
     )
     assert first.labels[-1] == second.tokens[0]
@@ -89,11 +95,26 @@ def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus
 
 def test_a_micro_batch_of_empty_shards_has_no_tokens(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([0]), context=8)
-    slices = micro_batch_slices(Reader(corpus, 258), table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
+    slices = micro_batch_slices(Reader([corpus], 258), table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
     assert len(slices.tokens) == len(slices.labels) == len(slices.positions) == 0
 
 
 def test_an_idle_micro_batch_has_one_input_and_no_loss_token(corpus: Corpus) -> None:
-    idle = micro_batch_slices(Reader(corpus, 258), cut_of(corpus, np.array([0]), 8), MicroBatch(0, 0, 0, -1, ()))
+    idle = micro_batch_slices(Reader([corpus], 258), cut_of(corpus, np.array([0]), 8), MicroBatch(0, 0, 0, -1, ()))
     for slices in (idle, idle_slices()):
         assert (slices.tokens.tolist(), slices.labels.tolist(), slices.positions.tolist()) == ([0], [IGNORE], [0])
+
+
+def test_labels_that_do_not_count_are_ignored(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
+    ids, mask = list(range(10, 22)), [0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 1, 0]
+    (tmp_path / "a.jsonl").write_text(json.dumps({"input_ids": ids, "loss_mask": mask}) + "\n")
+    data = make_data(tmp_path / "a.jsonl", format="jsonl", field="input_ids")
+    (masked,) = open_corpora(data, list_blocks(data))
+    table = cut_of(masked, np.array([0]), context=11)
+    counted = [token if counts else IGNORE for token, counts in zip(ids[1:], mask[1:], strict=True)]
+    for degree in (1, 2, 3):
+        for part in range(degree):
+            micro = MicroBatch(0, 0, 0, -1, (Shard(0, 11, tuple(range(degree)), part),))
+            slices = micro_batch_slices(Reader([masked], 258), table, micro)
+            assert slices.labels.tolist() == [counted[position] for position in slices.positions.tolist()]
+            assert slices.tokens.tolist() == [ids[position] for position in slices.positions.tolist()]

@@ -1,24 +1,50 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.data.corpus import Corpus
-from engine.data.steps import Cursor, SequenceTable, cut, fitting, next_step, validation_table
+from engine.config.schema import Segment
+from engine.data import order
+from engine.data import steps as module
+from engine.data.mixture import SCALE
+from engine.data.steps import Cursor, Place, SequenceTable, Steps, fitting
+from engine.errors import DataError
+from tests.data.memory import Memory, config_of, epochs, pieces, rows, run, same, steps_of
 
-MakeCorpus = Callable[..., Corpus]
-lengths_ = st.lists(st.integers(2, 60), min_size=1, max_size=30)
+MIB = 1 << 20
+document = st.one_of(st.integers(0, 12), st.integers(0, 60))
+blocks_ = st.lists(st.lists(document, max_size=5), min_size=1, max_size=12).filter(lambda b: any(map(any, b)))
 sizes = st.integers(1, 80)
+longs = st.sampled_from(["step", "split"])
+Blocks = list[list[int]]
 
 
-def pieces(table: SequenceTable) -> list[tuple[int, int, int]]:
-    return list(zip(table.document.tolist(), table.start.tolist(), table.length.tolist(), strict=True))
+@pytest.fixture(scope="module", autouse=True)
+def small_windows() -> Iterator[None]:
+    """Windows of 4 blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(order, "WINDOW_BYTES", 4 * MIB)
+        yield
+
+
+def inputs(table: SequenceTable, corpora: Sequence[Memory]) -> Iterator[tuple[int, int, int]]:
+    """(source, number of the document, input) of each input of a step."""
+    for source, block, document, start, length in rows(table):
+        number = corpora[source].number(block, document)
+        yield from ((source, number, at) for at in range(start, start + length))
+
+
+def all_inputs(corpus: Memory, source: int = 0) -> Counter[tuple[int, int, int]]:
+    """Every input of a corpus once."""
+    lengths = list(chain.from_iterable(corpus.lengths))
+    return Counter((source, number, at) for number, length in enumerate(lengths) for at in range(length))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 60))
@@ -28,116 +54,394 @@ def test_fitting_takes_at_least_one(lengths: list[int], tokens: int) -> None:
     assert count == len(lengths) or sum(lengths[: count + 1]) > tokens
 
 
-def epochs(corpus: Corpus, seed: int, batch: int, context: int, count: int) -> list[tuple[SequenceTable, Cursor]]:
-    """All steps of the first `count` epochs."""
-    steps, cursor = [], Cursor()
-    while cursor.epoch < count:
-        table, cursor = next_step(corpus, cursor, seed, batch, context)
-        steps.append((table, cursor))
-    return steps
-
-
-def test_cut_splits_and_drops_nothing() -> None:
-    table = cut(np.array([1, 0, 1]), np.array([10, 4, 10]), context=4)
-    once = [(1, 0, 4), (1, 4, 4), (1, 8, 2)]
-    assert pieces(table) == [*once, (0, 0, 4), *once]
+def test_documents_are_split_and_nothing_is_dropped() -> None:
+    corpus = Memory([[10], [4]])
+    ((table, after),) = run(steps_of([corpus], config_of(14, context=4)), 1)
+    ten, four = [(0, 0, 4), (0, 4, 4), (0, 8, 2)], [(1, 0, 4)]
+    assert pieces(table, [corpus]) in (ten + four, four + ten)
     assert table.loss_tokens.tolist() == table.length.tolist()
+    assert (after.step, after.tokens) == (1, 14)
 
 
-@given(lengths_, sizes, sizes, st.integers(0, 2**63 - 1))
-def test_an_epoch_has_every_input_and_label_exactly_once_and_in_order(
-    make_corpus: MakeCorpus, lengths: list[int], batch: int, context: int, seed: int
+@given(blocks_, sizes, sizes, st.integers(0, 2**63 - 1), longs)
+def test_an_epoch_has_every_input_exactly_once_and_in_order(
+    blocks: Blocks, batch: int, context: int, seed: int, long: str
 ) -> None:
-    """Steps may cross epochs, so the first sum(lengths) inputs of the run are the first epoch."""
-    corpus = make_corpus(lengths)
-    wanted = sum(lengths)
-    covered = [
-        (document, position)
-        for table, _ in epochs(corpus, seed, batch, context, count=1)
-        for document, start, length in pieces(table)
-        for position in range(start, start + length)
-    ][:wanted]
-    assert Counter(covered) == Counter((d, p) for d, length in enumerate(lengths) for p in range(length))
-    boundaries = pairwise(covered)
-    assert all(after == (before[0], before[1] + 1) or after[1] == 0 for before, after in boundaries)
+    """Steps may cross epochs, so the first inputs of the run are the first epoch, and as many are the second."""
+    corpus = Memory(blocks)
+    steps = steps_of([corpus], config_of(batch, context, seed, long))  # type: ignore[arg-type]
+    covered = list(chain.from_iterable(inputs(table, [corpus]) for table, _ in epochs(steps, "data", 2)))
+    expected = all_inputs(corpus)
+    size = expected.total()
+    assert Counter(covered[:size]) == Counter(covered[size : 2 * size]) == expected
+    assert all(after == (0, before[1], before[2] + 1) or after[2] == 0 for before, after in pairwise(covered))
 
 
-@given(lengths_, sizes, sizes)
-def test_a_step_is_as_full_as_it_can_be(make_corpus: MakeCorpus, lengths: list[int], batch: int, context: int) -> None:
-    steps = epochs(make_corpus(lengths), 3, batch, context, count=2)
-    for (table, _), (following, _) in pairwise(steps):
-        tokens = int(table.length.sum())
-        document = following.document[0]
-        assert tokens <= batch or len(set(table.document.tolist())) == 1
-        assert tokens + lengths[document] > batch
+@given(blocks_, sizes, sizes, st.integers(0, 3))
+def test_a_step_is_as_full_as_it_can_be(blocks: Blocks, batch: int, context: int, seed: int) -> None:
+    corpus = Memory(blocks)
+    lengths = list(chain.from_iterable(blocks))
+    for (table, _), (following, _) in pairwise(epochs(steps_of([corpus], config_of(batch, context, seed)), "data", 2)):
+        found, tokens = pieces(table, [corpus]), int(table.length.sum())
+        assert tokens <= batch or len({number for number, *_ in found}) == 1
+        assert tokens + lengths[pieces(following, [corpus])[0][0]] > batch
         assert table.length.max() <= context
 
 
-@given(lengths_, sizes, sizes, st.integers(1, 5))
+@given(blocks_, sizes, st.data(), st.integers(0, 3))
+def test_the_pieces_of_long_documents_are_distributed_over_steps(
+    blocks: Blocks, batch: int, data: st.DataObject, seed: int
+) -> None:
+    """With data.long=split no step exceeds batch_tokens, and a piece is left for the next step only if it must be."""
+    context = data.draw(st.integers(1, batch))
+    corpus = Memory(blocks)
+    steps = epochs(steps_of([corpus], config_of(batch, context, seed, "split")), "data", 2)
+    for (table, after), (following, _) in pairwise(steps):
+        assert table.length.max() <= context and table.length.sum() <= batch
+        place, (_, block, document, start, _) = after.places["data"], rows(following)[0]
+        left = blocks[block][document] - start
+        assert table.length.sum() + (min(left, context) if left > batch else left) > batch
+        assert place.start == start
+        assert not start or rows(following)[0][:3] == rows(table)[-1][:3], "it goes on with the same document"
+
+
+def test_a_split_document_goes_on_in_the_next_step() -> None:
+    """Whole sequences of the context, until the rest fits a step."""
+    corpus = Memory([[25]])
+    found = run(steps_of([corpus], config_of(10, context=4, long="split")), 3)
+    assert [table.start.tolist() for table, _ in found] == [[0, 4], [8, 12], [16, 20, 24]]
+    assert [after.places["data"] for _, after in found][:2] == [Place(0, 0, 0, 8), Place(0, 0, 0, 16)]
+
+
+@given(blocks_, blocks_, sizes, sizes, longs, st.sampled_from(["repeat", "drop", "stop"]), st.integers(1, 5))
 def test_a_run_continues_identically_from_any_saved_cursor(
-    make_corpus: MakeCorpus, lengths: list[int], batch: int, context: int, seed: int
+    first: Blocks, second: Blocks, batch: int, context: int, long: str, exhausted: str, seed: int
 ) -> None:
-    corpus = make_corpus(lengths)
-    steps = epochs(corpus, seed, batch, context, count=3)
-    for (_, cursor), (following, after) in pairwise(steps):
-        table, resumed = next_step(corpus, Cursor(cursor.epoch, cursor.position), seed, batch, context)
-        assert (pieces(table), resumed) == (pieces(following), after)
+    """With other objects, which have kept nothing, and through JSON."""
+    corpora = [Memory(first, "a"), Memory(second, "b")]
+    config, mix = config_of(batch, context, seed, long), {"a": 2, "b": 1}  # type: ignore[arg-type]
+    found = run(steps_of(corpora, config, mix, exhausted), 12)
+    cursor = Cursor()
+    for table, after in found:
+        again = steps_of(corpora, config, mix, exhausted).next(Cursor.of_json(json.loads(json.dumps(cursor.to_json()))))
+        assert again is not None and same(again[0], table) and again[1] == after
+        cursor = after
+    if len(found) < 12:
+        assert steps_of(corpora, config, mix, exhausted).next(cursor) is None
 
 
-def test_a_longer_document_is_a_step_by_itself(make_corpus: MakeCorpus) -> None:
-    steps = [table.document.tolist() for table, _ in epochs(make_corpus([3, 50, 3]), 0, 10, 100, count=1)]
-    assert [1] in steps
+def test_the_begin_is_plain_data() -> None:
+    assert Cursor.of_json(json.loads(json.dumps(Cursor().to_json()))) == Cursor()
 
 
-def test_the_rest_of_an_epoch_joins_the_next(make_corpus: MakeCorpus) -> None:
-    table, cursor = next_step(make_corpus([4, 4, 4]), Cursor(), 0, batch_tokens=16, context=8)
+def test_the_state_is_small() -> None:
+    """64 sources far into a run: at most 1 KB and 64 bytes a source, without its name."""
+    corpora = [Memory([[7] * 50] * 20, f"s{number:02}") for number in range(64)]
+    cursor = run(steps_of(corpora, config_of(2000, 100)), 40)[-1][1]
+    far = {name: Place(12, 34_567, 8_901, 0) for name in cursor.places}
+    state = json.dumps(Cursor(10**6, 10**13, far, cursor.mixer).to_json(), separators=(",", ":"))
+    names = 2 * 64 * 3
+    assert len(far) == 64 and len(state) - names <= 1024 + 64 * 64
+
+
+def test_a_longer_document_is_a_step_by_itself() -> None:
+    corpus = Memory([[3, 50, 3]])
+    steps = steps_of([corpus], config_of(10, 100))
+    found = [{number for number, *_ in pieces(table, [corpus])} for table, _ in run(steps, 3)]
+    assert {1} in found
+
+
+def test_the_rest_of_an_epoch_joins_the_next() -> None:
+    corpus = Memory([[4, 4, 4]])
+    ((table, cursor),) = run(steps_of([corpus], config_of(16, context=8)), 1)
     assert table.length.sum() == 16
-    assert sorted(table.document.tolist()[:3]) == [0, 1, 2]
-    assert cursor == Cursor(1, 1)
+    assert sorted(number for number, *_ in pieces(table, [corpus])[:3]) == [0, 1, 2]
+    assert cursor.places == {"data": Place(1, 0, 1)}
 
 
-def test_validation_documents_are_never_trained_on(make_corpus: MakeCorpus) -> None:
-    corpus = make_corpus([5] * 10, validation=[2, 7])
-    trained = {d for table, _ in epochs(corpus, 0, 12, 5, count=3) for d in table.document.tolist()}
-    assert trained == set(range(10)) - {2, 7}
+@given(blocks_, st.sets(st.integers(0, 60)), sizes, longs)
+def test_validation_documents_are_never_trained_on(blocks: Blocks, held: set[int], batch: int, long: str) -> None:
+    corpus = Memory(blocks, validation=sorted(held))
+    lengths = list(chain.from_iterable(blocks))
+    expected = {number for number, length in enumerate(lengths) if length} - held
+    steps = steps_of([corpus], config_of(batch, 5, long=long, validation_tokens=10_000))  # type: ignore[arg-type]
+    validated = {n for table in steps.validation().values() for n, *_ in pieces(table, [corpus])}
+    assert validated == {number for number in held if number < len(lengths) and lengths[number]}
+    if not expected:
+        with pytest.raises(DataError, match="is used for validation, none for training") as caught:
+            steps.next(Cursor())
+        assert caught.value.problems[0].key == "data.validation_share"
+        return
+    trained = {n for table, _ in epochs(steps, "data", 2) for n, *_ in pieces(table, [corpus])}
+    assert trained == expected
 
 
-def test_the_order_depends_on_seed_and_epoch_only(make_corpus: MakeCorpus) -> None:
-    corpus = make_corpus([5] * 50)
+def test_the_order_depends_on_seed_source_and_epoch_only() -> None:
+    def order_of(seed: int, epoch: int, name: str = "data", batch: int = 250) -> list[int]:
+        corpus = Memory([[5] * 25] * 2, name)
+        at = Cursor(places={name: Place(epoch)})
+        ((table, _),) = run(steps_of([corpus], config_of(batch, 5, seed)), 1, at)
+        return [number for number, *_ in pieces(table, [corpus])]
 
-    def order(seed: int, epoch: int) -> list[int]:
-        return next_step(corpus, Cursor(epoch), seed, 250, 5)[0].document.tolist()
-
-    assert order(0, 0) == order(0, 0)
-    assert sorted(order(0, 0)) == list(range(50))
-    assert len({tuple(order(seed, epoch)) for seed in (0, 1, 2**63 - 1) for epoch in range(3)}) == 9
+    assert order_of(0, 0) == order_of(0, 0) and sorted(order_of(0, 0)) == list(range(50))
+    assert order_of(0, 0, batch=100) == order_of(0, 0)[:20]
+    orders = {tuple(order_of(seed, epoch)) for seed in (0, 1, 2**63 - 1) for epoch in range(3)}
+    assert len(orders | {tuple(order_of(0, 0, "other"))}) == 10
 
 
-def test_the_order_of_a_seed_is_the_same_on_every_machine(make_corpus: MakeCorpus) -> None:
+def test_the_order_of_a_seed_is_the_same_on_every_machine() -> None:
     """A run that resumes with another numpy must see the documents in the same order."""
-    table, _ = next_step(make_corpus([1] * 8), Cursor(), 7, batch_tokens=8, context=1)
-    assert table.document.tolist() == [0, 5, 1, 3, 6, 2, 4, 7]
+    corpus = Memory([[1] * 4, [1] * 4])
+    ((table, _),) = run(steps_of([corpus], config_of(8, 1, seed=7)), 1)
+    assert [number for number, *_ in pieces(table, [corpus])] == [0, 4, 6, 2, 5, 7, 3, 1]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        (0, []),
-        (1, [(3, 0, 3)]),
-        (4, [(3, 0, 3)]),
-        (9, [(3, 0, 3), (1, 0, 4), (1, 8, 2)]),
-        (12, [(3, 0, 3), (1, 0, 4), (1, 8, 2)]),
-        (13, [(3, 0, 3), (1, 0, 4), (1, 8, 2), (1, 4, 4)]),
-        (99, [(3, 0, 3), (1, 0, 4), (1, 8, 2), (1, 4, 4)]),
-    ],
-)
-def test_the_validation_set_is_as_large_as_fits(
-    tokens: int, expected: list[tuple[int, int, int]], make_corpus: MakeCorpus
-) -> None:
+@pytest.mark.parametrize("tokens", [0, 1, 4, 9, 12, 13, 99])
+def test_the_validation_set_is_as_large_as_fits(tokens: int) -> None:
     """Shuffled: in the order of names, a small set would be one or two documents."""
-    corpus = make_corpus([7, 10, 7, 3], validation=[1, 3])
-    assert pieces(validation_table(corpus, context=4, tokens=tokens)) == expected
+    corpus = Memory([[7, 10, 7, 3]], validation=[1, 3])
+    found = steps_of([corpus], config_of(9, context=4, validation_tokens=tokens)).validation()
+    shuffled = [(1, 4, 4), (1, 0, 4), (1, 8, 2), (3, 0, 3)]
+    total, expected = 0, []
+    for piece in shuffled:
+        total += piece[2]
+        if total <= tokens or not expected:
+            expected.append(piece)
+        else:
+            break
+    assert [pieces(table, [corpus]) for table in found.values()] == ([expected] if tokens else [])
 
 
-def test_without_validation_documents_the_set_is_empty(make_corpus: MakeCorpus) -> None:
-    assert len(validation_table(make_corpus([7, 10]), context=4, tokens=100)) == 0
+def test_without_validation_documents_there_is_no_set() -> None:
+    assert steps_of([Memory([[7, 10]])], config_of(9, 4, validation_tokens=100)).validation() == {}
+
+
+def test_a_small_validation_set_is_of_many_documents() -> None:
+    """Of the first windows, until they have four times the inputs."""
+    corpus = Memory([[100] * 10] * 100, validation=range(0, 1000, 2))
+    (table,) = steps_of([corpus], config_of(9, 50, validation_tokens=1000)).validation().values()
+    assert table.length.sum() == 1000 and len({number for number, *_ in pieces(table, [corpus])}) > 12
+    assert len({*corpus.opened}) == 8, "two windows of 20 documents of 100 inputs"
+
+
+def test_few_validation_documents_are_looked_for_in_a_part_of_a_large_source() -> None:
+    corpus = Memory([[100] * 10] * 100, validation=[0])
+    steps_of([corpus], config_of(9, 50, validation_tokens=1000)).validation()
+    assert len({*corpus.opened}) == 16 * 4
+
+
+def test_labels_that_are_masked_are_no_loss_tokens() -> None:
+    """The label of an input is the next token, and the test's masks count tokens of odd numbers."""
+    corpus = Memory([[7, 4]], masked=[0], validation=[])
+    ((table, _),) = run(steps_of([corpus], config_of(11, context=5)), 1)
+    by_piece = dict(zip(pieces(table, [corpus]), table.loss_tokens.tolist(), strict=True))
+    assert by_piece == {(0, 0, 5): 3, (0, 5, 2): 1, (1, 0, 4): 4}
+
+
+# Several sources
+
+
+@given(blocks_, blocks_, st.integers(0, 9), st.integers(1, 9), sizes, longs)
+def test_each_source_gives_every_document_once_in_an_epoch_of_its_own(
+    first: Blocks, second: Blocks, one: int, other: int, batch: int, long: str
+) -> None:
+    corpora = [Memory(first, "a"), Memory(second, "b")]
+    config = config_of(batch, 20, long=long)  # type: ignore[arg-type]
+    found = run(steps_of(corpora, config, {"a": one, "b": other}), 30)
+    taken = [step for table, _ in found for step in inputs(table, corpora)]
+    for source, corpus in enumerate(corpora):
+        expected, ours = all_inputs(corpus, source), [step for step in taken if step[0] == source]
+        size = expected.total()
+        for begin in range(0, len(ours) - size + 1, size):
+            assert Counter(ours[begin : begin + size]) == expected
+    had = {name: counts[0] for name, counts in (found[-1][1].mixer or {})["sources"].items()}
+    assert had == {name: sum(s == number for s, *_ in taken) for number, name in enumerate("ab")}
+    assert found[-1][1].tokens == len(taken)
+
+
+def test_sources_get_their_shares_of_tokens() -> None:
+    random = np.random.default_rng(0)
+    corpora = [Memory([random.integers(1, 90, 40).tolist() for _ in range(30)], name) for name in "abc"]
+    steps, cursor = steps_of(corpora, config_of(1000, 100), {"a": 5, "b": 4, "c": 1}), Cursor()
+    for table, after in run(steps, 60):
+        cursor = after
+        assert 900 < table.length.sum() <= 1000
+    assert cursor.mixer is not None
+    for name, share in (("a", 0.5), ("b", 0.4), ("c", 0.1)):
+        had, debt = cursor.mixer["sources"][name]
+        assert had + debt / SCALE == pytest.approx(share * cursor.tokens, abs=2)
+        assert abs(debt / SCALE) <= 90
+
+
+def of_source(found: list[tuple[SequenceTable, Cursor]], source: int) -> list[tuple[int, ...]]:
+    """(block, document, start, length) of each sequence of a source in all steps."""
+    return [row[1:] for table, _ in found for row in rows(table) if row[0] == source]
+
+
+@given(st.integers(1, 20), longs)
+def test_new_weights_leave_no_gap_and_repeat_nothing(at: int, long: str) -> None:
+    """On resume, sources may get other weights, appear, go and come back. The order within a source stays the same."""
+    random = np.random.default_rng(at)
+    a, b, c = (Memory([random.integers(1, 90, 9).tolist() for _ in range(11)], name) for name in "abc")
+    config = config_of(200, 20, long=long)  # type: ignore[arg-type]
+    parts = list[tuple[list[Memory], list[tuple[SequenceTable, Cursor]]]]()
+    cursor = Cursor()
+    for corpora, mix in (([a, b], {"a": 1, "b": 1}), ([a, c], {"a": 1, "c": 8}), ([c, b, a], {"b": 1, "a": 2, "c": 0})):
+        found = run(steps_of(corpora, config, mix), at, cursor)
+        parts.append((corpora, found))
+        cursor = found[-1][1]
+    assert cursor.step == 3 * at
+    for corpus, trained in ((a, (True, True, True)), (b, (True, False, True)), (c, (False, True, True))):
+        taken = [of_source(found, corpora.index(corpus)) if corpus in corpora else [] for corpora, found in parts]
+        assert all(bool(part) <= expected for part, expected in zip(taken, trained, strict=True))
+        assert at < 3 or all(map(bool, taken[:2])) or not all(trained[:2])
+        alone = of_source(run(steps_of([corpus], config), 3 * at), 0)
+        inputs_ = [[(b, d, at) for b, d, s, n in some for at in range(s, s + n)] for some in (chain(*taken), alone)]
+        assert inputs_[0] == inputs_[1][: len(inputs_[0])]
+    assert at < 3 or of_source(parts[2][1], 1), "a source that comes back is trained on"
+
+
+def test_segments_change_the_weights_of_a_run() -> None:
+    corpora = [Memory([[10] * 20] * 8, name) for name in "ab"]
+    mix = [Segment(weights={"a": 1, "b": 0}), Segment(step=3, weights={"b": 1})]
+    found = run(steps_of(corpora, config_of(100, 10), mix), 6)
+    assert [{source for source, *_ in rows(table)} for table, _ in found] == [{0}] * 3 + [{1}] * 3
+
+
+def test_a_source_that_is_not_in_the_mixture_is_for_validation() -> None:
+    corpora = [Memory([[9] * 10], "a", validation=[1, 2]), Memory([[9] * 10], "b"), Memory([[4] * 10], "c", share=1.0)]
+    steps = steps_of(corpora, config_of(40, 9, validation_tokens=60), {"a": 1, "b": 2})
+    sets = steps.validation()
+    assert sets.keys() == {"a", "c"}, "no document of b is held out"
+    assert {n for n, *_ in pieces(sets["a"], corpora)} == {1, 2}
+    assert sets["c"].length.sum() == 20, "the sources divide the inputs"
+    assert {source for table, _ in run(steps, 20) for source, *_ in rows(table)} == {0, 1}
+
+
+def test_a_source_without_a_share_takes_nothing_of_the_validation_set() -> None:
+    corpora = [Memory([[9] * 10], "a", share=0.0), Memory([[4] * 10], "c", share=1.0)]
+    sets = steps_of(corpora, config_of(40, 9, validation_tokens=40), {"a": 1}).validation()
+    assert list(sets) == ["c"] and sets["c"].length.sum() == 40
+
+
+# Sources that are used up
+
+
+@given(blocks_, blocks_, sizes, longs)
+def test_a_dropped_source_has_given_every_document_once(first: Blocks, second: Blocks, batch: int, long: str) -> None:
+    """The run ends when all have been dropped; nothing is left over."""
+    corpora = [Memory(first, "a"), Memory(second, "b")]
+    config = config_of(batch, 20, long=long)  # type: ignore[arg-type]
+    found = run(steps_of(corpora, config, {"a": 3, "b": 1}, "drop"), 10_000)
+    taken = Counter(chain.from_iterable(inputs(table, corpora) for table, _ in found))
+    assert taken == all_inputs(corpora[0], 0) + all_inputs(corpora[1], 1)
+    assert all(len(table) for table, _ in found)
+
+
+@given(blocks_, blocks_, sizes, longs)
+def test_a_run_stops_with_the_first_source_that_is_used_up(
+    first: Blocks, second: Blocks, batch: int, long: str
+) -> None:
+    """The others repeat until then; what was taken for the last step is trained on."""
+    corpora = [Memory(first, "a"), Memory(second, "b")]
+    config = config_of(batch, 20, long=long)  # type: ignore[arg-type]
+    steps = steps_of(corpora, config, {"a": 3, "b": 1}, {"a": "stop", "b": "repeat"})
+    found = run(steps, 10_000)
+    taken = Counter(chain.from_iterable(inputs(table, corpora) for table, _ in found))
+    assert Counter({key: count for key, count in taken.items() if key[0] == 0}) == all_inputs(corpora[0])
+    assert all(cursor.places["a"].epoch == 0 for _, cursor in found)
+    assert steps.next(found[-1][1]) is None
+
+
+def test_a_source_is_dropped_once_and_for_all() -> None:
+    """Also after a resume, and with weights of a later segment."""
+    corpora = [Memory([[10] * 3], "a"), Memory([[10] * 50], "b")]
+    mix = [Segment(weights={"a": 1, "b": 1}), Segment(step=4, weights={"a": 9, "b": 1})]
+    config, policies = config_of(40, 10), {"a": "drop", "b": "repeat"}
+    found, cursor = list[SequenceTable](), Cursor()
+    for _ in range(8):
+        step = steps_of(corpora, config, mix, policies).next(Cursor.of_json(cursor.to_json()))
+        assert step is not None
+        table, cursor = step
+        found.append(table)
+    assert cursor.mixer is not None and cursor.mixer["dropped"] == ["a"]
+    assert sum(row[0] == 0 for table in found for row in rows(table)) == 3
+    assert all(table.length.sum() == 40 for table in found)
+
+
+@pytest.mark.parametrize("exhausted", ["repeat", "drop", "stop"])
+@pytest.mark.parametrize("blocks", [[[0, 0], [0]], [[], []], []])
+def test_only_empty_documents_are_refused(blocks: Blocks, exhausted: str) -> None:
+    corpora = [Memory([[5]], "a"), Memory(blocks, "b", share=0.0)]
+    steps = steps_of(corpora, config_of(20, 5), exhausted=exhausted)
+    with pytest.raises(DataError, match="every document is empty") as caught:
+        run(steps, 3)
+    assert caught.value.problems[0].key == "memory b"
+
+
+# What is packed ahead
+
+
+@given(blocks_, blocks_, sizes, st.integers(0, 12), st.sampled_from(["repeat", "drop"]))
+def test_blocks_are_said_before_they_are_opened(
+    first: Blocks, second: Blocks, batch: int, skipped: int, exhausted: str
+) -> None:
+    corpora = [Memory(first, "a"), Memory(second, "b")]
+    config = config_of(batch, 20)
+    cursor = [Cursor(), *(after for _, after in run(steps_of(corpora, config, exhausted=exhausted), skipped))][-1]
+    steps = steps_of(corpora, config, exhausted=exhausted)
+    for corpus in corpora:
+        corpus.opened.clear()
+    said = list(steps.upcoming(cursor, 1))
+    assert not any(corpus.opened for corpus in corpora)
+    if steps.next(cursor) is None:
+        return
+    for corpus in corpora:  # the first that a step opens are those of the window that it is in
+        opened = [block for name, block in said if name == corpus.name]
+        assert not corpus.opened or corpus.opened[0] == opened[0]
+
+
+def test_blocks_are_said_for_as_many_bytes_as_are_wanted() -> None:
+    """In the order in which they are needed; sources alternate by windows."""
+    corpora = [Memory([[5]] * 40, "a"), Memory([[5]] * 6, "b")]
+    steps = steps_of(corpora, config_of(20, 5))
+    said = list(steps.upcoming(Cursor(), 10 * MIB))
+    assert [name for name, _ in said] == ["a"] * 4 + ["b"] * 4 + ["a"] * 4 + ["b"] * 2 + ["a"] * 4
+    assert sorted(block for name, block in said if name == "b") == list(range(6)), "it has no more"
+    run(steps, 4)
+    opened = list(dict.fromkeys(corpora[0].opened))
+    assert opened == [block for name, block in said if name == "a"][: len(opened)]
+
+
+@pytest.mark.parametrize("blocks", [[], [[0]], [[5]] * 3])
+def test_a_tiny_source_is_said_once(blocks: Blocks) -> None:
+    """However much is wanted: its blocks are there then."""
+    steps = steps_of([Memory(blocks, bytes_=0), Memory([[5]] * 3, "b")], config_of(20, 5))
+    said = Counter(islice(steps.upcoming(Cursor(), 1 << 60), 100))
+    assert said == Counter([("data", block) for block in range(len(blocks))] + [("b", block) for block in range(3)])
+
+
+def test_blocks_of_a_source_for_validation_are_not_said() -> None:
+    """Its documents are needed once, in the order of `validating`."""
+    corpora = [Memory([[5]] * 9, "a"), Memory([[5]] * 9, "b", share=1.0), Memory([[5]] * 9, "c")]
+    steps = steps_of(corpora, config_of(20, 5), [Segment(weights={"a": 1}), Segment(step=7, weights={"c": 1})])
+    assert {name for name, _ in steps.upcoming(Cursor(), MIB)} == {"a", "c"}
+
+
+def test_blocks_of_the_validation_set_are_said() -> None:
+    corpora = [Memory([[5]] * 10, "a", share=0.0), Memory([[5]] * 10, "b", validation=range(10))]
+    steps = steps_of(corpora, config_of(20, 5, validation_tokens=5))
+    said = list(steps.validating())
+    assert len(said) == 4 and {name for name, _ in said} == {"b"}
+    steps.validation()
+    assert [("b", block) for block in corpora[1].opened[:4]] == said
+    assert list(steps_of(corpora, config_of(20, 5)).validating()) == []
+
+
+def test_windows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one window open its blocks once for the order; loss tokens are looked up besides."""
+    monkeypatch.setattr(Steps, "_loss_tokens", lambda self, table: table.length)
+    corpora = [Memory([[5] * 10] * 4, "a"), Memory([[5] * 10] * 4, "b")]
+    run(steps_of(corpora, config_of(20, 5)), 15)
+    assert [Counter(corpus.opened) for corpus in corpora] == [Counter(range(4))] * 2
+    assert module._WINDOWS >= 2

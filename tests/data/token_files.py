@@ -28,8 +28,14 @@ def megatron(prefix: Path, documents: Sequence[Sequence[Sequence[int]]], dtype: 
     return prefix
 
 
-def written(prefix: Path, documents: Sequence[Sequence[int]], dtype: type = np.uint16) -> Path:
+def written(
+    prefix: Path,
+    documents: Sequence[Sequence[int]],
+    dtype: type = np.uint16,
+    masks: Sequence[Sequence[bool] | None] | None = None,
+) -> Path:
+    """Write documents of one sequence each, and their masks; None counts all tokens, of a document or of all."""
     with TokenWriter(prefix, dtype) as writer:
-        for one in documents:
-            writer.add(np.array(one, dtype=np.int64))
+        for one, mask in zip(documents, masks or [None] * len(documents), strict=True):
+            writer.add(np.array(one, dtype=np.int64), None if mask is None else np.array(mask, dtype=np.bool_))
     return prefix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,12 @@ import pytest
 
 from bytescale_cli.main import run
 from engine.config.load import load
+from engine.fit import check, machine
 from engine.fit.check import fit_error
 from engine.fit.largest import largest_capacity
 from engine.fit.problem import fit_problem
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
-
-LENGTHS = ["lengths=lognormal", "batch_tokens=8K"]
 
 
 def problem(*keys: str) -> tuple[str, str] | None:
@@ -68,40 +68,112 @@ def test_the_capacity_comes_before_the_context() -> None:
 
 def test_the_error_has_suggestions_in_its_hint_and_in_its_json() -> None:
     config = load(["context=8K"])
-    error = fit_error(config, PlanSettings.of(config))
+    error = fit_error(config)
     assert error is not None and error.code == 10
     *hints, shorter = str(error.problems[0].hint).split("; or ")
     assert [way["set"] for way in error.found["ways"]] == hints and shorter.startswith("context=")
 
 
+COMMANDS = ("plan", "simulate", "estimate-memory", "estimate-memory --fit", "profile-data", "train --dry-run", "train")
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> list[str]:
+    """Twelve documents, one of them longer than any context below."""
+    (tmp_path / "data").mkdir()
+    for number in range(12):
+        (tmp_path / "data" / f"{number}.txt").write_text("some words\n" * (200 if number else 6000), encoding="utf-8")
+    return ["data=folder", f"data.path={tmp_path / 'data'}", "data.validation_tokens=0"]
+
+
+def answers(
+    keys: list[str], commands: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> set[tuple[int, str, str]]:
+    """The exit codes, keys and messages of commands."""
+    said = set()
+    for command in commands:
+        where = [f"run.out={tmp_path / 'run'}"] if command.startswith("train") else []
+        code = run([*command.split(), *keys, *where, "--json"])
+        error = json.loads(capsys.readouterr().out).get("error", {"key": "", "message": ""})
+        said.add((code, error["key"], error["message"]))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ("context=2049", "context"),
+        ("context=16K", "context"),
+        ("context=16K planner=static", "context"),
+        ("cluster.nodes=4 context=64K", "context"),  # train would also refuse nodes without a hostfile
+        ("cluster=h100x8 context=2M", "context"),  # and GPUs that this machine lacks
+        ("cluster.device_memory=400M", "cluster.device_memory"),
+        ("capacity=1G context=1G offload.ratio=0", "cluster.device_memory"),
+        ("capacity=1G", "cluster.device_memory"),
+        ("capacity=1G batch_tokens=2G", "cluster.device_memory"),
+        ("model.layers=8 offload.ratio=1 cluster.host_memory=1", "offload.ratio"),
+        ("model.hidden=8192 model.ffn=28672 model.layers=400 optimizer.on_host=true", "cluster.device_memory"),
+        ("recipe=llama7b-2m zero.stage=3 optimizer.on_host=true cluster.host_memory=1M", "cluster.host_memory"),
+    ],
+)
+def test_what_does_not_fit_has_one_answer(
+    keys: str, key: str, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same exit code 10, key and message in all commands, with the user's documents."""
+    ((code, found, message),) = answers([*documents, *keys.split()], COMMANDS, tmp_path, capsys)
+    assert (code, found) == (10, key), message
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "keys",
     [
-        ["context=16K"],
-        ["cluster.device_memory=490M"],
-        ["capacity=1G", "context=1G", "offload.ratio=0"],
-        ["model.layers=8", "offload.ratio=1", "cluster.host_memory=1"],
+        "context=2K",
+        "context=128",  # documents longer than the context are split
+        "context=1K batch_tokens=1K",  # one is longer than a step
+        "batch_tokens=1M",
+        "model.layers=8 offload.ratio=1",
+        "cluster=h100x8",
     ],
-    ids=" ".join,
 )
-def test_all_commands_give_one_answer(keys: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same message, key, hint and exit code 10."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.txt").write_text("some words\n" * 2000, encoding="utf-8")
-    said = set()
-    for command in (
-        "plan",
-        "simulate",
-        "estimate-memory",
-        "estimate-memory --fit",
-        "profile-data --sample 100",
-        "train",
-    ):
-        where = [f"run.out={tmp_path / 'run'}", f"data.path={tmp_path / 'data'}"] if command == "train" else []
-        assert run([*command.split(), *LENGTHS, *keys, *where, "--json"]) == 10, command
-        error = json.loads(capsys.readouterr().out)["error"]
-        said.add((error["code"], error["key"], error["message"]))
-    assert len(said) == 1
+def test_what_fits_has_one_answer(
+    keys: str, documents: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = [command for command in COMMANDS if command != "train"]
+    assert answers([*documents, *keys.split()], commands, tmp_path, capsys) == {(0, "", "")}
+
+
+@pytest.mark.parametrize(
+    ("keys", "gib", "gpus", "code"),
+    [
+        ("", 1, 0, 10),  # 512 MiB a rank, of which a third is for offload
+        ("", 8, 0, 0),
+        ("cluster=h100x8", 1, 0, 0),  # another machine: this one has no GPUs
+        ("cluster=h100x8 cluster.ranks_per_node=1 context=1K offload.ratio=1 model.layers=64", 0.001, 1, 10),
+        ("cluster.nodes=2", 1, 0, 0),
+    ],
+)
+def test_a_machine_that_is_smaller_than_the_config_says_has_one_answer(
+    keys: str,
+    gib: float,
+    gpus: int,
+    code: int,
+    documents: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where ranks would run on this machine, `train` plans with its memory; what is modelled elsewhere does not."""
+    monkeypatch.setattr(machine, "total_bytes", lambda: int(gib * 2**30))
+    monkeypatch.setattr(machine, "least_gpu_memory", lambda: None)
+    monkeypatch.setattr(check, "visible_gpus", lambda: gpus)
+    commands = [command for command in COMMANDS if command not in ("train", "simulate")]
+    ((found, key, message),) = answers([*documents, *keys.split()], commands, tmp_path, capsys)
+    assert found == code, message
+    if code:
+        assert "of this machine's memory" in message
+        assert key in ("cluster.device_memory", "offload.ratio")
+    assert answers([*documents, *keys.split()], ["simulate"], tmp_path, capsys) == {(0, "", "")}
 
 
 @pytest.mark.parametrize("keys", [["recipe=llama3-8b-256k", "cluster.nodes=2", "capacity=32K"], ["recipe=llama7b-2m"]])

@@ -31,7 +31,7 @@ def test_each_suggestion_fits_when_it_is_followed(keys: list[str]) -> None:
     assert 1 <= len(found) <= 3
     for one in found:
         followed = load([*(key for key in keys if key.split("=")[0] not in one.changes), *str(one).split()])
-        check_fit(followed, PlanSettings.of(followed))
+        check_fit(followed, here=False)
     here = [one for one in found if "cluster.nodes" not in one.changes]
     assert [one.step_s for one in here] == sorted(one.step_s for one in here)
     assert found[: len(here)] == here, "suggestions that need more machines come last"
@@ -67,7 +67,7 @@ def test_the_table_shows_a_ratio_that_the_host_has_no_room_for() -> None:
 def test_an_error_names_the_suggestions() -> None:
     config = load(["recipe=llama3-8b-2m", "offload.ratio=0", "cluster.device_memory=30GiB"])
     with pytest.raises(MemoryFitError) as caught:
-        check_fit(config, PlanSettings.of(config))
+        check_fit(config, here=False)
     (problem,) = caught.value.problems
     found = suggestions(config, PlanSettings.of(config))
     assert problem.key == "cluster.device_memory" and problem.hint == "; or ".join(map(str, found))
@@ -76,7 +76,7 @@ def test_an_error_names_the_suggestions() -> None:
 
 def test_an_error_without_suggestions_keeps_its_hint() -> None:
     config = load(["cluster.device_memory=1M"])
-    error = fit_error(config, PlanSettings.of(config))
+    error = fit_error(config)
     assert error is not None and error.found == {"ways": []}
     assert error.problems[0].hint == "use a smaller model, more devices, or devices with more memory"
 
@@ -113,4 +113,4 @@ def test_a_suggestion_holds_the_context_too() -> None:
     assert found and all(one.estimate.fits for one in found)
     for one in found:
         followed = load(["recipe=mixtral8x7b-2m", "cluster.nodes=1", *str(one).split()])
-        check_fit(followed, PlanSettings.of(followed))
+        check_fit(followed, here=False)

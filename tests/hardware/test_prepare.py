@@ -7,11 +7,12 @@ import pytest
 from engine.config.load import load, read_resolved
 from engine.cost.calibration import NEVER_S
 from engine.cost.model import Costs, machine
-from engine.data.corpus import open_corpus
+from engine.data.overview import Corpora
+from engine.data.steps import Cursor, Steps
 from engine.errors import ConfigError, MemoryFitError
 from engine.hardware.prepare import LONGEST, LONGEST_REFERENCE, longest, measuring, usable, write_folder
 from engine.run.folder import RunFolder
-from engine.trainer.feed import tokens_of
+from engine.trainer.feed import corpora_of, fingerprints_of
 
 PROCESS = 480  # MiB of a device that are no tensors
 
@@ -81,6 +82,10 @@ def test_a_rank_can_start_from_the_folder(tmp_path: Path) -> None:
     assert machine(found).plan_build_s == NEVER_S, "a repeated shape keeps its kernel"
     without = found.model_copy(update={"cluster": found.cluster.model_copy(update={"calibration": None})})
     assert without == ours
-    corpus = open_corpus(tokens_of(folder), 0.0)
-    assert corpus.counts.training == len(corpus) > 2
-    assert 2 * corpus.counts.longest <= ours.batch_tokens, "a step gives each of two ranks a document"
+    steps = Steps(corpora_of(folder, found), found)
+    step = steps.next(Cursor())
+    assert step is not None
+    table, after = step
+    assert len(table) == 2 and set(table.length.tolist()) == {1001}, "a step gives each of two ranks a document"
+    assert steps.validation() == {} and after.tokens == table.length.sum()
+    assert Corpora(found).fingerprints == fingerprints_of(folder)

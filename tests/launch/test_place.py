@@ -84,7 +84,7 @@ def test_the_files_checked_are_those_that_would_become_documents(data: Path) -> 
     for name in files_of_a_run(RunFolder(data / "run")):
         (data / "run" / name).parent.mkdir(parents=True, exist_ok=True)
         (data / "run" / name).touch()
-    _, found = folder_files(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data)
+    ((_, found),) = folder_files(load(["data=folder", f"data.path={data}", "data.pattern='run/**'"]).data)
     assert set(found) == {f"run/{name}" for name in files_of_a_run(RunFolder(data / "run"))}
 
 
@@ -106,3 +106,11 @@ def test_metrics_do_not_become_documents(tmp_path: Path, data: Path, path: str, 
 
 def test_documents_behind_a_url_are_nowhere_near(data: Path) -> None:
     check(data / "run", data, "data=jsonl", "data.path=memory://data/*.jsonl")
+
+
+def test_the_documents_of_every_source_are_kept_apart(data: Path, tmp_path: Path) -> None:
+    lines = ["data=jsonl", f"data.sources.near.path=[{tmp_path}/none,{data}]", "data.sources.far.path=memory://a"]
+    config = load([*lines, "data.mix={near: 1, far: 1}"])
+    check_place(RunFolder(tmp_path / "run"), config)
+    with pytest.raises(RunFolderError, match=r"is inside data\.sources\.near\.path=\S*data, so metrics\.jsonl"):
+        check_place(RunFolder(data / "run"), config)

@@ -21,54 +21,69 @@ from engine.run.metrics import append, read_metrics
 
 def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    check_owner(folder, load(["recipe=quickstart"]), 2)
+    check_owner(folder, load(["recipe=quickstart"]))
     folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "optimizer.lr=0.5"])))
     append(folder.metrics, {"step": 1})
-    check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]), 2)
+    check_owner(folder, load(["recipe=quickstart", "optimizer.lr=0.5", "run.out=another/name/of/the/folder"]))
     for change, shown in (
         ("optimizer.lr=0.25", r"config: optimizer\.lr: 0\.5 -> 0\.25$"),
-        ("cluster.hostfile=hosts", r"cluster\.hostfile: not set -> hosts"),
+        ("run.weights=folder", r"run\.weights: not set -> folder"),
     ):
         with pytest.raises(ConfigError, match=shown):
-            check_owner(folder, load(["recipe=quickstart", change]), 2)
+            check_owner(folder, load(["recipe=quickstart", change]))
 
 
 def test_a_run_that_never_finished_a_step_takes_another_config(tmp_path: Path) -> None:
     """Its launch failed, and the user corrected the config."""
     folder, other = RunFolder(tmp_path), load(["recipe=quickstart"])
-    folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "cluster.hostfile=hosts"])))
+    folder.resolved.write_text(resolved_yaml(load(["recipe=quickstart", "run.weights=folder"])))
     folder.metrics.touch()
-    check_owner(folder, other, 2)
+    check_owner(folder, other)
     (folder.checkpoints / "step-00000001").mkdir(parents=True)  # damaged, but a user may be able to repair it
-    with pytest.raises(ConfigError, match=r"cluster\.hostfile: hosts -> not set"):
-        check_owner(folder, other, 2)
+    with pytest.raises(ConfigError, match=r"run\.weights: folder -> not set"):
+        check_owner(folder, other)
 
 
-def test_asking_only_for_more_steps_gets_a_command(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    out = f"run.out={folder.root}"
-    state = TrainState(4, 0, 4, 2, "f", must_match(load([out])))
-    saved = write(folder.checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+def saved(folder: RunFolder, *overrides: str) -> Path:
+    """A run of two ranks with a checkpoint of step 4; return the checkpoint."""
+    config = load([f"run.out={folder.root}", *overrides])
+    state = TrainState(4, {}, 2, {"data": "f"}, must_match(config))
+    written = write(folder.checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
     append(folder.metrics, {"step": 4})
-    folder.resolved.write_text(resolved_yaml(load([out, "run.steps=4"])))
-    words = f"--resume {folder.checkpoints}/step-00000004 {out}-6 run.steps=6"
+    folder.resolved.write_text(resolved_yaml(config))
+    return written
+
+
+def test_a_run_goes_on_in_its_folder_with_other_ranks_plans_and_lengths(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    saved(folder)
+    elastic = ["cluster.ranks_per_node=5", "zero.stage=3", "capacity=512", "planner=naive", "optimizer.on_host=true"]
+    harmless = ["run.steps=7", "run.checkpoint_every=1", "run.validate_every=2", "data.path=elsewhere"]
+    for change in ([one] for one in (*elastic, *harmless)):
+        check_owner(folder, load([f"run.out={folder.root}", *change]))
+    check_owner(folder, load([f"run.out={folder.root}", *elastic, *harmless]))
+    shutil.rmtree(folder.checkpoints)
+    check_owner(folder, load([f"run.out={folder.root}", *elastic]))
+    with pytest.raises(ConfigError, match=r"data\.path: stdlib -> elsewhere"):
+        check_owner(folder, load([f"run.out={folder.root}", *harmless]))
+
+
+def test_a_change_of_what_a_run_learns_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    checkpoint = saved(folder)
     plain = "undo the change, or choose another run.out"
-    other = f"{plain}; to resume this run in another folder, add --resume {folder.checkpoints}/step-00000004"
+    other = f"{plain}; to resume this run in another folder, add --resume {checkpoint}"
     for change, hint in (
-        (["run.steps=6"], f"to train longer, run the command with {words}"),
-        (["run.steps=3"], other),
-        (["run.steps=6", "optimizer.lr=0.5"], other),
-        (["run.steps=3", "run.seed=7"], plain),  # the checkpoint would be refused
+        (["optimizer.lr=0.5"], other),
+        (["batch_tokens=64K", "zero.stage=3", "cluster.ranks_per_node=3"], other),
+        (["run.seed=7"], plain),  # the checkpoint would be refused
     ):
-        with pytest.raises(ConfigError, match=r"run\.steps: 4 -> ") as caught:
-            check_owner(folder, load([out, *change]), 2)
+        with pytest.raises(ConfigError, match=f"{change[0].partition('=')[0]}: [^;]*$") as caught:
+            check_owner(folder, load([f"run.out={folder.root}", *change]))
         assert caught.value.problems[0].hint == hint
+    shutil.rmtree(checkpoint)
     with pytest.raises(ConfigError) as caught:
-        check_owner(folder, load([out, "run.steps=6"]), 3)
-    assert caught.value.problems[0].hint == plain, "ranks: 2 -> 3 would be refused"
-    shutil.rmtree(saved)
-    with pytest.raises(ConfigError) as caught:
-        check_owner(folder, load([out, "run.steps=6"]), 2)
+        check_owner(folder, load([f"run.out={folder.root}", "optimizer.lr=0.5"]))
     assert caught.value.problems[0].hint == plain
 
 
@@ -78,12 +93,12 @@ def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypa
     folder.resolved.write_text(resolved_yaml(load(["data=folder", "data.path=texts"])))
     append(folder.metrics, {"step": 1})
     for same in ("texts", "./texts/", str(tmp_path / "texts")):
-        check_owner(folder, load(["data=folder", f"data.path={same}"]), 2)
+        check_owner(folder, load(["data=folder", f"data.path={same}"]))
     with pytest.raises(ConfigError, match=r"data\.path: texts -> other/texts"):
-        check_owner(folder, load(["data=folder", "data.path=other/texts"]), 2)
+        check_owner(folder, load(["data=folder", "data.path=other/texts"]))
     folder.resolved.write_text(resolved_yaml(load([])))
     with pytest.raises(ConfigError, match=r"data\.path: stdlib -> \./stdlib"):
-        check_owner(folder, load(["data.path=./stdlib"]), 2)
+        check_owner(folder, load(["data.path=./stdlib"]))
 
 
 def test_folders_created_for_a_lock_are_removed_if_they_stay_empty(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shlex
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,14 @@ import pytest
 
 from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
-from engine.data.corpus import corpus_of
+from engine.data.overview import Corpora
+from engine.data.quarantine import MOST
+from engine.data.steps import Cursor
 from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError, RunFolderError
 from engine.fit import host as host_memory
 from engine.launch import run as launch
 from engine.launch.ranks import PreemptedError
-from engine.launch.run import MetricsTail, train
+from engine.launch.run import MetricsTail, left_out_so_far, train
 from engine.run import checkpoints
 from engine.run.checkpoints import TrainState, write
 from engine.run.compatibility import must_match
@@ -94,7 +95,8 @@ def test_a_dry_run_names_its_lengths_and_those_of_the_plan_command(tmp_path: Pat
     shown = train(config(tmp_path, "lengths=github", "planner=static"), dry_run=True)["dry_run"]
     assert (shown["planner"], shown["mode"], shown["plan_source"]) == ("static", "free", "lengths=github")
     assert (shown["source"], shown["outlook"]) == (f"data.path={tmp_path / 'data'}", "starting at step 1")
-    assert shown["documents"] == corpus_of(config(tmp_path).data, print).counts.training
+    known = Corpora(config(tmp_path)).overview
+    assert known is not None and shown["documents"] == known.training
 
 
 def test_the_outlook_names_the_weights_that_a_run_starts_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,12 +209,26 @@ def test_a_finished_run_says_how_to_train_longer_and_that_works(
     train(config(tmp_path, "run.steps=4"), say=said.append)
     assert not started
     (reported,) = [line for line in said if "nothing left to train" in line]
-    flag, checkpoint, *overrides = shlex.split(reported.split("run the command with ")[1])
-    assert (flag, checkpoint, overrides) == ("--resume", str(done), [f"run.out={tmp_path / 'run'}-8", "run.steps=8"])
-    train(config(tmp_path, *overrides), resume=checkpoint, say=said.append)
+    assert reported.endswith("to train longer, set run.steps=8")
+    train(config(tmp_path, "run.steps=8"), say=said.append)
     assert str(started[0][0]).endswith(str(done))
     assert any("at step 5" in line for line in said)
     assert train(config(tmp_path, "run.steps=4"), dry_run=True)["dry_run"]["commands"] == []
+
+
+def test_a_longer_run_says_what_the_learning_rate_does(tmp_path: Path) -> None:
+    rates = ["optimizer.lr=1", "optimizer.warmup_steps=0", "optimizer.min_lr_ratio=0.1"]
+    settings, said = config(tmp_path, "run.steps=4", *rates), list[str]()
+    checkpoint = saved(tmp_path / "run" / "checkpoints", settings, 4)
+    (tmp_path / "run" / "resolved.yaml").write_text(resolved_yaml(settings))
+    for steps, resume in (("run.steps=8", "auto"), ("run.steps=8", str(checkpoint)), ("run.steps=4", "auto")):
+        train(config(tmp_path, steps, *rates), resume=resume, dry_run=True, say=said.append)
+    # Step 4 of 4 has the last rate, 0.1; in step 5 of 8 it is 0.1 + 0.9 * (1 + cos(5/8 pi)) / 2.
+    line = "run.steps: 4 -> 8: the learning rate goes from 0.1 in step 4 to 0.378 in step 5, and is 0.1 in step 8"
+    assert [one for one in said if "learning rate" in one] == [line] * 2
+    (tmp_path / "run" / "resolved.yaml").write_text("steps: unknown")
+    train(config(tmp_path, f"run.out={tmp_path / 'other'}"), str(checkpoint), dry_run=True, say=said.append)
+    assert len([one for one in said if "learning rate" in one]) == 2, "a run of another version: nothing is known"
 
 
 def test_other_hosts_are_not_local(tmp_path: Path) -> None:
@@ -243,7 +259,7 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
     """Write rank 0's part of a checkpoint of two ranks, with one file."""
-    state = TrainState(step, 0, step, 2, corpus_of(of.data, print).fingerprint, must_match(of))
+    state = TrainState(step, Cursor(step).to_json(), 2, Corpora(of).fingerprints, must_match(of))
     return write(tmp_path, state, 0, lambda folder: (folder / "a").touch(), lambda hashes: [hashes])
 
 
@@ -262,11 +278,20 @@ def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
     started: list[object] = []
     monkeypatch.setattr(launch, "run_ranks", lambda *arguments: started.append(arguments))
     checkpoint = str(saved(tmp_path, config(tmp_path)))
-    for change, expected in (("run.seed=77", "run.seed: "), ("cluster.ranks_per_node=4", "ranks: 2 -> 4")):
+    for change, expected in (("run.seed=77", "run.seed: "), ("data.validation_share=0.5", "data.validation_share: ")):
         with pytest.raises(CheckpointError, match=expected):
             train(config(tmp_path, change), resume=checkpoint, say=lambda line: None)
     assert not started
     assert not (tmp_path / "run" / "resolved.yaml").exists()
+
+
+def test_another_number_of_ranks_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    checkpoint = str(saved(tmp_path, config(tmp_path)))
+    for ranks in (2, 4):
+        train(config(tmp_path, f"cluster.ranks_per_node={ranks}"), resume=checkpoint, dry_run=True, say=said.append)
+    found = [line for line in said if "wrote the checkpoint" in line]
+    assert found == ["2 ranks wrote the checkpoint; its states are divided among 4 now"]
 
 
 def test_a_checkpoint_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,6 +370,28 @@ def test_a_damaged_file_of_a_finished_run_is_named(tmp_path: Path, monkeypatch: 
         (tmp_path / "run" / name).write_bytes(b"\0" * 40)
     assert train(settings, say=said.append)["train"]["steps"] == 1
     assert [line for line in said if f"report could not be written: {tmp_path}/run/plan.bin: is damaged: " in line]
+
+
+def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
+
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+        for step, left_out in enumerate((0, 0, 1, 1, 2, 3, 5), start=1):
+            append(folder.metrics, {"step": step, "loss": 3.0, **({"left_out": left_out} if left_out else {})})
+            tick()
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    train(settings, say=said.append)
+    file = tmp_path / "run" / "quarantine.jsonl"
+    assert [line for line in said if "left out" in line] == [
+        f"warning: 1 document could not be used and was left out; see {file}",
+        f"warning: 2 documents could not be used and were left out; see {file}",
+        f"warning: 5 documents could not be used and were left out; see {file}",
+        f"5 documents could not be used and were left out; see {file}",
+    ]
+    assert left_out_so_far(MOST, RunFolder(tmp_path)).startswith("at least 10,000 documents could not be used")
 
 
 def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def golden_texts() -> dict[str, str]:
     changed: dict[str, dict[str, dict[str, Any]]] = {}
     for name, own in values.items():
         members = changed.setdefault(family(name), {})
-        members[name] = {key: value for key, value in own.items() if value != quickstart[key]}
+        members[name] = {key: value for key, value in own.items() if value != quickstart.get(key)}
     texts = {"quickstart": resolved_yaml(load(["recipe=quickstart"]))}
     for base, members in changed.items():
         first, *others = members.values()

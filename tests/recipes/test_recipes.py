@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from engine.config import tree
 from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
 from engine.config.schema import Config
+from engine.config.units import format_count
 from engine.cost.sizes import parameters
 from engine.data.lengths import step_lengths
+from engine.fit.check import fit_error
+from engine.fit.estimate import estimate
 from engine.launch.run import train
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -20,7 +24,9 @@ from tests.recipes.accept import GOLDEN, golden_texts
 
 PROMISED = {"recipe", "model", "data", "cluster", "planner", "memory", "optimizer", "lengths"}
 CONTEXTS = {"256k", "512k", "1m", "2m"}
+NODES = {1: "1node", 2: "2nodes", 4: "4nodes", 16: "16nodes"}
 LONG = ("llama7b", "llama13b", "llama30b", "llama70b", "llama3-8b", "mixtral8x7b", "mixtral8x22b")
+DOCS = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 EACH = pytest.mark.parametrize("name", tree.recipes())
 
 
@@ -45,6 +51,38 @@ def test_promised_recipes() -> None:
     assert {f"{model}-{context}" for model in LONG for context in CONTEXTS} <= set(tree.recipes())
 
 
+def test_recipes_for_nodes_of_eight_gpus() -> None:
+    """Their names say how many nodes; the table of docs/recipes.md has them all."""
+    named = {name: suffix for name in tree.recipes() for suffix in NODES.values() if name.endswith(f"-{suffix}")}
+    assert set(named.values()) == set(NODES.values())
+    for name, suffix in named.items():
+        cluster = recipe(name).cluster
+        assert (NODES[cluster.nodes], cluster.ranks_per_node) == (suffix, 8)
+
+    table = {row[0]: row[1:] for row in re.findall(r"^\| `(\S+)` \| .* \| (\S+) \| (\S+) GiB \|$", DOCS, re.MULTILINE)}
+    configs = {name: recipe(name) for name in named}
+    peaks = {name: estimate(config, PlanSettings.of(config)).peak for name, config in configs.items()}
+    assert table == {
+        name: (format_count(config.batch_tokens), f"{peaks[name] / 2**30:.1f}") for name, config in configs.items()
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in tree.recipes() if recipe(name).run.weights])
+def test_what_continues_a_hugging_face_folder(name: str) -> None:
+    """Its tokenizer is that of the folder, wherever the user has it, and the learning rate that of trained weights."""
+    config = load([f"recipe={name}", "run.weights=/models/mine"])
+    assert config.data.tokenizer.startswith("/models/mine")
+    assert config.optimizer.lr <= 2e-5
+    assert config.optimizer.warmup_steps <= config.run.steps / 20
+    assert config.data.field == ("messages" if "-sft-" in name else "text")
+
+
+@EACH
+def test_each_fits(name: str) -> None:
+    config = recipe(name)
+    assert fit_error(config, PlanSettings.of(config)) is None
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few documents, two of them long."""
@@ -56,8 +94,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def small(name: str, folder: Path) -> Config:
-    """A recipe with small steps from few documents."""
-    return load([f"recipe={name}", "batch_tokens=1M", f"data.path={folder}", f"run.out={folder}-run"])
+    """A recipe with small steps from few documents; without the weights and the tokenizer that its user has."""
+    own = ["data=folder", "data.tokenizer=bytes", "run.weights=null"] if recipe(name).data.name != "stdlib" else []
+    return load([f"recipe={name}", *own, "batch_tokens=1M", f"data.path={folder}", f"run.out={folder}-run"])
 
 
 @EACH
@@ -105,7 +144,7 @@ def test_promised_groups() -> None:
 
 @pytest.mark.parametrize(("group", "option"), [(g, o) for g, options in tree.groups().items() for o in options])
 def test_every_file_says_what_it_is_and_loads(group: str, option: str) -> None:
-    assert tree.about(group, option)
+    assert tree.about(tree.text_of(group, option))
     needs_path = ["data.path=somewhere"] if group == "data" and option != "stdlib" else []
     needs_path += ["lengths.path=somewhere"] if (group, option) == ("lengths", "file") else []
     config = recipe(option) if group == "recipe" else load([f"{group}={option}", *needs_path])

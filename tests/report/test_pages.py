@@ -47,8 +47,10 @@ def simulation(sweeps: Sequence[str] = ()) -> Page:
 def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
     config = load(SMALL)
     (step,) = step_lengths(config, 1)
-    data = describe(Documents(step, empty=2, fraction=share), config.context) | {
+    found = describe(Documents(step, empty=2, fraction=share), config.context)
+    data = found | {
         "source": "lengths=byted",
+        "sources": [found | {"name": "byted", "share": 1.0}],
         "suggested_capacity": 2048,
         "suggested_ring_limit": 3,
         "reason": "each rank runs its part of a step as one micro-batch",

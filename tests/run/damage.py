@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.data.steps import Cursor, Place
 from engine.run.checkpoints import TrainState, write
 
 
 def state(step: int, ranks: int = 1) -> TrainState:
-    return TrainState(step=step, epoch=0, position=7 * step, ranks=ranks, fingerprint="f", must_match={"run.seed": 0})
+    cursor = Cursor(step, 100 * step, {"data": Place(0, 0, 7 * step)}).to_json()
+    return TrainState(step, cursor, ranks, fingerprints={"data": "f"}, must_match={"run.seed": 0})
 
 
 def save(checkpoints: Path, step: int) -> Path:

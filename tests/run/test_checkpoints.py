@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine.data.steps import Cursor
+from engine.data.steps import Cursor, Place
 from engine.errors import CheckpointError
 from engine.files import remove_ruins
 from engine.run.checkpoints import (
@@ -120,6 +120,18 @@ def test_a_manifest_with_the_first_name_of_a_field_is_still_read(tmp_path: Path)
     assert read(folder) == state(1)
 
 
+def test_a_checkpoint_of_an_older_order_of_documents_can_be_read_for_export_only(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for new in ("cursor", "fingerprints"):
+        del manifest["state"][new]
+    manifest["state"] |= {"epoch": 2, "position": 7, "fingerprint": "g"}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    found = read(folder)
+    assert (found.step, found.cursor, found.fingerprints) == (1, {}, {"data": "g"})
+    assert found.must_match == state(1).must_match
+
+
 @pytest.mark.parametrize("damage", [flip, truncate, remove, unmanifest, mistype, scramble])
 def test_a_damaged_checkpoint_is_refused_and_the_previous_one_is_used(
     tmp_path: Path, damage: Callable[[Path], Any]
@@ -146,14 +158,14 @@ def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
     assert read_state(folder) == state(1)
     asked: list[Any] = []
     trainer = SimpleNamespace(
-        feed=SimpleNamespace(corpus=SimpleNamespace(fingerprint="f")),
+        fingerprints={"data": "f"},
         engine=SimpleNamespace(load=asked.append),
         trace=SimpleNamespace(resume=asked.append),
         control="control",
         ahead=SimpleNamespace(request=asked.append),
     )
     Trainer.begin(trainer, folder)  # type: ignore[arg-type]
-    assert asked == [folder, "control", Cursor(0, 7)]
+    assert asked == [folder, "control", Cursor(1, 100, {"data": Place(0, 0, 7)})]
     unmanifest(folder)
     with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
         read_state(folder)

@@ -6,26 +6,30 @@ from pathlib import Path
 
 import pytest
 
+from engine.config.keys import leaves
 from engine.config.load import load
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, DataError
 from engine.run.checkpoints import TrainState
-from engine.run.compatibility import check_compatible, must_match
+from engine.run.compatibility import check_compatible, check_fingerprints, must_match, same_run
 
 CHECKPOINT = Path("step-00000001")
 
 
-def state(ranks: int = 2) -> TrainState:
+def state() -> TrainState:
     """The state of a quickstart as read from its manifest."""
     kept = json.loads(json.dumps(must_match(load(["recipe=quickstart"]))))
-    return TrainState(step=1, epoch=0, position=3, ranks=ranks, fingerprint="f", must_match=kept)
+    return TrainState(step=1, cursor={}, ranks=2, fingerprints={"data": "f"}, must_match=kept)
 
 
 @pytest.mark.parametrize(
     "change",
-    ["optimizer.lr=0.5", "run.steps=7", "batch_tokens=64K", "planner=naive", "model.name=other", "run.out=new"],
+    [
+        *("optimizer.lr=0.5", "run.steps=7", "batch_tokens=64K", "planner=naive", "model.name=other", "run.out=new"),
+        *("zero.stage=3", "optimizer.on_host=true", "cluster.ranks_per_node=5", "cluster.nodes=3"),
+    ],
 )
-def test_rates_batches_and_plans_may_change(change: str) -> None:
-    check_compatible(CHECKPOINT, state(), load(["recipe=quickstart", change]), ranks=2)
+def test_rates_batches_plans_ranks_and_stages_may_change(change: str) -> None:
+    check_compatible(CHECKPOINT, state(), load(["recipe=quickstart", change]))
 
 
 @pytest.mark.parametrize(
@@ -36,40 +40,65 @@ def test_rates_batches_and_plans_may_change(change: str) -> None:
         ("model.rope_theta=7", "model.rope_theta: "),
         ("dtype=bf16", "dtype: fp32 -> bf16"),
         ("optimizer.name=sgd", "optimizer.name: adamw -> sgd"),
-        ("optimizer.on_host=true", "optimizer.on_host: null -> True"),
         ("data.validation_share=0.5", "data.validation_share: "),
     ],
 )
 def test_values_that_tensors_or_document_order_depend_on_must_match(change: str, expected: str) -> None:
     with pytest.raises(CheckpointError, match=f"cannot resume from the checkpoint: {expected}") as caught:
-        check_compatible(CHECKPOINT, state(), load(["recipe=quickstart", change]), ranks=2)
+        check_compatible(CHECKPOINT, state(), load(["recipe=quickstart", change]))
     assert caught.value.problems[0].key == str(CHECKPOINT)
 
 
 def test_biases_belong_to_their_rate() -> None:
     experts = ["recipe=quickstart", "model.experts=4", "balance.by=bias"]
     kept = must_match(load([*experts, "balance.bias_rate=0.1"]))
-    before = TrainState(step=1, epoch=0, position=3, ranks=2, fingerprint="f", must_match=kept)
-    check_compatible(CHECKPOINT, before, load([*experts, "balance.bias_rate=0.1", "balance.z_weight=1"]), ranks=2)
+    before = TrainState(step=1, cursor={}, ranks=2, fingerprints={"data": "f"}, must_match=kept)
+    check_compatible(CHECKPOINT, before, load([*experts, "balance.bias_rate=0.1", "balance.z_weight=1"]))
     for change, expected in (
         ("balance.bias_rate=0.2", "balance.bias_rate: 0.1 -> 0.2"),
         ("balance.by=loss", "balance.by: bias -> loss"),
         ("model.experts=1", "model.experts: 4 -> 1"),
     ):
         with pytest.raises(CheckpointError, match=f"cannot resume from the checkpoint: {expected}$"):
-            check_compatible(CHECKPOINT, before, load([*experts, change]), ranks=2)
+            check_compatible(CHECKPOINT, before, load([*experts, change]))
     without = replace(before, must_match=must_match(load([*experts, "balance.by=loss"])))
     with pytest.raises(CheckpointError, match=r"checkpoint: balance\.by: not bias -> bias$"):
-        check_compatible(CHECKPOINT, without, load(experts), ranks=2)
+        check_compatible(CHECKPOINT, without, load(experts))
 
 
 def test_a_changed_rotary_scaling_is_reported_by_its_keys() -> None:
     with pytest.raises(
         CheckpointError, match=r"checkpoint: model\.rope\.kind: none -> linear; model\.rope\.factor: null -> 2"
     ):
-        check_compatible(CHECKPOINT, state(), load(["model.rope.kind=linear", "model.rope.factor=2"]), ranks=2)
+        check_compatible(CHECKPOINT, state(), load(["model.rope.kind=linear", "model.rope.factor=2"]))
 
 
-def test_another_number_of_ranks_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="ranks: 4 -> 2"):
-        check_compatible(CHECKPOINT, state(ranks=4), load(["recipe=quickstart"]), ranks=2)
+def test_changed_documents_are_refused() -> None:
+    check_fingerprints({"data": "a" * 32}, {"data": "a" * 32})
+    message = r"the documents changed since the run started \(bbbbbbbbbbbb, was aaaaaaaaaaaa\)"
+    for name, key in (("data", "data.path"), ("web", "data.sources.web.path")):
+        with pytest.raises(DataError, match=message) as caught:
+            check_fingerprints({name: "b" * 32, "other": "c"}, {name: "a" * 32, "other": "c"})
+        assert caught.value.problems[0].key == key
+
+
+def test_sources_may_be_added_and_left_out() -> None:
+    check_fingerprints({"web": "a", "new": "b"}, {"web": "a", "old": "c"})
+
+
+def test_older_checkpoints_had_to_keep_the_stage() -> None:
+    older = replace(state(), must_match=state().must_match | {"zero.stage": 2, "optimizer.on_host": True})
+    check_compatible(CHECKPOINT, older, load(["recipe=quickstart"]))
+
+
+def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:
+    """Every key of the config: those that may change, and of the data those that may if a checkpoint is compared."""
+    free = {key for key in leaves() if same_run(key, has_checkpoint=False)}
+    sections = ("cluster.", "lengths.", "offload.", "planner.", "zero.")
+    assert {key for key in leaves() if key.startswith(sections)} < free
+    assert {key for key in free if not key.startswith(sections)} == {
+        *("capacity", "compile", "mlp_tile", "model.name", "optimizer.on_host", "recipe", "recompute"),
+        *("run.checkpoint_every", "run.keep_checkpoints", "run.out", "run.steps", "run.validate_every"),
+    }
+    of_data = {key for key in leaves() if same_run(key, has_checkpoint=True)} - free
+    assert of_data == {key for key in leaves() if key.startswith("data.")} != set()

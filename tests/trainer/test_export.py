@@ -67,7 +67,7 @@ def train_and_save(root: Path) -> None:
         engine.backward(engine.forward(TOKENS, positions, TOKENS, LocalAttention(positions)), 74)
         engine.step(1e-2)
         run = RunFolder(root / name)
-        state = TrainState(1, 0, 0, 2, "f", must_match(made))
+        state = TrainState(1, {}, 2, {"data": "f"}, must_match(made))
         checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.save, _exchange)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
@@ -221,7 +221,11 @@ def test_a_run_whose_newest_checkpoint_is_damaged_gives_the_one_before(runs: Pat
     (newer / "manifest.json").unlink()
     written = export_weights(run, tmp_path / "out", None, 1 << 30, said.append)
     assert (written["checkpoint"], written["step"]) == (str(old), 1)
-    assert said == [f"warning: {newer.name} is damaged (manifest.json is missing); using {old.name} instead"]
+    assert said == [
+        f"warning: {newer.name} is damaged (manifest.json is missing); using {old.name} instead",
+        "no tokenizer in the folder: data.tokenizer=bytes has no files, and transformers has no equivalent",
+    ]
+    assert written["tokenizer"] == []
 
 
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,14 @@ import pytest
 import torch
 
 from engine.config.load import load
-from engine.errors import MemoryFitError
+from engine.errors import ExitCode, MemoryFitError
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.folder import RunFolder
+from engine.run.metrics import read_metrics
 from engine.trainer import loop
 from engine.trainer.loop import Trainer
 from engine.trainer.model import reserve_host
+from engine.trainer.rank import explain
 from tests.planner.samples import by_hand
 
 
@@ -83,11 +86,52 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     met: list[Any] = []
     context = SimpleNamespace(comm=SimpleNamespace(meet=lambda peers, device: met.append((peers, device))))
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
-    monkeypatch.setattr(loop, "Feed", lambda *given: SimpleNamespace(validation=list))
-    for name in ("Control", "Trace", "PlanAhead"):
+    for name in ("Control", "Trace", "Feed"):
         monkeypatch.setattr(loop, name, lambda *given: None)
+    monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
-    (tmp_path / "summary.json").write_text('{"tokens": "nowhere"}')
-    groups: Any = SimpleNamespace(hdp_rank=1, control=None, device=cpu)
+    (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
+    groups: Any = SimpleNamespace(hdp_rank=1, control=None, device=cpu, first_of_host=False)
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_step_is_in_the_ledger_before_it_has_metrics(
+    full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step with metrics is complete in the ledger. If the disk is full, it has none, and storage is the cause."""
+    plan, order = by_hand([30], [(0,)], [[[0]]]), list[str]()
+
+    def record(*step: Any) -> None:
+        order.append("ledger")
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(loop, "run_step", lambda *rest: (torch.tensor(30.0), SimpleNamespace(data_wait_s=0.0)))
+    monkeypatch.setattr(loop, "end_step", lambda *rest: {})
+    monkeypatch.setattr(loop, "peak_bytes", lambda device: None)
+    monkeypatch.setattr(loop, "learning_rate", lambda *rest: 1e-3)
+    trainer: Any = Trainer.__new__(Trainer)
+    trainer.step, trainer.config, trainer.folder = 0, load(["recipe=quickstart"]), RunFolder(tmp_path)
+    tokens, cursor, unusable = torch.tensor([30]), SimpleNamespace(mixer=None), ["a document"]
+    table = SimpleNamespace(length=tokens, loss_tokens=tokens)
+    planned = SimpleNamespace(plan=plan, table=table, after=cursor, balance=1.0, unusable=unusable)
+    trainer.ahead = SimpleNamespace(take=lambda: planned, request=lambda cursor: None)
+    total, largest = float, lambda *numbers: list(numbers)
+    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=largest, total=total)
+    trainer.groups, trainer.context = SimpleNamespace(rank=0, device=None, sum=None), SimpleNamespace(offload=None)
+    trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0)
+    trainer.feed, trainer.model, trainer.validation = SimpleNamespace(slicer=lambda table: None), None, {}
+    trainer.trace = SimpleNamespace(record=lambda *rest: None)
+    trainer.ledger = SimpleNamespace(record=record)
+    trainer.quarantine = SimpleNamespace(add=lambda step, found: order.append("quarantine") or len(found))
+    if full:
+        with pytest.raises(OSError) as caught:
+            trainer.one_step(lambda: False)
+        assert explain(caught.value)[0] == ExitCode.STORAGE
+        assert order == ["ledger"] and not (tmp_path / "metrics.jsonl").exists()
+    else:
+        assert trainer.one_step(lambda: False) is False
+        (line,) = read_metrics(tmp_path / "metrics.jsonl")
+        assert order == ["ledger", "quarantine"] and (line["step"], line["left_out"]) == (1, 1)

@@ -6,7 +6,7 @@ import torch
 from engine.config.load import load
 from engine.config.schema import Optimizer
 from engine.models.llama.model import Llama
-from engine.trainer.optimizer import build_optimizer, learning_rate
+from engine.trainer.optimizer import build_optimizer
 from tests.allocations import allocated
 
 RECIPE = load(["recipe=quickstart"]).optimizer.model_dump() | {"lr": 1.0, "warmup_steps": 10, "min_lr_ratio": 0.1}
@@ -37,15 +37,3 @@ def test_an_update_holds_nothing_beside_the_states(name: str) -> None:
     layer.weight.grad = torch.ones(1000, 1000)
     optimizer.step()  # creates the states
     assert allocated(optimizer.step).peak < 1000
-
-
-def test_warm_up_rises_to_the_rate_and_the_cosine_falls_to_its_floor() -> None:
-    rates = [learning_rate(step, 110, settings()) for step in range(1, 111)]
-    assert rates[:10] == pytest.approx([i / 10 for i in range(1, 11)])
-    assert rates[59] == pytest.approx(0.1 + 0.9 * 0.5)  # half of the cosine
-    assert rates[-1] == pytest.approx(0.1)
-    assert rates[9:] == sorted(rates[9:], reverse=True)
-
-
-def test_without_warm_up_the_first_step_learns() -> None:
-    assert learning_rate(1, 1, settings(warmup_steps=0, min_lr_ratio=0.5)) == 0.5

@@ -4,46 +4,113 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.pack import pack
+from engine.data import order
+from engine.data.overview import Corpora
 from engine.data.steps import Cursor
+from engine.errors import DataError
+from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
-from engine.trainer.feed import Feed
-from engine.trainer.planning import PlanAhead
+from engine.trainer.planning import PlanAhead, _Planner
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    """A run of small documents, which are packed."""
+    """A run of small documents, of which nothing has been packed."""
+    (tmp_path / "texts").mkdir()
     for number in range(20):
-        (tmp_path / f"{number}.py").write_text("x" * (37 * number + 1))
-    small = ["recipe=quickstart", "context=256", "capacity=128", "batch_tokens=512", f"data.path={tmp_path}"]
-    made = load(small)
-    pack(made.data, tmp_path / "tokens")
+        (tmp_path / "texts" / f"{number}.py").write_text("x" * (37 * number + 1))
+    places = [f"data.path={tmp_path / 'texts'}", f"data.cache={tmp_path / 'cache'}", "data.validation_share=0.2"]
+    sizes = ["context=256", "capacity=128", "batch_tokens=512"]
+    return load(["recipe=quickstart", "data.encoding=utf-8", *sizes, *places])
+
+
+@pytest.fixture
+def folder(tmp_path: Path, config: Config) -> RunFolder:
+    """The run folder, as the launcher prepares it for documents that it does not count."""
+    made = RunFolder(tmp_path / "run")
+    made.root.mkdir()
+    corpora = Corpora(config)
+    corpora.are_few = False  # else it would count them
+    write_facts(made, config, corpora, 0)
     return made
 
 
-def test_plans_are_those_that_planning_in_place_gives(tmp_path: Path, config: Config) -> None:
-    settings, feed, cursor = PlanSettings.of(config), Feed(config, tmp_path / "tokens"), Cursor()
-    ahead = PlanAhead(feed, settings)
-    ahead.request(cursor)
-    for _ in range(3):
-        table, cursor = feed.step(cursor)
-        planned = ahead.take()
-        ahead.request(planned.after)
-        expected = plan_step(table.length, settings)
-        assert planned.plan.digest == expected.digest
-        assert planned.balance == balance(expected, settings)
-        assert np.array_equal(planned.table.length, table.length) and planned.after == cursor
-    ahead.close()
+@contextmanager
+def planning(folder: RunFolder, config: Config, loads: bool) -> Iterator[PlanAhead]:
+    with closing(PlanAhead(folder, config, PlanSettings.of(config), loads)) as ahead:
+        yield ahead
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_plans_are_those_that_planning_in_place_gives(
+    folder: RunFolder, config: Config, loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With loaders or without, and with a step and a validation set that nobody has packed before."""
+    elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"cache": f"{folder.root}/other"})})
+    steps, settings, cursor = Corpora(elsewhere).steps, PlanSettings.of(config), Cursor()
+    if not loads:  # the loaders of another rank have packed them
+        Corpora(config).pack_first(cursor, print)
+    with planning(folder, config, loads) as ahead:
+        expected_sets = steps.validation()
+        found_sets = ahead.validation()
+        assert found_sets.keys() == expected_sets.keys() == {"data"}
+        assert np.array_equal(found_sets["data"][0].length, expected_sets["data"].length)
+        ahead.request(cursor)
+        for _ in range(6):
+            found, planned = steps.next(cursor), ahead.take()
+            assert found is not None and planned is not None
+            table, cursor = found
+            ahead.request(planned.after)
+            expected = plan_step(table.length, settings)
+            assert planned.plan.digest == expected.digest
+            assert planned.balance == balance(expected, settings)
+            assert np.array_equal(planned.table.length, table.length) and planned.after == cursor
+
+
+def test_the_end_of_the_documents_is_passed_on(folder: RunFolder, config: Config) -> None:
+    once = config.model_copy(update={"data": config.data.model_copy(update={"exhausted": "stop"})})
+    with planning(folder, once, loads=True) as ahead:
+        ahead.request(Cursor())
+        taken = 0
+        while (planned := ahead.take()) is not None:
+            taken += planned.after.tokens - taken
+            ahead.request(planned.after)
+    trained = Corpora(once).overview
+    assert trained is not None and trained.validation > 0
+    lengths = [37 * number + 2 for number in range(20)]
+    assert max(lengths) < taken < sum(lengths)
+
+
+def test_documents_that_cannot_be_packed_are_an_error_of_the_rank(folder: RunFolder, config: Config) -> None:
+    (Path(config.data.path) / "7.py").write_bytes(b"\xff")
+    with planning(folder, config, loads=True) as ahead:
+        ahead.request(Cursor())
+        with pytest.raises(DataError, match="is not UTF-8"):
+            ahead.take()
+
+
+def test_no_process_is_left(folder: RunFolder, config: Config) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    with planning(folder, config, loads=True) as ahead:
+        ahead.request(Cursor())
+        ahead.take()
+        started = set(psutil.Process().children(recursive=True)) - before
+        assert len(started) >= 3, "the planning process, its fork server and a loader"
+    _, left = psutil.wait_procs(started, timeout=10)
+    assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
 
 
 def test_the_planning_process_imports_no_torch() -> None:
@@ -51,3 +118,26 @@ def test_the_planning_process_imports_no_torch() -> None:
     code = "import sys, engine.trainer.planning; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) & {"torch", "deepspeed"} == set()
+
+
+def test_documents_that_cannot_be_used_are_told_with_the_first_step_after_they_were_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the first window, four files, with the first step, and those of the second when a step reaches it."""
+    monkeypatch.setattr(order, "WINDOW_BYTES", 1)
+    text = "\n".join("{" if number % 5 == 0 else f'{{"text": "{number:09d}"}}' for number in range(200))
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_text(text)
+    places = [f"data.path={tmp_path / '*.jsonl'}", f"data.cache={tmp_path / 'cache'}", "data.quarantine_after=2"]
+    config = load(["recipe=quickstart", "data=jsonl", *places, "batch_tokens=1K", "data.validation_tokens=0"])
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    write_facts(folder, config, Corpora(config), 0)
+    planner, met, cursor = _Planner(folder, config, PlanSettings.of(config), False), list[int](), Cursor()
+    while cursor.tokens < 9000:
+        found = planner.step(cursor)
+        assert found is not None
+        *_, cursor, unusable = found
+        met.append(len(unusable))
+        assert all(one.place.startswith(str(tmp_path)) and one.reason for one in unusable)
+    assert met[0] == 4 * 40 and sorted(met) == [0] * (len(met) - 2) + [2 * 40, 4 * 40]

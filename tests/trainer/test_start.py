@@ -12,8 +12,9 @@ import torch
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.tokenizers.load import open_tokenizer
-from engine.errors import DataError
+from engine.errors import ConfigError, DataError
 from engine.launch.run import train
+from tests.data.tokenizers.chat_folder import chat_folder
 from tests.weights.folders import SHAPE, llama, saved
 
 encode = open_tokenizer("bytes").document
@@ -57,6 +58,16 @@ def test_weights_that_do_not_fit_are_reported_before_any_rank_starts(tmp_path: P
         assert caught.value.problems[0].key == "model.ffn"
         assert len(caught.value.problems) == 7
     assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_tokenizer_are_refused_before_any_rank_starts(tmp_path: Path) -> None:
+    """And accepted with the way out that the refusal names."""
+    chat_folder(saved(llama(vocab_size=400), tmp_path / "theirs"), None)
+    with pytest.raises(ConfigError, match="is not the tokenizer of run") as caught:
+        train(run_of(tmp_path, "model.vocab=400"), dry_run=True, say=lambda line: None)
+    assert caught.value.code == 2 and caught.value.problems[0].key == "data.tokenizer=bytes"
+    (way_out,) = [word.rstrip(";") for word in str(caught.value.problems[0].hint).split() if "data.tokenizer" in word]
+    train(run_of(tmp_path, "model.vocab=400", way_out), dry_run=True, say=lambda line: None)
 
 
 def test_other_rotary_angles_are_said(tmp_path: Path) -> None:

@@ -38,10 +38,10 @@ def llama(dtype: torch.dtype = torch.float32, **changes: Any) -> LlamaForCausalL
     return LlamaForCausalLM(LlamaConfig(**TINY | changes)).to(dtype).eval()
 
 
-def mixtral() -> MixtralForCausalLM:
+def mixtral(**changes: Any) -> MixtralForCausalLM:
     """A Mixtral of transformers, with 8 experts and two per token."""
     torch.manual_seed(4)
-    return MixtralForCausalLM(MixtralConfig(**TINY, num_local_experts=8, num_experts_per_tok=2)).eval()
+    return MixtralForCausalLM(MixtralConfig(**TINY | changes, num_local_experts=8, num_experts_per_tok=2)).eval()
 
 
 def saved(model: PreTrainedModel, folder: Path, shard: str = "5GB") -> Path:

@@ -23,8 +23,10 @@ from tests.weights.folders import llama, saved
 def test_a_copy_is_byte_for_byte(tmp_path: Path, shard: str) -> None:
     folder, out = saved(llama(), tmp_path / "theirs", shard), tmp_path / "ours"
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "notes.json").write_text("{}")
     found = import_weights(folder, out)
-    files = {path.name for path in folder.iterdir()} - {"tokenizer.json", "generation_config.json"}
+    files = {path.name for path in folder.iterdir()} - {"notes.json", "generation_config.json"}
+    assert f"data.tokenizer={out}" in found["overrides"]
     assert {path.name for path in out.iterdir()} == files
     assert all((out / name).read_bytes() == (folder / name).read_bytes() for name in files)
     assert (INDEX in files) == (shard == "30KB")

@@ -1,7 +1,7 @@
 """Documents from Arrow files: each row has the text or the token ids of one document in a column.
 
 Hugging Face's `save_to_disk` and its cache write streams: a message with the schema, then one per record batch. A file
-in Arrow's file format is the same after 8 bytes of magic. Blocks are record batches of together about 16 MiB.
+in Arrow's file format is the same after 8 bytes of magic. Blocks are record batches of together about 1 MiB.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any, cast
 from engine.config import schema
 from engine.data.sources.columns import columns, damage, documents
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import find, is_url, kind, library, reading
+from engine.data.sources.files import check_different, find_below, is_url, kind, library, reading
 from engine.data.sources.source import Block, Document, sample_blocks
 from engine.errors import DataError
 
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 1 << 20
 _MAGIC = b"ARROW1\0\0"
 
 
 @dataclass(frozen=True)
-class ArrowBlock:
+class ArrowBlock(Block):
     """Record batches of a file: those at byte offsets `offsets`, of which the first has the number `batch`.
 
     Without offsets, all batches of the file.
@@ -35,6 +35,7 @@ class ArrowBlock:
     path: str
     batch: int
     offsets: tuple[int, ...]
+    length: int  # bytes in the file
     field: str
     encoding: str
 
@@ -42,8 +43,12 @@ class ArrowBlock:
     def files(self) -> list[str]:
         return [self.path]
 
+    @property
+    def size(self) -> int:
+        return self.length
+
     def documents(self) -> Iterator[Document]:
-        """Read each record batch. Raises DataError for a row that is not usable."""
+        """Read each record batch. Raises DataError for a file that is damaged."""
         ipc = library("pyarrow.ipc", self.path)
         with _opened(self.path) as source, damage(self.path):
             stream = ipc.open_stream(source)
@@ -62,11 +67,11 @@ class ArrowBlock:
 
 
 def arrow_blocks(data: schema.Data) -> list[Block]:
-    """Group the record batches of files into blocks of about 16 MiB; of a local file, only messages' heads are read.
+    """Group the record batches of files into blocks of about 1 MiB; of a local file, only messages' heads are read.
 
     A file behind a URL is one block, and so is one with dictionaries, which all batches need.
     """
-    return list(_split(data)[0])
+    return list(_split(data))
 
 
 def arrow_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
@@ -74,43 +79,49 @@ def arrow_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
 
     Returns them, and the fraction of the files' bytes that they contain.
     """
-    return sample_blocks(*_split(data), sample, seed)
+    return sample_blocks(_split(data), sample, seed)
 
 
-def _split(data: schema.Data) -> tuple[list[ArrowBlock], list[int]]:
-    """Return the blocks of files, and the bytes of each."""
-    blocks, sizes = list[ArrowBlock](), list[int]()
-    for path in _files(data):
+def _split(data: schema.Data) -> list[ArrowBlock]:
+    """Return the blocks of files."""
+    blocks = list[ArrowBlock]()
+    for path in arrow_files(data):
         with reading(path) as file:
-            check(file.read(HEAD), "arrow", path, data.path)
+            check(file.read(HEAD), "arrow", path, data.path_text)
             size = file.seek(0, os.SEEK_END)
         with _opened(path) as source, damage(path):
             columns(library("pyarrow.ipc", path).open_stream(source).schema, data.field, path)
             offsets = [] if is_url(path) else _offsets(source, path)
         if not offsets:
-            blocks.append(ArrowBlock(path, 0, (), data.field, data.encoding))
-            sizes.append(size)
+            blocks.append(ArrowBlock(path, 0, (), size, data.field, data.encoding))
         first = 0
         for last, stop in enumerate(offsets[1:], start=1):
             if stop - offsets[first] >= _BLOCK_BYTES or last == len(offsets) - 1:
-                blocks.append(ArrowBlock(path, first, tuple(offsets[first:last]), data.field, data.encoding))
-                sizes.append(stop - offsets[first])
+                batches, size = tuple(offsets[first:last]), stop - offsets[first]
+                blocks.append(ArrowBlock(path, first, batches, size, data.field, data.encoding))
                 first = last
-    return blocks, sizes
+    return blocks
 
 
-def _files(data: schema.Data) -> list[str]:
+def arrow_files(data: schema.Data) -> list[str]:
     """Return the files of `data.path`. Of a folder from `save_to_disk`, those that its state.json lists.
 
     Others in it are results of later calls, such as cache-*.arrow of `map`. Raises DataError for a folder with several
     splits: training and test data would be mixed.
     """
-    splits = _read_json(posixpath.join(data.path, "dataset_dict.json")).get("splits", [])
+    files = [file for path in data.paths for file in _files_below(path, data.pattern)]
+    check_different(files)
+    return files
+
+
+def _files_below(top: str, pattern: str) -> list[str]:
+    """Return the files of one path (see `_files`)."""
+    splits = _read_json(posixpath.join(top, "dataset_dict.json")).get("splits", [])
     if splits:
-        hint = f"set data.path={posixpath.join(data.path, 'train' if 'train' in splits else splits[0])}"
-        raise DataError(f"has several splits: {', '.join(splits)}", key=data.path, hint=hint)
-    found = find(data)
-    for folder in {posixpath.dirname(path) for path in found} if kind(data.path) == "folder" else ():
+        hint = f"set data.path={posixpath.join(top, 'train' if 'train' in splits else splits[0])}"
+        raise DataError(f"has several splits: {', '.join(splits)}", key=top, hint=hint)
+    found = find_below(top, pattern)
+    for folder in {posixpath.dirname(path) for path in found} if kind(top) == "folder" else ():
         listed = _read_json(posixpath.join(folder, "state.json")).get("_data_files")
         if listed is not None:
             names = {one["filename"] for one in listed}

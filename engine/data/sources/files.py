@@ -56,18 +56,38 @@ def reading(path: Path | str, hint: str = _HINT) -> Iterator[BinaryIO]:
 
 
 def find(data: schema.Data) -> list[str]:
-    """Return the files that `data.path` names, sorted by path.
+    """Return the files that the paths of `data.path` name: of each path in turn, sorted.
 
-    It names a file, a folder, whose files that match `data.pattern` are meant, or it is a glob like `data/*.jsonl`.
-    Raises DataError if there are none.
+    Raises DataError if there are none for a path, or if a file is named twice.
     """
-    found = kind(data.path)
+    found = [file for path in data.paths for file in find_below(path, data.pattern)]
+    check_different(found)
+    return found
+
+
+def check_different(paths: Sequence[str]) -> None:
+    """Raise DataError if a path is there twice: its documents would be read twice in an epoch."""
+    seen = set[str]()
+    for path in paths:
+        name = path if is_url(path) else os.path.normpath(path)
+        if name in seen:
+            raise DataError("is named twice by data.path", key=path, hint="remove one of the paths that name it")
+        seen.add(name)
+
+
+def find_below(path: str, pattern: str) -> list[str]:
+    """Return the files that a path names, sorted.
+
+    It is a file, a folder, whose files that match `pattern` are meant, or a glob like `data/*.jsonl`. Raises DataError
+    if there are none.
+    """
+    found = kind(path)
     if found == "file":
-        return [data.path]
-    root, pattern = (data.path, data.pattern) if found == "folder" else split_glob(data.path)
+        return [path]
+    root, pattern = (path, pattern) if found == "folder" else split_glob(path)
     if not pattern or kind(root) != "folder":
         hint = "set data.path to a file, a folder, or a glob such as 'data/*.jsonl'"
-        raise DataError("no such file or folder", key=data.path, hint=hint)
+        raise DataError("no such file or folder", key=path, hint=hint)
     names = sorted(below(root, pattern))
     if not names:
         hint = "set data.pattern, for example data.pattern='**/*.json.gz'; data=folder reads texts"
@@ -143,6 +163,14 @@ def stamp(path: str) -> str:
             return str(system.ukey(inside))
         found = Path(path).stat()
         return f"{found.st_size} {found.st_mtime_ns}"
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def file_size(path: str) -> int:
+    """Return the bytes of a local file."""
+    try:
+        return Path(path).stat().st_size
     except OSError as error:
         raise unreadable(path, error) from error
 

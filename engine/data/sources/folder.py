@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.config import schema
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import below, kind, reading
+from engine.data.sources.files import below, check_different, file_size, kind, reading
 from engine.data.sources.source import Block, Document, checked_text, choose
 from engine.errors import DataError
 
@@ -20,41 +20,55 @@ _BLOCK_FILES = 64
 _HINT = "make it a readable file, or exclude it with data.pattern"
 
 
-def folder_files(data: schema.Data) -> tuple[Path, list[str]]:
-    """Return a folder, and its files that match `data.pattern` (see `below`), sorted by their path relative to it.
+def folder_files(data: schema.Data) -> list[tuple[Path, list[str]]]:
+    """Return each folder, and its files that match `data.pattern` (see `below`), sorted by their path relative to it.
 
-    Raises DataError if there are none.
+    Raises DataError if there are none in a folder, or if a file is in two of them.
     """
+    folders = [_names(path, data.pattern) for path in data.paths]
+    if len(folders) > 1:
+        check_different([str(root / name) for root, names in folders for name in names])
+    return folders
+
+
+def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
+    """Return a folder, and its files that match, sorted."""
     skipped: set[str] = set()
-    if data.path == STDLIB:
+    if path == STDLIB:
         root, skipped = Path(sysconfig.get_paths()["stdlib"]), _NOT_STDLIB
     else:
-        root = Path(data.path)
+        root = Path(path)
         found = kind(root)
         if found == "missing":
-            raise DataError("no such folder", key=data.path, hint="set data.path to a folder of text files")
+            raise DataError("no such folder", key=path, hint="set data.path to a folder of text files")
         if found == "file":
             with reading(root) as file:
-                check(file.read(HEAD), "folder", data.path, data.path)
+                check(file.read(HEAD), "folder", path, path)
             hint = "data.format=jsonl reads one document per line"
-            raise DataError("is a file, not a folder", key=data.path, hint=hint)
-    names = sorted(below(root, data.pattern, skipped))
+            raise DataError("is a file, not a folder", key=path, hint=hint)
+    names = sorted(below(root, pattern, skipped))
     if not names:
         hint = "set data.pattern, for example data.pattern='**/*.txt'"
-        raise DataError(f"contains no files that match {data.pattern!r}", key=str(root), hint=hint)
+        raise DataError(f"contains no files that match {pattern!r}", key=str(root), hint=hint)
     return root, names
 
 
-def _read(path: Path, root: Path, encoding: str) -> bytes:
-    """Read a file. Raises DataError if it is unreadable, binary, JSON lines, or not UTF-8 with the encoding `utf-8`."""
+def _read(path: Path, root: Path, encoding: str) -> Document:
+    """Read a file. It cannot be used if it is binary, JSON lines, or not UTF-8 with the encoding `utf-8`.
+
+    Raises DataError if it cannot be read.
+    """
     with reading(path, _HINT) as file:
         text = file.read()
-    check(text, "folder", str(path), str(root))
-    return checked_text(text, encoding, str(path))
+    try:
+        check(text, "folder", str(path), str(root))
+        return Document(str(path), checked_text(text, encoding, str(path)))
+    except DataError as error:
+        return Document(str(path), None, problem=error)
 
 
 @dataclass(frozen=True)
-class FolderBlock:
+class FolderBlock(Block):
     """Some of the files of a folder, by their paths relative to `root`."""
 
     root: Path
@@ -65,28 +79,40 @@ class FolderBlock:
     def files(self) -> list[str]:
         return [str(self.root / name) for name in self.names]
 
+    @property
+    def size(self) -> int:
+        return sum(file_size(path) for path in self.files)
+
     def documents(self) -> Iterator[Document]:
-        """Read each file. Raises DataError for one that is unreadable or no text."""
+        """Read each file. Raises DataError for one that is unreadable."""
         for path in self.files:
-            yield Document(path, _read(Path(path), self.root, self.encoding))
+            yield _read(Path(path), self.root, self.encoding)
 
 
 def folder_blocks(data: schema.Data) -> list[Block]:
-    """Split the files of a folder into blocks of 64 files."""
-    return _blocks(*folder_files(data), data.encoding)
+    """Split the files of each folder into blocks of 64 files."""
+    return _blocks(folder_files(data), data.encoding)
 
 
 def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
-    """Choose `sample` random files of a folder; without `sample`, all files, but at most 100,000.
+    """Choose `sample` random files of folders; without `sample`, all files, but at most 100,000.
 
     Returns blocks of 64 files, and the fraction of all files that they contain.
     """
-    root, names = folder_files(data)
-    count = min(len(names), sample or _MOST_FILES)
-    chosen = [names[number] for number in choose(len(names), count, seed).tolist()]
-    return _blocks(root, chosen, data.encoding), count / len(names)
+    folders = folder_files(data)
+    total = sum(len(names) for _, names in folders)
+    count = min(total, sample or _MOST_FILES)
+    chosen, kept, first = choose(total, count, seed), list[tuple[Path, list[str]]](), 0
+    for root, names in folders:
+        inside = chosen[(chosen >= first) & (chosen < first + len(names))] - first
+        kept.append((root, [names[number] for number in inside.tolist()]))
+        first += len(names)
+    return _blocks(kept, data.encoding), count / total
 
 
-def _blocks(root: Path, names: list[str], encoding: str) -> list[Block]:
-    parts = (tuple(names[first : first + _BLOCK_FILES]) for first in range(0, len(names), _BLOCK_FILES))
-    return [FolderBlock(root, part, encoding) for part in parts]
+def _blocks(folders: list[tuple[Path, list[str]]], encoding: str) -> list[Block]:
+    return [
+        FolderBlock(root, tuple(names[first : first + _BLOCK_FILES]), encoding)
+        for root, names in folders
+        for first in range(0, len(names), _BLOCK_FILES)
+    ]

@@ -1,4 +1,4 @@
-"""Documents from JSONL files: each line is a JSON object with the text or the token ids of one document in a field.
+"""Documents from JSONL files: each line is a JSON object with one document in a field: a text, token ids, or a chat.
 
 Files may be compressed with gzip or zstd. A compressed file is one block, because it cannot be entered in the middle.
 """
@@ -10,14 +10,15 @@ import os
 import sys
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, BinaryIO, cast
 
 from engine.config import schema
+from engine.data.sources.chat import TOOLS, chat_document, is_chat
 from engine.data.sources.content import HEAD, check, recognise
 from engine.data.sources.files import find, library, reading
 from engine.data.sources.source import (
@@ -31,38 +32,52 @@ from engine.data.sources.source import (
 )
 from engine.errors import DataError
 
-_BLOCK_BYTES = 16 << 20
+_BLOCK_BYTES = 1 << 20
 _SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
+_AT = ":byte "  # in places, between the path and where the line begins
 _CHUNK_BYTES = 64 << 10  # bytes to decompress at a time: at most 64 MiB, since zlib reaches a factor of 1,000
 
 
 @dataclass(frozen=True)
-class JsonlBlock:
+class JsonlBlock(Block):
     """The lines of a file that begin in one of several ranges of bytes, after decompression."""
 
     path: str
     field: str
     ranges: Sequence[tuple[int, int]]
+    length: int  # bytes in the file
 
     @property
     def files(self) -> list[str]:
         return [self.path]
 
+    @property
+    def size(self) -> int:
+        return self.length
+
     def documents(self) -> Iterator[Document]:
-        """Read each line; a blank one has an empty text. Raises DataError for one that is not usable."""
+        """Read each line; a blank one has an empty text. Raises DataError for a file that was cut off or damaged."""
         with _opened(self.path) as file:
             for at, line in (found for start, stop in self.ranges for found in lines(file, start, stop)):
+                place = f"{self.path}{_AT}{at}"
                 try:
-                    document = _document(line, at, self.field, f"{self.path}:byte {at}")
-                except DataError:
-                    # Raise it again with the line number, which needs a pass over the file up to this line.
-                    document = _document(line, at, self.field, f"{self.path}:{_line_number(self.path, at)}")
+                    document = _document(line, at, self.field, place)
+                except DataError as error:
+                    document = Document(place, None, problem=error)
                 yield document
+
+    def where(self, place: str) -> str:
+        """Return `path:NUMBER` of a line, which takes a pass over the file up to this line."""
+        return line_places(self.path, [place])[place]
+
+    def has(self, place: str) -> bool:
+        """Return whether the line at `path:byte OFFSET` begins in this block."""
+        return any(start <= _offset(place) < stop for start, stop in self.ranges)
 
 
 def jsonl_blocks(data: schema.Data) -> list[Block]:
-    """Split files into blocks of 16 MiB, each with the lines that begin in it; a compressed file is one block."""
-    return list(_split(data, _BLOCK_BYTES)[0])
+    """Split files into blocks of 1 MiB, each with the lines that begin in it; a compressed file is one block."""
+    return list(_split(data, _BLOCK_BYTES))
 
 
 def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
@@ -71,27 +86,27 @@ def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
     Returns blocks, and the fraction of the files' bytes that they contain. A part consists of the lines that begin in
     it, or it is a compressed file, so all lines are chosen with the same probability.
     """
-    chosen, fraction = sample_blocks(*_split(data, _SAMPLED_BYTES), sample, seed)
+    chosen, fraction = sample_blocks(_split(data, _SAMPLED_BYTES), sample, seed)
     if fraction == 1.0:
         return jsonl_blocks(data), fraction
     blocks: list[Block] = []
     for path, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
-        ranges = [one for part in parts for one in part.ranges]
-        together = _BLOCK_BYTES // _SAMPLED_BYTES
-        blocks += [
-            JsonlBlock(path, data.field, ranges[first : first + together]) for first in range(0, len(ranges), together)
-        ]
+        while together := list(islice(parts, _BLOCK_BYTES // _SAMPLED_BYTES)):
+            ranges = [one for part in together for one in part.ranges]
+            blocks.append(JsonlBlock(path, data.field, ranges, sum(part.size for part in together)))
     return blocks, fraction
 
 
-def _split(data: schema.Data, step: int) -> tuple[list[JsonlBlock], list[int]]:
-    """Return blocks of `step` bytes, or of a compressed file, and the bytes that each reads."""
-    blocks, sizes = list[JsonlBlock](), list[int]()
+def _split(data: schema.Data, step: int) -> list[JsonlBlock]:
+    """Return blocks of `step` bytes, or of a compressed file."""
+    blocks = list[JsonlBlock]()
     for path, size, compressed in _files(data):
-        ranges = [(0, sys.maxsize)] if compressed else [(at, min(size, at + step)) for at in range(0, size, step)]
-        blocks += [JsonlBlock(path, data.field, [one]) for one in ranges]
-        sizes += [size] if compressed else [stop - start for start, stop in ranges]
-    return blocks, sizes
+        if compressed:
+            blocks.append(JsonlBlock(path, data.field, [(0, sys.maxsize)], size))
+            continue
+        ranges = [(at, min(size, at + step)) for at in range(0, size, step)]
+        blocks += [JsonlBlock(path, data.field, [(start, stop)], stop - start) for start, stop in ranges]
+    return blocks
 
 
 def _files(data: schema.Data) -> Iterator[tuple[str, int, bool]]:
@@ -101,7 +116,7 @@ def _files(data: schema.Data) -> Iterator[tuple[str, int, bool]]:
             compressed = _format(file.read(HEAD)) is not None
             size = file.seek(0, os.SEEK_END)
         with _opened(path) as file:
-            check(file.read(HEAD), "jsonl", path, data.path)
+            check(file.read(HEAD), "jsonl", path, data.path_text)
         yield path, size, compressed
 
 
@@ -197,10 +212,14 @@ def _document(line: bytes, at: int, field: str, place: str) -> Document:
     if field not in record:
         raise no_such_field(place, field, list(record), "field")
     text, mask = record[field], record.get(MASK)
+    if is_chat(text, field):
+        if mask is not None:
+            raise mask_without_ids(place, field, "chat")
+        return chat_document(place, text, record.get(TOOLS), field)
     if isinstance(text, list):
         return token_document(place, text, mask, field)
     if not isinstance(text, str):
-        message, hint = f"field {field!r} is not a string", "set data.field to a field with text, or lists of token ids"
+        message, hint = f"field {field!r} is not a string", "set data.field to a field with text, token ids, or chats"
         raise DataError(message, key=place, hint=hint)
     if mask is not None:
         raise mask_without_ids(place, field)
@@ -212,11 +231,26 @@ def _document(line: bytes, at: int, field: str, place: str) -> Document:
         raise DataError(message, key=place, hint=fix) from error
 
 
-def _line_number(path: str, offset: int) -> int:
-    """Return the number, from 1, of the line that begins at an offset."""
-    number, left = 1, offset
+def line_places(path: str, places: Iterable[str]) -> dict[str, str]:
+    """Return `path:NUMBER` of the line at each place `path:byte OFFSET`, in one pass over the file."""
+    found, at, number = dict[str, str](), 0, 1
     with _opened(path) as file:
-        while left > 0 and (chunk := file.read(min(left, _BLOCK_BYTES))):
-            number += chunk.count(b"\n")
-            left -= len(chunk)
-    return number
+        for place in sorted(places, key=_offset):
+            while at < _offset(place) and (chunk := file.read(min(_offset(place) - at, _BLOCK_BYTES))):
+                number += chunk.count(b"\n")
+                at += len(chunk)
+            found[place] = f"{path}:{number}"
+    return found
+
+
+def _offset(place: str) -> int:
+    """Return OFFSET of `path:byte OFFSET`; -1 for any other place."""
+    found = place.rpartition(_AT)
+    return int(found[2]) if found[1] else -1
+
+
+def byte_place(path: str, number: int) -> str | None:
+    """Return the place `path:byte OFFSET` of the line with a number from 1; None if there is no such line."""
+    with _opened(path) as file:
+        at = sum(map(len, islice(file, number - 1)))
+        return f"{path}{_AT}{at}" if file.read(1) else None

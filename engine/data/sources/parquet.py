@@ -19,12 +19,13 @@ _BATCH_BYTES = 64 << 20  # bytes to decode at a time, about
 
 
 @dataclass(frozen=True)
-class ParquetBlock:
+class ParquetBlock(Block):
     """A row group of a file, whose first row has the number `row` in the file."""
 
     path: str
     group: int
     row: int
+    length: int  # bytes when decoded
     field: str
     encoding: str
 
@@ -32,8 +33,12 @@ class ParquetBlock:
     def files(self) -> list[str]:
         return [self.path]
 
+    @property
+    def size(self) -> int:
+        return self.length
+
     def documents(self) -> Iterator[Document]:
-        """Decode the columns that are needed, in batches. Raises DataError for a row that is not usable."""
+        """Decode the columns that are needed, in batches. Raises DataError for a file that is damaged."""
         parquet = library("pyarrow.parquet", self.path)
         with reading(self.path) as file, damage(self.path):
             opened, row = parquet.ParquetFile(file), self.row
@@ -47,7 +52,7 @@ class ParquetBlock:
 
 def parquet_blocks(data: schema.Data) -> list[Block]:
     """List the row groups of files. Only the first bytes and the footer of each are read."""
-    return list(_split(data)[0])
+    return list(_split(data))
 
 
 def parquet_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
@@ -55,21 +60,21 @@ def parquet_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[li
 
     Returns them, and the fraction of the bytes that they contain.
     """
-    return sample_blocks(*_split(data), sample, seed)
+    return sample_blocks(_split(data), sample, seed)
 
 
-def _split(data: schema.Data) -> tuple[list[ParquetBlock], list[int]]:
-    """Return the row groups of files, and the bytes of each when decoded."""
-    blocks, sizes = list[ParquetBlock](), list[int]()
+def _split(data: schema.Data) -> list[ParquetBlock]:
+    """Return the row groups of files."""
+    blocks = list[ParquetBlock]()
     for path in find(data):
         parquet = library("pyarrow.parquet", path)
         with reading(path) as file, damage(path):
-            check(file.read(HEAD), "parquet", path, data.path)
+            check(file.read(HEAD), "parquet", path, data.path_text)
             opened, row = parquet.ParquetFile(file), 0
             columns(opened.schema_arrow, data.field, path)
             for number in range(opened.num_row_groups):
                 group = opened.metadata.row_group(number)
-                blocks.append(ParquetBlock(path, number, row, data.field, data.encoding))
-                sizes.append(cast(int, group.total_byte_size))
+                size = cast(int, group.total_byte_size)
+                blocks.append(ParquetBlock(path, number, row, size, data.field, data.encoding))
                 row += group.num_rows
-    return blocks, sizes
+    return blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -16,15 +16,22 @@ from engine.units import Ints
 MASK = "loss_mask"  # the field beside token ids that says which of them count in the loss
 _MOST_BYTES = 1 << 30  # bytes that `profile-data` reads without --sample, in seconds
 _PILOT_BYTES = 16 << 20
+Message = dict[str, Any]  # of a chat: `role`, `content` (a string), and what else the template may use
 
 
 class Document(NamedTuple):
-    """A document, as a block reads it: a text, or token ids that were made elsewhere. One of both is None."""
+    """A document, as a block reads it: a text, token ids that were made elsewhere, a chat, or why it cannot be used.
 
-    place: str  # for messages: a path, `path:byte OFFSET` of a line, or `path:row NUMBER`
-    text: bytes | None  # validated, without BOS and EOS; empty for an empty file or a blank line
+    The others of these four are None.
+    """
+
+    place: str  # for error messages: a path, `path:byte OFFSET` of a line, or `path:row NUMBER`
+    text: bytes | None  # validated, without BOS and EOS; empty for an empty file, a blank line, or an empty chat
     ids: Ints | None = None  # [n] with BOS and EOS, if they are wanted
     mask: NDArray[np.bool_] | None = None  # [n] True for ids that count in the loss; None: all do
+    problem: DataError | None = None  # of this document alone; it names `place`
+    messages: list[Message] | None = None  # validated; at least one is the assistant's
+    tools: list[dict[str, Any]] | None = None  # that the assistant of `messages` may call, as JSON schemas
 
 
 class Block(Protocol):
@@ -38,9 +45,30 @@ class Block(Protocol):
         """The paths or URLs of the files that the documents are read from; `files.stamp` says if one has changed."""
         ...
 
-    def documents(self) -> Iterator[Document]:
-        """Read the documents in order. Raises DataError, which names the document, for one that cannot be used."""
+    @property
+    def size(self) -> int:
+        """The bytes that must be read for the documents, about. It does not change unless the files do."""
         ...
+
+    def documents(self) -> Iterator[Document]:
+        """Read the documents in order, those that cannot be used too: each document has the same number in every pass.
+
+        Raises DataError for a file that cannot be read to its end.
+        """
+        ...
+
+    def where(self, place: str) -> str:
+        """Return the place of one of the documents for people. A line gets its number: a pass over the file."""
+        return place
+
+
+def usable(block: Block) -> Iterator[Document]:
+    """Read the documents of a block. Raises the problem of the first one that cannot be used."""
+    for document in block.documents():
+        if document.problem is not None:
+            (problem,) = document.problem.problems
+            raise DataError(problem.message, key=block.where(document.place), hint=problem.hint) from document.problem
+        yield document
 
 
 def checked_text(text: bytes, encoding: str, place: str) -> bytes:
@@ -82,10 +110,10 @@ def token_document(place: str, ids: ArrayLike, mask: ArrayLike | None, field: st
     return Document(place, None, found, counted.astype(np.bool_))
 
 
-def mask_without_ids(place: str, field: str) -> DataError:
-    """Create the DataError for a document with a mask whose `field` is a text."""
+def mask_without_ids(place: str, field: str, what: str = "text") -> DataError:
+    """Create the DataError for a document with a mask whose `field` is a text, or another kind of `what`."""
     hint = f"set data.field to the token ids, such as data.field=input_ids, or remove {MASK!r}"
-    return DataError(f"has {MASK!r}, which belongs to token ids, but {field!r} is a text", key=place, hint=hint)
+    return DataError(f"has {MASK!r}, which belongs to token ids, but {field!r} is a {what}", key=place, hint=hint)
 
 
 def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> DataError:
@@ -95,18 +123,16 @@ def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> D
     return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "there are none")
 
 
-def sample_blocks(
-    blocks: Sequence[Block], sizes: Sequence[int], sample: int | None, seed: int
-) -> tuple[list[Block], float]:
+def sample_blocks(blocks: Sequence[Block], sample: int | None, seed: int) -> tuple[list[Block], float]:
     """Choose random blocks with about `sample` documents; without `sample`, all, but about 1 GiB at most.
 
-    `sizes` are the bytes that each block reads. All are chosen with the same probability. Returns blocks, and the
-    fraction of the bytes that they contain.
+    All are chosen with the same probability. Returns blocks, and the fraction of the bytes that they contain.
     """
 
     def random(wanted: int) -> Ints:
         return choose(len(blocks), min(len(blocks), max(1, -(-wanted * len(blocks) // total))), seed)
 
+    sizes = [block.size for block in blocks]
     total = sum(sizes)
     if total == 0 or (sample is None and total <= _MOST_BYTES):
         return list(blocks), 1.0

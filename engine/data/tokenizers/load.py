@@ -14,7 +14,7 @@ from engine.data.tokenizers.tokenizer import Kind, Loaded, Tokenizer, make
 from engine.errors import DataError
 
 BYTES = "bytes"
-_IN_FOLDER = ("tokenizer.json", "tekken.json", "tokenizer.model")  # in this order
+IN_FOLDER = ("tokenizer.json", "tekken.json", "tokenizer.model")  # in this order
 _CHOICES = (
     "give bytes, a tokenizer.json or a Hugging Face folder that has one, a SentencePiece .model, "
     "Llama 3's tokenizer.model, or Mistral's tekken.json"
@@ -28,13 +28,11 @@ def open_tokenizer(path_or_name: str, bos: bool | None = None, eos: bool | None 
     `bos` and `eos`: whether documents start with BOS and end with EOS, see `make`. Raises DataError if the file is
     missing or no known tokenizer, its library is not installed, or a token that must be added does not exist.
     """
-    if path_or_name == BYTES:
+    path = tokenizer_file(path_or_name)
+    if path is None:
         return make("bytes", byte_level.load(), b"", BYTES, bos, eos)
-    path = Path(path_or_name)
     if path.is_dir():
-        path = next((path / name for name in _IN_FOLDER if (path / name).is_file()), path)
-    if path.is_dir():
-        raise DataError(f"has none of {', '.join(_IN_FOLDER)}", key=str(path), hint=_CHOICES)
+        raise DataError(f"has none of {', '.join(IN_FOLDER)}", key=str(path), hint=_CHOICES)
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
@@ -43,6 +41,16 @@ def open_tokenizer(path_or_name: str, bos: bool | None = None, eos: bool | None 
         raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint="make it readable") from error
     kind, loaded = _load(path, content)
     return make(kind, loaded, content, str(path), bos, eos)
+
+
+def tokenizer_file(path_or_name: str) -> Path | None:
+    """Return the file of a tokenizer; the first one in a folder, or the folder if it has none. None for "bytes"."""
+    if path_or_name == BYTES:
+        return None
+    path = Path(path_or_name)
+    if path.is_dir():
+        return next((path / name for name in IN_FOLDER if (path / name).is_file()), path)
+    return path
 
 
 def _load(path: Path, content: bytes) -> tuple[Kind, Loaded]:

@@ -1,17 +1,18 @@
 """What all tokenizers offer, and what decides the ids of a document.
 
-Special tokens enter a document as its first and last id alone. Text that reads like one, such as "<s>", is never
-encoded as the special token: it is ordinary text, or the document is refused if the library cannot treat it so.
+Special tokens enter a document as its first and last id, or from a chat template, alone. Text that reads like one, such
+as "<s>", is never encoded as the special token: it is ordinary text, or the document is refused if the library cannot
+treat it so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,19 @@ class Codec(Protocol):
         """Return the text of ids."""
 
 
+class ChatEncoder(Protocol):
+    """A chat template and the tokenizer that it belongs to."""
+
+    def encode(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    ) -> tuple[Ids, NDArray[np.bool_]]:
+        """Return the ids of a chat and its mask; see `Tokenizer.chat`."""
+
+    @property
+    def content(self) -> bytes:
+        """What decides the ids, besides the codec."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A tokenizer as its files describe it: its special ids (None if unknown), and whether texts start with BOS."""
@@ -41,6 +55,7 @@ class Loaded:
     bos: int | None
     eos: int | None
     adds_bos: bool
+    chats: ChatEncoder | None = None  # None without a chat template
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,7 @@ class Tokenizer:
     bos: int | None
     eos: int | None
     fingerprint: str
+    chats: ChatEncoder | None = None  # None without a chat template
 
     def encode(self, text: str | bytes) -> Ids:
         """Return the ids of a text without BOS and EOS, [n].
@@ -78,6 +94,21 @@ class Tokenizer:
             document[-1] = self.eos
         return document
 
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+    ) -> tuple[Ids, NDArray[np.bool_]]:
+        """Return the ids of a chat, int32 [n], and which of them count as labels, bool [n].
+
+        The tokenizer's chat template makes one text of the messages, dicts with `role`, `content` and what else the
+        template uses, and of the tools that the assistant may call. BOS and EOS are those of the template alone. Only
+        what the assistant says counts, including the token that ends its turn. Raises DataError, without the document's
+        name, if the tokenizer has no template, or the chat cannot be encoded with it; see `template.render`.
+        """
+        if self.chats is None:
+            hint = "set data.tokenizer to a Hugging Face folder with tokenizer.json and a chat template"
+            raise DataError(f"is a chat, but the tokenizer ({self.kind}) has no chat template", hint=hint)
+        return self.chats.encode(messages, tools)
+
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Return ids as text to look at. Special tokens appear by name or not at all, invalid UTF-8 as U+FFFD."""
         return self.codec.decode(np.asarray(ids).tolist())
@@ -93,7 +124,9 @@ def make(kind: Kind, loaded: Loaded, content: bytes, place: str, bos: bool | Non
     last = _chosen("eos", eos, loaded.eos, True, place)
     hashed = blake2b(f"{kind} {first} {last} ".encode(), digest_size=16)
     hashed.update(content)
-    return Tokenizer(kind, loaded.codec, loaded.vocabulary, first, last, hashed.hexdigest())
+    if loaded.chats is not None:
+        hashed.update(loaded.chats.content)
+    return Tokenizer(kind, loaded.codec, loaded.vocabulary, first, last, hashed.hexdigest(), loaded.chats)
 
 
 def _chosen(name: str, wish: bool | None, token: int | None, adds: bool, place: str) -> int | None:

@@ -22,14 +22,14 @@ from engine.data import scan as scanning
 from engine.data.scan import scan
 from engine.data.sources import arrow, jsonl, parquet, source
 from engine.data.sources.formats import FORMATS
-from engine.data.sources.source import Document
+from engine.data.sources.source import Document, usable
 from engine.errors import DataError
 
 MakeData = Callable[..., schema.Data]
 Write = Callable[[Sequence[str]], bytes]
 TEXTS = ["", "é" * 7, "line\nbreak \u2028", *(f"{number} " * (number % 23) for number in range(200))]
 IDS: list[dict[str, Any]] = [
-    {"input_ids": [1, 2, 300000], "loss_mask": [0, 1, 1]},
+    {"input_ids": [1, 2, 257], "loss_mask": [0, 1, 1]},
     {"input_ids": [], "loss_mask": []},
     {"input_ids": [5], "loss_mask": None},
 ]
@@ -88,7 +88,7 @@ ALL = pytest.mark.parametrize("name", FILES)
 
 def read(data: schema.Data) -> list[Document]:
     blocks = [pickle.loads(pickle.dumps(block)) for block in FORMATS[data.format].blocks(data)]
-    return [document for block in blocks for document in block.documents()]
+    return [document for block in blocks for document in usable(block)]
 
 
 def texts(data: schema.Data) -> list[str]:
@@ -140,7 +140,7 @@ def test_token_ids_with_a_mask(name: str, tmp_path: Path, make_data: MakeData) -
     (tmp_path / "a").write_bytes(write(IDS))
     found = read(make_data(tmp_path / "a", format=form, field="input_ids"))
     assert [document.text for document in found] == [None] * 3
-    assert [document.ids.tolist() for document in found if document.ids is not None] == [[1, 2, 300000], [], [5]]
+    assert [document.ids.tolist() for document in found if document.ids is not None] == [[1, 2, 257], [], [5]]
     assert [None if document.mask is None else document.mask.tolist() for document in found] == [
         *([False, True, True], []),
         None,
@@ -181,6 +181,40 @@ def test_what_is_no_text_is_refused(name: str, tmp_path: Path, make_data: MakeDa
     (tmp_path / "a").write_bytes(write([{"text": "a"}, {"text": None}]))
     found, place, _ = refusal(make_data(tmp_path / "a", format=form))
     assert "'text'" in found and place in (f"{tmp_path}/a:2", f"{tmp_path}/a:row 1", f"{tmp_path}/a:batch 0:row 1")
+
+
+@ALL
+def test_reading_goes_on_after_documents_that_cannot_be_used(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    """They lie among good ones in one row group, or record batch, and keep their number."""
+    form, write = FILES[name]
+    good = {"input_ids": [1, 2], "loss_mask": None}
+    bad = [{"input_ids": [3, -1]}, {"input_ids": [4], "loss_mask": [1, 1]}]
+    (tmp_path / "a").write_bytes(write([good, bad[0], good, *bad, good]))
+    blocks = FORMATS[form].blocks(make_data(tmp_path / "a", format=form, field="input_ids"))
+    found = [(block, document) for block in blocks for document in block.documents()]
+    assert [None if one.ids is None else one.ids.tolist() for _, one in found] == [
+        *([1, 2], None, [1, 2], None, None, [1, 2]),
+    ]
+    for number, message in ((1, "contains -1"), (3, "contains -1"), (4, "has 2 values, but 'input_ids' has 1")):
+        block, document = found[number]
+        assert document.problem is not None and message in document.problem.problems[0].message
+        assert document.text is document.mask is None and document.problem.problems[0].key == document.place
+        rows = f"{tmp_path}/a:{number + 1}", f"{tmp_path}/a:row {number}", f"{tmp_path}/a:batch 0:row {number}"
+        assert block.where(document.place) in rows
+        assert pickle.loads(pickle.dumps(document)).problem.problems == document.problem.problems
+    with pytest.raises(DataError) as caught:
+        [document for block in blocks for document in usable(block)]
+    assert caught.value.problems[0].key == found[1][0].where(found[1][1].place)
+
+
+@ALL
+def test_texts_that_cannot_be_used_among_others(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = FILES[name]
+    (tmp_path / "a").write_bytes(write([{"text": "a"}, {"text": None}, {"text": "b"}]))
+    blocks = FORMATS[form].blocks(make_data(tmp_path / "a", format=form))
+    found = [document for block in blocks for document in block.documents()]
+    assert [document.text for document in found] == [b"a", None, b"b"]
+    assert [document.problem is None for document in found] == [True, False, True]
 
 
 @ALL
@@ -240,6 +274,18 @@ def test_binary_columns_follow_the_encoding(tmp_path: Path, make_data: MakeData)
     assert [document.text for document in found] == [b"good", b"caf\xe9 noir"]
 
 
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_columns_of_masks(form: str, tmp_path: Path, make_data: MakeData) -> None:
+    """One with nothing but nulls has the type null; one with texts is no mask."""
+    write = write_parquet if form == "parquet" else write_arrow
+    data = make_data(tmp_path / "a", format=form, field="input_ids")
+    (tmp_path / "a").write_bytes(write([{"input_ids": [1, 2], "loss_mask": None}]))
+    (found,) = read(data)
+    assert found.ids is not None and found.ids.tolist() == [1, 2] and found.mask is None
+    (tmp_path / "a").write_bytes(write([{"input_ids": [1, 2], "loss_mask": "1 1"}]))
+    assert refusal(data)[:2] == ("column 'loss_mask' has the type string, which is not a list of integers", data.path)
+
+
 def test_a_folder_of_save_to_disk(tmp_path: Path, make_data: MakeData) -> None:
     """Results of later calls lie in the same folder, and a DatasetDict has a folder per split."""
     train = tmp_path / "train"
@@ -253,6 +299,9 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, make_data: MakeData) -> None:
     data = make_data(train, format="arrow", pattern="**/*.arrow")
     assert texts(data) == TEXTS
     assert len(texts(make_data(train / "*.arrow", format="arrow"))) == len(TEXTS) + 1  # a glob means what it says
+    (tmp_path / "more.arrow").write_bytes(write_arrow(["more"]))
+    several = (f"{tmp_path}/more.arrow", str(train))
+    assert texts(make_data(several, format="arrow", pattern="**/*.arrow")) == ["more", *TEXTS]
     (tmp_path / "dataset_dict.json").write_text('{"splits": ["test", "train"]}')
     expected = ("has several splits: test, train", str(tmp_path), f"set data.path={train}")
     assert refusal(make_data(tmp_path, format="arrow", pattern="**/*.arrow")) == expected

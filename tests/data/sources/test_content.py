@@ -18,6 +18,7 @@ import zstandard
 from engine.config import schema
 from engine.data.sources.content import recognise
 from engine.data.sources.formats import FORMATS
+from engine.data.sources.source import usable
 from engine.data.token_file import TokenWriter
 from engine.errors import DataError
 
@@ -77,7 +78,7 @@ def refusal(data: schema.Data) -> tuple[str, str | None, str]:
     """Message, place and hint of the error when all documents are read."""
     with pytest.raises(DataError) as caught:
         for block in FORMATS[data.format].blocks(data):
-            list(block.documents())
+            list(usable(block))
     problem = caught.value.problems[0]
     return problem.message, problem.key, problem.hint or ""
 

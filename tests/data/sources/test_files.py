@@ -80,6 +80,24 @@ def test_a_path_that_exists_is_no_glob(tmp_path: Path, make_data: Callable[..., 
     assert find(make_data(tmp_path / "a[[]1].jsonl")) == [str(tmp_path / "a[1].jsonl")]
 
 
+def test_several_paths_are_found_in_the_order_given(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
+    for name in ("b/2.jsonl", "b/1.jsonl", "a/3.jsonl", "a/4.txt", "c.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(*paths: str) -> list[str]:
+        files = find(make_data(tuple(f"{tmp_path}/{path}" for path in paths), pattern="*.jsonl"))
+        return [os.path.relpath(file, tmp_path) for file in files]
+
+    assert found("c.jsonl", "b", "a/*") == ["c.jsonl", "b/1.jsonl", "b/2.jsonl", "a/3.jsonl", "a/4.txt"]
+    with pytest.raises(DataError, match="no such file") as caught:
+        found("a", "none")
+    assert caught.value.problems[0].key == f"{tmp_path}/none"
+    with pytest.raises(DataError, match="is named twice") as caught:
+        found("b", "a", "b/../b/2*")
+    assert caught.value.problems[0].key == f"{tmp_path}/b/../b/2.jsonl"
+
+
 @pytest.mark.parametrize("url", ["", "file://"])
 def test_a_stamp_changes_with_the_content(url: str, tmp_path: Path) -> None:
     path = tmp_path / "a"

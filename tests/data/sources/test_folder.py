@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from engine.config import schema
-from engine.data.sources.folder import folder_files
+from engine.data.sources.folder import folder_files, folder_sample
+from engine.data.sources.formats import FORMATS
 from engine.errors import DataError
 from tests.data.sources.read import documents, texts
 
@@ -48,11 +49,25 @@ def test_documents_are_sorted_by_relative_path(write_files: WriteFiles, make_dat
 )
 def test_patterns(pattern: str, names: list[str], write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.py": b"x", "d/b.py": b"x", "d/e/c.py": b"x", "a.txt": b"x"})
-    assert folder_files(make_data(root, pattern=pattern)) == (root, names)
+    assert folder_files(make_data(root, pattern=pattern)) == [(root, names)]
+
+
+def test_several_folders_are_read_in_the_order_given(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"b/2.txt": b"2", "b/1.txt": b"1", "a/d/3.txt": b"3", "a/4.md": b"4"})
+    data = make_data((f"{root}/b", f"{root}/a"), pattern="**/*.txt")
+    assert folder_files(data) == [(root / "b", ["1.txt", "2.txt"]), (root / "a", ["d/3.txt"])]
+    assert [document.text for document in documents(data)] == [b"1", b"2", b"3"]
+    blocks, fraction = folder_sample(data, 2, seed=0)
+    sampled = [document.text for block in blocks for document in block.documents()]
+    assert len(set(sampled)) == 2 and set(sampled) < {b"1", b"2", b"3"} and fraction == 2 / 3
+    with pytest.raises(DataError, match="is named twice"):
+        folder_files(make_data((f"{root}/a", f"{root}"), pattern="**/3.txt"))
+    with pytest.raises(DataError, match="contains no files that match"):
+        folder_files(make_data((f"{root}/b", f"{root}/a"), pattern="1.txt"))
 
 
 def test_the_standard_library_comes_without_installed_packages(make_data: MakeData) -> None:
-    root, names = folder_files(make_data("stdlib", pattern="**/*"))
+    ((root, names),) = folder_files(make_data("stdlib", pattern="**/*"))
     assert {"json/__init__.py", "os.py"} <= set(names)
     assert not [name for name in names if {"site-packages", "__pycache__"} & set(name.split("/"))]
     assert str(root) == sysconfig.get_paths()["stdlib"]
@@ -60,7 +75,7 @@ def test_the_standard_library_comes_without_installed_packages(make_data: MakeDa
 
 def test_a_folder_with_a_matching_name_is_not_a_document(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.py": b"x", "x.py/b.txt": b"x"})
-    assert folder_files(make_data(root, pattern="**/*.py"))[1] == ["a.py"]
+    assert folder_files(make_data(root, pattern="**/*.py"))[0][1] == ["a.py"]
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> None:
@@ -87,6 +102,19 @@ def test_a_file_that_is_not_utf8_is_refused_with_the_byte(write_files: WriteFile
     hint = "data.encoding=bytes accepts any file"
     assert refusal(make_data(root)) == ("is not UTF-8 at byte 3", str(root / "b.txt"), hint)
     assert texts(make_data(root, encoding="bytes"))[1] == b"caf\xe9 noir"
+
+
+def test_the_files_after_one_that_is_no_text_are_read(write_files: WriteFiles, make_data: MakeData) -> None:
+    root = write_files({"a": b"a", "b": b"caf\xe9", "c": b"c", "d": b"\0", "e": b"e"})
+    (block,) = FORMATS["folder"].blocks(make_data(root))
+    found = list(block.documents())
+    assert [document.text for document in found] == [b"a", None, b"c", None, b"e"]
+    assert [document.place for document in found] == [str(root / name) for name in "abcde"]
+    problems = [document.problem.problems[0] for document in found if document.problem is not None]
+    assert [(problem.message, problem.key) for problem in problems] == [
+        ("is not UTF-8 at byte 3", str(root / "b")),
+        ("contains NUL bytes, so it is not text", str(root / "d")),
+    ]
 
 
 def test_a_dangling_link_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from engine.config import schema
+from engine.data.sources import jsonl
 from engine.errors import DataError
 from tests.data.sources.read import documents, texts
 
 MakeData = Callable[..., schema.Data]
-TEXT = "set data.field to a field with text, or lists of token ids"
+TEXT = "set data.field to a field with text, token ids, or chats"
 
 
 def write(tmp_path: Path, content: bytes) -> Path:
@@ -58,6 +59,31 @@ def test_a_bad_line_is_refused_by_its_number(
         documents(make_data(path, format="jsonl"))
     problem = caught.value.problems[0]
     assert (problem.message, problem.key, problem.hint) == (message, f"{path}:3", hint)
+
+
+def test_the_number_of_a_line_is_found_when_it_is_asked_for(
+    tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a pass over the file, which thousands of bad lines must not take each."""
+    path = write(tmp_path, b'{"text": "a"}\n' + b"{\n" * 50 + b'{"text": "b"}\n')
+    passes, found_by = list[str](), jsonl.line_places
+    monkeypatch.setattr(jsonl, "line_places", lambda path, at: passes.append(path) or found_by(path, at))
+    (block,) = jsonl.jsonl_blocks(make_data(path, format="jsonl"))
+    found = list(block.documents())
+    assert [document.text for document in found] == [b"a", *[None] * 50, b"b"] and not passes
+    assert found[49].place == f"{path}:byte {14 + 48 * 2}"
+    assert block.where(found[49].place) == f"{path}:50" and len(passes) == 1
+
+
+def test_lines_are_numbered_in_one_pass_and_found_by_their_numbers(tmp_path: Path) -> None:
+    content = b'{"text": "a"}\n\n{"text": "\xc3\xa9"}\r\n{"text": "b"}'
+    path = str(write(tmp_path, content))
+    offsets = [0, *(at + 1 for at, byte in enumerate(content) if byte == 10)]
+    places = [f"{path}:byte {offset}" for offset in offsets]
+    assert jsonl.line_places(path, reversed(places)) == {
+        place: f"{path}:{number}" for number, place in enumerate(places, start=1)
+    }
+    assert [jsonl.byte_place(path, number) for number in (1, 2, 3, 4, 5)] == [*places, None]
 
 
 def test_a_missing_file_is_refused(tmp_path: Path, make_data: MakeData) -> None:

@@ -9,12 +9,13 @@ import pytest
 from engine.cluster.cluster import Cluster
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
+from engine.fit import check, machine
+from engine.fit.machine import on_this_machine
 from engine.hardware.prepare import measuring
-from engine.launch import checks, machine
+from engine.launch import checks
 from engine.launch import run as launch
 from engine.launch.checks import gpu_problem
 from engine.launch.commands import RankCommand
-from engine.launch.machine import on_this_machine
 from engine.launch.run import train
 
 GIB = 2**30
@@ -26,6 +27,7 @@ def has(monkeypatch: pytest.MonkeyPatch, host: int | None, gpu: int | None, gpus
     monkeypatch.setattr(machine, "least_gpu_memory", lambda: gpu)
     monkeypatch.setattr(checks, "least_gpu_memory", lambda: gpu)
     monkeypatch.setattr(checks, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(check, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(checks, "pytorch_without_cuda", lambda: None)
 
 

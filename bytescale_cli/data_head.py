@@ -1,0 +1,106 @@
+"""`bytescale data head`: shows the first tokens of a step's sequences as text."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, whole_number, with_config
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.data.head import Shown
+
+_SECONDS = 5.0  # between two lines of progress
+
+
+def head(
+    overrides: Overrides = None,
+    config_file: ConfigFile = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder: show a step of this run, also while it goes on.")
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(parser=whole_number, metavar="N", help="Default: 1, or with --run the last finished step."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Show N tokens of a sequence.")] = 256,
+    sequences: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Show N sequences.")] = 8,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the first tokens of a step's sequences as text.
+
+    Tokens that do not count in the loss, such as those of a prompt, are dim on a terminal, else in [[...]]. Without
+    --run, the order of documents is computed from the config; the documents up to the step are packed.
+    """
+    for flag, number in (("--step", step), ("--tokens", tokens), ("--sequences", sequences)):
+        if number is not None and number < 1:
+            raise ConfigError(f"must be at least 1, not {number}", key=flag, hint=f"for example {flag} 8")
+    from engine.config.load import load
+    from engine.config.units import counted
+    from engine.data.head import first_tokens, step_after, step_of_run
+    from engine.data.history import History
+    from engine.data.overview import Corpora
+    from engine.data.steps import Cursor
+
+    if run is not None:
+        if given := [*(overrides or []), *([f"--config {config_file}"] if config_file else [])]:
+            raise ConfigError("has a config of its own", key="--run", hint=f"leave out {given[0]}")
+        history = History.of(run)
+        step, config, corpora = step or max(1, history.finished), history.config, history.corpora
+        table = step_of_run(history, step, _progress())
+    else:
+        step, config = step or 1, load(with_config(overrides, config_file))
+        opened = Corpora(config)
+        opened.pack_first(Cursor(), output.say)
+        table, corpora = step_after(opened.steps, Cursor(), step, _progress()), opened.sources
+    shown = first_tokens(corpora, config, table.chosen(slice(sequences)), tokens)
+    inputs, loss_tokens = int(table.length.sum()), int(table.loss_tokens.sum())
+    answer: dict[str, Any] = {"step": step, "sequences": len(table), "tokens": inputs, "loss_tokens": loss_tokens}
+    answer |= {"shown": [one.to_json() for one in shown]}
+    title = f"step {step}: {counted(len(table), 'sequence')}, {counted(inputs, 'token')}, {loss_tokens:,} in the loss"
+    text = "\n\n".join([title, *map(_describe, shown)])
+    if len(shown) < len(table):
+        text += f"\n\n{len(table) - len(shown):,} more; --sequences {len(table)} shows all"
+    output.emit({"head": answer}, text, as_json=json)
+
+
+def _describe(one: Shown) -> str:
+    """Format a sequence: where it is, and its first tokens."""
+    first, last = one.start, one.start + one.length - 1
+    part = f"{one.inputs:,} tokens" if one.length == one.inputs else f"tokens {first:,} to {last:,} of {one.inputs:,}"
+    loss = "" if one.loss_tokens == one.length else f", {one.loss_tokens:,} in the loss"
+    where = " ".join(filter(None, (one.place.place, f"({one.document.id})")))
+    lines = [f"{where}: {part}{loss}"] + [f"warning: {one.place.problem}"] * (one.place.problem is not None)
+    dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    begin, end = ("\x1b[2m", "\x1b[22m") if dim else ("[[", "]]")
+    text = "".join(
+        _visible(piece.text) if piece.counted else f"{begin}{_visible(piece.text)}{end}" for piece in one.text
+    )
+    return "\n".join([*lines, text + ("..." if len(one.ids) <= one.length else "")])
+
+
+def _visible(text: str) -> str:
+    """Replace control characters, with which a document could change what the terminal shows."""
+    return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Return a function that says which step has been computed, every 5 seconds."""
+    shown = time.monotonic()
+
+    def progress(done: int, wanted: int) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > _SECONDS:
+            shown = time.monotonic()
+            output.say(f"step {done:,} of {wanted:,}")
+
+    return progress

@@ -1,0 +1,87 @@
+"""`bytescale data trace`: which documents were in a step of a run, or in which steps a document was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, whole_number
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.data.history import Traced
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+Step = Annotated[int | None, typer.Option(parser=whole_number, metavar="N", help="A step, counted from 1.")]
+
+
+def trace(
+    run: Run,
+    step: Step = None,
+    document: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DOCUMENT", help="SOURCE:BLOCK:NUMBER, a path, path:LINE, or another place of a document."
+        ),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the documents of a step, or the steps of a document.
+
+    A line is shown for each sequence: a document, or a piece of one. Its place is in the files as they are now; a
+    document whose content has changed since then is marked.
+    """
+    if (step is None) == (document is None):
+        hint = "for example --step 10, or --document web:0:17, or --document texts/a.txt"
+        raise ConfigError("give one of --step and --document", key="--step", hint=hint)
+    from engine.config.units import counted
+    from engine.data.history import History
+
+    history, reason = History.of(run), None
+    if document is None:
+        assert step is not None
+        found = history.trace_step(step)
+        title = f"step {step}"
+    else:
+        found, reason = history.trace_document(document)
+        steps = len({one.step for one in found})
+        finished = f"{counted(history.finished, 'step')} of the run"
+        title = f"{document} was in {steps:,} of {finished}" if found else f"{document} was in none of {finished}"
+        first = history.ledger.first
+        if first is not None and first > 1:
+            title += f" (the ledger begins with step {first})"
+        if reason is not None and not found:
+            title += f": {reason}"
+    inputs, loss_tokens = (sum(getattr(one, name) for one in found) for name in ("length", "loss_tokens"))
+    if found:
+        documents = counted(len({one.document for one in found}), "document")
+        title += f": {documents} in {counted(len(found), 'sequence')}, {counted(inputs, 'token')}"
+        title += f", {loss_tokens:,} of them in the loss" if loss_tokens != inputs else ""
+    answer = {"run": str(run), "finished": history.finished, "tokens": inputs, "loss_tokens": loss_tokens}
+    answer |= {"step": step, "document": document, "reason": reason, "sequences": [one.to_json() for one in found]}
+    output.emit({"trace": answer}, "\n".join([title, *_lines(found)]), as_json=json)
+
+
+def _lines(found: list[Traced]) -> list[str]:
+    """Format sequences as a table, and the problems of their documents."""
+    if not found:
+        return []
+    rows = [
+        [
+            f"{one.step:,}",
+            one.document.id,
+            f"{one.start:,} to {one.start + one.length - 1:,}",
+            f"{one.loss_tokens:,}",
+            ",".join(map(str, one.ranks)),
+            f"{one.document.hash:016x}",
+            one.place.place or "",
+        ]
+        for one in found
+    ]
+    columns = ["step", "document", "inputs", "loss tokens", "ranks", "hash", "place"]
+    problems = {f"{one.document.id}: {one.place.problem}": None for one in found if one.place.problem}
+    return [output.table(columns, rows).rstrip("\n"), *problems]

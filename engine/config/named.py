@@ -1,0 +1,73 @@
+"""What the user names: documents, lengths, or both, on the command line or in a recipe of their own.
+
+Packaged recipes for large models choose a mix of synthetic lengths (`lengths=github`), because nobody has their
+documents. Who names documents wants these to be planned, so naming them chooses `lengths=data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from engine.config.own import OwnRecipe, separate
+
+_DOCUMENTS = ("data.path", "data.sources", "data.mix", "data")  # data.tokenizer and others name no documents
+
+
+class Named(NamedTuple):
+    """The overrides (`data.path=a.jsonl`) or places (`mine.yaml:7`) that name documents and lengths, if any does."""
+
+    documents: str | None
+    lengths: str | None  # None also if only a file names lengths, and what comes before the file names documents
+
+    @property
+    def implied(self) -> list[str]:
+        """The override that naming documents stands for; none if lengths are named too."""
+        return ["lengths=data"] if self.documents and not self.lengths else []
+
+    @property
+    def conflict(self) -> str | None:
+        """A line that says which one is used if both are named, and lengths are not `data`; else None."""
+        if not (self.documents and self.lengths):
+            return None
+        both = f"lengths are those of {self.lengths}, not of the documents of {self.documents}"
+        return f"{both}; to use the documents, remove {self.lengths}"
+
+
+def named(overrides: Sequence[str]) -> Named:
+    """Return what these overrides of `load` name, or the recipe of one's own that they choose."""
+    others, own, _ = separate(overrides)
+    return named_by(others, own)
+
+
+def named_by(others: Sequence[str], own: Sequence[OwnRecipe]) -> Named:
+    """Return what overrides and recipes of one's own (`own.separate`) name.
+
+    The command line comes before a file, and a file before those that it builds on.
+    """
+    documents = lengths = None
+    for of_documents, of_lengths in _layers(others, own):
+        if documents is None:
+            documents, lengths = of_documents, lengths or of_lengths
+    return Named(documents, lengths)
+
+
+def _layers(others: Sequence[str], own: Sequence[OwnRecipe]) -> Iterator[tuple[str | None, str | None]]:
+    """Yield what names documents and what names lengths: of the command line, then of each file."""
+    keys = {text.partition("=")[0]: text for text in others}
+    yield _first(_DOCUMENTS, keys), _first(["lengths"], keys)
+    for recipe in own:
+        places = {key: f"{recipe.path}:{line}" for key, line in recipe.lines.items() if key != "data"}
+        for entry in recipe.values.get("defaults", []):
+            for key in entry if isinstance(entry, Mapping) else ():  # override /data: jsonl
+                places[str(key).removeprefix("override /")] = places[str(key)]
+        yield _first(_DOCUMENTS, places), _first(["lengths"], places)
+
+
+def _first(names: Sequence[str], keys: Mapping[str, str]) -> str | None:
+    """Return the value of the first of `keys` that is one of `names` or below it; of `data`, no key below it counts."""
+    for name in names:
+        for key, value in keys.items():
+            if key == name or (name != "data" and key.startswith(f"{name}.")):
+                return value
+    return None

@@ -1,0 +1,70 @@
+"""Where each value of a config was set: a file and line, or the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.config import keys, tree
+from engine.config.compose import layers
+from engine.config.named import named_by
+from engine.config.overrides import check
+from engine.config.own import OwnRecipe, separate
+from engine.config.yaml_lines import yaml_lines
+from engine.errors import Problem
+
+COMMAND_LINE = "command line"
+
+
+def origins(overrides: Sequence[str]) -> dict[str, str]:
+    """Return the place of each key: {"context": "mine.yaml:7", "run.seed": "recipes/config.yaml:20", ...}.
+
+    `overrides` are those of `load`; what they set is from the command line. If `lengths` is `data` because documents
+    are named, the place of lengths.name is theirs.
+    """
+    others, own, _ = separate(overrides)
+    found = named_by(others, own)
+    places = _places([*check(others)[0], *found.implied], own)
+    if found.implied:
+        text = str(found.documents)
+        places["lengths.name"] = f"{COMMAND_LINE} ({text.partition('=')[0]})" if text in others else text
+    return places
+
+
+def located(problems: Sequence[Problem], good: Sequence[str], own: Sequence[OwnRecipe]) -> list[Problem]:
+    """Name file and line in the problems of values that a recipe of one's own sets; keep the others.
+
+    `good` are the overrides that are composed with `own`.
+    """
+    if not own or not problems:
+        return list(problems)
+    files, places = {str(recipe.path) for recipe in own}, _places(good, own)
+
+    def place(problem: Problem) -> Problem:
+        found = places.get(str(problem.key), "")
+        if found.rpartition(":")[0] not in files:
+            return problem
+        return Problem(f"{problem.key}: {problem.message}", found, problem.hint)
+
+    return [place(problem) for problem in problems]
+
+
+def _places(good: Sequence[str], own: Sequence[OwnRecipe]) -> dict[str, str]:
+    """Return the place of each key that is set, as `origins` does."""
+    by_option = {f"recipe/{recipe.option}": recipe for recipe in own}
+    leaves, found = keys.leaves(), dict[str, str]()
+
+    def add(name: str, lines: Mapping[str, int], section: str) -> None:
+        for key, line in lines.items():
+            full = f"{section}.{key}" if section else key
+            if keys.leaf_of(full) in leaves:
+                found[full] = f"{name}:{line}"
+
+    for path, section in layers(good, own):
+        recipe = by_option.get(path)
+        if recipe is not None:
+            add(str(recipe.path), {"recipe": 1} | dict(recipe.lines), section)
+        else:
+            text = (tree.folder() / f"{path}.yaml").read_text(encoding="utf-8")
+            add(f"recipes/{path}.yaml", yaml_lines(text), section)
+    set_here = (text.removeprefix("++").partition("=")[0] for text in good)
+    return found | {key: COMMAND_LINE for key in set_here if keys.leaf_of(key) in leaves and key not in tree.groups()}

@@ -1,0 +1,92 @@
+"""A packaged recipe as the text of a file of the user's own, with comments to start from."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine.config import keys, tree
+from engine.config.own import parse
+
+_WIDTH = 100
+_HOW = """\
+To use it (relative paths are relative to the current folder):
+  bytescale config show --config {file} --origin   # every key, its value, and where it was set
+  bytescale estimate-memory --config {file} --fit  # whether it fits, and the largest capacity and context
+  bytescale plan --config {file}                   # which rank computes what; needs no GPU
+  bytescale train --config {file} --dry-run        # all checks; then without --dry-run
+KEY=VALUE on the command line overrides this file. Runs are written to runs/{stem} unless run.out is set."""
+_DATA = """
+# Without data of its own a recipe trains on the source files of Python's standard library, as bytes (docs/data.md).
+# For your documents add `  - override /data: jsonl` to `defaults`, remove `override /lengths` there (lengths that are
+# named are planned in place of documents), and remove the # here:
+# data:
+#   path: corpus
+#   tokenizer: tokenizer.json"""
+_DEFAULTS = "what to start from: an option of each group; `bytescale config show` has their keys"
+
+
+def own_copy(name: str, file: Path) -> str:
+    """Write the packaged recipe `name` as the text of `file`: what its base sets and what it sets, in one file.
+
+    Each key has its description above it. The name of the recipe is left out, so that it is the name of the file.
+    """
+    text = tree.text_of("recipe", name)
+    values = parse(text, Path(name))
+    entries: list[Any] = []
+    comments = [tree.about(text)]
+    for entry in values.pop("defaults", []):
+        if isinstance(entry, str):
+            base = tree.text_of("recipe", entry)
+            comments.append(tree.about(base))
+            below = parse(base, Path(entry))
+            entries += below.pop("defaults", [])
+            values = _merged(below, values)
+        else:
+            (key,) = entry
+            entries = [other for other in entries if key not in other] + [entry]
+    values.pop("recipe", None)
+    how = _HOW.format(file=shlex.quote(str(file)), stem=file.stem)
+    lines = [line for comment in comments for line in _comment(comment)]
+    lines += ["", f"# A copy of the packaged recipe {name}.", *(f"# {line}" for line in how.splitlines()), ""]
+    if entries:
+        chosen = [f"  - {key}: {option}" for entry in entries for key, option in entry.items()]
+        lines += [f"# {_DEFAULTS}", "defaults:", *chosen, ""]
+    lines += _body(values)
+    if "data" not in values:
+        lines.append(_DATA)
+    return "\n".join(lines) + "\n"
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge nested dicts: `above` overrides `below`."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _body(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the lines of nested values in the schema's order: each key below its description."""
+    leaves, indent = keys.leaves(), "  " * prefix.count(".")
+    order = [key.removeprefix(prefix).split(".")[0] for key in leaves if key.startswith(prefix)]
+    for name, value in sorted(values.items(), key=lambda item: order.index(item[0])):
+        if isinstance(value, Mapping):
+            yield from ([] if prefix else [""])
+            yield f"{indent}{name}:"
+            yield from _body(value, f"{prefix}{name}.")
+        else:
+            about = leaves[f"{prefix}{name}"].description
+            yield from (indent + line for line in _comment(about or ""))
+            # A list of one value has the same form for scalars and lists; its brackets are removed.
+            yield f"{indent}{name}: {yaml.safe_dump([value], default_flow_style=True, width=1e9).strip()[1:-1]}"
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)]

@@ -1,0 +1,27 @@
+"""The line of each key in a YAML text, for messages and for `bytescale config show --origin`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import yaml
+
+
+def yaml_lines(text: str) -> dict[str, int]:
+    """Return the line, from 1, of each dotted key and of each item of a list: {"run": 3, "run.steps": 4, ...}.
+
+    The text is valid YAML. Raises yaml.YAMLError if it is not.
+    """
+
+    def walk(node: yaml.Node | None, prefix: str, above: tuple[yaml.Node, ...]) -> Iterator[tuple[str, int]]:
+        if node in above:  # an alias of a node that contains it
+            return
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                yield f"{prefix}{key.value}", key.start_mark.line + 1
+                yield from walk(value, f"{prefix}{key.value}.", (*above, node))
+        elif isinstance(node, yaml.SequenceNode):
+            for number, item in enumerate(node.value):
+                yield f"{prefix}{number}", item.start_mark.line + 1
+
+    return dict(walk(yaml.compose(text, Loader=yaml.SafeLoader), "", ()))

@@ -1,0 +1,233 @@
+"""The ledger of a run: which documents were in each step, where they ran, and hashes of their contents.
+
+```
+ RUN/ledger/sources.json             names of the sources, by their number in the ledger
+            documents-00000000.bin   rows of steps 1 .. 1000, each a sequence: ROW. The same for any number of ranks
+            ranks-00000000.bin       rows of steps 1 .. 1000, each a shard of a sequence: SHARD
+            documents-00000001.bin   ... of steps 1001 .. 2000
+            replaced.bin             rows of steps that were run before the run went back, until they are run again
+```
+It is only appended to, except that a step that is run again replaces the steps from it on. Then documents must have the
+same contents as before. The oldest files are removed when all together exceed a limit.
+
+A step is written before its metrics, so a step with metrics is complete; the rows of a later one may not be.
+
+Letters: S sequences of a step, H shards of all sequences.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.data.steps import SequenceTable
+from engine.errors import DataError
+from engine.files import sync, write_durably
+from engine.planner.plan.step_plan import StepPlan
+
+ROW = np.dtype(
+    [
+        ("step", "<u4"),
+        ("source", "<u2"),  # number of its name in sources.json
+        ("block", "<u4"),
+        ("document", "<u4"),  # number in the block
+        ("start", "<u8"),  # first input of the sequence in its document
+        ("length", "<u4"),  # inputs
+        ("loss_tokens", "<u4"),
+        ("hash", "<u8"),  # of the content of the document
+    ]
+)
+SHARD = np.dtype([("step", "<u4"), ("sequence", "<u4"), ("rank", "<u4")])  # in the order of each ring
+STEPS = 1000  # of a file
+LIMIT = 8 << 30  # bytes of all files but the last one
+_KINDS = {"documents": ROW, "ranks": SHARD}
+_PLACE = ["source", "block", "document"]
+Rows = NDArray[np.void]
+
+
+class Ledger:
+    """The ledger in a folder. One process writes it; others may read it meanwhile."""
+
+    def __init__(self, folder: Path, sources: Sequence[str] = (), limit: int = LIMIT) -> None:
+        """Open a ledger. `sources` are the names of the sources by their number in tables, for a process that writes.
+
+        Nothing is read or written yet.
+        """
+        self.folder, self._sources, self._limit = folder, sources, limit
+        self._numbers: NDArray[np.int64]  # in the ledger, of each source
+        self._last: int | None = None  # step that this process has recorded
+        self._replaced = np.empty(0, dtype=ROW)  # rows of steps that are run again
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of all sources that the run ever had, by their number in the ledger."""
+        try:
+            found: list[str] = json.loads((self.folder / "sources.json").read_bytes())
+        except FileNotFoundError:
+            return []
+        return found
+
+    @property
+    def first(self) -> int | None:
+        """The first step that has not been removed; None if there is no step."""
+        return next((int(rows["step"][0]) for rows, _ in self.parts() if len(rows)), None)
+
+    def record(self, step: int, table: SequenceTable, plan: StepPlan) -> None:
+        """Append a step, after all steps from it on have been removed. Steps are counted from 1.
+
+        Raises DataError if the step was run before and a document has other contents now; nothing is changed then.
+        Raises OSError if writing fails.
+        """
+        if self._last != step - 1:
+            self._begin(step)
+        rows = np.empty(len(table), dtype=ROW)
+        rows["step"], rows["source"] = step, self._numbers[table.source]
+        for name in ("block", "document", "start", "length", "loss_tokens", "hash"):
+            rows[name] = getattr(table, name)
+        self._check_contents(rows)
+        if self._last != step - 1:
+            self._remove_from(step)
+        shards = np.empty(len(plan.ring_ranks), dtype=SHARD)
+        shards["step"], shards["rank"] = step, plan.ring_ranks
+        shards["sequence"] = plan.shard_sequence
+        # Synced, so that no checkpoint is newer than the ledger.
+        for kind, new in (("documents", rows), ("ranks", shards)):
+            path = self._path(kind, _number(step))
+            is_new = not path.exists()
+            with path.open("ab") as file:
+                file.write(new.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            if is_new:
+                sync(self.folder)
+        self._last = step
+        if len(self._replaced) and step >= self._replaced["step"][-1]:
+            self._replaced = np.empty(0, dtype=ROW)
+            self._replaced_path.unlink()
+        if step % STEPS == 1:
+            self._forget()
+
+    def documents(self, step: int) -> Rows:
+        """Return the sequences of a step: ROW [S], none if the ledger does not have it."""
+        return _of_step(self._read("documents", _number(step)), step)
+
+    def shards(self, step: int) -> Rows:
+        """Return the shards of the sequences of a step: SHARD [H]. A rank is an HDP rank."""
+        return _of_step(self._read("ranks", _number(step)), step)
+
+    def parts(self) -> Iterator[tuple[Rows, Rows]]:
+        """Yield the sequences and shards of all steps, those of some steps at a time, in order: ROW [n], SHARD [m]."""
+        for number in self._files():
+            yield self._read("documents", number), self._read("ranks", number)
+
+    @property
+    def _replaced_path(self) -> Path:
+        return self.folder / "replaced.bin"
+
+    def _path(self, kind: str, number: int) -> Path:
+        return self.folder / f"{kind}-{number:08d}.bin"
+
+    def _files(self) -> list[int]:
+        """Return the numbers of all files, ascending."""
+        return sorted(int(path.stem.rpartition("-")[2]) for path in self.folder.glob("documents-*.bin"))
+
+    def _read(self, kind: str, number: int) -> Rows:
+        """Read the rows of a file; none if there is no file.
+
+        What a crash has left at its end is left out: a part of a row, and, after a power loss, anything.
+        """
+        dtype = _KINDS[kind]
+        try:
+            content = self._path(kind, number).read_bytes()
+        except FileNotFoundError:
+            content = b""
+        rows = np.frombuffer(content[: len(content) // dtype.itemsize * dtype.itemsize], dtype=dtype)
+        steps = rows["step"].astype(np.int64)
+        wrong = ((steps - 1) // STEPS != number) | (np.diff(steps, prepend=0) < 0)
+        return rows[: int(wrong.argmax())] if wrong.any() else rows
+
+    def _begin(self, step: int) -> None:
+        """Look up the numbers of the sources, and the rows of steps from `step` on that are run again.
+
+        They are kept in a file of their own: if the run goes back once more before they all have been run again, those
+        that are left are still compared.
+        """
+        self.folder.mkdir(exist_ok=True)
+        known = self.sources
+        if new := [name for name in self._sources if name not in known]:
+            known += new
+            write_durably(self.folder / "sources.json", json.dumps(known).encode())
+        self._numbers = np.array([known.index(name) for name in self._sources], dtype=np.int64)
+        draft, last = self._replaced_path.with_suffix(".writing"), step - 1
+        with draft.open("wb") as file:
+            for number in self._files():
+                rows, shards = self._read("documents", number), self._read("ranks", number)
+                if len(shards):  # those of a last step without shards may be what a power loss has left
+                    last = max(last, int(shards["step"][-1]))
+                    first, stop = np.searchsorted(rows["step"], [step, last + 1])
+                    file.write(rows[first:stop].tobytes())
+            with suppress(FileNotFoundError):
+                before = np.fromfile(self._replaced_path, dtype=ROW)
+                file.write(before[np.searchsorted(before["step"], last, side="right") :].tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        if draft.stat().st_size:
+            draft.replace(self._replaced_path)
+            self._replaced = np.memmap(self._replaced_path, dtype=ROW, mode="r")
+        else:
+            draft.unlink()
+            self._replaced_path.unlink(missing_ok=True)
+
+    def _check_contents(self, now: Rows) -> None:
+        """Raise DataError if a document had other contents when the step of these rows was run before."""
+        step = int(now["step"][0])
+        before = _of_step(self._replaced, step)
+        if not len(before):
+            return
+        known = dict(zip(before[_PLACE].tolist(), before["hash"].tolist(), strict=True))
+        for place, content in zip(now[_PLACE].tolist(), now["hash"].tolist(), strict=True):
+            if known.get(place, content) != content:
+                source, block, number = place
+                document = f"{self.sources[source]}:{block}:{number}"
+                message = f"document {document} has changed since step {step} was run before"
+                shown = f"`bytescale data trace {self.folder.parent} --document {document}` shows its place"
+                raise DataError(message, key=str(self.folder), hint=f"restore it ({shown}), or start a new run")
+
+    def _remove_from(self, step: int) -> None:
+        """Remove all steps from `step` on, and what a crash has left behind the last one."""
+        for kind, dtype in _KINDS.items():
+            for path in self.folder.glob(f"{kind}-*.bin"):
+                number = int(path.stem.rpartition("-")[2])
+                if number > _number(step):
+                    path.unlink()
+                elif number == _number(step):
+                    kept = int(np.searchsorted(self._read(kind, number)["step"], step))
+                    os.truncate(path, kept * dtype.itemsize)
+
+    def _forget(self) -> None:
+        """Remove the oldest files while all but the last one exceed the limit."""
+        *numbers, _ = self._files()
+        paths = {number: [self._path(kind, number) for kind in _KINDS] for number in numbers}
+        sizes = {number: sum(path.stat().st_size for path in found) for number, found in paths.items()}
+        for number in numbers:
+            if sum(sizes.values()) <= self._limit:
+                break
+            del sizes[number]
+            for path in paths[number]:
+                path.unlink()
+
+
+def _number(step: int) -> int:
+    """Return the number of the file of a step."""
+    return (step - 1) // STEPS
+
+
+def _of_step(rows: Rows, step: int) -> Rows:
+    first, last = np.searchsorted(rows["step"], [step, step + 1])
+    return rows[first:last]

@@ -1,0 +1,226 @@
+"""Processes that pack blocks of texts ahead of the steps that need them: each block once a host.
+
+They only make token files appear earlier: whoever needs a block that is not there packs it. So a loader that is killed,
+stopped or slow costs time and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Container, Iterable
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.data.pack import Tokens, is_packed, pack_block, part_path
+from engine.data.sources.source import Block
+from engine.errors import BytescaleError
+from engine.safe_path import safe_path
+
+_LOOK_S = 0.2  # between two looks at the loaders
+_PATIENCE_S, _POLL_S = 60.0, 0.02
+_TRIMMED = 64  # blocks that are packed between two looks at the size of folders
+_ATTEMPTS = 3  # loaders that may die of a block
+
+
+class Work(NamedTuple):
+    """A block to pack into a folder."""
+
+    tokens: Tokens
+    folder: Path
+    block: Block
+
+
+class Loaders:
+    """Keeps processes busy with blocks to pack. One that dies, or that a signal has stopped, is replaced.
+
+    They end with this process, however it ends, after the block that they are packing.
+    """
+
+    def __init__(self, count: int, spool: int) -> None:
+        """Start `count` processes. The folders that they pack into are kept below `spool` bytes."""
+        os.environ.update(safe_path())  # loaders inherit the environment
+        self._changed = threading.Condition()
+        self._queue = deque[tuple[Path, Work]]()
+        self._wanted, self._spool, self._untrimmed = dict[Path, Path](), spool, _TRIMMED
+        self._died = Counter[Path]()
+        self._closed = False
+        self._wakes, self._wake = Pipe(duplex=False)
+        self._loaders = [_Loader() for _ in range(count)]
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._keeper.start()
+        # multiprocessing waits for all children when this process exits, and loaders ignore its SIGTERM.
+        self._at_exit = Finalize(None, self.close, exitpriority=1)
+
+    def ask(self, works: Iterable[Work]) -> None:
+        """Pack these blocks next, in this order, instead of those asked for before."""
+        wanted = [(part_path(*work), work) for work in works]
+        with self._changed:
+            self._wanted = {part: work.folder for part, work in wanted}
+            packing = {loader.part for loader in self._loaders}
+            self._queue = deque(one for one in wanted if one[0] not in packing and not is_packed(one[0]))
+        self._wake.send(None)
+
+    def wait(self, part: Path) -> None:
+        """Wait while the block of this token file is being packed or is to be packed.
+
+        Afterwards it may still not be packed: the block is then one that this process was not asked for or that cannot
+        be packed, and packing it here raises the error.
+        """
+
+        def settled() -> bool:
+            ours = [path for path, _ in self._queue] + [loader.part for loader in self._loaders]
+            return part not in ours or self._closed
+
+        with self._changed:
+            self._changed.wait_for(settled)
+
+    def close(self) -> None:
+        """Kill all loaders. What they have not finished is packed again later."""
+        self._at_exit.cancel()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._wake.send(None)
+        self._keeper.join()
+        for loader in self._loaders:
+            loader.kill()
+
+    def _keep(self) -> None:
+        """Hand out blocks, and look after the loaders, until `close`."""
+        try:
+            while not self._closed:
+                self._look()
+        finally:  # if it fails, for example because no process can be started, nobody waits for ever
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+
+    def _look(self) -> None:
+        """Hand out blocks, wait until something happens, and replace loaders that have died or were stopped."""
+        with self._changed:
+            for loader in self._loaders:
+                while loader.part is None and self._queue:
+                    part, work = self._queue.popleft()
+                    if not is_packed(part):
+                        loader.begin(part, work)
+            self._changed.notify_all()
+            busy = [loader.connection for loader in self._loaders]
+        ready = wait([self._wakes, *busy], _LOOK_S)
+        if self._wakes in ready:
+            self._wakes.recv()
+        with self._changed:
+            for number, loader in enumerate(self._loaders):
+                if loader.stopped():
+                    loader.kill()
+                elif loader.connection not in ready:
+                    continue
+                if not loader.ended():
+                    self._loaders[number] = self._replaced(loader)
+                self._untrimmed += 1
+        if self._untrimmed >= _TRIMMED:
+            self._untrimmed = 0
+            for folder in {*self._wanted.values()}:
+                trim(folder, self._spool, self._wanted)
+
+    def _replaced(self, loader: _Loader) -> _Loader:
+        """Return a new loader for one that has died; its block is packed next, unless it has killed several."""
+        if loader.part is not None and loader.work is not None:
+            self._died[loader.part] += 1
+            if self._died[loader.part] < _ATTEMPTS:
+                self._queue.appendleft((loader.part, loader.work))
+        loader.kill()
+        return _Loader()
+
+
+def trim(folder: Path, limit: int, kept: Container[Path]) -> None:
+    """Remove token files of blocks, those first that were not used for the longest time, to at most `limit` bytes.
+
+    Those whose prefix is in `kept` stay, and those of other users. A run that needs a removed block packs it again.
+    """
+    used, sizes = dict[Path, float](), defaultdict[Path, int](int)
+    for path in folder.glob("??/*"):
+        with suppress(OSError):  # another process has removed it
+            found, part = path.stat(), path.with_suffix("")
+            sizes[part] += found.st_size
+            used[part] = max(found.st_mtime, used.get(part, 0))
+    total = sum(sizes.values())
+    for part in sorted(used, key=lambda part: used[part]):
+        if total <= limit:
+            break
+        if part in kept:
+            continue
+        with suppress(OSError):
+            for ending in (".idx", ".bin", ".mask", ".hash", ".json"):  # the index first, which says that all is there
+                Path(f"{part}{ending}").unlink(missing_ok=True)
+            total -= sizes[part]
+
+
+def wait_for_others(part: Path) -> None:
+    """Wait until another process of this host has packed a block, at most for a minute."""
+    last = time.monotonic() + _PATIENCE_S
+    while not is_packed(part) and time.monotonic() < last:
+        time.sleep(_POLL_S)
+
+
+class _Loader:
+    """A process that packs one block at a time."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["engine.data.pack"])  # what all have in common is there once
+        self.connection, theirs = Pipe()
+        self._process: BaseProcess = context.Process(target=_pack, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.part: Path | None = None  # the block that is being packed
+        self.work: Work | None = None
+
+    def begin(self, part: Path, work: Work) -> None:
+        """Begin to pack a block."""
+        self.part, self.work = part, work
+        with suppress(OSError):  # it has died; `ended` will see it
+            self.connection.send(work)
+
+    def ended(self) -> bool:
+        """Take the end of a block. Returns False if the process has died."""
+        try:
+            self.connection.recv()
+        except (OSError, EOFError):
+            return False
+        self.part = self.work = None
+        return True
+
+    def stopped(self) -> bool:
+        """Return whether a signal has stopped the process: it would hold its block for ever."""
+        try:
+            state = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:  # it has died, or there is no /proc
+            return False
+        return state in "Tt"
+
+    def kill(self) -> None:
+        """Kill the process, if it is still there."""
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+def _pack(connection: Connection) -> None:
+    """Pack blocks in a loader until the pipe to the process that started it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may send it to all processes of a job
+    with suppress(OSError, EOFError):
+        while True:
+            work: Work = connection.recv()
+            with suppress(BytescaleError):  # whoever needs the block raises the error
+                pack_block(*work)
+            connection.send(None)

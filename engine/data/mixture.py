@@ -1,0 +1,191 @@
+"""The mixture of sources: which source the next document is taken from, so that sources get their shares of tokens.
+
+All arithmetic is in integers, so the order is the same on every machine. Weights are in 1/SCALE and their sum is SCALE.
+The debt of a source is the tokens that it should have had so far minus those that it had, also in 1/SCALE of a token;
+the sum of all debts is 0. For weights 3/4 and 1/4:
+
+    document of    a, 8    b, 4    a, 8    b, 4    a, 4
+    debt of a   0    -2      +1      -1      +2      +1
+    debt of b   0    +2      -1      +1      -2      -1
+
+Note: [how far sources are from their shares]. Let M be the longest document so far, of any source. A source is due
+when its debt would reach M, if only others were served. `Mixer.choose` serves, of the sources that are not ahead
+(debt >= 0), the one that is due first. The length of its next document need not be known. With constant weights:
+
+- ahead: debt >= -(the source's own longest document), because a source is served only at a debt >= 0;
+- behind: debt <= M. Serving the largest debt first would exceed this: up to 1.65 M with five sources.
+
+The second holds because of an invariant. For every time E (in tokens of the run), from the present time t on, the
+sources whose debt would be above M at E need no more tokens than there are:
+
+    sum of (debt + weight * (E - t)) over S(E)  <=  E - t + M,     S(E) = {debt + weight * (E - t) > M}
+
+E = t gives the bound. The invariant holds at the start, and a document of L <= M tokens, which makes the right side
+smaller by L, keeps it. If its source is in S(E), the left side is smaller by L too, or by more than M if the source
+leaves S(E). If it is not, all sources in S(E) are due earlier, so they are ahead: their debts are negative, and the
+left side is at most E - t. A document of L > M tokens makes L the new M. The right side is then E - t, with the t
+before the document, and by the same three cases the left side is at most that.
+
+After a change of weights the bound on ahead still holds. The one on behind can be exceeded, which only knowledge of
+the future weights and lengths could prevent; `docs/log.md` has figures. The method is EEVDF (Stoica and Abdel-Wahab,
+1995) with a common bound in place of the length of each next document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from engine.config import schema
+from engine.config.sources import source_configs
+
+SCALE = 1 << 20  # the sum of all weights
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Weights from a step, or from a number of tokens of the run, on."""
+
+    start: int  # the first segment starts at 0
+    weights: Mapping[str, int]  # as `scaled` returns them; every segment names the same sources
+    unit: Literal["step", "tokens"] = "step"  # of `start`, the same for all segments
+    linear: bool = False  # whether weights move linearly from the previous segment's, which they leave where it starts
+
+
+def segments_of(data: schema.Data) -> list[Segment]:
+    """Return the segments of `data.mix`; without it, one segment of the only source, which has all the weight.
+
+    `engine/config/checks.py` has checked `data.mix`.
+    """
+    names = list(source_configs(data))
+    unit: Literal["step", "tokens"] = "tokens" if any(one.tokens for one in data.mix) else "step"
+    found = []
+    for one in data.mix or (schema.Segment(weights=dict.fromkeys(names, 1.0)),):
+        weights = scaled({name: one.weights.get(name, 0) for name in names})
+        found.append(Segment(one.start, weights, unit, one.linear))
+    return found
+
+
+def scaled(weights: Mapping[str, float | Fraction]) -> dict[str, int]:
+    """Convert numbers >= 0, not all 0, of at most 1,024 sources into integers with the sum SCALE.
+
+    Rounds by the largest remainder (ties: the first name); a weight above 0 stays at least 1.
+    """
+    exact = {name: Fraction(weights[name]) for name in sorted(weights)}
+    shares = split(SCALE, exact)
+    # A share of 0 becomes 1 at the expense of the largest, which is at least 1,024.
+    raised = [name for name in exact if exact[name] and not shares[name]]
+    shares[max(exact, key=lambda name: exact[name])] -= len(raised)
+    shares.update(dict.fromkeys(raised, 1))
+    return {name: shares[name] for name in weights}
+
+
+def split(amount: int, weights: Mapping[str, int | Fraction]) -> dict[str, int]:
+    """Divide an integer in proportion to weights >= 0, not all 0, exactly: by the largest remainder, then the name."""
+    total = sum(weights.values())
+    names = sorted(weights)
+    parts = {name: divmod(amount * weights[name], total) for name in names}
+    shares = {name: int(whole) for name, (whole, _) in parts.items()}
+    # Remainders are multiples of 1/total, and their sum is less than one for each name.
+    for name in sorted(names, key=lambda name: -parts[name][1])[: amount - sum(shares.values())]:
+        shares[name] += 1
+    return shares
+
+
+def weights_at(segments: Sequence[Segment], step: int, tokens: int) -> dict[str, int]:
+    """Return the weights of a step, before which the run had `tokens` tokens. They do not change during a step."""
+    at = step if segments[0].unit == "step" else tokens
+    index = max(number for number, segment in enumerate(segments) if segment.start <= at)
+    last = segments[index]
+    if index + 1 == len(segments) or not segments[index + 1].linear:
+        return dict(last.weights)
+    following = segments[index + 1]
+    before, after = following.start - at, at - last.start
+    return scaled(
+        {name: Fraction(last.weights[name] * before + following.weights[name] * after) for name in last.weights}
+    )
+
+
+class Mixer:
+    """Chooses the source of each document. `state` is plain data, and does not contain weights.
+
+    Set `weights` before each step. A run may continue with other weights, and with sources that it did not have: they
+    begin with a debt of 0.
+    """
+
+    def __init__(self, names: Iterable[str], state: Mapping[str, Any] | None = None) -> None:
+        """Begin with debts of 0, or continue from a state. Raises ValueError if `names` lacks one of its sources."""
+        state = state or {"sources": {}, "dropped": [], "longest": 0}
+        names = sorted(names)
+        unknown = sorted({*state["sources"]} - {*names})
+        if unknown:
+            raise ValueError(f"the state has sources that are not in the mixture: {', '.join(unknown)}")
+        saved = {name: state["sources"].get(name, (0, 0)) for name in names}
+        self.taken = {name: int(taken) for name, (taken, _) in saved.items()}  # tokens so far
+        self.debts = {name: int(debt) for name, (_, debt) in saved.items()}  # in 1/SCALE of a token
+        self.longest = int(state["longest"])  # tokens of the longest document so far
+        self.dropped = set(state["dropped"])
+        self._given: Mapping[str, int] = dict.fromkeys(names, 0)  # weights with those of dropped sources
+        self._weights: dict[str, int] = {}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All that `Mixer(names, state)` needs to continue, for JSON: about 40 bytes a source and its name."""
+        sources = {name: [self.taken[name], self.debts[name]] for name in self.taken}
+        return {"sources": sources, "dropped": sorted(self.dropped), "longest": self.longest}
+
+    @property
+    def weights(self) -> dict[str, int]:
+        """The weights in use. Dropped sources have none; the others' have the sum SCALE, or none has one."""
+        return self._weights
+
+    @weights.setter
+    def weights(self, weights: Mapping[str, int]) -> None:
+        """Set the weights of all sources, as `weights_at` returns them; those of dropped sources go to the others."""
+        self._given = weights
+        left = {name: weights[name] for name in self.debts if name not in self.dropped}
+        self._weights = scaled(left) if any(left.values()) else {}
+
+    def choose(self) -> str | None:
+        """Return the source of the next document; None if no source that is left has a weight.
+
+        Ties: the larger weight, then the first name. A source whose weight is 0 is due as if it had the smallest
+        weight, so its debt is paid when the others are ahead, and debts do not add up over segments.
+        """
+        limit, best, best_key = self.longest * SCALE, None, (0, 0)
+        for name, weight in self._weights.items():  # in order of names
+            debt = self.debts[name]
+            if debt < 0:
+                continue
+            # Tokens until the debt is `limit`. Rounding down is exact, because documents end at whole tokens.
+            key = ((limit - debt) // (weight or 1), -weight)
+            if best is None or key < best_key:
+                best, best_key = name, key
+        return best
+
+    def took(self, name: str, tokens: int) -> None:
+        """Count a document of `tokens` tokens of a source."""
+        for other, weight in self._weights.items():
+            self.debts[other] += weight * tokens
+        self.debts[name] -= SCALE * tokens
+        self.taken[name] += tokens
+        self.longest = max(self.longest, tokens)
+
+    def forget(self, name: str) -> None:
+        """Remove a source that the config no longer has, as `drop`. If it comes back, it begins with a debt of 0."""
+        self.drop(name)
+        self.dropped.remove(name)
+        del self.taken[name], self.debts[name]
+
+    def drop(self, name: str) -> None:
+        """Remove a source for the rest of the run. Its debt goes to the others in proportion to their weights."""
+        self.dropped.add(name)
+        self.weights = self._given
+        debt, self.debts[name] = self.debts[name], 0
+        left = {other: self._given[other] for other in self.debts if other not in self.dropped}
+        if not any(left.values()):  # of a segment in which the others have no weight
+            left = dict.fromkeys(left, 1)
+        for other, part in (split(debt, left) if left else {}).items():
+            self.debts[other] += part

@@ -1,0 +1,131 @@
+"""What is known of the documents before training, and the blocks that it needs first.
+
+Small sources are packed and counted completely. Of a large one, only the first windows are, so that a start takes no
+longer for more documents.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from engine.config.schema import Config
+from engine.data.bigrams import BigramCounts
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
+from engine.data.pack import pack_blocks
+from engine.data.steps import Cursor, Steps
+from engine.errors import ConfigError
+
+SMALL = 64 << 20  # bytes of sources that are read completely
+_SECONDS = 5.0  # between two lines of progress
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The documents of all sources of a config."""
+
+    training: int
+    validation: int
+    empty: int  # left out, because they have no token to predict
+    longest: int  # inputs
+    bigram_nats: float | None  # bigram entropy (bigrams.py); None unless all tokens are bytes, with BOS and EOS
+
+
+class Corpora:
+    """The sources of a config, of which nothing has been read but where their blocks are."""
+
+    def __init__(self, config: Config) -> None:
+        """List the blocks of all sources.
+
+        Raises DataError for a source that cannot be used, ConfigError if its tokenizer has more tokens than the model.
+        """
+        self.blocks = list_blocks(config.data)
+        self.sources = open_corpora(config.data, self.blocks)
+        _check_vocabulary(self.sources, config)
+        self.steps = Steps(self.sources, config)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each source, by name."""
+        return {corpus.name: corpus.fingerprint for corpus in self.sources}
+
+    @cached_property
+    def are_few(self) -> bool:
+        """Whether there are so few documents that all are read before training."""
+        total = 0
+        for corpus in self.sources:
+            for block in range(corpus.blocks):
+                total += corpus.size(block)
+                if total > SMALL:
+                    return False
+        return True
+
+    def pack_first(self, cursor: Cursor, say: Say) -> None:
+        """Pack the blocks that the step at `cursor` and the validation set need first, with all cores; all if few.
+
+        `say` gets lines of progress. Raises DataError and StorageError as `pack_block` does.
+        """
+        needed = {corpus.name: set(range(corpus.blocks) if self.are_few else ()) for corpus in self.sources}
+        for name, block in () if self.are_few else (*self.steps.upcoming(cursor, 1), *self.steps.validating()):
+            needed[name].add(block)
+        shown = time.monotonic()
+        for corpus in self.sources:
+            if not isinstance(corpus, TextCorpus):
+                continue
+
+            def progress(done: int, total: int, place: str = corpus.place) -> None:
+                nonlocal shown
+                if time.monotonic() - shown > _SECONDS:
+                    shown = time.monotonic()
+                    say(f"reading documents of {place}: {done / total:.0%}")
+
+            blocks = [corpus.sources[block] for block in sorted(needed[corpus.name])]
+            pack_blocks(corpus.tokens, corpus.folder, blocks, progress=progress)
+
+    @cached_property
+    def overview(self) -> Overview | None:
+        """Counts of few documents, which have been packed; None if they are many."""
+        if not self.are_few:
+            return None
+        training = validation = empty = longest = 0
+        bigrams = BigramCounts()
+        for corpus in self.sources:
+            for number in range(corpus.blocks):
+                packed = corpus.open(number)
+                inputs = packed.inputs()
+                held = int((packed.hash()[inputs > 0] / 2.0**64 < corpus.share).sum())
+                training, validation = training + int((inputs > 0).sum()) - held, validation + held
+                empty += int((inputs == 0).sum()) + (len(packed.left_out.empty) if packed.left_out else 0)
+                longest = max(longest, int(inputs.max(initial=0)))
+                if _is_bytes(corpus):
+                    for document, count in enumerate(inputs.tolist()):
+                        bigrams.add(packed.read(document, 0, count + 1).astype(np.int32))
+        nats = bigrams.entropy() if all(map(_is_bytes, self.sources)) else None
+        return Overview(training, validation, empty, longest, nats)
+
+
+def _check_vocabulary(corpora: Sequence[Corpus], config: Config) -> None:
+    """Raise ConfigError if the documents may have tokens that are not in the model's vocabulary.
+
+    The vocabulary of a token file of another tool is not known; each token is checked when it is read.
+    """
+    for corpus in corpora:
+        size = corpus.vocabulary
+        if size is not None and size > config.model.vocab:
+            message = f"is smaller than the vocabulary of the documents' tokenizer, {size:,} ({corpus.place})"
+            hint = "set model.vocab={}" if config.run.weights is None else "choose run.weights with a vocabulary of {}"
+            raise ConfigError(message, key=f"model.vocab={config.model.vocab}", hint=f"{hint.format(size)} or more")
+
+
+def _is_bytes(corpus: Corpus) -> bool:
+    """Return whether the tokens of a corpus are bytes, with EOS, which separates documents."""
+    if isinstance(corpus, TextCorpus):
+        tokenizer = corpus.tokens.open()
+        return tokenizer.kind == "bytes" and tokenizer.eos is not None
+    facts = corpus.facts if isinstance(corpus, TokenCorpus) else None
+    return facts is not None and facts.tokenizer == "bytes" and facts.eos is not None

@@ -1,0 +1,181 @@
+"""Where the documents of a run are in the user's files, and which document is at a place.
+
+A document of a run is known by its source, its block, and its number among those of the block that can be trained on.
+Its place is a path, `path:LINE`, `path:row NUMBER`, or, in a token file, `PREFIX:document NUMBER`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
+from engine.data.pack import LeftOut
+from engine.data.sources.jsonl import JsonlBlock, byte_place, line_places
+from engine.data.sources.source import Block
+from engine.errors import DataError
+
+_INSIDE = re.compile(r":(\d+|byte \d+|row \d+|batch \d+:row \d+)$")  # of a place, after the path
+
+
+class Known(NamedTuple):
+    """A document as the ledger knows it."""
+
+    source: str
+    block: int
+    document: int
+    hash: int  # of its content
+
+    @property
+    def id(self) -> str:
+        return f"{self.source}:{self.block}:{self.document}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data, with the hash in hexadecimal digits: numbers of JSON have 53 bits."""
+        return {"id": self.id, **self._asdict(), "hash": f"{self.hash:016x}"}
+
+
+class Place(NamedTuple):
+    """Where a document is. `place` is None if it cannot be found, and `problem` says why, or that it has changed."""
+
+    place: str | None
+    problem: str | None = None
+
+
+class Match(NamedTuple):
+    """A document at a place, or all of a block if `document` is None."""
+
+    source: str
+    block: int
+    document: int | None
+
+
+def places_of(corpora: Sequence[Corpus], documents: Iterable[Known]) -> dict[Known, Place]:
+    """Find documents. Blocks of texts that are no longer in the cache folder are packed again.
+
+    Each block is read once, and each file of lines up to the last one that is needed. Raises StorageError if a block
+    cannot be packed.
+    """
+    named, found = {corpus.name: corpus for corpus in corpora}, dict[Known, Place]()
+    blocks = defaultdict[tuple[str, int], list[Known]](list)
+    for document in documents:
+        blocks[document.source, document.block].append(document)
+    lines = defaultdict[str, list[Known]](list)  # by path
+    for (source, number), wanted in blocks.items():
+        corpus = named.get(source)
+        if corpus is None:
+            found |= dict.fromkeys(wanted, Place(None, f"the config of the run has no source {source!r} by now"))
+            continue
+        try:
+            found |= _in_block(corpus, number, wanted)
+        except DataError as error:
+            (problem,) = error.problems
+            found |= dict.fromkeys(wanted, Place(None, f"{problem.key}: {problem.message}"))
+            continue
+        placed = [one for one in wanted if found[one].place is not None]
+        if placed and isinstance(corpus, TextCorpus) and isinstance(block := corpus.sources[number], JsonlBlock):
+            lines[block.path] += placed
+    for path, wanted in lines.items():
+        numbered = line_places(path, {found[one].place or "" for one in wanted})
+        found |= {one: found[one]._replace(place=numbered[found[one].place or ""]) for one in wanted}
+    return found
+
+
+def _in_block(corpus: Corpus, number: int, wanted: Sequence[Known]) -> dict[Known, Place]:
+    """Return the places of documents of a block; those of lines have an offset in place of a number."""
+    gone, changed = "its files have changed: they have no such document", "its content has changed since the step"
+    if number >= corpus.blocks:
+        return dict.fromkeys(wanted, Place(None, gone))
+    packed = corpus.open(number)
+    hashes = packed.hash().tolist()
+    if isinstance(corpus, TextCorpus):
+        assert packed.left_out is not None
+        all_places = [document.place for document in corpus.sources[number].documents()]
+        places = [all_places[ordinal] for ordinal in packed.left_out.numbers(len(hashes)).tolist()]
+    else:
+        places = [f"{corpus.place}:document {document}" for document in range(packed.first, packed.last)]
+    found = dict[Known, Place]()
+    for one in wanted:
+        if one.document >= len(places):
+            found[one] = Place(None, gone)
+        else:
+            found[one] = Place(places[one.document], None if hashes[one.document] == one.hash else changed)
+    return found
+
+
+def at_place(corpora: Sequence[Corpus], place: str) -> tuple[list[Match], str | None]:
+    """Find the documents at a place, which may be a whole file. Also returns why a document there is in no step.
+
+    Finds nothing at a place without a document. Raises DataError if a file cannot be read, StorageError if a block
+    cannot be packed.
+    """
+    found, reason = list[Match](), None
+    for corpus in corpora:
+        if isinstance(corpus, TokenCorpus):
+            document = re.fullmatch(re.escape(corpus.place) + r":document (\d+)", place)
+            match = corpus.find(int(document[1])) if document else None
+            if match is not None:
+                found.append(Match(corpus.name, *match))
+                reason = _not_trained(corpus, *match)
+        elif isinstance(corpus, TextCorpus):
+            for block, ordinal in _ordinals(corpus.sources, place):
+                if ordinal is None:
+                    found.append(Match(corpus.name, block, None))
+                    continue
+                packed = corpus.open(block)
+                assert packed.left_out is not None
+                reason = _left_out(packed.left_out, ordinal)
+                if reason is None:
+                    kept = packed.left_out.numbers(packed.last - packed.first)
+                    document_number = int(np.searchsorted(kept, ordinal))
+                    found.append(Match(corpus.name, block, document_number))
+                    reason = _not_trained(corpus, block, document_number)
+    return found, reason
+
+
+def _left_out(left_out: LeftOut, ordinal: int) -> str | None:
+    """Return why a document of a block is not in its token file."""
+    if ordinal in left_out.empty:
+        return "it has no token to predict"
+    broken = (one.reason for one in left_out.broken if one.document == ordinal)
+    return next((f"it cannot be used: {reason}" for reason in broken), None)
+
+
+def _not_trained(corpus: Corpus, block: int, document: int) -> str | None:
+    """Return why a document of a token file is not trained on."""
+    packed = corpus.open(block)
+    if not packed.inputs()[document]:
+        return "it has no token to predict"
+    return "it is held out for validation" if packed.hash()[document] / 2.0**64 < corpus.share else None
+
+
+def _ordinals(blocks: Sequence[Block], place: str) -> Iterator[tuple[int, int | None]]:
+    """Yield the block and the number, among all documents of the block, of each document at a place.
+
+    None in place of the number stands for all documents of the block: the place is a file with several documents.
+    """
+    inside, wanted = _INSIDE.search(place), dict[str, str | None]()  # the place in each file, as its blocks name it
+    path = place[: inside.start()] if inside else place
+    for number, block in enumerate(blocks):
+        for index, file in enumerate(block.files):
+            if _same(file, place):
+                yield number, None if len(block.files) == 1 else index
+            elif inside and _same(file, path):
+                if file not in wanted:
+                    is_line = isinstance(block, JsonlBlock) and inside[1].isdecimal()
+                    wanted[file] = byte_place(file, int(inside[1])) if is_line else f"{file}{inside[0]}"
+                there = wanted[file]
+                if there is not None and not (isinstance(block, JsonlBlock) and not block.has(there)):
+                    documents = enumerate(block.documents())
+                    yield from ((number, ordinal) for ordinal, one in documents if one.place == there)
+
+
+def _same(file: str, path: str) -> bool:
+    """Return whether two paths are of the same file. Only those with the same name are looked up."""
+    return file == path or (Path(file).name == Path(path).name and os.path.realpath(file) == os.path.realpath(path))

@@ -1,0 +1,72 @@
+"""RUN/quarantine.jsonl: the documents that were left out because they cannot be used, with the reason.
+
+Each line is a JSON object: step, source, block, document (its number among all documents of the block), place, reason.
+A document is listed once, with the step before which it was first met, also if the run is resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+MOST = 10_000  # documents that are listed
+
+
+class Unusable(NamedTuple):
+    """A document that was left out."""
+
+    source: str
+    block: int
+    document: int  # number among all documents of the block
+    place: str
+    reason: str
+
+
+class Quarantine:
+    """The list of a run. One process writes it."""
+
+    def __init__(self, path: Path, most: int = MOST) -> None:
+        self._path, self._most = path, most
+        self._listed: set[tuple[str, int, int]] | None = None  # source, block, document; None before the first use
+
+    def add(self, step: int, found: Sequence[Unusable]) -> int:
+        """List the documents that are not listed yet. Returns how many are; beyond `most`, no more are added.
+
+        Raises OSError if reading or writing fails.
+        """
+        if self._listed is None:
+            self._listed = self._read()
+        lines = []
+        for one in found:
+            key = one.source, one.block, one.document
+            if key not in self._listed and len(self._listed) < self._most:
+                self._listed.add(key)
+                lines.append(json.dumps({"step": step, **one._asdict()}) + "\n")
+        if lines:
+            with self._path.open("a") as file:
+                file.write("".join(lines))
+                file.flush()
+                os.fsync(file.fileno())
+        return len(self._listed)
+
+    def _read(self) -> set[tuple[str, int, int]]:
+        """Read what is listed. What a crash has left of a last line, or anything else that is not one, is removed."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return set()
+        listed, size = set[tuple[str, int, int]](), 0
+        for line in content.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                found = json.loads(line)
+                listed.add((found["source"], found["block"], found["document"]))
+            except (ValueError, KeyError, TypeError):
+                break
+            size += len(line)
+        os.truncate(self._path, size)
+        return listed

@@ -1,0 +1,166 @@
+r"""Renders chats with the chat templates of Hugging Face's tokenizers, and finds what the assistant says in the text.
+
+A template may mark that itself, with `{% generation %}` blocks. For others, what it writes for the messages before one
+of the assistant (with the prompt for its answer), and through it, are compared with the whole:
+
+```
+ whole     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\n ...
+ before    <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n
+ through   <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello<|im_end|>\n
+                                                                  ---------------    counts, without the last line break
+```
+
+Templates are code of others, which runs in Jinja's sandbox with the helpers that transformers gives them (source:
+transformers/utils/chat_template_utils.py). One differs, see `_today`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.errors import DataError
+
+Spans = list[tuple[int, int]]  # first character, and the one after the last
+START, STOP = "\ufdd0", "\ufdd1"  # around what a `{% generation %}` block writes; no text has these noncharacters
+_DAY = date(2024, 7, 26)  # what Llama 3's templates write without a clock
+_REWRITTEN = "the chat template writes messages[:{}] differently when others follow"
+_SPLIT = "end the chat there, or mark what the assistant says with {% generation %} in the template"
+
+
+class Rendered(NamedTuple):
+    """A chat as a text."""
+
+    text: str
+    spans: Spans  # what the assistant says, with what ends its turns
+    marked: bool  # by the template itself, so that the spans are exact
+
+
+class _Generation(Extension):
+    """`{% generation %} ... {% endgeneration %}`: writes the block between START and STOP."""
+
+    tags = {"generation"}  # noqa: RUF012, as in jinja2
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        marks = [nodes.Output([nodes.TemplateData(mark)], lineno=line) for mark in (START, STOP)]
+        return [marks[0], nodes.Scope(body, lineno=line), marks[1]]
+
+
+class _Compiled(NamedTuple):
+    template: jinja2.Template
+    marks: bool  # has `{% generation %}` blocks
+    names: set[str]  # of the variables that it reads
+
+
+def render(
+    source: str, variables: Mapping[str, str], messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+) -> Rendered:
+    """Render a chat with a template. `variables` are the names of special tokens, such as `bos_token`.
+
+    Raises DataError, without the document's name, if the template cannot be applied, leaves out the tools or what the
+    assistant says, or gives no way to find that.
+    """
+    compiled = _compiled(source)
+    if tools and "tools" not in compiled.names:
+        raise DataError("has tools, which the chat template does not use", hint="remove them, or change the template")
+
+    def text_of(first: int, prompt: bool = False) -> str:
+        """Render the first messages, and with `prompt` what stands before the next one of the assistant."""
+        try:
+            return compiled.template.render(
+                {**variables, "messages": list(messages[:first]), "tools": tools, "add_generation_prompt": prompt}
+            )
+        # What the template's own code may raise; TemplateError includes that of `raise_exception`.
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            message = f"the chat template cannot be applied to messages[:{first}]: {error}"
+            raise DataError(message, hint="change these messages, or leave the chat out") from error
+
+    whole = text_of(len(messages))
+    rendered = _unmarked(whole) if compiled.marks else Rendered(whole, [], False)
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        content = str(message.get("content", ""))
+        if content.strip().rpartition("\n")[2].strip() not in rendered.text:
+            missing = f"the chat template leaves out or changes the end of messages[{number}]"
+            raise DataError(missing, hint="change this message, or leave the chat out")
+        if compiled.marks:
+            continue
+        before, through = text_of(number, prompt=True), text_of(number + 1)
+        if not whole.startswith(through):
+            raise DataError(_REWRITTEN.format(number + 1), hint=_SPLIT)
+        if not through.startswith(before):
+            raise DataError(_REWRITTEN.format(number), hint=_SPLIT)
+        start = len(before)
+        if "add_generation_prompt" not in compiled.names:
+            # Nothing says where a header ends, as in `<|assistant|>\nHello`. Mistral's templates have none.
+            found = max(through.find(content, start), through.find(content.strip(), start))
+            start = found if through[start:found].strip() else start
+        rendered.spans.append((start, len(through)))
+    if not any(start < stop for start, stop in rendered.spans):
+        raise DataError("the chat template writes nothing that counts as said by the assistant", hint=_SPLIT)
+    return rendered
+
+
+def _unmarked(text: str) -> Rendered:
+    """Return the spans between START and STOP, and the text without these."""
+    pieces, starts, spans, length = list[str](), list[int](), Spans(), 0
+    for piece in re.split(f"([{START}{STOP}])", text):
+        if piece == START:
+            starts.append(length)
+        elif piece == STOP:
+            spans.append((starts.pop(), length))
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return Rendered("".join(pieces), spans, True)
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> _Compiled:
+    """Compile a template. Raises DataError if it is not valid."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_raise, strftime_now=_today)
+    try:
+        tree = environment.parse(source)
+        marks = any(node.data == START for node in tree.find_all(nodes.TemplateData))
+        return _Compiled(environment.from_string(source), marks, meta.find_undeclared_variables(tree))
+    except jinja2.TemplateError as error:
+        message = f"the tokenizer's chat template is not valid: {error}"
+        raise DataError(message, hint="correct it in chat_template.jinja or tokenizer_config.json") from error
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the escapes for HTML of Jinja's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    """Refuse a chat, for templates."""
+    raise jinja2.TemplateError(message)
+
+
+def _today(pattern: str) -> str:
+    """The date of today, for templates: always the same day, or a chat would get other tokens tomorrow."""
+    return _DAY.strftime(pattern)

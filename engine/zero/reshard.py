@@ -1,0 +1,67 @@
+"""Loads a checkpoint's model states with another number of ranks, another ZeRO stage, or another optimizer class.
+
+Each rank reads the ranges of the master weights and moments that it stores now, wherever the old ranks stored them. The
+values are copied, so the result is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from torch import Tensor
+
+from engine.zero.partition import places
+from engine.zero.states import MASTER, SavedStates
+
+# The names of a rank's flat master weights in DeepSpeed's optimizers: stages 1 and 2, stage 1 in bf16, stage 3.
+_MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp32_partitioned_groups_flat")
+
+
+@torch.no_grad()
+def load_resharded(engine: Any, saved: SavedStates, stage: int) -> None:
+    """Load `saved` into a DeepSpeed engine of ZeRO stage `stage` that has not run yet. All ranks must call it.
+
+    Allocates the moments, and nothing else but what the low-precision weights take while they are gathered.
+    """
+    optimizer, rank, ranks = engine.optimizer, dist.get_rank(), dist.get_world_size()
+    if stage == 3:
+        optimizer.checkpoint_event_prologue()
+    masters: list[Tensor] = next(getattr(optimizer, name) for name in _MASTERS if hasattr(optimizer, name))
+    groups = [{name: shape.numel() for name, shape in shapes.items()} for shapes in engine._get_zero_param_shapes()]
+    states = [
+        {key: flat.detach() if key == MASTER else torch.zeros_like(flat) for key in saved.keys} for flat in masters
+    ]
+    for flat in masters:
+        flat.zero_()  # the padding
+    for name, place in places(groups, [len(flat) for flat in masters], stage, ranks).items():
+        start, stop, at = place.on_rank(rank)
+        if start < stop:
+            for key, flat in states[place.group].items():
+                saved.read(name, key, start, flat[at : at + stop - start])
+
+    for flat, of_flat in zip(masters, states, strict=True):
+        moments = {key: tensor for key, tensor in of_flat.items() if key != MASTER}
+        optimizer.optimizer.state[flat] = moments | _step(optimizer.optimizer, saved.step, flat)
+    for name, buffer in engine.module.named_buffers():
+        if name in saved.buffers:
+            buffer.copy_(saved.buffers[name])
+
+    # Copy the master weights to the weights in the run's dtype.
+    if stage == 3:
+        own = optimizer.state_dict()
+        optimizer.load_state_dict([own] * ranks, load_optimizer_states=False)
+        optimizer.checkpoint_event_epilogue()
+    else:
+        optimizer.update_lp_params()
+
+
+def _step(optimizer: torch.optim.Optimizer, step: int | None, flat: Tensor) -> dict[str, Any]:
+    """The optimizer's count of updates as it stores it: SGD has none."""
+    if step is None:
+        return {}
+    if isinstance(optimizer, DeepSpeedCPUAdam):
+        return {"step": step}
+    return {"step": torch.tensor(float(step), device=flat.device)}  # fused AdamW needs it on the device

@@ -1,0 +1,31 @@
+"""A copied recipe is the same config under the file's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import keys, tree
+from engine.config.load import load
+from engine.config.own_copy import own_copy
+
+
+@pytest.mark.parametrize("name", tree.recipes())
+def test_every_recipe(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "my copy.yaml"
+    text = own_copy(name, file)
+    file.write_text(text, encoding="utf-8")
+    copy, original = load([f"recipe={file}"]), load([f"recipe={name}"])
+    assert (copy.recipe, copy.run.out) == ("my copy", "runs/my copy")
+    run = copy.run.model_copy(update={"out": original.run.out})
+    assert copy.model_copy(update={"recipe": name, "run": run}) == original
+
+
+def test_what_a_user_needs_to_start() -> None:
+    text = own_copy("llama3-8b-1m-16nodes", Path("a b.yaml"))
+    assert tree.about(text).startswith(tree.about(tree.text_of("recipe", "llama3-8b-1m-16nodes")))
+    assert "bytescale train --config 'a b.yaml'" in text
+    assert f"# {keys.leaves()['capacity'].description}\ncapacity: 8K\n" in text
+    assert "base/" not in text
+    assert "# data:\n" in own_copy("quickstart", Path("a.yaml")), "what stands for documents of one's own"

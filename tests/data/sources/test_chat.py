@@ -1,0 +1,136 @@
+"""Chats of every format: the same messages, and a clear refusal of what is no chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from engine.config import schema
+from engine.data.sources.chat import chat_document
+from engine.errors import DataError
+from tests.data.sources.read import documents
+
+MakeData = Callable[..., schema.Data]
+USER: dict[str, Any] = {"role": "user", "content": "What is 2 + 2?"}
+ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "4"}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "sum", "arguments": {"a": 2, "b": 2}}}]}
+TOOL = {"type": "function", "function": {"name": "sum"}}
+CHATS: list[dict[str, Any]] = [
+    {"messages": [USER, ASSISTANT]},
+    {"messages": [USER, CALL, {"role": "tool", "content": "4"}, ASSISTANT], "tools": [TOOL]},
+    {"messages": [{"role": "system", "content": "Be brief."}, USER, ASSISTANT]},
+]
+
+
+def as_lines(rows: list[dict[str, Any]], path: Path) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_strings(rows: list[dict[str, Any]], path: Path) -> None:
+    as_lines([{key: json.dumps(value) for key, value in row.items()} for row in rows], path)
+
+
+def as_parquet(rows: list[dict[str, Any]], path: Path) -> None:
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=of_all(rows)), path, row_group_size=1)
+
+
+def as_parquet_strings(rows: list[dict[str, Any]], path: Path) -> None:
+    columns = {key: [json.dumps(row[key]) if key in row else None for row in rows] for key in ("messages", "tools")}
+    pyarrow.parquet.write_table(pa.table(columns), path)
+
+
+def as_arrow(rows: list[dict[str, Any]], path: Path) -> None:
+    table = pa.Table.from_pylist(rows, schema=of_all(rows))
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def of_all(rows: list[dict[str, Any]]) -> pa.Schema:
+    """The columns of all rows: as in real files, each message then has the keys of all messages."""
+    names = sorted({key for row in rows for key in row})
+    return pa.schema([pa.field(name, pa.array([row.get(name) for row in rows]).type) for name in names])
+
+
+WRITERS = {
+    "lines": ("jsonl", as_lines),
+    "strings": ("jsonl", as_strings),
+    "parquet": ("parquet", as_parquet),
+    "parquet strings": ("parquet", as_parquet_strings),
+    "arrow": ("arrow", as_arrow),
+}
+ALL = pytest.mark.parametrize("name", WRITERS)
+
+
+@ALL
+def test_chats_are_read_from_every_format(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = WRITERS[name]
+    write(CHATS, tmp_path / "a")
+    found = documents(make_data(tmp_path / "a", format=form, field="messages"))
+    assert [(one.messages, one.tools) for one in found] == [(row["messages"], row.get("tools")) for row in CHATS]
+    assert all(one.text is one.ids is one.problem is None for one in found)
+
+
+@ALL
+def test_an_empty_chat_is_an_empty_document(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = WRITERS[name]
+    write([CHATS[0], {"messages": []}], tmp_path / "a")
+    _, empty = documents(make_data(tmp_path / "a", format=form, field="messages"))
+    assert empty.messages is None and not empty.text and (empty.ids is None or not len(empty.ids))
+
+
+def test_text_parts_are_joined_and_keys_without_a_value_left_out() -> None:
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 2?"}]
+    chat = [{"role": "user", "content": parts, "name": None}, ASSISTANT]
+    assert chat_document("a", chat, None, "messages").messages == [USER, ASSISTANT]
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ([USER], "'chat' has no message of the role assistant, only of user"),
+        ([ASSISTANT, {"from": "human", "value": "hi"}], "chat[1] has no 'role'"),
+        ([{"role": None, "content": "hi"}, ASSISTANT], "chat[0] has no 'role'"),
+        ([{"role": 3, "content": "hi"}, ASSISTANT], "chat[0] has no 'role'"),
+        ([{"role": "user"}, ASSISTANT], "chat[0] has a 'content' that is neither a text nor a list of texts"),
+        ([{"role": "user", "content": 7}, ASSISTANT], "chat[0] has a 'content' that is neither"),
+        ([{"role": "user", "content": ["hi"]}, ASSISTANT], "chat[0] has a 'content' that is neither"),
+        ([{"role": "user", "content": [{"type": "image", "text": "x"}]}, ASSISTANT], "chat[0] has a 'content' that"),
+        ([{"role": "user", "content": [{"type": "text", "text": 1}]}, ASSISTANT], "chat[0] has a 'content' that"),
+        ([USER, "hi"], "'chat' is not a list of messages"),
+        ({"role": "user"}, "'chat' is not a list of messages"),
+        ("hello", "'chat' is a string, but not one of JSON"),
+        ('"hello"', "'chat' is not a list of messages"),
+    ],
+)  # fmt: skip
+def test_what_is_no_chat_is_refused(messages: object, message: str) -> None:
+    with pytest.raises(DataError) as caught:
+        chat_document("place", messages, None, "chat")
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(message) and problem.key == "place" and problem.hint
+
+
+def test_tools_that_are_no_list_are_refused() -> None:
+    with pytest.raises(DataError, match="'tools' is not a list of objects"):
+        chat_document("place", [USER, ASSISTANT], '{"name": "sum"}', "messages")
+
+
+@pytest.mark.parametrize("name", ["lines", "parquet", "arrow"])
+def test_a_mask_beside_a_chat_is_refused(name: str, tmp_path: Path, make_data: MakeData) -> None:
+    form, write = WRITERS[name]
+    write([{**CHATS[0], "loss_mask": [1]}], tmp_path / "a")
+    with pytest.raises(DataError, match="has 'loss_mask', which belongs to token ids, but 'messages' is a chat"):
+        documents(make_data(tmp_path / "a", format=form, field="messages"))
+
+
+def test_a_string_in_another_field_is_a_text(tmp_path: Path, make_data: MakeData) -> None:
+    """A file of JSON in a corpus of code must not become a chat."""
+    text = json.dumps(CHATS[0]["messages"])
+    as_lines([{"text": text}], tmp_path / "a")
+    (found,) = documents(make_data(tmp_path / "a", format="jsonl"))
+    assert found.text == text.encode() and found.messages is None

@@ -1,0 +1,370 @@
+"""Loaders make blocks appear earlier. Whatever happens to them, each block is packed, and once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.config import schema
+from engine.data import loaders as module
+from engine.data.corpus import TextCorpus
+from engine.data.loaders import Loaders, Work, trim, wait_for_others
+from engine.data.pack import Tokens, is_packed, pack_block, part_path
+from engine.data.token_file import TokenFile
+from engine.data.tokenizers.load import open_tokenizer
+from engine.errors import DataError
+from tests.data.noted import Noted, ends, starts
+
+TOKENS = Tokens("bytes", None, None)
+TEXTS = [b"one", b"two", b"three"]
+encode = open_tokenizer("bytes").document
+MakeData = Callable[..., schema.Data]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> list[Noted]:
+    return [Noted.write(tmp_path / f"{number}", TEXTS) for number in range(6)]
+
+
+@contextmanager
+def running(count: int, spool: int = 1 << 40) -> Iterator[Loaders]:
+    with closing(Loaders(count, spool)) as loaders:
+        yield loaders
+
+
+def ask(loaders: Loaders, cache: Path, blocks: Sequence[Noted]) -> list[Path]:
+    """Ask for blocks, and return the prefixes of their token files."""
+    loaders.ask(Work(TOKENS, cache, block) for block in blocks)
+    return [part_path(TOKENS, cache, block) for block in blocks]
+
+
+def contents(part: Path) -> list[list[int]]:
+    packed = TokenFile.open(part)
+    return [packed.read(number, 0, 99).tolist() for number in range(len(packed))]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    last = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < last
+        time.sleep(0.005)
+
+
+def packer(block: Noted) -> int:
+    """Wait until a loader packs a block, and return its process."""
+    wait_until(lambda: starts(block) > ends(block))
+    return block.notes()[-1][1]
+
+
+def test_blocks_are_packed_by_other_processes(blocks: list[Noted], cache: Path) -> None:
+    with running(2) as loaders:
+        for part in ask(loaders, cache, blocks):
+            loaders.wait(part)
+            assert is_packed(part) and contents(part) == [encode(text).tolist() for text in TEXTS]
+    assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+    processes = {process for block in blocks for _, process in block.notes()}
+    assert os.getpid() not in processes and 1 <= len(processes) <= 2
+
+
+def test_blocks_are_packed_in_the_order_in_which_they_are_asked_for(blocks: list[Noted], cache: Path) -> None:
+    """What is asked for last replaces what was asked for before."""
+    with running(1) as loaders:
+        blocks[0].hold()
+        ask(loaders, cache, blocks[:4])
+        packer(blocks[0])
+        parts = ask(loaders, cache, [blocks[5], blocks[0], blocks[4]])
+        blocks[0].release()
+        for part in parts:
+            loaders.wait(part)
+    assert [starts(block) for block in blocks] == [1, 0, 0, 0, 1, 1]
+    order = sorted((part for part in parts), key=lambda part: Path(f"{part}.idx").stat().st_mtime_ns)
+    assert order == [parts[1], parts[0], parts[2]]
+
+
+def test_what_is_there_is_not_packed(blocks: list[Noted], cache: Path) -> None:
+    pack_block(TOKENS, cache, blocks[0])
+    with running(1) as loaders:
+        for part in ask(loaders, cache, blocks[:2]):
+            loaders.wait(part)
+    assert [starts(block) for block in blocks[:2]] == [1, 1]
+
+
+def test_nobody_waits_for_a_block_that_nobody_packs(blocks: list[Noted], cache: Path) -> None:
+    with running(1) as loaders:
+        loaders.wait(part_path(TOKENS, cache, blocks[0]))
+    loaders.wait(part_path(TOKENS, cache, blocks[0]))
+    assert not starts(blocks[0])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_block_is_packed_whatever_happens_to_its_loader(
+    blocks: list[Noted], cache: Path, how: signal.Signals, count: int
+) -> None:
+    """Another loader packs it, once; the others go on."""
+    blocks[0].hold()
+    with running(count) as loaders:
+        parts = ask(loaders, cache, blocks)
+        victim = packer(blocks[0])
+        os.kill(victim, how)
+        wait_until(lambda: starts(blocks[0]) == 2)
+        blocks[0].release()
+        for part in parts:
+            loaders.wait(part)
+            assert contents(part) == [encode(text).tolist() for text in TEXTS]
+        assert not alive(victim)
+    assert [(starts(block), ends(block)) for block in blocks] == [(2, 1), *[(1, 1)] * 5]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_idle_loader_is_replaced(blocks: list[Noted], cache: Path, how: signal.Signals) -> None:
+    with running(1) as loaders:
+        loaders.wait(*ask(loaders, cache, blocks[:1]))
+        (_, victim), _ = blocks[0].notes()
+        os.kill(victim, how)
+        wait_until(lambda: not alive(victim))
+        loaders.wait(*ask(loaders, cache, blocks[1:2]))
+    assert [ends(block) for block in blocks[:2]] == [1, 1]
+    assert blocks[1].notes()[0][1] != victim
+
+
+def test_signals_of_a_scheduler_and_of_a_terminal_end_no_loader(blocks: list[Noted], cache: Path) -> None:
+    """They are sent to all processes of a job; the rank needs its data until it has saved."""
+    blocks[0].hold()
+    with running(1) as loaders:
+        (part,) = ask(loaders, cache, blocks[:1])
+        loader = packer(blocks[0])
+        for sent in (signal.SIGTERM, signal.SIGINT):
+            os.kill(loader, sent)
+        blocks[0].release()
+        loaders.wait(part)
+    assert (starts(blocks[0]), ends(blocks[0])) == (1, 1)
+
+
+def test_a_block_of_which_loaders_die_is_given_up(
+    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
+) -> None:
+    """For example for want of memory. Whoever needs it packs it; the others are packed."""
+    blocks[0].kill(but=os.getpid())
+    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
+    with running(1) as loaders:
+        corpus.wait = loaders.wait
+        ask(loaders, cache, blocks)
+        assert len(corpus.open(0).inputs()) == 3
+        assert len(corpus.open(5).inputs()) == 3
+    assert (starts(blocks[0]), ends(blocks[0])) == (1 + module._ATTEMPTS, 1)
+    assert starts(blocks[5]) == 1
+
+
+def test_a_block_that_cannot_be_packed_is_an_error_of_whoever_waits(
+    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
+) -> None:
+    blocks[0].break_()
+    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
+    with running(2) as loaders:
+        corpus.wait = loaders.wait
+        ask(loaders, cache, blocks)
+        with pytest.raises(DataError, match="is broken"):
+            corpus.open(0)
+        assert all(len(corpus.open(block).inputs()) == 3 for block in range(1, 6))
+    assert {process for _, process in blocks[0].notes()} >= {os.getpid()} and starts(blocks[0]) == 2
+
+
+def test_loaders_of_two_runs_pack_a_block_once(blocks: list[Noted], cache: Path) -> None:
+    for block in blocks:
+        block.hold()
+    with running(2) as one, running(2) as other:
+        parts = ask(one, cache, blocks)
+        ask(other, cache, blocks)
+        wait_until(lambda: sum(map(starts, blocks)) >= 2)
+        for block in blocks:
+            block.release()
+        for part in parts:
+            one.wait(part)
+            other.wait(part)
+            assert is_packed(part)
+    assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+
+
+def test_waiting_ends_when_the_loaders_are_closed(blocks: list[Noted], cache: Path) -> None:
+    blocks[0].hold()
+    loaders = Loaders(1, 1 << 40)
+    (part,) = ask(loaders, cache, blocks[:1])
+    packer(blocks[0])
+    waiting = threading.Thread(target=loaders.wait, args=(part,))
+    waiting.start()
+    loaders.close()
+    waiting.join(10)
+    assert not waiting.is_alive() and not is_packed(part)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_loaders_that_cannot_be_started_again(
+    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
+    blocks[0].hold()
+    with running(1) as loaders:
+        corpus.wait = loaders.wait
+        ask(loaders, cache, blocks)
+        victim = packer(blocks[0])
+        monkeypatch.setattr(module, "_Loader", full)
+        os.kill(victim, signal.SIGKILL)
+        blocks[0].release()
+        assert [len(corpus.open(block).inputs()) for block in (0, 5)] == [3, 3]
+
+
+# Processes that are left
+
+
+def alive(process: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_no_loader_is_left_after_the_end(blocks: list[Noted], cache: Path) -> None:
+    """Not even one that packs."""
+    for block in blocks:
+        block.hold()
+    with running(3) as loaders:
+        ask(loaders, cache, blocks)
+        started = [packer(block) for block in blocks[:3]]
+        assert len({*started}) == 3
+    assert not any(map(alive, started))
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from engine.data.loaders import Loaders, Work
+from engine.data.pack import Tokens
+from tests.data.noted import Noted
+if __name__ == "__main__":
+    loaders = Loaders(2, 1 << 40)
+    folder = Path(sys.argv[1])
+    blocks = [Noted(folder / str(number)) for number in range(2)]
+    loaders.ask(Work(Tokens("bytes", None, None), folder / "cache", block) for block in blocks)
+    print("asked", flush=True)
+    if sys.argv[2] == "exits":
+        while not all(block.notes() for block in blocks):
+            time.sleep(0.01)
+        sys.exit(3)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "exits"])
+def test_no_loader_is_left_when_its_owner_ends(blocks: list[Noted], tmp_path: Path, how: str) -> None:
+    """However it ends, and also without `close`. A loader finishes its block."""
+    for block in blocks[:2]:
+        block.hold()
+    script = tmp_path / "owner.py"
+    script.write_text(OWNER)
+    root = str(Path(__file__).parents[2])
+    environment = os.environ | {"PYTHONPATH": root}
+    with subprocess.Popen([sys.executable, str(script), str(tmp_path), how], env=environment, cwd=root) as owner:
+        started = [packer(block) for block in blocks[:2]]
+        family = psutil.Process(owner.pid).children(recursive=True)
+        if how == "killed":
+            owner.kill()
+        for block in blocks[:2]:
+            block.release()
+        try:
+            assert owner.wait(30) == (3 if how == "exits" else -signal.SIGKILL)
+        finally:
+            owner.kill()
+    wait_until(lambda: not any(map(alive, started)))
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+
+
+# The size of the cache folder
+
+
+def sizes(cache: Path) -> int:
+    return sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+
+
+def aged(cache: Path, blocks: list[Noted]) -> list[Path]:
+    """Pack blocks; the first was used longest ago."""
+    parts = [part_path(TOKENS, cache, block) for block in blocks]
+    for age, (block, part) in enumerate(zip(blocks, parts, strict=True)):
+        pack_block(TOKENS, cache, block)
+        for path in part.parent.glob(f"{part.name}*"):
+            os.utime(path, (10**9, 10**9))
+        os.utime(f"{part}.idx", (10**9 + age, 10**9 + age))
+    return parts
+
+
+def test_what_was_not_used_for_the_longest_time_is_removed(blocks: list[Noted], cache: Path) -> None:
+    parts = aged(cache, blocks)
+    each = sizes(cache) // 6
+    trim(cache, 6 * each, set())
+    assert all(map(is_packed, parts))
+    os.utime(f"{parts[0]}.idx", (2 * 10**9, 2 * 10**9))
+    trim(cache, 3 * each, {parts[2]})
+    assert [is_packed(part) for part in parts] == [True, False, True, False, False, True]
+    assert sizes(cache) == 3 * each, "nothing is left of the others"
+    trim(cache, 0, set())
+    assert not sizes(cache)
+    trim(cache / "none", 0, set())
+
+
+def test_a_folder_of_others_cannot_be_trimmed(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Users may share a cache folder. A loader's owner must not fail, or wait for ever, because of it."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    parts = aged(cache, blocks)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        trim(cache, 0, set())
+    assert all(map(is_packed, parts))
+
+
+def test_loaders_keep_the_folder_small(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wanted next stays, though it exceeds the limit."""
+    monkeypatch.setattr(module, "_TRIMMED", 1)
+    parts = aged(cache, blocks[:4])
+    with running(1, spool=1) as loaders:
+        wanted = ask(loaders, cache, [blocks[4], blocks[1], blocks[5]])
+        for part in wanted:
+            loaders.wait(part)
+        wait_until(lambda: not is_packed(parts[0]) and not is_packed(parts[3]))
+        loaders.wait(*ask(loaders, cache, blocks[5:]))
+    assert is_packed(wanted[2])
+
+
+def test_another_rank_of_the_host_waits(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = part_path(TOKENS, cache, blocks[0])
+    waiting = threading.Thread(target=wait_for_others, args=(part,))
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    pack_block(TOKENS, cache, blocks[0])
+    waiting.join(10)
+    assert not waiting.is_alive()
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    wait_for_others(part_path(TOKENS, cache, blocks[1]))

@@ -1,0 +1,256 @@
+"""A checkpoint is loaded with other numbers of ranks and in other stages, to the last bit.
+
+DeepSpeed's own functions gather every parameter and moment, before a checkpoint is saved and after it is loaded.
+"""
+
+from __future__ import annotations
+
+import gc
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.models.build import Transformer, build_model
+from engine.models.common.attention import LocalAttention
+from engine.models.common.initialise import initialise
+from engine.trainer.optimizer import build_optimizer
+from engine.zero import engine as zero_engine
+from engine.zero.engine import ZeroEngine
+from engine.zero.settings import deepspeed_settings
+from engine.zero.shards import gathered, sharded, stored
+from engine.zero.states import SavedStates
+from tests.allocations import allocated
+from tests.world import run_world
+
+pytestmark = pytest.mark.world
+
+WORLDS, STAGES = (1, 2, 3), (1, 2, 3)
+SHAPE = ["layers=2", "hidden=20", "heads=2", "kv_heads=1", "ffn=19", "vocab=259"]  # with padding in stages 1, 2 and 3
+EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias"]
+SGD = ["optimizer.name=sgd", "optimizer.betas=[0.9,0.9]"]
+KINDS = {
+    "fp32": ["dtype=fp32"],
+    "bf16 tied": ["dtype=bf16", "model.tied=true"],
+    "bf16 experts": ["dtype=bf16", *EXPERTS],
+    "fp32 experts, sgd": ["dtype=fp32", *EXPERTS, *SGD],
+    "sgd without momentum": ["dtype=bf16", "optimizer.name=sgd", "optimizer.betas=[0,0]"],
+}
+WHOLE_PRODUCT = ("fp32", "bf16 experts")  # of the others, all worlds and stages occur, but not all pairs
+TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
+
+
+def config_of(kind: str, stage: int, *more: str) -> Config:
+    return load(["recipe=quickstart", *(f"model.{one}" for one in SHAPE), *KINDS[kind], f"zero.stage={stage}", *more])
+
+
+def engine_of(config: Config, seed: int) -> ZeroEngine:
+    with sharded(config):
+        model = build_model(config).to(torch.bfloat16 if config.dtype == "bf16" else torch.float32)
+    initialise(model, seed, torch.device("cpu"), stored)
+    return ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+
+
+def train(engine: ZeroEngine, steps: int) -> list[float]:
+    """Train with a batch that every rank has whole, so that worlds differ in rounding alone; return the norms."""
+    positions, norms = torch.arange(37), []
+    for _ in range(steps):
+        loss = engine.forward(TOKENS, positions, TOKENS, LocalAttention(positions))
+        engine.backward(loss, 37 * dist.get_world_size())
+        norms.append(engine.step(1e-2))
+    return norms
+
+
+def gather(engine: ZeroEngine) -> dict[str, Any]:
+    """All states of an engine by name: weights, masters, moments and buffers, and the optimizer's count of steps."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    inner = engine._engine.optimizer
+    if hasattr(inner, "_hp_optimizer_states_linked"):
+        inner._hp_optimizer_states_linked = False  # stage 2 has linked the states of the first group only
+        inner._lazy_init_hp_params_optimizer_state()
+    (steps,) = {float(state.get("step", -1)) for state in inner.optimizer.state.values()} or {-1.0}  # SGD counts none
+    keys = sorted({key for state in inner.optimizer.state.values() for key in state} - {"step"})
+    found: dict[str, Any] = {"steps": steps, "keys": keys}
+    for name, parameter in engine.module.named_parameters():
+        with gathered(parameter):
+            found[f"weight {name}"] = parameter.detach().clone()
+        found[f"master {name}"] = safe_get_full_fp32_param(parameter).clone()
+        for key in keys:
+            found[f"{key} {name}"] = safe_get_full_optimizer_state(parameter, key).clone()
+    return found | {f"buffer {name}": buffer.clone() for name, buffer in engine.module.named_buffers()}
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of states that are not equal to the last bit."""
+    names = sorted(one.keys() | other.keys())
+    same = [
+        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype
+        if isinstance(one.get(name), Tensor) and isinstance(other.get(name), Tensor)
+        else one.get(name) == other.get(name)
+        for name in names
+    ]
+    return [name for name, equal in zip(names, same, strict=True) if not equal]
+
+
+def folder_of(root: Path, kind: str, world: int, stage: int) -> Path:
+    return root / f"{kind}, {world} ranks, stage {stage}"
+
+
+def set_biases(model: Transformer) -> None:
+    for name, buffer in model.named_buffers():
+        if name.endswith("bias"):
+            buffer.copy_(torch.arange(len(buffer)) * 3 % 7 - 3)
+
+
+def save_all(root: Path) -> None:
+    """On a rank: train two steps of each kind in each stage, and save a checkpoint."""
+    gc.freeze()  # DeepSpeed collects garbage up to six times per engine
+    for kind, stage in product(KINDS, STAGES):
+        engine = engine_of(config_of(kind, stage), seed=0)
+        set_biases(engine.module)
+        train(engine, 2)
+        whole, folder = gather(engine), folder_of(root, kind, dist.get_world_size(), stage)
+        engine.save(folder)
+        if dist.get_rank() == 0:
+            torch.save(whole, folder / "whole.pt")
+
+
+def load_all(root: Path) -> list[str]:
+    """On a rank: load the checkpoints in each stage; return what differs."""
+    gc.freeze()
+    wrong, here = [], dist.get_world_size()
+    for kind, world, before, stage in product(KINDS, WORLDS, STAGES, STAGES):
+        if kind not in WHOLE_PRODUCT and (world + before + stage) % 3:
+            continue
+        folder = folder_of(root, kind, world, before)
+        engine = engine_of(config_of(kind, stage), seed=1)
+        engine.load(folder)
+        changed = differences(torch.load(folder / "whole.pt"), gather(engine))
+        wrong += [f"{folder.name} -> {here} ranks, stage {stage}: {changed}"] if changed else []
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of all kinds, worlds and stages."""
+    folder = tmp_path_factory.mktemp("saved")
+    for world in WORLDS:
+        run_world(world, save_all, folder)
+    return folder
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_states_are_equal_to_the_last_bit(root: Path, world: int) -> None:
+    """In every stage, from every world and stage: weights, master weights, moments, steps and the experts' biases."""
+    whole = torch.load(folder_of(root, "bf16 experts", 3, 1) / "whole.pt")
+    assert whole["keys"] == ["exp_avg", "exp_avg_sq"] and whole["steps"] == 2
+    assert whole["buffer layers.0.ffn.bias"].tolist() == [-3, 0, 3]
+    for found in run_world(world, load_all, root):
+        assert found == []
+
+
+def to_the_host_and_back(root: Path) -> list[dict[str, Any]]:
+    """On a rank: load what an engine with another optimizer class saved; compare the states and two more steps."""
+    gc.freeze()
+    found = []
+    for kind, stage, host in product(("fp32", "bf16 tied"), STAGES, (False, True)):
+        folder = root / f"{kind}, stage {stage}, {host}"
+        first = engine_of(config_of(kind, stage, f"optimizer.on_host={host}"), seed=0)
+        train(first, 2)
+        first.save(folder)
+        second = engine_of(config_of(kind, 4 - stage, f"optimizer.on_host={not host}"), seed=1)
+        second.load(folder)
+        changed, kinds = differences(gather(first), gather(second)), [class_of(one) for one in (first, second)]
+        norms = train(first, 2), train(second, 2)
+        found.append({"case": folder.name, "changed": changed, "kinds": kinds, "norms": norms})
+    return found
+
+
+def class_of(engine: ZeroEngine) -> str:
+    return type(engine._engine.optimizer.optimizer).__name__
+
+
+@pytest.mark.usefixtures("host_adam")
+def test_the_optimizer_moves_to_the_host_and_back(tmp_path: Path) -> None:
+    """DeepSpeedCPUAdam and AdamW have the same states, and go on alike."""
+    for rank in run_world(2, to_the_host_and_back, tmp_path):
+        for found in rank:
+            assert found["changed"] == [], found["case"]
+            assert set(found["kinds"]) == {"AdamW", "DeepSpeedCPUAdam"}
+            one, other = found["norms"]
+            assert other == pytest.approx(one, rel=1e-4 if found["case"].startswith("fp32") else 3e-2), found["case"]
+
+
+def save_in_sub_groups(root: Path) -> dict[str, Any]:
+    """On a rank: save a checkpoint of stage 3 whose parameters lie in several sub-groups, as those of large models."""
+
+    def small(config: Config) -> dict[str, Any]:
+        settings = deepspeed_settings(config)
+        settings["zero_optimization"]["sub_group_size"] = 3000
+        return settings
+
+    with patch.object(zero_engine, "deepspeed_settings", small):
+        engine = engine_of(config_of("fp32", 3), seed=0)
+    train(engine, 2)
+    engine.save(root)
+    return gather(engine) | {"groups": len(engine._engine.optimizer.fp16_groups)}
+
+
+def load_one(root: Path, kind: str, stage: int) -> dict[str, Any]:
+    engine = engine_of(config_of(kind, stage), seed=1)
+    engine.load(root)
+    return gather(engine)
+
+
+def test_sub_groups_of_stage_3(tmp_path: Path) -> None:
+    whole = run_world(2, save_in_sub_groups, tmp_path)[0]
+    assert whole.pop("groups") > 2
+    for stage in (1, 3):
+        for found in run_world(3, load_one, tmp_path, "fp32", stage):
+            assert differences(whole, found) == [], stage
+
+
+def bytes_of_a_load(root: Path) -> tuple[int, int, int]:
+    """On a rank: the peak of a load that reshards, the bytes of its moments, and those of all parameters in fp32."""
+    large = ["model.hidden=200", "model.ffn=400", "model.layers=3"]
+    first = engine_of(config_of("fp32", 1, *large), seed=0)
+    train(first, 1)
+    first.save(root)
+    engine = engine_of(config_of("fp32", 3, *large), seed=1)
+    peak = allocated(lambda: engine.load(root)).peak
+    moments = 2 * sum(flat.nbytes for flat in engine._engine.optimizer.fp32_partitioned_groups_flat)
+    return peak, moments, 4 * sum(shape.numel() for shape in SavedStates(root).shapes.values())
+
+
+def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
+    """A load allocates the moments of the rank's own partition; the files of all ranks are only mapped."""
+    for peak, moments, whole in run_world(3, bytes_of_a_load, tmp_path):
+        mapped = 3 * whole  # counted as well: the masters and both moments
+        assert moments <= peak - mapped < moments + whole / 10
+
+
+def rates_after_a_load(root: Path) -> list[tuple[float, float]]:
+    """On a rank: the weight decay and clip norm after loads in the same layout and in another one."""
+    engine = engine_of(config_of("fp32", 1), seed=0)
+    train(engine, 1)
+    engine.save(root)
+    found = []
+    for stage in (1, 3):
+        other = engine_of(config_of("fp32", stage, "optimizer.weight_decay=0.25", "optimizer.clip_norm=0.125"), seed=0)
+        other.load(root)
+        inner = other._engine.optimizer
+        found.append((inner.param_groups[0]["weight_decay"], inner.clip_grad))
+    return found
+
+
+def test_what_a_config_may_change_is_not_taken_from_the_checkpoint(tmp_path: Path) -> None:
+    """DeepSpeed would go on with the old weight decay and clip norm, without a word."""
+    assert run_world(1, rates_after_a_load, tmp_path) == [[(0.25, 0.125)] * 2]
