@@ -11,7 +11,7 @@ import yaml
 from engine.config.load import load
 from engine.config.resolved import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config, Data, Segment, Source
-from engine.config.sources import source_configs
+from engine.config.sources import PATTERNS, source_configs
 from engine.config.validate import validate
 from engine.errors import ConfigError
 
@@ -243,3 +243,13 @@ def test_the_place_names_the_documents_as_a_user_wrote_them() -> None:
     assert data("data.path=a").place == "data.path=a"
     assert data("data.path=[a, b]").place == "data.path=[a,b]"
     assert data(*TWO, HALF).place == "data.sources=web, code"
+
+
+def test_a_source_of_another_format_has_its_pattern() -> None:
+    for name, pattern in PATTERNS.items():
+        assert load([f"data={name}", "data.path=a"]).data.pattern == pattern
+        other = "jsonl" if name != "jsonl" else "folder"
+        one = f"data.sources={{a: {{path: a, format: {name}}}}}"
+        assert source_configs(load([f"data={other}", one, "data.mix={a: 1}"]).data)["a"].pattern == pattern
+    own = "data.sources={a: {path: a, format: folder, pattern: '*.md'}}"
+    assert source_configs(load(["data=jsonl", own, "data.mix={a: 1}"]).data)["a"].pattern == "*.md"
