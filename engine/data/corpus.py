@@ -73,7 +73,10 @@ class Packed:
         """
         count = self.last - self.first
         if self.hashes is not None:
-            return self.hashes.read("<u8", count, 8 * self.first)
+            found = self.hashes.read("<u8", count, 8 * self.first)
+            if len(found) < count:
+                raise DataError("was cut off", key=str(self.hashes.path), hint="remove it; it is written again")
+            return found
         generator = np.random.Philox(key=0).advance(self.first // 4)  # draws four numbers at a time
         return generator.random_raw(count + 4)[self.first % 4 :][:count]
 
@@ -145,7 +148,7 @@ class TokenCorpus:
         if self.facts is not None:
             return self.facts.contents
         found = blake2b(digest_size=_HASH_BYTES)
-        for ending in (".idx", ".bin"):
+        for ending in (".idx", ".bin", *([".mask"] if self.tokens.mask else [])):
             with Path(f"{self.tokens.prefix}{ending}").open("rb") as file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - _ENDS))
@@ -204,7 +207,6 @@ class TextCorpus:
         self.blocks = len(blocks)
         self.wait: Callable[[Path], None] = lambda part: None
         self.opened: Callable[[int, LeftOut], None] = lambda block, left_out: None
-        self._kept = lru_cache(_OPENED)(self._open)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -223,19 +225,30 @@ class TextCorpus:
         return self.sources[block].size
 
     def open(self, block: int) -> Packed:
-        return self._kept(block)
+        return _opened(self, block)
 
-    def _open(self, block: int) -> Packed:
+    def pack_and_open(self, block: int) -> Packed:
+        """Open a block, which is packed first if it is not yet."""
         part = part_path(self.tokens, self.folder, self.sources[block])
         if not is_packed(part):
             self.wait(part)
             pack_block(self.tokens, self.folder, self.sources[block])
-        tokens = TokenFile.open(part)
+        try:
+            tokens = TokenFile.open(part)
+        except DataError:
+            if is_packed(part):
+                raise
+            return self.pack_and_open(block)  # another run has removed it (loaders.trim) meanwhile
         with suppress(OSError):  # a folder that this user cannot write
             os.utime(f"{part}.idx")  # loaders remove what was not used for the longest time
         left_out = read_left_out(part)
         self.opened(block, left_out)
         return Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)
+
+
+@lru_cache(_OPENED)  # of all sources together: each has up to four open files
+def _opened(corpus: TextCorpus, block: int) -> Packed:
+    return corpus.pack_and_open(block)
 
 
 def _absolute(block: Block) -> list[str]:

@@ -167,6 +167,8 @@ class Ledger:
         draft, last = self._replaced_path.with_suffix(".writing"), step - 1
         with draft.open("wb") as file:
             for number in self._files():
+                if number < _number(step):
+                    continue
                 rows, shards = self._read("documents", number), self._read("ranks", number)
                 if len(shards):  # those of a last step without shards may be what a power loss has left
                     last = max(last, int(shards["step"][-1]))

@@ -28,6 +28,7 @@ from engine.safe_path import safe_path
 _LOOK_S = 0.2  # between two looks at the loaders
 _PATIENCE_S, _POLL_S = 60.0, 0.02
 _TRIMMED = 64  # blocks that are packed between two looks at the size of folders
+_ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json", ".bin.writing", ".mask.writing")
 _ATTEMPTS = 3  # loaders that may die of a block
 
 
@@ -51,6 +52,7 @@ class Loaders:
         self._changed = threading.Condition()
         self._queue = deque[tuple[Path, Work]]()
         self._wanted, self._spool, self._untrimmed = dict[Path, Path](), spool, _TRIMMED
+        self._before, self._kept = dict[Path, Path](), set[Path]()  # blocks of the step that runs, and of validation
         self._died = Counter[Path]()
         self._closed = False
         self._wakes, self._wake = Pipe(duplex=False)
@@ -64,10 +66,16 @@ class Loaders:
         """Pack these blocks next, in this order, instead of those asked for before."""
         wanted = [(part_path(*work), work) for work in works]
         with self._changed:
-            self._wanted = {part: work.folder for part, work in wanted}
+            if self._closed:
+                return
+            self._before, self._wanted = self._wanted, {part: work.folder for part, work in wanted}
             packing = {loader.part for loader in self._loaders}
             self._queue = deque(one for one in wanted if one[0] not in packing and not is_packed(one[0]))
-        self._wake.send(None)
+            self._wake.send(None)
+
+    def keep(self, works: Iterable[Work]) -> None:
+        """Never remove the token files of these blocks."""
+        self._kept |= {part_path(*work) for work in works}
 
     def wait(self, part: Path) -> None:
         """Wait while the block of this token file is being packed or is to be packed.
@@ -87,9 +95,10 @@ class Loaders:
         """Kill all loaders. What they have not finished is packed again later."""
         self._at_exit.cancel()
         with self._changed:
-            self._closed = True
             self._changed.notify_all()
-        self._wake.send(None)
+            if not self._closed:
+                self._closed = True
+                self._wake.send(None)
         self._keeper.join()
         for loader in self._loaders:
             loader.kill()
@@ -129,7 +138,7 @@ class Loaders:
         if self._untrimmed >= _TRIMMED:
             self._untrimmed = 0
             for folder in {*self._wanted.values()}:
-                trim(folder, self._spool, self._wanted)
+                trim(folder, self._spool, {*self._wanted, *self._before, *self._kept})
 
     def _replaced(self, loader: _Loader) -> _Loader:
         """Return a new loader for one that has died; its block is packed next, unless it has killed several."""
@@ -147,9 +156,9 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> None:
     Those whose prefix is in `kept` stay, and those of other users. A run that needs a removed block packs it again.
     """
     used, sizes = dict[Path, float](), defaultdict[Path, int](int)
-    for path in folder.glob("??/*"):
+    for path in folder.glob("??/[!.]*"):
         with suppress(OSError):  # another process has removed it
-            found, part = path.stat(), path.with_suffix("")
+            found, part = path.stat(), path.with_name(path.name.partition(".")[0])
             sizes[part] += found.st_size
             used[part] = max(found.st_mtime, used.get(part, 0))
     total = sum(sizes.values())
@@ -159,7 +168,7 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> None:
         if part in kept:
             continue
         with suppress(OSError):
-            for ending in (".idx", ".bin", ".mask", ".hash", ".json"):  # the index first, which says that all is there
+            for ending in _ENDINGS:  # the index first, which says that all is there
                 Path(f"{part}{ending}").unlink(missing_ok=True)
             total -= sizes[part]
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from engine.data.corpus import Corpus
 from engine.data.permute import Permutation
+from engine.errors import DataError
 from engine.units import Ints
 
 WINDOW_BYTES = 16 << 20
@@ -53,6 +54,11 @@ def window_blocks(corpus: Corpus, key: str, place: int) -> list[int]:
 
     A window has as many blocks as have together 16 MiB, but at least 4 and at most 64. Only their sizes are looked up.
     """
+    if place > corpus.blocks:
+        message = f"has {corpus.blocks:,} blocks of documents; the checkpoint is at block {place:,}"
+        raise DataError(
+            message, key=corpus.place, hint="restore the documents, or start a new run with another run.out"
+        )
     last, found, size = min(place + MOST, corpus.blocks), list[int](), 0
     for block in Permutation(corpus.blocks, key)(np.arange(place, last)).tolist():
         if size >= WINDOW_BYTES and len(found) >= FEWEST:

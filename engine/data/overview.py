@@ -71,21 +71,20 @@ class Corpora:
         `say` gets lines of progress. Raises DataError and StorageError as `pack_block` does.
         """
         needed = {corpus.name: set(range(corpus.blocks) if self.are_few else ()) for corpus in self.sources}
-        for name, block in () if self.are_few else (*self.steps.upcoming(cursor, 1), *self.steps.validating()):
+        for name, block in () if self.are_few else (*self.steps.upcoming(cursor, 0), *self.steps.validating()):
             needed[name].add(block)
         shown = time.monotonic()
-        for corpus in self.sources:
-            if not isinstance(corpus, TextCorpus):
-                continue
 
-            def progress(done: int, total: int, place: str = corpus.place) -> None:
-                nonlocal shown
-                if time.monotonic() - shown > _SECONDS:
-                    shown = time.monotonic()
-                    say(f"reading documents of {place}: {done / total:.0%}")
+        def progress(done: int, total: int) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > _SECONDS:
+                shown = time.monotonic()
+                say(f"reading documents of {', '.join(corpus.place for corpus in texts)}: {done / total:.0%}")
 
-            blocks = [corpus.sources[block] for block in sorted(needed[corpus.name])]
-            pack_blocks(corpus.tokens, corpus.folder, blocks, progress=progress)
+        texts = [corpus for corpus in self.sources if isinstance(corpus, TextCorpus)]
+        if texts:  # all have the same tokenizer and folder
+            blocks = [corpus.sources[block] for corpus in texts for block in sorted(needed[corpus.name])]
+            pack_blocks(texts[0].tokens, texts[0].folder, blocks, progress=progress)
 
     @cached_property
     def overview(self) -> Overview | None:

@@ -242,8 +242,8 @@ def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
                 writer.add(ids, mask)
             else:
                 left_out.empty.append(number)
-        hashes_path(part).write_bytes(b"".join(hashes))
-        facts_path(part).write_text(json.dumps(left_out._asdict()), encoding="utf-8")
+        files.write_durably(hashes_path(part), b"".join(hashes))
+        files.write_durably(facts_path(part), json.dumps(left_out._asdict()).encode())
 
 
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
@@ -269,6 +269,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     draft.replace(hashes_path(prefix))
     table = np.array([first, [*(block.size for block in blocks), 0]], dtype="<i8").T
     files.write_durably(blocks_path(prefix), table.tobytes())
+    contents.update(table.tobytes())  # decides the order
     concatenate(parts, prefix, token_dtype(tokenizer.vocabulary))
     joined = TokenFile.open(prefix)
     if not len(joined):

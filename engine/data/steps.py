@@ -24,15 +24,16 @@ from numpy.typing import NDArray
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.corpus import Corpus
-from engine.data.mixture import Mixer, segments_of, weights_at
+from engine.data.mixture import SCALE, Mixer, segments_of, weights_at
 from engine.data.order import window, window_blocks
 from engine.data.permute import Permutation
 from engine.errors import DataError
 from engine.units import Ints
 
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
+_TOKEN_BYTES = 4  # of text, about
 _SEARCHED = 16  # windows in which validation documents are looked for
-_WINDOWS = 4  # that are kept for each source
+_WINDOWS = 2  # that are kept for each source
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,28 +173,44 @@ class Steps:
     def upcoming(self, cursor: Cursor, ahead: int) -> Iterator[tuple[str, int]]:
         """Yield the blocks that the next steps open: of each source, of its window at `cursor` and the next ones.
 
-        Those of a source have together at least `ahead` bytes, or are as many as it has. Windows are in the order in
-        which they are needed if sources are used equally fast. Nothing is opened.
+        The next windows of all sources have together at least `ahead` bytes, divided by the weights of the sources, or
+        are as many as a source has. Windows are in the order in which they are needed if sources are used equally fast.
+        Nothing is opened.
         """
-        trained = [name for name in self._mixer(cursor).weights if self.corpora[self._number[name]].share < 1]
-        waiting = deque((name, cursor.places.get(name, Place()), 0, 0) for name in trained)
+        waiting = deque[tuple[str, Place, int, int]]()
+        for name, weight in self._mixer(cursor).weights.items():
+            place = cursor.places.get(name, Place())
+            corpus = self.corpora[self._number[name]]
+            if corpus.share == 1:
+                continue
+            blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
+            left = -(-ahead * weight // SCALE) + sum(map(corpus.size, blocks))
+            waiting.append((name, place, left, 0))
         while waiting:
-            name, place, size, count = waiting.popleft()
+            name, place, left, count = waiting.popleft()
             corpus = self.corpora[self._number[name]]
             blocks = window_blocks(corpus, self._key(name, place.epoch), place.window)
             yield from ((name, block) for block in blocks)
-            size, count = size + sum(map(corpus.size, blocks)), count + len(blocks)
+            left, count = left - sum(map(corpus.size, blocks)), count + len(blocks)
             place = Place(place.epoch, place.window + len(blocks))
             if place.window == corpus.blocks:
                 place = Place(place.epoch + 1)
-            wanted = size < ahead and count < corpus.blocks  # a small source would have thousands of epochs
+            wanted = left > 0 and count < corpus.blocks  # a small source would have thousands of epochs
             if wanted and (place.epoch == 0 or self._exhausted[name] == "repeat"):
-                waiting.append((name, place, size, count))
+                waiting.append((name, place, left, count))
 
     def validating(self) -> Iterator[tuple[str, int]]:
-        """Yield the blocks of the first window from which validation documents are chosen, of each source."""
-        for corpus in self._validated():
-            yield from ((corpus.name, block) for block in window_blocks(corpus, f"validation, {corpus.name}", 0))
+        """Yield the blocks from which the validation documents of each source are chosen, if tokens have 4 bytes."""
+        corpora = self._validated()
+        tokens = self._config.data.validation_tokens // max(1, len(corpora))
+        for corpus in corpora:
+            place, left = 0, _POOL * tokens * _TOKEN_BYTES / corpus.share
+            for _ in range(_SEARCHED):
+                blocks = window_blocks(corpus, f"validation, {corpus.name}", place)
+                yield from ((corpus.name, block) for block in blocks)
+                place, left = place + len(blocks), left - sum(map(corpus.size, blocks))
+                if left <= 0 or place == corpus.blocks:
+                    break
 
     def _validated(self) -> list[Corpus]:
         return [corpus for corpus in self.corpora if corpus.share and self._config.data.validation_tokens]
@@ -218,6 +235,9 @@ class Steps:
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
         gone = sorted({*cursor.mixer["sources"]} - {*weights}) if cursor.mixer else []
         mixer = Mixer([*weights, *gone], cursor.mixer)
+        mixer.dropped -= {
+            name for name in mixer.dropped if self._exhausted.get(name) == "repeat"
+        }  # a resume may say so
         mixer.weights = {**dict.fromkeys(gone, 0), **weights}
         for name in gone:
             mixer.forget(name)

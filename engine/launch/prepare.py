@@ -62,7 +62,7 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     """Decide how a run on `ranks` ranks starts, and plan its next `steps` steps, or fewer if the run ends earlier.
 
     `resume` is `auto`, `never` or the path of a checkpoint or run. Raises BytescaleError if the checkpoint, weights or
-    documents do not match the config, or memory is too small. Writes nothing: an error leaves the run folder as it was.
+    documents do not match the config. Writes only to `data.cache`: an error leaves the run folder as it was.
     """
     if resume == "never":
         checkpoint = None
@@ -90,12 +90,25 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     if state is not None:
         check_fingerprints(corpora.fingerprints, state.fingerprints)
         cursor = Cursor.of_json(state.cursor)
+        _check_validation(corpora, cursor)
     corpora.pack_first(cursor, say)
     plans = list[StepPlan]()
     while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
         table, cursor = found
         plans.append(plan_step(table.length, settings))
     return Start(checkpoint, state, corpora, tuple(plans))
+
+
+def _check_validation(corpora: Corpora, cursor: Cursor) -> None:
+    """Raise ConfigError if a source that was trained on would be for validation alone."""
+    trained = {name for name, (tokens, _) in (cursor.mixer or {"sources": {}})["sources"].items() if tokens}
+    for corpus in corpora.sources:
+        if corpus.share == 1 and corpus.name in trained:
+            message = (
+                f"has no weight for {corpus.name}, which was trained on: all its documents would be for validation"
+            )
+            hint = f"keep its earlier segment in data.mix, or remove data.sources.{corpus.name}"
+            raise ConfigError(message, key="data.mix", hint=hint)
 
 
 def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:

@@ -65,6 +65,7 @@ class Trainer:
         if checkpoint is not None:
             state = checkpoints.read_state(checkpoint)
             check_fingerprints(self.fingerprints, state.fingerprints)
+            self.fingerprints = {**state.fingerprints, **self.fingerprints}  # a source that is left out may come back
             self.engine.load(checkpoint)
             self.step, self.cursor = state.step, Cursor.of_json(state.cursor)
             self.trace.resume(self.control)

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,7 +98,7 @@ class _Planner:
         self.settings = settings
         self.steps = Steps(corpora_of(folder, config), config)
         self.texts = {corpus.name: corpus for corpus in self.steps.corpora if isinstance(corpus, TextCorpus)}
-        self.ahead = _AHEAD_STEPS * _TOKEN_BYTES * config.batch_tokens // len(self.steps.corpora)
+        self.ahead = _AHEAD_STEPS * _TOKEN_BYTES * config.batch_tokens
         count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
         self.loaders = Loaders(count, config.data.spool) if loads and self.texts else None
         self.unusable = list[Unusable]()  # of blocks that have been opened since the last step
@@ -113,8 +113,11 @@ class _Planner:
     def ask(self, blocks: Iterable[tuple[str, int]]) -> None:
         """Let the loaders pack blocks of sources of texts."""
         if self.loaders is not None:
-            texts = ((self.texts[name], block) for name, block in blocks if name in self.texts)
-            self.loaders.ask(Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in texts)
+            self.loaders.ask(self._works(blocks))
+
+    def _works(self, blocks: Iterable[tuple[str, int]]) -> Iterator[Work]:
+        texts = ((self.texts[name], block) for name, block in blocks if name in self.texts)
+        return (Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in texts)
 
     def step(self, cursor: Cursor) -> _Found | None:
         """Plan the step at a cursor. The balance is simulated here too, because that takes as long as planning."""
@@ -129,8 +132,11 @@ class _Planner:
 
     def validation(self) -> dict[str, tuple[SequenceTable, bytes]]:
         """Plan the validation set of each source."""
-        self.ask(self.steps.validating())
+        validating = list(self.steps.validating())
+        self.ask(validating)
         tables = self.steps.validation()
+        if self.loaders is not None:  # they are read again and again
+            self.loaders.keep(self._works(validating))
         return {name: (table, plan_step(table.length, self.settings).to_bytes()) for name, table in tables.items()}
 
 

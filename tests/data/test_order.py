@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.data import order
 from engine.data.order import Window, window, window_blocks
+from engine.errors import DataError
 from tests.data.memory import Memory
 
 MIB = 1 << 20
@@ -109,3 +110,11 @@ def test_the_order_of_a_key_is_the_same_on_every_machine() -> None:
     corpus = Memory([[1], [2, 3], [4, 5, 6], [7], [8], [9, 10], [11], [12]], bytes_=2 * MIB)
     found = [one.trained.inputs.tolist() for _, one in windows(corpus, "seed 7, source data, epoch 0")]
     assert found == [[9, 7, 10, 1], [2, 3, 12, 8], [6, 5, 11, 4]]
+
+
+def test_a_place_beyond_the_blocks_is_refused() -> None:
+    """A run that is resumed with fewer documents must not look for a window for ever."""
+    corpus = Memory([[1], [1]])
+    assert window_blocks(corpus, "a", 2) == []
+    with pytest.raises(DataError, match="has 2 blocks of documents; the checkpoint is at block 3"):
+        window_blocks(corpus, "a", 3)

@@ -367,6 +367,8 @@ def test_a_source_is_dropped_once_and_for_all() -> None:
     assert cursor.mixer is not None and cursor.mixer["dropped"] == ["a"]
     assert sum(row[0] == 0 for table in found for row in rows(table)) == 3
     assert all(table.length.sum() == 40 for table in found)
+    resumed = run(steps_of(corpora, config, mix), 3, cursor)
+    assert any(row[0] == 0 for table, _ in resumed for row in rows(table)), "unless the user says repeat"
 
 
 @pytest.mark.parametrize("exhausted", ["repeat", "drop", "stop"])
