@@ -22,6 +22,7 @@ import numpy as np
 
 from engine.config import schema
 from engine.data.copies import find_copies, record, write_records
+from engine.data.encode import encode
 from engine.data.profile import histogram
 from engine.data.sources.arrow import arrow_files
 from engine.data.sources.files import find
@@ -306,11 +307,11 @@ def _check_block(
 
 def _ids(document: Document, tokenizer: Tokenizer | None) -> tuple[Ints | None, DataError | None]:
     """Return the ids of a document with BOS and EOS, [n], none for an empty text; or why it has none."""
-    if document.text is None:
+    if document.ids is not None:  # `encode` refuses those that the tokenizer does not have
         return document.ids, None
     assert tokenizer is not None
     try:
-        ids = tokenizer.document(document.text) if document.text else np.empty(0, dtype=np.int64)
+        ids, _ = encode(document, tokenizer)
         return ids.astype(np.int64, copy=False), None
     except DataError as error:
         return None, error
