@@ -1,4 +1,4 @@
-"""A killed run resumes exactly: every later loss equals that of the uninterrupted run, to the last bit."""
+"""A killed run resumes exactly: later losses and the ledger equal those of the uninterrupted run, to the last bit."""
 
 from __future__ import annotations
 
@@ -54,6 +54,10 @@ def losses(out: Path) -> dict[int, tuple[float, float | None]]:
     return {line["step"]: (line["loss"], line.get("validation_loss")) for line in lines}
 
 
+def ledger(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / "ledger").iterdir()}
+
+
 def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     """List the rank processes, rank 0 first."""
     children = psutil.Process(process.pid).children()
@@ -87,6 +91,7 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
         assert "resuming from" in again.stderr
         assert losses(killed) == losses(whole)
         assert len(losses(whole)) == 14
+        assert ledger(killed) == ledger(whole), "every document once, on the same ranks"
 
 
 def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_path: Path, data: Path) -> None:
