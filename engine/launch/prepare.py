@@ -88,6 +88,9 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     settings = PlanSettings.of(config)
     corpora, cursor = Corpora(config), Cursor()
     if state is not None:
+        if not state.cursor:
+            hint = "export its weights with `bytescale ckpt export`, or start a new run with another run.out"
+            raise CheckpointError("was written with an older order of documents", key=str(checkpoint), hint=hint)
         check_fingerprints(corpora.fingerprints, state.fingerprints)
         cursor = Cursor.of_json(state.cursor)
         _check_validation(corpora, cursor)
