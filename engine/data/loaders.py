@@ -27,7 +27,7 @@ from engine.safe_path import safe_path
 
 _LOOK_S = 0.2  # between two looks at the loaders
 _PATIENCE_S, _POLL_S = 60.0, 0.02
-_TRIMMED = 64  # blocks that are packed between two looks at the size of folders
+_MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
 _ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json", ".bin.writing", ".mask.writing")
 _ATTEMPTS = 3  # loaders that may die of a block
 
@@ -51,8 +51,9 @@ class Loaders:
         os.environ.update(safe_path())  # loaders inherit the environment
         self._changed = threading.Condition()
         self._queue = deque[tuple[Path, Work]]()
-        self._wanted, self._spool, self._untrimmed = dict[Path, Path](), spool, _TRIMMED
-        self._before, self._kept = dict[Path, Path](), set[Path]()  # blocks of the step that runs, and of validation
+        self._spool, self._room = spool, dict[Path, int]()  # bytes that still fit into a folder
+        # Blocks of the next step, of the step that runs, and of validation.
+        self._wanted, self._before, self._kept = set[Path](), set[Path](), set[Path]()
         self._died = Counter[Path]()
         self._closed = False
         self._wakes, self._wake = Pipe(duplex=False)
@@ -68,7 +69,7 @@ class Loaders:
         with self._changed:
             if self._closed:
                 return
-            self._before, self._wanted = self._wanted, {part: work.folder for part, work in wanted}
+            self._before, self._wanted = self._wanted, {part for part, _ in wanted}
             packing = {loader.part for loader in self._loaders}
             self._queue = deque(one for one in wanted if one[0] not in packing and not is_packed(one[0]))
             self._wake.send(None)
@@ -132,13 +133,16 @@ class Loaders:
                     loader.kill()
                 elif loader.connection not in ready:
                     continue
+                block, done = loader.part, loader.work
                 if not loader.ended():
                     self._loaders[number] = self._replaced(loader)
-                self._untrimmed += 1
-        if self._untrimmed >= _TRIMMED:
-            self._untrimmed = 0
-            for folder in {*self._wanted.values()}:
-                trim(folder, self._spool, {*self._wanted, *self._before, *self._kept})
+                elif block is not None and done is not None:
+                    self._room[done.folder] = self._room.get(done.folder, 0) - _bytes(block)
+            kept = self._wanted | self._before | self._kept
+        for folder, room in self._room.items():
+            if room <= 0:
+                left = trim(folder, self._spool, kept)
+                self._room[folder] = max(self._spool - left, int(self._spool * _MARGIN))
 
     def _replaced(self, loader: _Loader) -> _Loader:
         """Return a new loader for one that has died; its block is packed next, unless it has killed several."""
@@ -150,20 +154,25 @@ class Loaders:
         return _Loader()
 
 
-def trim(folder: Path, limit: int, kept: Container[Path]) -> None:
-    """Remove token files of blocks, those first that were not used for the longest time, to at most `limit` bytes.
+def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
+    """Remove token files of blocks, those first that were not used for the longest time, if they exceed `limit` bytes.
 
-    Those whose prefix is in `kept` stay, and those of other users. A run that needs a removed block packs it again.
+    They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, and those of other users. A run that
+    needs a removed block packs it again. Returns the bytes that are left.
     """
     used, sizes = dict[Path, float](), defaultdict[Path, int](int)
-    for path in folder.glob("??/[!.]*"):
-        with suppress(OSError):  # another process has removed it
-            found, part = path.stat(), path.with_name(path.name.partition(".")[0])
-            sizes[part] += found.st_size
-            used[part] = max(found.st_mtime, used.get(part, 0))
+    for inside, _, names in os.walk(folder):  # skips a folder that another process has removed
+        for name in names:
+            if not name.startswith("."):  # not a lock
+                with suppress(OSError):  # another process has removed it
+                    found, part = Path(inside, name).stat(), Path(inside, name.partition(".")[0])
+                    sizes[part] += found.st_size
+                    used[part] = max(found.st_mtime, used.get(part, 0))
     total = sum(sizes.values())
+    if total <= limit:
+        return total
     for part in sorted(used, key=lambda part: used[part]):
-        if total <= limit:
+        if total <= limit * (1 - _MARGIN):
             break
         if part in kept:
             continue
@@ -171,6 +180,14 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> None:
             for ending in _ENDINGS:  # the index first, which says that all is there
                 Path(f"{part}{ending}").unlink(missing_ok=True)
             total -= sizes[part]
+    return total
+
+
+def _bytes(part: Path) -> int:
+    """Return the bytes of the token file of a block; 0 if it could not be packed."""
+    with suppress(OSError):
+        return sum(path.stat().st_size for path in part.parent.glob(f"{part.name}.*"))
+    return 0
 
 
 def wait_for_others(part: Path) -> None:

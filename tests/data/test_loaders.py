@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -318,10 +320,10 @@ def aged(cache: Path, blocks: list[Noted]) -> list[Path]:
 def test_what_was_not_used_for_the_longest_time_is_removed(blocks: list[Noted], cache: Path) -> None:
     parts = aged(cache, blocks)
     each = sizes(cache) // 6
-    trim(cache, 6 * each, set())
+    assert trim(cache, 6 * each, set()) == 6 * each
     assert all(map(is_packed, parts))
     os.utime(f"{parts[0]}.idx", (2 * 10**9, 2 * 10**9))
-    trim(cache, 3 * each, {parts[2]})
+    assert trim(cache, 3 * each * 16 // 15 + 1, {parts[2]}) == 3 * each, "1/16 of the limit is free afterwards"
     assert [is_packed(part) for part in parts] == [True, False, True, False, False, True]
     assert sizes(cache) == 3 * each, "nothing is left of the others"
     trim(cache, 0, set())
@@ -344,9 +346,8 @@ def test_a_folder_of_others_cannot_be_trimmed(
     assert all(map(is_packed, parts))
 
 
-def test_loaders_keep_the_folder_small(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_keep_the_folder_small(blocks: list[Noted], cache: Path) -> None:
     """What is wanted next stays, though it exceeds the limit."""
-    monkeypatch.setattr(module, "_TRIMMED", 1)
     parts = aged(cache, blocks[:4])
     with running(1, spool=1) as loaders:
         wanted = ask(loaders, cache, [blocks[4], blocks[1], blocks[5]])
@@ -355,6 +356,37 @@ def test_loaders_keep_the_folder_small(blocks: list[Noted], cache: Path, monkeyp
         wait_until(lambda: not is_packed(parts[0]) and not is_packed(parts[3]))
         loaders.wait(*ask(loaders, cache, blocks[5:]))
     assert is_packed(wanted[2])
+
+
+def test_the_folder_is_listed_only_when_it_may_be_full(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack_block(TOKENS, cache, blocks[0])
+    left, each = list[int](), sizes(cache)
+
+    def count(*trimmed: Any) -> int:
+        left.append(trim(*trimmed))
+        return left[-1]
+
+    monkeypatch.setattr(module, "trim", count)
+    with running(1, spool=4 * each) as loaders:
+        for part in ask(loaders, cache, blocks[1:]):
+            loaders.wait(part)
+    # After the first block three fit; whenever there may be more, what is wanted next stays.
+    assert left == [2 * each, 4 * each, 4 * each, 5 * each]
+
+
+def test_a_folder_may_disappear_while_it_is_trimmed(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanish(path: Path) -> os.stat_result:
+        shutil.rmtree(cache, ignore_errors=True)
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+
+    aged(cache, blocks)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", vanish)
+        assert trim(cache, 0, set()) == 0
 
 
 def test_another_rank_of_the_host_waits(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

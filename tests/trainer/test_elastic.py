@@ -54,7 +54,7 @@ def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A few texts, always the same: which of them are for validation depends on their content."""
-    folder, words = tmp_path_factory.mktemp("data"), "to train on long and short documents at the same time".split()
+    folder, words = tmp_path_factory.mktemp("data"), ["to", "train", "on", "long", "and", "short", "documents"]
     for number in range(20):
         drawn = random.Random(number)
         (folder / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=drawn.randrange(1, 160))))
