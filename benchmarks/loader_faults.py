@@ -82,7 +82,7 @@ def corpus(folder: Path) -> list[str]:
 
 
 def run(words: list[str], how: int, faults: int) -> tuple[int, int]:
-    """Train, and send signal `how`, if it is not 0, to loaders at random moments. Returns how many got it, and how many were packing."""
+    """Train; send signal `how`, if not 0, to loaders at random moments. Returns how many got it, and were packing."""
     train = psutil.Popen([*PROGRAM, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     drawn, hits, packing = random.Random(1), 0, 0
     while train.poll() is None:
