@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=10_000_000)
     parser.add_argument("--lines", type=int, default=1_000_000)
     arguments = parser.parse_args()
-    titles = "dry run, CPU s | rank, CPU s | rank, MiB | resumed rank, CPU s | MiB read before its first step | corpus, MiB"
+    titles = (
+        "dry run, CPU s | rank, CPU s | rank, MiB | resumed rank, CPU s | MiB read for its first step | corpus, MiB"
+    )
     print(f"| documents | {titles} |\n|{'---|' * 7}")
     for kind, many in (("tokens", arguments.tokens), ("jsonl", arguments.lines)):
         for documents in (1000, many):
