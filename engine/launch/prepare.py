@@ -14,7 +14,7 @@ from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
-from engine.data.overview import Corpora
+from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
@@ -73,7 +73,7 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     state, done = None, 0
     if checkpoint is not None:
         state = checkpoints.read_state(checkpoint)
-        check_compatible(checkpoint, state, config)
+        check_compatible(checkpoint, state, config, tokenizer_facts(config.data))
         done = state.step
         if state.ranks != ranks:
             say(f"{counted(state.ranks, 'rank')} wrote the checkpoint; its states are divided among {ranks} now")

@@ -17,6 +17,7 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
+from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError
@@ -54,6 +55,7 @@ class Trainer:
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
+        self.tokenizer = tokenizer_facts(config.data)
         self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
         self.validation = self.ahead.validation()
         for _, plan in self.validation.values():
@@ -66,6 +68,7 @@ class Trainer:
             state = checkpoints.read_state(checkpoint)
             check_fingerprints(self.fingerprints, state.fingerprints)
             self.fingerprints = {**state.fingerprints, **self.fingerprints}  # a source that is left out may come back
+            self.tokenizer = self.tokenizer or state.tokenizer
             self.engine.load(checkpoint)
             self.step, self.cursor = state.step, Cursor.of_json(state.cursor)
             self.trace.resume(self.control)
@@ -158,6 +161,7 @@ class Trainer:
             ranks=self.groups.mesh.ranks,
             fingerprints=self.fingerprints,
             must_match=must_match(self.config),
+            tokenizer=self.tokenizer,
         )
         rank = self.groups.rank
         written = checkpoints.write(self.folder.checkpoints, state, rank, self.engine.save, self.control.gather)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from engine.cluster.mesh import Mesh
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
+from engine.data.overview import tokenizer_facts
 from engine.launch import run as launch
 from engine.launch.run import train
 from engine.parallel.groups import Groups
@@ -122,4 +123,5 @@ def test_other_ranks_and_stages_change_no_loss(
         f"{before} rank{'s' * (before > 1)} wrote the checkpoint; its states are divided among {now} now"
         for before, now in pairwise(CHAIN)
     ]
-    assert read(newest_first(tmp_path / "run" / "checkpoints")[0]).ranks == 2
+    last = read(newest_first(tmp_path / "run" / "checkpoints")[0])
+    assert last.ranks == 2 and last.tokenizer == tokenizer_facts(load(SMALL).data) is not None
