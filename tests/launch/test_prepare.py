@@ -242,3 +242,34 @@ def test_a_tokenizer_that_was_moved_is_the_same_and_another_is_refused(tmp_path:
         assert f"{folder} (BOS " in message and f" -> {other} (BOS " in message and "; " not in message
     with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: .* EOS none"):
         start(load([*sources, HALF, vocabulary, f"data.tokenizer={moved}", "data.eos=false"]))
+
+
+def test_a_checkpoint_of_an_older_order_of_documents_is_refused(sources: list[str]) -> None:
+    config = load([*sources, HALF])
+    stopped(config)
+    assert start(config).step == 1
+    stopped(config, cursor={})
+    with pytest.raises(CheckpointError, match="was written with an older order of documents") as caught:
+        start(config)
+    (problem,) = caught.value.problems
+    assert str(problem.key).endswith("step-00000001") and "bytescale ckpt export" in str(problem.hint)
+
+
+def test_a_source_that_was_trained_on_does_not_become_one_for_validation(sources: list[str]) -> None:
+    """All its documents would be: also those that the model has learned."""
+    stopped(load([*sources, HALF]))
+    message = "has no weight for code, which was trained on: all its documents would be for validation"
+    with pytest.raises(ConfigError, match=message) as caught:
+        start(load([*sources, "data.mix={web: 1, code: 0}"]))
+    (problem,) = caught.value.problems
+    assert problem.key == "data.mix" and "data.sources.code" in str(problem.hint)
+    assert start(load([*sources, "data.mix=[{weights: {web: 1, code: 1}}, {step: 1, weights: {web: 1}}]"])).step == 1
+    left_out = [one for one in sources if not one.startswith("data.sources.code")]
+    assert start(load([*left_out, "data.mix={web: 1}"])).step == 1
+
+
+def test_a_source_for_validation_stays_one(sources: list[str]) -> None:
+    config = load([*sources, "data.mix={web: 1, code: 0}"])
+    cursor = stopped(config)
+    assert cursor.mixer is not None and cursor.mixer["sources"]["code"][0] == 0
+    assert start(config).step == 1
