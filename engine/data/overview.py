@@ -7,7 +7,7 @@ longer for more documents.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -111,7 +111,7 @@ class Corpora:
         return Overview(training, validation, empty, longest, nats)
 
 
-def tokenizer_facts(data: schema.Data) -> dict[str, Any] | None:
+def tokenizer_facts(data: schema.Data) -> Mapping[str, Any] | None:
     """Return the name of `data.tokenizer`, the ids of its BOS and EOS (None if not added), and its fingerprint.
 
     None if all sources are token files: other tokenizers may have made them. Raises DataError if it cannot be opened.
