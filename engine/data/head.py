@@ -55,7 +55,7 @@ class Shown:
 def step_of_run(history: History, step: int, progress: Progress) -> SequenceTable:
     """Return the sequences of a step of a run: from the ledger if it is finished, else computed.
 
-    Raises DataError if the step is no longer in the ledger, or if the documents are used up before.
+    Raises DataError if the step is no longer in the ledger, or if the run ends before.
     """
     corpora, sources = history.corpora, history.ledger.sources
     if step > history.finished:
@@ -77,7 +77,7 @@ def step_of_run(history: History, step: int, progress: Progress) -> SequenceTabl
 
 
 def step_after(steps: Steps, cursor: Cursor, step: int, progress: Progress) -> SequenceTable:
-    """Return the sequences of a step, not before the one at a cursor. Raises DataError if documents are used up before.
+    """Return the sequences of a step, not before the one at a cursor. Raises DataError if the run ends before.
 
     The steps between are computed, so their documents are packed.
     """
@@ -86,7 +86,7 @@ def step_after(steps: Steps, cursor: Cursor, step: int, progress: Progress) -> S
         if cursor.step == step:
             return table
         progress(cursor.step, step)
-    message = f"the documents are used up after step {cursor.step} (data.exhausted)"
+    message = f"the run ends after step {cursor.step}: {steps.ended(cursor)}"
     raise DataError(message, key="--step", hint=f"choose a step up to {cursor.step}")
 
 

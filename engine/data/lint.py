@@ -29,7 +29,7 @@ from engine.data.sources.files import find
 from engine.data.sources.folder import FolderBlock, folder_blocks
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.jsonl import JsonlBlock
-from engine.data.sources.source import Block, Document
+from engine.data.sources.source import Block, Document, Message
 from engine.data.text_checks import RUN, longest_run_of_ids, suspicious
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
@@ -40,7 +40,8 @@ from engine.units import Ints
 
 _RECORDS = 1 << 16  # documents whose records a process holds
 _BLOCK_BYTES = 16 << 20  # of a token file
-_VARIABLE = re.compile(r"\b(byte|column|character|has|contains|id|token) -?[\d,]+")
+_VARIABLE = re.compile(r"\b((?:byte|column|character|has|contains|id|token) |messages\[:?)-?[\d,]+")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of models know
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 _open_tokenizer = cache(open_tokenizer)
 
@@ -70,6 +71,8 @@ CHECKS: Mapping[str, Check] = {
     "L14": Check(False, "copies of other documents", "remove them, unless they should count more than once"),
     "L15": Check(False, "documents longer than context", "raise context, unless they may be split into pieces"),
     "L16": Check(False, "documents longer than batch_tokens", "raise batch_tokens, or shorten them: each is a step"),
+    "L17": Check(False, "chats with an empty message", "remove it, or the chat: an empty answer is trained on"),
+    "L18": Check(False, "chats with an unknown role", "correct it, unless the template knows it: it may be left out"),
 }
 
 
@@ -114,7 +117,7 @@ class Tally:
     def add(self, code: str, example: Example, problem: DataError | None = None) -> None:
         """Count a fault, with the error that reading the document raised."""
         hint = problem.problems[0].hint if problem is not None else None
-        reason = _VARIABLE.sub(r"\1 N", example.detail) if code == "L02" else ""
+        reason = _VARIABLE.sub(r"\1N", example.detail) if code == "L02" else ""
         self._count(Finding(code, reason, hint or CHECKS[code].advice, 1, [example]))
 
     def merge(self, other: Tally) -> None:
@@ -337,7 +340,9 @@ def _faults(document: Document, ids: Ints, tokenizer: Tokenizer | None, limits: 
         yield "L05", f"has token {most}; model.vocab is {limits.vocabulary}"
     if document.mask is not None and len(ids) > 1 and not document.mask[1:].any():  # the first id is no label
         yield "L08", "has a loss_mask without a 1 after the first id"
-    if document.text is None:
+    if document.messages is not None:
+        yield from _faults_of_chat(document.messages)
+    elif document.text is None:
         run, at = longest_run_of_ids(ids)
         if run >= RUN:
             yield "L13", f"repeats the id {ids[at]} {run:,} times from id {at} on"
@@ -348,3 +353,18 @@ def _faults(document: Document, ids: Ints, tokenizer: Tokenizer | None, limits: 
         yield "L15", f"has {len(ids) - 1:,} tokens; context is {limits.context:,}"
     if len(ids) - 1 > limits.batch_tokens:
         yield "L16", f"has {len(ids) - 1:,} tokens; batch_tokens is {limits.batch_tokens:,}"
+
+
+def _faults_of_chat(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
+    """Yield the code and the details of each fault in what is said, of each kind the first."""
+    found = dict[str, str]()
+    for number, message in enumerate(messages):
+        role, content = message["role"], message.get("content", "")
+        if role not in _ROLES:
+            found.setdefault("L18", f"messages[{number}] has the role {role!r}")
+        # Empty system prompts and results of tools are usual.
+        if role in ("user", "assistant") and not content.strip() and "tool_calls" not in message:
+            found.setdefault("L17", f"messages[{number}], of the {role}, is empty")
+        for code, detail in suspicious(content):
+            found.setdefault(code, f"messages[{number}] {detail}")
+    yield from found.items()

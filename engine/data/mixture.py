@@ -94,10 +94,16 @@ def split(amount: int, weights: Mapping[str, int | Fraction]) -> dict[str, int]:
     return shares
 
 
+def segment_at(segments: Sequence[Segment], step: int, tokens: int) -> int:
+    """Return the index of the segment of a step, before which the run had `tokens` tokens."""
+    at = step if segments[0].unit == "step" else tokens
+    return max(number for number, segment in enumerate(segments) if segment.start <= at)
+
+
 def weights_at(segments: Sequence[Segment], step: int, tokens: int) -> dict[str, int]:
     """Return the weights of a step, before which the run had `tokens` tokens. They do not change during a step."""
     at = step if segments[0].unit == "step" else tokens
-    index = max(number for number, segment in enumerate(segments) if segment.start <= at)
+    index = segment_at(segments, step, tokens)
     last = segments[index]
     if index + 1 == len(segments) or not segments[index + 1].linear:
         return dict(last.weights)

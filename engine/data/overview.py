@@ -7,16 +7,19 @@ longer for more documents.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from engine.config import schema
 from engine.config.schema import Config
+from engine.config.sources import source_configs
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
-from engine.data.pack import pack_blocks
+from engine.data.pack import Tokens, pack_blocks
 from engine.data.steps import Cursor, Steps
 from engine.errors import ConfigError
 
@@ -106,6 +109,17 @@ class Corpora:
                         bigrams.add(packed.read(document, 0, count + 1).astype(np.int32))
         nats = bigrams.entropy() if all(map(_is_bytes, self.sources)) else None
         return Overview(training, validation, empty, longest, nats)
+
+
+def tokenizer_facts(data: schema.Data) -> Mapping[str, Any] | None:
+    """Return the name of `data.tokenizer`, the ids of its BOS and EOS (None if not added), and its fingerprint.
+
+    None if all sources are token files: other tokenizers may have made them. Raises DataError if it cannot be opened.
+    """
+    if all(one.format == "tokens" for one in source_configs(data).values()):
+        return None
+    found = Tokens.of(data).open()
+    return {"name": data.tokenizer, "bos": found.bos, "eos": found.eos, "fingerprint": found.fingerprint}
 
 
 def _check_vocabulary(corpora: Sequence[Corpus], config: Config) -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.corpus import Corpus
-from engine.data.mixture import SCALE, Mixer, segments_of, weights_at
+from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
 from engine.data.order import Documents, window, window_blocks
 from engine.data.permute import Permutation
 from engine.errors import DataError
@@ -134,19 +135,13 @@ class Steps:
 
         A step takes documents until the next one would exceed `batch_tokens` inputs; it may continue with documents of
         the next epoch. A longer document is a step of its own, or, with `data.long=split`, its pieces of at most
-        `context` inputs are distributed over steps. Returns None if a source has been used up and `data.exhausted` is
-        `stop`, or if all have been dropped. Raises DataError if a source has no document to train on.
+        `context` inputs are distributed over steps. Returns None if the run ends there, see `ended`. Raises DataError
+        if a source has no document to train on.
         """
         batch, parts, tokens = self._config.batch_tokens, list[Part](), 0
         places, mixer = dict(cursor.places), self._mixer(cursor)
-        while (name := mixer.choose()) is not None:
-            found = self._at(name, places.get(name, Place()))
-            if found is None:
-                if self._exhausted[name] == "stop":
-                    break
-                mixer.drop(name)
-                continue
-            part, after = found
+        while (drawn := self._draw(mixer, places)) is not None:
+            name, part, after = drawn
             if parts and tokens + part.length > batch:
                 break
             parts.append(part)
@@ -156,6 +151,35 @@ class Steps:
         if not parts:
             return None
         return self._cut(parts), Cursor(cursor.step + 1, cursor.tokens + tokens, places, mixer.state)
+
+    def ended(self, cursor: Cursor) -> str | None:
+        """Say why there is no step at a cursor and how to go on; None if there is one.
+
+        A run ends when a source has been used up and `data.exhausted` is `stop`, or when all sources that have a weight
+        at the step have been dropped, whatever later segments of `data.mix` have.
+        """
+        if all(policy == "repeat" for policy in self._exhausted.values()):
+            return None
+        mixer = self._mixer(cursor)
+        if self._draw(mixer, cursor.places) is not None:
+            return None
+        stops = mixer.choose()
+        weights = weights_at(self._segments, cursor.step, cursor.tokens)
+        used = [name for name, weight in weights.items() if weight] if stops is None else [stops]
+        what = (
+            f"all documents of {', '.join(used)} were used" if self._config.data.sources else "all documents were used"
+        )
+        again = " ".join(f"{key}=repeat" for key in dict.fromkeys(map(self._policy_key, used)))
+        present = segment_at(self._segments, cursor.step, cursor.tokens)
+        later = [*chain(*(segment.weights.items() for segment in self._segments[present + 1 :]))]
+        others = [name for name, weight in later if weight and name not in mixer.dropped]
+        if stops is not None or not others:
+            return f"{what}; set {again} to use them again"
+        start = f"{self._segments[present].unit.removesuffix('s')} {self._segments[present].start}"
+        return (
+            f"{what}, and the segment of data.mix from {start} on has no other source; "
+            f"give {', '.join(dict.fromkeys(others))} a weight there to go on, or set {again}"
+        )
 
     def validation(self) -> dict[str, SequenceTable]:
         """Return the validation set of each source: pieces of documents, until the next would exceed its inputs.
@@ -229,6 +253,24 @@ class Steps:
         table = self._cut(parts)
         order = Permutation(len(table), key)(np.arange(len(table)))
         return table.chosen(order[: fitting(table.length[order], tokens) if len(order) else 0])
+
+    def _policy_key(self, name: str) -> str:
+        """Return the key that says what happens when a source has been used up."""
+        source = self._config.data.sources.get(name)
+        return f"data.sources.{name}.exhausted" if source and source.exhausted else "data.exhausted"
+
+    def _draw(self, mixer: Mixer, places: Mapping[str, Place]) -> tuple[str, Part, Place] | None:
+        """Return the source of the next document, what it gives, and its next place; None if the run ends here.
+
+        Sources that have been used up are dropped from the mixer, if `data.exhausted` says so.
+        """
+        while (name := mixer.choose()) is not None:
+            if (found := self._at(name, places.get(name, Place()))) is not None:
+                return name, *found
+            if self._exhausted[name] == "stop":
+                return None
+            mixer.drop(name)
+        return None
 
     def _mixer(self, cursor: Cursor) -> Mixer:
         """Return what chooses the sources of the step at a cursor. It has those that the config has by now."""

@@ -14,7 +14,7 @@ from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
-from engine.data.overview import Corpora
+from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
@@ -38,7 +38,7 @@ class Start:
     checkpoint: Path | None  # None starts from scratch
     state: TrainState | None  # of the checkpoint
     corpora: Corpora
-    plans: tuple[StepPlan, ...]  # empty if all steps are done, or all documents used up
+    plans: tuple[StepPlan, ...]  # empty if all steps are done, or there are no more documents
 
     @property
     def step(self) -> int:
@@ -48,9 +48,10 @@ class Start:
     def outlook(self, config: Config) -> str:
         """Describe where the run begins; if all steps are done, how to train longer."""
         if not self.plans:
+            if self.state and self.step < config.run.steps:
+                ended = self.corpora.steps.ended(Cursor.of_json(self.state.cursor))
+                return f"nothing left to train after step {self.step}: {ended}"
             done = f"nothing left to train: step {self.step} of run.steps={config.run.steps} is done"
-            if self.step < config.run.steps:
-                return f"nothing left to train after step {self.step}: the documents have been used up (data.exhausted)"
             return f"{done}; to train longer, set run.steps={2 * self.step}"
         if self.state:
             return f"resuming from {self.checkpoint} at step {self.step + 1}"
@@ -73,7 +74,7 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     state, done = None, 0
     if checkpoint is not None:
         state = checkpoints.read_state(checkpoint)
-        check_compatible(checkpoint, state, config)
+        check_compatible(checkpoint, state, config, tokenizer_facts(config.data))
         done = state.step
         if state.ranks != ranks:
             say(f"{counted(state.ranks, 'rank')} wrote the checkpoint; its states are divided among {ranks} now")

@@ -37,6 +37,7 @@ class TrainState:
     ranks: int  # number of ranks that wrote the checkpoint
     fingerprints: Mapping[str, str]  # of the documents of each source, by name
     must_match: dict[str, Any]  # config values that a resumed run must keep, see compatibility.py
+    tokenizer: Mapping[str, Any] | None = None  # of texts, from `tokenizer_facts`; None in older checkpoints
 
 
 def folder_name(step: int) -> str:

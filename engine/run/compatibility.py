@@ -12,6 +12,7 @@ from engine.errors import CheckpointError, DataError
 from engine.run.checkpoints import TrainState
 
 _BIAS = "balance.bias_rate"
+_TOKENIZER = "data.tokenizer"
 
 # Older checkpoints have these keys too. Their values may change: see engine/zero/reshard.py.
 _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
@@ -38,8 +39,8 @@ def same_run(key: str, has_checkpoint: bool) -> bool:
 def must_match(config: Config) -> dict[str, Any]:
     """Return, by key, the values that a resumed run must keep: the tensors or the order of documents depend on them.
 
-    Learning rates, batch and context sizes, planners, ranks, ZeRO stages and paths may change. Documents are compared
-    by their fingerprint (`TrainState.fingerprints`), not by their path.
+    Learning rates, batch and context sizes, planners, ranks, ZeRO stages and paths may change. Documents and their
+    tokenizer are compared by fingerprints (`TrainState.fingerprints`, `TrainState.tokenizer`), not by paths.
     """
     shape = config.model.model_dump(mode="json", exclude={"name"})
     # Expert biases are saved as multiples of this rate; without them there is no rate to keep.
@@ -49,15 +50,24 @@ def must_match(config: Config) -> dict[str, Any]:
         "dtype": config.dtype,
         "optimizer.name": config.optimizer.name,
         "run.seed": config.run.seed,
-        "data.tokenizer": config.data.tokenizer,
         "data.validation_share": config.data.validation_share,
     }
 
 
-def check_compatible(checkpoint: Path, state: TrainState, config: Config) -> None:
-    """Raise CheckpointError, with the differences, if this config cannot resume from `state`."""
+def check_compatible(
+    checkpoint: Path, state: TrainState, config: Config, tokenizer: Mapping[str, Any] | None = None
+) -> None:
+    """Raise CheckpointError, with the differences, if this config cannot resume from `state`.
+
+    `tokenizer` is what `tokenizer_facts` returns for the config. If it or that of `state` is None, it is not compared.
+    """
     before = _flat({key: value for key, value in state.must_match.items() if key not in _NO_LONGER})
     now = _flat(must_match(config))
+    if _TOKENIZER in before:  # older checkpoints have its name alone
+        now[_TOKENIZER] = config.data.tokenizer
+    # Sources may be replaced on resume, so their fingerprints alone would not notice another tokenizer.
+    if state.tokenizer and tokenizer and state.tokenizer["fingerprint"] != tokenizer["fingerprint"]:
+        before[_TOKENIZER], now[_TOKENIZER] = map(_describe, (state.tokenizer, tokenizer))
     changed = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     if not changed:
         return
@@ -80,6 +90,12 @@ def check_fingerprints(now: Mapping[str, str], before: Mapping[str, str]) -> Non
             message = f"the documents changed since the run started ({now[name][:12]}, was {before[name][:12]})"
             hint = "restore them, or start a new run with another run.out"
             raise DataError(message, key="data.path" if name == "data" else f"data.sources.{name}.path", hint=hint)
+
+
+def _describe(tokenizer: Mapping[str, Any]) -> str:
+    """Name a tokenizer. A file of the same name may have other contents, or documents another BOS or EOS."""
+    bos, eos = ("none" if tokenizer[key] is None else tokenizer[key] for key in ("bos", "eos"))
+    return f"{tokenizer['name']} (BOS {bos}, EOS {eos}, fingerprint {tokenizer['fingerprint'][:12]})"
 
 
 def _text(value: Any) -> str:

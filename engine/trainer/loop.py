@@ -17,6 +17,7 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
+from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError
@@ -54,11 +55,13 @@ class Trainer:
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
+        self.tokenizer = tokenizer_facts(config.data)
         self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
         self.validation = self.ahead.validation()
         for _, plan in self.validation.values():
             self.control.check_same(plan.digest)
         self.step, self.cursor = 0, Cursor()
+        self.ended: str | None = None  # why there are no more steps before run.steps, as `Steps.ended`
 
     def begin(self, checkpoint: Path | None) -> None:
         """Resume from a checkpoint that the launcher has verified, or start at step 0 if it is None."""
@@ -66,6 +69,7 @@ class Trainer:
             state = checkpoints.read_state(checkpoint)
             check_fingerprints(self.fingerprints, state.fingerprints)
             self.fingerprints = {**state.fingerprints, **self.fingerprints}  # a source that is left out may come back
+            self.tokenizer = self.tokenizer or state.tokenizer
             self.engine.load(checkpoint)
             self.step, self.cursor = state.step, Cursor.of_json(state.cursor)
             self.trace.resume(self.control)
@@ -74,35 +78,30 @@ class Trainer:
     def run(self, stop: Callable[[], bool]) -> int:
         """Run the remaining steps. `stop()` says whether this rank was asked to stop; it is called once per step.
 
-        The run also ends, with a checkpoint, when a source of documents has been used up and `data.exhausted` is
-        `stop`. Returns ExitCode.OK, or PREEMPTED if a rank was asked to stop; then a checkpoint has been saved.
+        The run also ends when `data.exhausted` and `data.mix` leave no more documents: like any last step, that one
+        validates and saves. Returns ExitCode.OK, or PREEMPTED if a rank was asked to stop; then a checkpoint has been
+        saved.
         """
-        while self.step < self.config.run.steps:
+        while not self._finished:
             stopping = self.one_step(stop)
-            if stopping is None:
-                if self.step % self.config.run.checkpoint_every:  # else it has just been saved
-                    self.save()
-                break
             if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
-            if stopping and self.step < self.config.run.steps:
+            if stopping and not self._finished:
                 return ExitCode.PREEMPTED
         return ExitCode.OK
 
-    def one_step(self, stop: Callable[[], bool]) -> bool | None:
-        """Run one step and log it. Returns whether any rank was asked to stop; None if there are no more documents."""
+    def one_step(self, stop: Callable[[], bool]) -> bool:
+        """Run one step and log it. Returns whether any rank was asked to stop."""
         # Take the plan. The next step is planned while this one runs.
         began = time.perf_counter()
         planned = self.ahead.take()
-        if planned is None:
-            return None
         plan_wait_s = time.perf_counter() - began
         plan, tokens, loss_tokens = (
             planned.plan,
             int(planned.table.length.sum()),
             max(1, int(planned.table.loss_tokens.sum())),
         )
-        if self.step + 1 < self.config.run.steps:
+        if self.step + 1 < self.config.run.steps and planned.ended is None:
             self.ahead.request(planned.after)
         self.control.check_same(plan.digest)
         self._reserve_host(plan)
@@ -110,7 +109,7 @@ class Trainer:
         # Run and update. Until `engine.step` returns the norm, the host does not wait for the device.
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self.feed.slicer(planned.table), self.context)
-        self.step, self.cursor = self.step + 1, planned.after
+        self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
         of_model = end_step(self.model, self.groups.sum, loss_tokens)
@@ -142,6 +141,8 @@ class Trainer:
             **_mixture(self.cursor),
             **self._validate(),
         }
+        if self.ended and self.step < self.config.run.steps:
+            line["ended"] = self.ended
         if self.groups.rank == 0:
             self.ledger.record(self.step, planned.table, plan)
             if left_out := self.quarantine.add(self.step, planned.unusable):
@@ -158,6 +159,7 @@ class Trainer:
             ranks=self.groups.mesh.ranks,
             fingerprints=self.fingerprints,
             must_match=must_match(self.config),
+            tokenizer=self.tokenizer,
         )
         rank = self.groups.rank
         written = checkpoints.write(self.folder.checkpoints, state, rank, self.engine.save, self.control.gather)
@@ -169,9 +171,14 @@ class Trainer:
         self.ahead.close()
         dist.destroy_process_group()
 
+    @property
+    def _finished(self) -> bool:
+        """Whether all steps are finished: those of `run.steps`, or of the documents."""
+        return self.step >= self.config.run.steps or self.ended is not None
+
     def _due(self, every: int) -> bool:
         """Return whether the number of finished steps is a multiple of `every`, or all steps are finished."""
-        return self.step % every == 0 or self.step == self.config.run.steps
+        return self.step % every == 0 or self._finished
 
     def _reserve_host(self, plan: StepPlan) -> None:
         """Allocate the host memory for the step's offloaded activations.

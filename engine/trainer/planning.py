@@ -41,6 +41,7 @@ class Planned:
     """A planned step: its sequences, its plan, the simulated balance of the plan, and the cursor of the next step.
 
     `unusable` are documents that were left out and of which earlier steps do not know, unless the run was resumed.
+    `ended` says why there is no step after this one, as `Steps.ended`.
     """
 
     table: SequenceTable
@@ -48,6 +49,7 @@ class Planned:
     balance: float
     after: Cursor
     unusable: list[Unusable]
+    ended: str | None
 
 
 class PlanAhead:
@@ -58,23 +60,17 @@ class PlanAhead:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and communicators
         arguments = folder, config, settings, loads
         self._pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=arguments)
-        self._pending: Future[_Found | None] | None = None
+        self._pending: Future[_Found] | None = None
 
     def request(self, cursor: Cursor) -> None:
-        """Start planning the step at `cursor`."""
+        """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one."""
         self._pending = self._pool.submit(_step, cursor)
 
-    def take(self) -> Planned | None:
-        """Wait for the requested plan and return it; None if the documents have been used up.
-
-        Raises any error of the planning process.
-        """
+    def take(self) -> Planned:
+        """Wait for the requested plan and return it. Raises any error of the planning process."""
         assert self._pending is not None, "request comes first"
-        found = self._pending.result()
-        if found is None:
-            return None
-        table, buffer, simulated, after, unusable = found
-        return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable)
+        table, buffer, simulated, after, unusable, ended = self._pending.result()
+        return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable, ended)
 
     def validation(self) -> dict[str, tuple[SequenceTable, StepPlan]]:
         """Return the validation set of each source that has one, and its plan."""
@@ -88,7 +84,7 @@ class PlanAhead:
         self._pool.shutdown()
 
 
-_Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable]]
+_Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable], str | None]
 
 
 class _Planner:
@@ -119,16 +115,16 @@ class _Planner:
         texts = ((self.texts[name], block) for name, block in blocks if name in self.texts)
         return (Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in texts)
 
-    def step(self, cursor: Cursor) -> _Found | None:
+    def step(self, cursor: Cursor) -> _Found:
         """Plan the step at a cursor. The balance is simulated here too, because that takes as long as planning."""
         self.ask(self.steps.upcoming(cursor, self.ahead))
         found = self.steps.next(cursor)
-        if found is None:
-            return None
+        assert found is not None, "the run has ended"
         table, after = found
         plan = plan_step(table.length, self.settings)
+        ended = self.steps.ended(after)  # may open the next window, so before `unusable` is taken
         unusable, self.unusable = self.unusable, []
-        return table, plan.to_bytes(), balance(plan, self.settings), after, unusable
+        return table, plan.to_bytes(), balance(plan, self.settings), after, unusable, ended
 
     def validation(self) -> dict[str, tuple[SequenceTable, bytes]]:
         """Plan the validation set of each source."""
@@ -155,7 +151,7 @@ def _planner() -> _Planner:
     return _Planner(*_arguments)
 
 
-def _step(cursor: Cursor) -> _Found | None:
+def _step(cursor: Cursor) -> _Found:
     return _planner().step(cursor)
 
 

@@ -4,7 +4,8 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,10 @@ from engine.data import order
 from engine.data.corpus import Corpus, Packed, Reader, TextCorpus, TokenCorpus, list_blocks, open_corpora
 from engine.data.pack import LeftOut, blocks_path, hashes_path, is_packed, pack, part_path
 from engine.data.sources import folder, jsonl
+from engine.data.sources.arrow import ArrowBlock
 from engine.data.sources.formats import FORMATS
+from engine.data.sources.parquet import ParquetBlock
+from engine.data.sources.source import Block
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
@@ -232,6 +236,61 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_on_what_is_read(
     root = write_files(MANY)
     changes = [{}, {"eos": False}, {"bos": False}, {"encoding": "bytes"}, {"pattern": "*1.txt"}]
     assert len({texts(make_data(root, **change)).fingerprint for change in changes}) == 5
+
+
+def blocks_in(root: Path) -> dict[str, list[Block]]:
+    """Three blocks of each format. Only those of folders need files, of a byte each."""
+    for number in range(3):
+        for place in (root, root / "deep"):
+            place.mkdir(parents=True, exist_ok=True)
+            for name in (f"{number}.txt", f"{number}.md", f"{number}.other"):
+                (place / name).write_bytes(b"1")
+    return {
+        "folder": [folder.FolderBlock(root, (f"{number}.txt", f"{number}.md"), "utf-8") for number in range(3)],
+        "jsonl": [jsonl.JsonlBlock(f"{root}/{number}", "text", ((0, 9), (20, 29)), 30) for number in range(3)],
+        "parquet": [ParquetBlock(f"{root}/a", number, 10 * number, 30, "text", "utf-8") for number in range(3)],
+        "arrow": [ArrowBlock(f"{root}/{number}", 0, (8, 900), 30, "text", "utf-8") for number in range(3)],
+    }
+
+
+def changes_of(block: Block) -> Iterator[Block]:
+    """Change each field of a block: the file or files that are read, and how."""
+    number = block.files[0].rpartition("/")[2].partition(".")[0]
+    others = {
+        "root": lambda root: root / "deep",
+        "names": lambda names: (names[0], f"{number}.other"),
+        "path": lambda path: f"{path}.other",
+        "ranges": lambda ranges: (ranges[0], (20, 28)),
+        "offsets": lambda offsets: offsets[:1],
+    }
+    for name, value in vars(block).items():
+        other = others.get(name, lambda value: value + (1 if isinstance(value, int) else "x"))
+        yield replace(block, **{name: other(value)})  # type: ignore[type-var]
+    if isinstance(block, folder.FolderBlock):
+        yield replace(block, names=block.names[::-1])
+
+
+@pytest.mark.parametrize("form", ["folder", "jsonl", "parquet", "arrow"])
+def test_the_fingerprint_covers_each_field_of_each_block_and_their_order(
+    form: str, make_data: MakeData, tmp_path: Path
+) -> None:
+    """Otherwise a resumed run would silently go on with other documents, or in another order."""
+
+    def fingerprint(found: list[Block]) -> str:
+        return TextCorpus("data", make_data(tmp_path), 0.0, found).fingerprint
+
+    kept = blocks_in(tmp_path / "texts")[form]
+    prints = [fingerprint(kept)]
+    for at, block in enumerate(kept):
+        others = list(changes_of(block))
+        assert len(others) >= len(vars(block)) >= 3
+        prints += (fingerprint([*kept[:at], other, *kept[at + 1 :]]) for other in others)
+    prints += map(fingerprint, ([*kept[1:], kept[0]], kept[:2], kept[1:], [*kept, kept[2]]))
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(blocks_in(tmp_path / "other" / "place")[form]) == prints[0]
+    if form == "folder":
+        (tmp_path / "texts" / "2.md").write_bytes(b"12")
+        assert fingerprint(kept) not in prints
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl", "several"])

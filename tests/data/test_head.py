@@ -114,7 +114,7 @@ def test_documents_that_are_used_up_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     places = ["data=jsonl", f"data.path={tmp_path / 'a.jsonl'}", "data.validation_share=0", "data.exhausted=stop"]
     config = load(["recipe=quickstart", f"data.cache={tmp_path / 'cache'}", *places])
-    with pytest.raises(DataError, match="the documents are used up after step 1"):
+    with pytest.raises(DataError, match="the run ends after step 1: all documents were used"):
         step_after(Corpora(config).steps, Cursor(), 3, none)
 
 

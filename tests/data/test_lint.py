@@ -20,6 +20,7 @@ from engine.data import lint as module
 from engine.data.lint import CHECKS, Limits, Tally, lint
 from engine.data.sources import jsonl
 from engine.data.token_file import TokenWriter
+from tests.data.tokenizers.chat_folder import CHATML, MISTRAL, chat_folder
 
 MakeData = Callable[..., schema.Data]
 WriteFiles = Callable[[Mapping[str, bytes]], Path]
@@ -46,6 +47,31 @@ ID_FAULTS: dict[str, Any] = {
     "L08": {"input_ids": [256, 1, 2], "loss_mask": [1, 0, 0]},
     "L13": {"input_ids": [256, 1, 2] + [0] * 1000},
     "L14": {"input_ids": list(range(3, 100))},
+}
+
+
+def chat(*messages: tuple[str, str]) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+CHAT_LIMITS = LIMITS._replace(vocabulary=400)
+CHATS = [chat(("system", ""), ("user", "Which text?"), ("assistant", text)) for text in GOOD]
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "look", "arguments": {}}}]}
+CHAT_FAULTS: dict[str, Any] = {  # the same codes several times, by what is wrong
+    "L02 no assistant": chat(("user", "Which text?"), ("user", "And now?")),
+    "L02 only an unknown role": chat(("user", "Which text?"), ("bot", "This one.")),
+    "L02 no role": {"messages": [{"content": "Which?"}, {"role": "assistant", "content": "This."}]},
+    "L02 no content": {"messages": [{"role": "user"}, {"role": "assistant", "content": "This one."}]},
+    "L02 no messages": {"messages": "Which text?"},
+    "L02 a special token": chat(("user", "Which?"), ("assistant", "This.<|im_end|>")),
+    "L06": {"messages": []},
+    "L10": chat(("user", "Which?"), ("assistant", "cafÃ© crÃ¨me, brÃ»lÃ©e")),
+    "L11": chat(("user", "Which\0 one?"), ("assistant", "This.")),
+    "L13": chat(("user", "Which?"), ("assistant", "a" + "-" * 1000 + "b")),
+    "L14": CHATS[3],
+    "L17 of the user": chat(("user", " "), ("assistant", "Nobody asked.")),
+    "L17 of the assistant": chat(("user", "Which one then?"), ("assistant", "")),
+    "L18": chat(("user", "Which of them?"), ("assistant", "This."), ("bot", "That.")),
 }
 
 
@@ -161,6 +187,47 @@ def test_faults_in_token_ids(form: str, workers: int, tmp_path: Path, make_data:
     ]
     beyond = found(lint([data], LIMITS._replace(vocabulary=257), workers=workers))["L05"]
     assert beyond == places["L07"]
+
+
+def test_faults_in_chats(workers: int, tmp_path: Path, make_data: MakeData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of a tool needs no content, and a system prompt may be empty: neither is a fault."""
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 1000)
+    good = [{"messages": [CALL, *one["messages"]]} if n % 9 == 8 else one for n, one in enumerate(CHATS)]
+    rows, numbers = planted(good, CHAT_FAULTS)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines(rows))
+    folder = chat_folder(tmp_path / "tokenizer", CHATML)
+    tally = lint([make_data(path, format="jsonl", field="messages", tokenizer=str(folder))], CHAT_LIMITS, 9, workers)
+    expected: dict[str, list[str]] = {}
+    for name, number in numbers.items():
+        expected.setdefault(name[:3], []).append(f"{path}:{number + 1}")
+    places = found(tally)
+    assert {code: sorted(places[code]) for code in places} == {code: sorted(all_) for code, all_ in expected.items()}
+    assert (tally.documents, tally.refused) == (len(rows), 6)
+    details = {example.place: example.detail for one in tally.findings.values() for example in one.examples}
+    shown = {name: details[f"{path}:{number + 1}"] for name, number in numbers.items()}
+    assert shown["L02 no assistant"] == "'messages' has no message of the role assistant, only of user"
+    assert shown["L02 only an unknown role"].endswith("only of bot, user")
+    assert shown["L11"] == "messages[0] contains NUL at character 5"
+    assert shown["L14"] == f"is a copy of {path}:4"
+    assert shown["L17 of the user"] == "messages[0], of the user, is empty"
+    assert shown["L17 of the assistant"] == "messages[1], of the assistant, is empty"
+    assert shown["L18"] == "messages[2] has the role 'bot'"
+
+
+def test_a_role_that_the_template_refuses_is_one_finding(tmp_path: Path, make_data: MakeData) -> None:
+    """Wherever in the chats it is; a finding for each place would be thousands."""
+    wrong = [chat(*[("user", "a"), ("assistant", "b")] * turns, ("bot", "c")) for turns in (1, 2, 3)]
+    (tmp_path / "a.jsonl").write_bytes(lines([CHATS[0], *wrong]).replace(b'{"role": "system", "content": ""}, ', b""))
+    folder = chat_folder(tmp_path / "tokenizer", MISTRAL)
+    data = make_data(tmp_path / "a.jsonl", format="jsonl", field="messages", tokenizer=str(folder))
+    tally = lint([data], CHAT_LIMITS, workers=1)
+    ((key, finding),) = tally.findings.items()
+    assert key == (
+        "L02",
+        "the chat template cannot be applied to messages[:N]: roles must alternate user/assistant/user/assistant",
+    )
+    assert finding.count == 3 and finding.hint == "change these messages, or leave the chat out"
 
 
 def test_faults_in_a_token_file(workers: int, tmp_path: Path, make_data: MakeData, monkeypatch: Any) -> None:

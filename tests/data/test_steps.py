@@ -17,7 +17,7 @@ from engine.data import steps as module
 from engine.data.mixture import SCALE
 from engine.data.steps import Cursor, Place, SequenceTable, Steps, fitting
 from engine.errors import DataError
-from tests.data.memory import Memory, config_of, epochs, pieces, rows, run, same, steps_of
+from tests.data.memory import Exhausted, Memory, config_of, epochs, pieces, rows, run, same, steps_of
 
 MIB = 1 << 20
 document = st.one_of(st.integers(0, 12), st.integers(0, 60))
@@ -337,6 +337,13 @@ def test_a_dropped_source_has_given_every_document_once(first: Blocks, second: B
     taken = Counter(chain.from_iterable(inputs(table, corpora) for table, _ in found))
     assert taken == all_inputs(corpora[0], 0) + all_inputs(corpora[1], 1)
     assert all(len(table) for table, _ in found)
+    steps = steps_of(corpora, config, {"a": 3, "b": 1}, "drop")
+    *before, end = (steps.ended(cursor) for cursor in (Cursor(), *(after for _, after in found)))
+    assert before == [None] * len(found)
+    assert end == (
+        "all documents of a, b were used; "
+        "set data.sources.a.exhausted=repeat data.sources.b.exhausted=repeat to use them again"
+    )
 
 
 @given(blocks_, blocks_, sizes, longs)
@@ -352,6 +359,9 @@ def test_a_run_stops_with_the_first_source_that_is_used_up(
     assert Counter({key: count for key, count in taken.items() if key[0] == 0}) == all_inputs(corpora[0])
     assert all(cursor.places["a"].epoch == 0 for _, cursor in found)
     assert steps.next(found[-1][1]) is None
+    *before, end = (steps.ended(cursor) for cursor in (Cursor(), *(after for _, after in found)))
+    assert before == [None] * len(found)
+    assert end == "all documents of a were used; set data.sources.a.exhausted=repeat to use them again"
 
 
 def test_a_source_is_dropped_once_and_for_all() -> None:
@@ -370,6 +380,44 @@ def test_a_source_is_dropped_once_and_for_all() -> None:
     assert all(table.length.sum() == 40 for table in found)
     resumed = run(steps_of(corpora, config, mix), 3, cursor)
     assert any(row[0] == 0 for table, _ in resumed for row in rows(table)), "unless the user says repeat"
+
+
+@pytest.mark.parametrize("unit", ["step", "tokens"])
+@pytest.mark.parametrize("linear", [False, True])
+def test_a_segment_whose_sources_were_dropped_ends_the_run(unit: str, linear: bool) -> None:
+    """Even if a later one has others. The sentence says what to write to go on, and that is so."""
+    corpora, config = [Memory([[10] * 12], name) for name in "abc"], config_of(40, 10)
+    middle = {"step": 2} if unit == "step" else {"tokens": 80}
+    end = {"step": 50} if unit == "step" else {"tokens": 2000}
+    mix = [
+        Segment(weights={"a": 1, "b": 0, "c": 0}),
+        Segment(weights={"a": 1, "b": 1, "c": 0}, **middle),  # type: ignore[arg-type]
+        Segment(weights={"a": 1, "b": 1, "c": 1}, **end, linear=linear),  # type: ignore[arg-type]
+    ]
+    policies: dict[str, Exhausted] = {"a": "drop", "b": "drop", "c": "repeat"}
+    steps = steps_of(corpora, config, mix, policies)
+    found = run(steps, 40)
+    if linear:  # c has a weight right away
+        assert len(found) == 40 and steps.ended(found[-1][1]) is None
+        return
+    cursor = found[-1][1]
+    assert len(found) == 6 and cursor.tokens == 240
+    start = "step 2" if unit == "step" else "token 80"
+    assert steps.ended(cursor) == (
+        f"all documents of a, b were used, and the segment of data.mix from {start} on has no other source; give c a "
+        "weight there to go on, or set data.sources.a.exhausted=repeat data.sources.b.exhausted=repeat"
+    )
+    weighted = [mix[0], Segment(weights={"a": 1, "b": 1, "c": 1}, **middle), mix[2]]  # type: ignore[arg-type]
+    for changed in (
+        steps_of(corpora, config, weighted, policies),
+        steps_of(corpora, config, mix, dict.fromkeys("abc", "repeat")),  # type: ignore[arg-type]
+    ):
+        assert changed.ended(cursor) is None and len(run(changed, 5, cursor)) == 5
+
+
+def test_nothing_is_opened_to_see_that_sources_which_repeat_do_not_end() -> None:
+    corpus = Memory([[10] * 3], "a")
+    assert steps_of([corpus], config_of(40, 10)).ended(Cursor()) is None and not corpus.opened
 
 
 @pytest.mark.parametrize("exhausted", ["repeat", "drop", "stop"])

@@ -6,17 +6,22 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.config.load import load, resolved_yaml
-from engine.errors import ConfigError, RunFolderError
+from engine.config.schema import Config
+from engine.data.overview import Corpora, tokenizer_facts
+from engine.data.steps import Cursor
+from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.files import LOCK
-from engine.launch.prepare import check_owner, go_back, locked, set_aside
+from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside
 from engine.run.checkpoints import TrainState, write
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
+from tests.data.tokenizers.chat_folder import chat_folder
 
 
 def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -184,3 +189,87 @@ def test_going_back_removes_later_steps_and_interrupted_writes(tmp_path: Path) -
     assert left[0].startswith("abandoned-step-00000003-")
     assert left[1] == "step-00000002"
     assert read_metrics(folder.metrics) == [{"step": 1}, {"step": 2}]
+
+
+# Where a run goes on
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[str]:
+    """Overrides of a run on two sources of texts."""
+    for name in ("web", "code"):
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            (tmp_path / name / f"{number}.txt").write_text(f"text {number} of {name} " * 9)
+    named = [f"data.sources.{name}.path={tmp_path / name}" for name in ("web", "code")]
+    places = [f"run.out={tmp_path / 'run'}", f"data.cache={tmp_path / 'cache'}"]
+    return ["recipe=quickstart", "data=folder", "data.pattern=*.txt", *named, *places, "batch_tokens=512"]
+
+
+HALF = "data.mix={web: 1, code: 1}"
+
+
+def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None) -> Cursor:
+    """Write a checkpoint after some steps, with another cursor if there is one; return where the next step begins."""
+    corpora, at = Corpora(config), Cursor()
+    for _ in range(steps):
+        found = corpora.steps.next(at)
+        assert found is not None
+        at = found[1]
+    kept = at.to_json() if cursor is None else cursor
+    state = TrainState(steps, kept, 2, corpora.fingerprints, must_match(config), tokenizer=tokenizer_facts(config.data))
+    write(RunFolder(Path(config.run.out)).checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+    return at
+
+
+def start(config: Config) -> Start:
+    return plan_start(RunFolder(Path(config.run.out)), config, 2, "auto", 1, say=lambda line: None)
+
+
+def test_a_tokenizer_that_was_moved_is_the_same_and_another_is_refused(tmp_path: Path, sources: list[str]) -> None:
+    folder, vocabulary = chat_folder(tmp_path / "tokenizer", None), "model.vocab=400"
+    before = load([*sources, HALF, vocabulary, f"data.tokenizer={folder}"])
+    stopped(before)
+    moved = folder.rename(tmp_path / "moved")
+    for place in (moved, moved / "tokenizer.json"):
+        assert start(load([*sources, HALF, vocabulary, f"data.tokenizer={place}"])).step == 1
+    other = chat_folder(tmp_path / "other", None, size=390)
+    only_new = [f"data.sources={{new: {{path: {tmp_path / 'web'}}}}}", "data.mix={new: 1}"]
+    for documents in ([*sources, HALF], [*sources[:3], *only_new, *sources[-3:]]):
+        with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: ") as caught:
+            start(load([*documents, vocabulary, f"data.tokenizer={other}"]))
+        message = caught.value.problems[0].message
+        assert f"{folder} (BOS " in message and f" -> {other} (BOS " in message and "; " not in message
+    with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: .* EOS none"):
+        start(load([*sources, HALF, vocabulary, f"data.tokenizer={moved}", "data.eos=false"]))
+
+
+def test_a_checkpoint_of_an_older_order_of_documents_is_refused(sources: list[str]) -> None:
+    config = load([*sources, HALF])
+    stopped(config)
+    assert start(config).step == 1
+    stopped(config, cursor={})
+    with pytest.raises(CheckpointError, match="was written with an older order of documents") as caught:
+        start(config)
+    (problem,) = caught.value.problems
+    assert str(problem.key).endswith("step-00000001") and "bytescale ckpt export" in str(problem.hint)
+
+
+def test_a_source_that_was_trained_on_does_not_become_one_for_validation(sources: list[str]) -> None:
+    """All its documents would be: also those that the model has learned."""
+    stopped(load([*sources, HALF]))
+    message = "has no weight for code, which was trained on: all its documents would be for validation"
+    with pytest.raises(ConfigError, match=message) as caught:
+        start(load([*sources, "data.mix={web: 1, code: 0}"]))
+    (problem,) = caught.value.problems
+    assert problem.key == "data.mix" and "data.sources.code" in str(problem.hint)
+    assert start(load([*sources, "data.mix=[{weights: {web: 1, code: 1}}, {step: 1, weights: {web: 1}}]"])).step == 1
+    left_out = [one for one in sources if not one.startswith("data.sources.code")]
+    assert start(load([*left_out, "data.mix={web: 1}"])).step == 1
+
+
+def test_a_source_for_validation_stays_one(sources: list[str]) -> None:
+    config = load([*sources, "data.mix={web: 1, code: 0}"])
+    cursor = stopped(config)
+    assert cursor.mixer is not None and cursor.mixer["sources"]["code"][0] == 0
+    assert start(config).step == 1

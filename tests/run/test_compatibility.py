@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,6 +65,42 @@ def test_biases_belong_to_their_rate() -> None:
     without = replace(before, must_match=must_match(load([*experts, "balance.by=loss"])))
     with pytest.raises(CheckpointError, match=r"checkpoint: balance\.by: not bias -> bias$"):
         check_compatible(CHECKPOINT, without, load(experts))
+
+
+def tokenizer(name: str, fingerprint: str, eos: int | None = 2) -> dict[str, Any]:
+    return {"name": name, "bos": 1, "eos": eos, "fingerprint": fingerprint * 32}
+
+
+@pytest.mark.parametrize(
+    ("now", "shown"),
+    [
+        (tokenizer("b/t.json", "a"), None),  # moved
+        (None, None),  # token files alone
+        (tokenizer("b/t.json", "b"), "b/t.json (BOS 1, EOS 2, fingerprint bbbbbbbbbbbb)"),
+        (tokenizer("a/t.json", "b"), "a/t.json (BOS 1, EOS 2, fingerprint bbbbbbbbbbbb)"),
+        (tokenizer("a/t.json", "c", eos=None), "a/t.json (BOS 1, EOS none, fingerprint cccccccccccc)"),
+    ],
+)
+def test_tokenizers_are_compared_by_fingerprint_and_shown_by_name(
+    now: dict[str, Any] | None, shown: str | None
+) -> None:
+    config, before = load(["recipe=quickstart"]), replace(state(), tokenizer=tokenizer("a/t.json", "a"))
+    check_compatible(CHECKPOINT, state(), config, now)
+    if shown is None:
+        return check_compatible(CHECKPOINT, before, config, now)
+    with pytest.raises(CheckpointError) as caught:
+        check_compatible(CHECKPOINT, before, config, now)
+    was = "a/t.json (BOS 1, EOS 2, fingerprint aaaaaaaaaaaa)"
+    message = f"this config cannot resume from the checkpoint: data.tokenizer: {was} -> {shown}"
+    assert caught.value.problems[0].message == message
+
+
+def test_of_older_checkpoints_tokenizers_are_compared_by_name() -> None:
+    """They do not have its fingerprint. That of their documents covers the content of a file with the same name."""
+    older = replace(state(), must_match=state().must_match | {"data.tokenizer": "bytes"})
+    check_compatible(CHECKPOINT, older, load(["recipe=quickstart"]), tokenizer("bytes", "a"))
+    with pytest.raises(CheckpointError, match=r"checkpoint: data\.tokenizer: bytes -> t\.json$"):
+        check_compatible(CHECKPOINT, older, load(["recipe=quickstart", "data.tokenizer=t.json"]), tokenizer("t", "a"))
 
 
 def test_a_changed_rotary_scaling_is_reported_by_its_keys() -> None:

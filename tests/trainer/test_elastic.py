@@ -19,6 +19,7 @@ import torch.distributed as dist
 from engine.cluster.mesh import Mesh
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
+from engine.data.overview import tokenizer_facts
 from engine.launch import run as launch
 from engine.launch.run import train
 from engine.parallel.groups import Groups
@@ -124,4 +125,5 @@ def test_other_ranks_and_stages_change_no_loss(
     ]
     ledgers = [tmp_path / name / "ledger" / "documents-00000000.bin" for name in ("whole", "run")]
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes(), "each document in the same step"
-    assert read(newest_first(tmp_path / "run" / "checkpoints")[0]).ranks == 2
+    last = read(newest_first(tmp_path / "run" / "checkpoints")[0])
+    assert last.ranks == 2 and last.tokenizer == tokenizer_facts(load(SMALL).data) is not None

@@ -70,7 +70,7 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.config = 0, SimpleNamespace(run=SimpleNamespace(steps=1))
     tokens = torch.tensor([30])
-    planned = SimpleNamespace(plan=plan, table=SimpleNamespace(length=tokens, loss_tokens=tokens))
+    planned = SimpleNamespace(plan=plan, table=SimpleNamespace(length=tokens, loss_tokens=tokens), ended=None)
     trainer.ahead = SimpleNamespace(take=lambda: planned)
     trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=lambda own: [own])
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload")
@@ -101,29 +101,14 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
     full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step with metrics is complete in the ledger. If the disk is full, it has none, and storage is the cause."""
-    plan, order = by_hand([30], [(0,)], [[[0]]]), list[str]()
+    trainer, order = trainer_without_a_model(tmp_path, monkeypatch), list[str]()
 
     def record(*step: Any) -> None:
         order.append("ledger")
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(loop, "run_step", lambda *rest: (torch.tensor(30.0), SimpleNamespace(data_wait_s=0.0)))
-    monkeypatch.setattr(loop, "end_step", lambda *rest: {})
-    monkeypatch.setattr(loop, "peak_bytes", lambda device: None)
-    monkeypatch.setattr(loop, "learning_rate", lambda *rest: 1e-3)
-    trainer: Any = Trainer.__new__(Trainer)
-    trainer.step, trainer.config, trainer.folder = 0, load(["recipe=quickstart"]), RunFolder(tmp_path)
-    tokens, cursor, unusable = torch.tensor([30]), SimpleNamespace(mixer=None), ["a document"]
-    table = SimpleNamespace(length=tokens, loss_tokens=tokens)
-    planned = SimpleNamespace(plan=plan, table=table, after=cursor, balance=1.0, unusable=unusable)
-    trainer.ahead = SimpleNamespace(take=lambda: planned, request=lambda cursor: None)
-    total, largest = float, lambda *numbers: list(numbers)
-    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=largest, total=total)
-    trainer.groups, trainer.context = SimpleNamespace(rank=0, device=None, sum=None), SimpleNamespace(offload=None)
-    trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0)
-    trainer.feed, trainer.model, trainer.validation = SimpleNamespace(slicer=lambda table: None), None, {}
-    trainer.trace = SimpleNamespace(record=lambda *rest: None)
+    trainer.ahead = Ahead(2, ["a document"])
     trainer.ledger = SimpleNamespace(record=record)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: order.append("quarantine") or len(found))
     if full:
@@ -135,3 +120,61 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
         assert trainer.one_step(lambda: False) is False
         (line,) = read_metrics(tmp_path / "metrics.jsonl")
         assert order == ["ledger", "quarantine"] and (line["step"], line["left_out"]) == (1, 1)
+
+
+@pytest.mark.parametrize("last", [1, 3, 4, 6])
+def test_a_run_without_more_documents_validates_and_saves_at_its_end(
+    last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that reaches run.steps, which is 6 here: validation every 4 steps, a checkpoint every 3."""
+    trainer, saved = trainer_without_a_model(tmp_path, monkeypatch), list[int]()
+    trainer.ahead = Ahead(last)
+    monkeypatch.setattr(loop, "evaluate", lambda *rest: torch.tensor(60.0))
+    trainer.validation = {"data": (trainer.ahead.take().table, None)}
+    trainer.save = lambda: saved.append(trainer.step)
+    assert trainer.run(lambda: False) == ExitCode.OK
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [*range(1, last + 1)]
+    assert [line["step"] for line in lines if line.get("validation_loss") == 2.0] == sorted(
+        {4, last} - {*range(last + 1, 5)}
+    )
+    assert saved == sorted({3, last} - {*range(last + 1, 4)})
+    assert [line.get("ended") for line in lines] == [None] * (last - 1) + (["why"] if last < 6 else [None])
+    assert trainer.ahead.asked == last - 1, "there is nothing to plan after the last step"
+
+
+class Ahead:
+    """Plans of a run whose documents last for `steps` steps. `asked` counts the plans after the first."""
+
+    def __init__(self, steps: int, unusable: list[str] | None = None) -> None:
+        self.steps, self.unusable, self.asked = steps, unusable or [], 0
+
+    def request(self, cursor: Any) -> None:
+        self.asked += 1
+
+    def take(self) -> Any:
+        plan, tokens = by_hand([30], [(0,)], [[[0]]]), torch.tensor([30])
+        table, cursor = SimpleNamespace(length=tokens, loss_tokens=tokens), SimpleNamespace(mixer=None)
+        ended = "why" if self.asked + 1 == self.steps else None
+        return SimpleNamespace(plan=plan, table=table, after=cursor, balance=1.0, unusable=self.unusable, ended=ended)
+
+
+def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A trainer of six steps that computes nothing. It has neither plans nor a ledger of its own."""
+    monkeypatch.setattr(loop, "run_step", lambda *rest: (torch.tensor(30.0), SimpleNamespace(data_wait_s=0.0)))
+    monkeypatch.setattr(loop, "end_step", lambda *rest: {})
+    monkeypatch.setattr(loop, "peak_bytes", lambda device: None)
+    monkeypatch.setattr(loop, "learning_rate", lambda *rest: 1e-3)
+    every = ["run.steps=6", "run.validate_every=4", "run.checkpoint_every=3"]
+    trainer: Any = Trainer.__new__(Trainer)
+    trainer.step, trainer.ended, trainer.config = 0, None, load(["recipe=quickstart", *every])
+    trainer.folder, trainer.model, trainer.validation = RunFolder(root), None, {}
+    total, largest = float, lambda *numbers: list(numbers)
+    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=largest, total=total)
+    trainer.groups, trainer.context = SimpleNamespace(rank=0, device=None, sum=None), SimpleNamespace(offload=None)
+    trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
+    trainer.feed = SimpleNamespace(slicer=lambda table: None)
+    trainer.trace = SimpleNamespace(record=lambda *rest: None)
+    trainer.ledger = SimpleNamespace(record=lambda *rest: None)
+    trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
+    return trainer

@@ -71,7 +71,7 @@ def test_plans_are_those_that_planning_in_place_gives(
         ahead.request(cursor)
         for _ in range(6):
             found, planned = steps.next(cursor), ahead.take()
-            assert found is not None and planned is not None
+            assert found is not None and planned.ended is None
             table, cursor = found
             ahead.request(planned.after)
             expected = plan_step(table.length, settings)
@@ -83,12 +83,13 @@ def test_plans_are_those_that_planning_in_place_gives(
 def test_the_end_of_the_documents_is_passed_on(folder: RunFolder, config: Config) -> None:
     once = config.model_copy(update={"data": config.data.model_copy(update={"exhausted": "stop"})})
     with planning(folder, once, loads=True) as ahead:
-        ahead.request(Cursor())
-        taken = 0
-        while (planned := ahead.take()) is not None:
-            taken += planned.after.tokens - taken
-            ahead.request(planned.after)
-    trained = Corpora(once).overview
+        cursor, ended = Cursor(), None
+        while ended is None:
+            ahead.request(cursor)
+            planned = ahead.take()
+            cursor, ended = planned.after, planned.ended
+    assert ended == "all documents were used; set data.exhausted=repeat to use them again"
+    taken, trained = cursor.tokens, Corpora(once).overview
     assert trained is not None and trained.validation > 0
     lengths = [37 * number + 2 for number in range(20)]
     assert max(lengths) < taken < sum(lengths)
@@ -135,9 +136,7 @@ def test_documents_that_cannot_be_used_are_told_with_the_first_step_after_they_w
     write_facts(folder, config, Corpora(config), 0)
     planner, met, cursor = _Planner(folder, config, PlanSettings.of(config), False), list[int](), Cursor()
     while cursor.tokens < 9000:
-        found = planner.step(cursor)
-        assert found is not None
-        *_, cursor, unusable = found
+        *_, cursor, unusable, _ = planner.step(cursor)
         met.append(len(unusable))
         assert all(one.place.startswith(str(tmp_path)) and one.reason for one in unusable)
     assert met[0] == 4 * 40 and sorted(met) == [0] * (len(met) - 2) + [2 * 40, 4 * 40]
