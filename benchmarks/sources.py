@@ -1,7 +1,9 @@
 """MB of decoded text per CPU second of each format of documents, and of Parquet row groups in random order.
 
 `python benchmarks/sources.py` writes the standard library's source files, repeated to 200 MB, in every format into a
-temporary folder, and reads each in one process, the best of 3 alternating rounds. Token ids are the texts' bytes.
+temporary folder, and reads each in one process, the best of 3 alternating rounds. Token ids are the texts' bytes. The
+last line is a token file of uint16 ids of these bytes, of which each document is read once, in random order, as ranks
+read from `data.cache`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import zstandard
 
 from engine.config import schema
 from engine.config.load import load
+from engine.data.corpus import Reader, TokenCorpus
+from engine.data.pack import pack
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block, usable
 
@@ -38,8 +42,11 @@ def main() -> None:
         cases = {name: FORMATS[data.format].blocks(data) for name, data in sources.items()}
         cases["parquet, random order"] = random.Random(0).sample(cases["parquet"], len(cases["parquet"]))
         found = {name: max(rates) for name, rates in measure(cases).items()}
+        pack(sources["folder"], Path(place, "packed"), workers=1)
+        tokens = max(read_tokens(Path(place, "packed")) for _ in range(_ROUNDS))
     for name, rate in found.items():
         print(f"{name:24} {len(cases[name]):5} blocks {rate:8.0f} MB/s")
+    print(f"token file {tokens:.0f} MB/s")
     print(f"random / sequential: {found['parquet, random order'] / found['parquet']:.2f}")
 
 
@@ -92,6 +99,18 @@ def measure(cases: dict[str, list[Block]]) -> dict[str, list[float]]:
                     size += len(found) if found is not None else 0
             rates[name].append(size / 1e6 / (time.process_time() - start))
     return rates
+
+
+def read_tokens(prefix: Path) -> float:
+    """Read each document of a token file, in random order; return the MB of the file per CPU second."""
+    corpus = TokenCorpus("data", prefix, 0.0)
+    sizes = {block: len(corpus.open(block).inputs()) for block in range(corpus.blocks)}
+    places = [(block, document) for block, size in sizes.items() for document in range(size)]
+    random.Random(0).shuffle(places)
+    reader, start, tokens = Reader([corpus], 1 << 16), time.process_time(), 0
+    for block, document in places:
+        tokens += len(reader.tokens(0, block, document, 0, 1 << 40))
+    return 2 * tokens / 1e6 / (time.process_time() - start)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ def trace(
             metavar="DOCUMENT", help="SOURCE:BLOCK:NUMBER, a path, path:LINE, or another place of a document."
         ),
     ] = None,
+    sequences: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Show the first N sequences; --json has all.")
+    ] = 100,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -35,6 +38,8 @@ def trace(
     A line is shown for each sequence: a document, or a piece of one. Its place is in the files as they are now; a
     document whose content has changed since then is marked.
     """
+    if sequences < 1:
+        raise ConfigError(f"must be at least 1, not {sequences}", key="--sequences", hint="for example --sequences 8")
     if (step is None) == (document is None):
         hint = "for example --step 10, or --document web:0:17, or --document texts/a.txt"
         raise ConfigError("give one of --step and --document", key="--step", hint=hint)
@@ -63,11 +68,11 @@ def trace(
         title += f", {loss_tokens:,} of them in the loss" if loss_tokens != inputs else ""
     answer = {"run": str(run), "finished": history.finished, "tokens": inputs, "loss_tokens": loss_tokens}
     answer |= {"step": step, "document": document, "reason": reason, "sequences": [one.to_json() for one in found]}
-    output.emit({"trace": answer}, "\n".join([title, *_lines(found)]), as_json=json)
+    output.emit({"trace": answer}, "\n".join([title, *_lines(found, sequences)]), as_json=json)
 
 
-def _lines(found: list[Traced]) -> list[str]:
-    """Format sequences as a table, and the problems of their documents."""
+def _lines(found: list[Traced], most: int) -> list[str]:
+    """Format the first `most` sequences as a table, with the problems of their documents, and say how to see others."""
     if not found:
         return []
     rows = [
@@ -80,8 +85,14 @@ def _lines(found: list[Traced]) -> list[str]:
             f"{one.document.hash:016x}",
             one.place.place or "",
         ]
-        for one in found
+        for one in found[:most]
     ]
     columns = ["step", "document", "inputs", "loss tokens", "ranks", "hash", "place"]
-    problems = {f"{one.document.id}: {one.place.problem}": None for one in found if one.place.problem}
-    return [output.table(columns, rows).rstrip("\n"), *problems]
+    problems = {f"{one.document.id}: {one.place.problem}": None for one in found[:most] if one.place.problem}
+    lines = [output.table(columns, rows).rstrip("\n"), *problems]
+    if rest := found[most:]:
+        bad = sum(one.place.problem is not None for one in rest)
+        more = f"{len(rest):,} more" + (f", {bad:,} of them with a problem" if bad else "")
+        single = f", --document {rest[0].document.id} one document" if len({one.document for one in found}) > 1 else ""
+        lines.append(f"{more}; --sequences {len(found)} shows all{single}")
+    return lines

@@ -183,8 +183,8 @@ class TokenCorpus:
     def size(self, block: int) -> int:
         if self._table is not None:
             return int(self._table.read("<i8", 1, 16 * block + 8)[0])
-        bounds = self.tokens.bounds(*self._bounds(block))
-        return int(bounds[-1] - bounds[0]) * self.tokens.dtype.itemsize
+        begin, end = (int(self.tokens.bounds(document, document)[0]) for document in self._bounds(block))
+        return (end - begin) * self.tokens.dtype.itemsize
 
     def open(self, block: int) -> Packed:
         return Packed(self.tokens, self._hashes, *self._bounds(block))

@@ -26,7 +26,7 @@ from engine.data.encode import encode
 from engine.data.profile import histogram
 from engine.data.sources.arrow import arrow_files
 from engine.data.sources.files import find
-from engine.data.sources.folder import FolderBlock
+from engine.data.sources.folder import FolderBlock, folder_blocks
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.jsonl import JsonlBlock
 from engine.data.sources.source import Block, Document, Message
@@ -241,10 +241,12 @@ def _blocks(data: schema.Data, tally: Tally) -> list[Block]:
         parts = max(1, opened.tokens * opened.dtype.itemsize // _BLOCK_BYTES)
         bounds = [len(opened) * number // parts for number in range(parts + 1)]
         return [TokenBlock(opened.prefix, first, last) for first, last in pairwise(bounds) if last > first]
+    if data.format == "folder":
+        return folder_blocks(data, sized=False)  # a file that cannot be looked up is found when it is read
     try:
         return FORMATS[data.format].blocks(data)
     except DataError as error:
-        files = [] if data.format == "folder" else arrow_files(data) if data.format == "arrow" else find(data)
+        files = arrow_files(data) if data.format == "arrow" else find(data)
         if len(files) < 2 or error.problems[0].key not in files:
             raise
     blocks = list[Block]()

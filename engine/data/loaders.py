@@ -51,6 +51,7 @@ class Loaders:
         os.environ.update(safe_path())  # loaders inherit the environment
         self._changed = threading.Condition()
         self._queue = deque[tuple[Path, Work]]()
+        self._asked = dict[tuple[Tokens, Path, int], tuple[Path, Work]]()  # of the last `ask`, by id of the block
         self._spool, self._room = spool, dict[Path, int]()  # bytes that still fit into a folder
         # Blocks of the next step, of the step that runs, and of validation.
         self._wanted, self._before, self._kept = set[Path](), set[Path](), set[Path]()
@@ -64,8 +65,19 @@ class Loaders:
         self._at_exit = Finalize(None, self.close, exitpriority=1)
 
     def ask(self, works: Iterable[Work]) -> None:
-        """Pack these blocks next, in this order, instead of those asked for before."""
-        wanted = [(part_path(*work), work) for work in works]
+        """Pack these blocks next, in this order, instead of those asked for before.
+
+        Files are looked up only of blocks that were not in the last call: each step asks for much the same ones. If a
+        file changes after that, its block is not read from the path that is remembered here. So whoever needs the block
+        does not wait for a loader, and packs it as it is then, unless a loader has: a change costs nothing but time.
+        """
+        asked = dict[tuple[Tokens, Path, int], tuple[Path, Work]]()
+        for work in works:
+            # Sources keep their blocks, and hashing the names of 64 files would take as long as looking them up.
+            key = work.tokens, work.folder, id(work.block)
+            asked[key] = asked.get(key) or self._asked.get(key) or (part_path(*work), work)
+        self._asked = asked  # holds the blocks, so that no other one gets the id of one of them
+        wanted = list(asked.values())
         with self._changed:
             if self._closed:
                 return

@@ -26,7 +26,7 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.corpus import Corpus
 from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
-from engine.data.order import window, window_blocks
+from engine.data.order import Documents, window, window_blocks
 from engine.data.permute import Permutation
 from engine.errors import DataError
 from engine.units import Ints
@@ -288,18 +288,18 @@ class Steps:
     def _key(self, name: str, epoch: int) -> str:
         return f"seed {self._config.run.seed}, source {name}, epoch {epoch}"
 
-    def _load(self, name: str, epoch: int, place: int) -> tuple[list[tuple[int, int, int, int]], int]:
-        """Return the documents to train on of a window, as (block, document, inputs, hash), and its count of blocks."""
+    def _load(self, name: str, epoch: int, place: int) -> tuple[Documents, int]:
+        """Return the documents to train on of a window, and its number of blocks."""
         found = window(self.corpora[self._number[name]], self._key(name, epoch), place)
-        return list(zip(*map(np.ndarray.tolist, found.trained), strict=True)), found.blocks
+        return found.trained, found.blocks
 
     def _at(self, name: str, place: Place) -> tuple[Part, Place] | None:
         """Return what a source gives at a place, and its next place; None if it has been used up."""
         corpus, begin = self.corpora[self._number[name]], place
         while place.epoch == 0 or self._exhausted[name] == "repeat":
             documents, blocks = self._window(name, place.epoch, place.window)
-            if place.document < len(documents):
-                block, document, inputs, content = documents[place.document]
+            if place.document < len(documents.inputs):
+                block, document, inputs, content = (column.item(place.document) for column in documents)
                 length = inputs - place.start
                 if length > self._config.batch_tokens and self._config.data.long == "split":
                     length = min(length, self._config.context)

@@ -54,6 +54,37 @@ def test_the_steps_of_a_document(finished: Path, tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out == text
 
 
+def test_a_long_answer_is_cut_and_says_how_to_see_the_rest(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that has several documents stands for all of them. The JSON has all sequences."""
+
+    def answer(*words: str) -> list[str]:
+        assert run(["data", "trace", str(finished), *words]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    file = str(tmp_path / "a.jsonl")
+    (whole,) = answer("--document", file, "--sequences", "1", "--json")
+    found = json.loads(whole)["trace"]["sequences"]
+    count, third = len(found), found[2]["id"]
+    assert count >= 3 and {one["id"] for one in found} == {"data:0:0", "data:0:1"}
+    title, columns, *lines = answer("--document", file)
+    assert len(lines) == count and f"2 documents in {count} sequences" in title
+    cut = answer("--document", file, "--sequences", "2")
+    more = f"{count - 2} more; --sequences {count} shows all, --document {third} one document"
+    assert [" ".join(line.split()) for line in cut] == [
+        *(" ".join(line.split()) for line in (title, columns, *lines[:2])),
+        more,
+    ]
+    assert len(answer("--document", file, "--sequences", str(count))) == len(lines) + 2
+    (tmp_path / "a.jsonl").write_text('{"text": "hello"}\n\n{"text": "other, again"}\n')
+    of_one = [one for one in found if one["id"] == "data:0:1"]
+    cut = answer("--document", "data:0:1", "--sequences", "1")
+    assert cut[-2] == "data:0:1: its content has changed since the step"
+    rest = len(of_one) - 1
+    assert cut[-1] == f"{rest} more, {rest} of them with a problem; --sequences {len(of_one)} shows all"
+
+
 def test_changed_documents_are_marked(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "hullo"}\n\n{"text": "world, again"}\n')
     assert run(["data", "trace", str(finished), "--document", "data:0:0"]) == 0
@@ -70,6 +101,7 @@ def test_changed_documents_are_marked(finished: Path, tmp_path: Path, capsys: py
         ([], "--step: give one of --step and --document"),
         (["--step", "1", "--document", "data:0:0"], "--step: give one of --step and --document"),
         (["--step", "3"], "--step: step 3 has not been finished; the last finished step is 2"),
+        (["--step", "1", "--sequences", "0"], "--sequences: must be at least 1, not 0"),
         (["--document", "b.txt"], "--document: no document of the run is at b.txt"),
     ],
 )

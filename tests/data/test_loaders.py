@@ -106,6 +106,50 @@ def test_what_is_there_is_not_packed(blocks: list[Noted], cache: Path) -> None:
     assert [starts(block) for block in blocks[:2]] == [1, 1]
 
 
+def test_the_files_of_a_block_are_looked_up_when_it_is_new(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step asks for the blocks of many steps, most of which the step before has asked for."""
+    looked_up = list[Noted]()
+
+    def path_of(tokens: Tokens, folder: Path, block: Noted) -> Path:
+        looked_up.append(block)
+        return part_path(tokens, folder, block)
+
+    monkeypatch.setattr(module, "part_path", path_of)
+    with running(1) as loaders:
+        for first, last in ((0, 3), (0, 3), (1, 5), (2, 6), (0, 2)):
+            asked = [Work(TOKENS, cache, block) for block in blocks[first:last]]
+            loaders.ask([*asked, *asked])
+        assert looked_up == [*blocks, *blocks[:2]]
+        other = Tokens("bytes", None, False)
+        loaders.ask([Work(TOKENS, cache, blocks[0]), Work(other, cache, blocks[0])])
+        assert looked_up[8:] == blocks[:1], "with other tokens it is another token file"
+
+
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_a_file_that_changes_after_its_block_was_asked_for(
+    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path, when: str
+) -> None:
+    """The path that the loaders remember is no longer the block's. What is read is the file as it is then."""
+    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
+    held = blocks[0 if when == "before" else 1]
+    held.hold()
+    with running(1) as loaders:
+        corpus.wait = loaders.wait
+        old = ask(loaders, cache, blocks[:2])[1]
+        packer(held)
+        if when == "after":
+            held.release()
+            loaders.wait(old)
+        Noted.write(blocks[1].path, [b"other", *TEXTS])
+        new = ask(loaders, cache, blocks[:2])[1]
+        if when != "after":
+            held.release()
+        assert len(corpus.open(1).inputs()) == 4 and len(corpus.open(0).inputs()) == 3
+    assert old != new and contents(new) == [encode(text).tolist() for text in (b"other", *TEXTS)]
+
+
 def test_nobody_waits_for_a_block_that_nobody_packs(blocks: list[Noted], cache: Path) -> None:
     with running(1) as loaders:
         loaders.wait(part_path(TOKENS, cache, blocks[0]))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice, pairwise
@@ -495,3 +496,16 @@ def test_windows_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     run(steps_of(corpora, config_of(20, 5)), 15)
     assert [Counter(corpus.opened) for corpus in corpora] == [Counter(range(4))] * 2
     assert module._WINDOWS >= 2
+
+
+def test_a_kept_window_has_four_numbers_of_8_bytes_for_each_document() -> None:
+    """A window of 16 MiB may have 160,000 documents, and two are kept for each source."""
+    corpus = Memory([[5] * 10_000] * 4, share=0.0)
+    steps = steps_of([corpus], config_of(20, 5))
+    tracemalloc.start()
+    try:
+        assert steps.next(Cursor()) is not None
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 4 * 8 * 40_000 <= held < 4 * 8 * 40_000 + 100_000

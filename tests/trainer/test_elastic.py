@@ -123,5 +123,7 @@ def test_other_ranks_and_stages_change_no_loss(
         f"{before} rank{'s' * (before > 1)} wrote the checkpoint; its states are divided among {now} now"
         for before, now in pairwise(CHAIN)
     ]
+    ledgers = [tmp_path / name / "ledger" / "documents-00000000.bin" for name in ("whole", "run")]
+    assert ledgers[0].read_bytes() == ledgers[1].read_bytes(), "each document in the same step"
     last = read(newest_first(tmp_path / "run" / "checkpoints")[0])
     assert last.ranks == 2 and last.tokenizer == tokenizer_facts(load(SMALL).data) is not None

@@ -167,12 +167,12 @@ def stamp(path: str) -> str:
         raise unreadable(path, error) from error
 
 
-def file_size(path: str) -> int:
-    """Return the bytes of a local file."""
+def file_size(path: str, hint: str = _HINT) -> int:
+    """Return the bytes of a local file. Raises DataError if it cannot be looked up."""
     try:
         return Path(path).stat().st_size
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise unreadable(path, error, hint) from error
 
 
 def is_url(path: Path | str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.config import schema
@@ -74,14 +74,18 @@ class FolderBlock(Block):
     root: Path
     names: tuple[str, ...]
     encoding: str
+    # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
+    # sizes (pack.part_path): a file that changes during a run has the same name there as for the next run.
+    length: int = field(repr=False)
 
     @property
     def files(self) -> list[str]:
-        return [str(self.root / name) for name in self.names]
+        begin = str(self.root / "_")[:-1]  # joining each path takes longer than a look at its file
+        return [f"{begin}{name}" for name in self.names]
 
     @property
     def size(self) -> int:
-        return sum(file_size(path) for path in self.files)
+        return self.length
 
     def documents(self) -> Iterator[Document]:
         """Read each file. Raises DataError for one that is unreadable."""
@@ -89,9 +93,12 @@ class FolderBlock(Block):
             yield _read(Path(path), self.root, self.encoding)
 
 
-def folder_blocks(data: schema.Data) -> list[Block]:
-    """Split the files of each folder into blocks of 64 files."""
-    return _blocks(folder_files(data), data.encoding)
+def folder_blocks(data: schema.Data, sized: bool = True) -> list[Block]:
+    """Split the files of each folder into blocks of 64 files. Raises DataError for a file whose size is not known.
+
+    Without `sized`, files are not looked up, and the size of each block is 0.
+    """
+    return _blocks(folder_files(data), data.encoding, sized)
 
 
 def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
@@ -110,9 +117,11 @@ def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[lis
     return _blocks(kept, data.encoding), count / total
 
 
-def _blocks(folders: list[tuple[Path, list[str]]], encoding: str) -> list[Block]:
-    return [
-        FolderBlock(root, tuple(names[first : first + _BLOCK_FILES]), encoding)
-        for root, names in folders
-        for first in range(0, len(names), _BLOCK_FILES)
-    ]
+def _blocks(folders: list[tuple[Path, list[str]]], encoding: str, sized: bool = True) -> list[Block]:
+    blocks = list[Block]()
+    for root, names in folders:
+        for first in range(0, len(names), _BLOCK_FILES):
+            block = FolderBlock(root, tuple(names[first : first + _BLOCK_FILES]), encoding, 0)
+            length = sum(file_size(path, _HINT) for path in block.files) if sized else 0
+            blocks.append(replace(block, length=length))
+    return blocks

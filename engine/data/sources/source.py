@@ -47,7 +47,10 @@ class Block(Protocol):
 
     @property
     def size(self) -> int:
-        """The bytes that must be read for the documents, about. It does not change unless the files do."""
+        """The bytes that must be read for the documents, about, as of when the block was listed.
+
+        The order of documents depends on it, so it must not change with the files; nor does asking look at them.
+        """
         ...
 
     def documents(self) -> Iterator[Document]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sysconfig
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -117,11 +118,39 @@ def test_the_files_after_one_that_is_no_text_are_read(write_files: WriteFiles, m
     ]
 
 
+def test_files_are_measured_when_they_are_listed(write_files: WriteFiles, make_data: MakeData) -> None:
+    """The order of documents depends on sizes: in a run that goes on, they must not change with the files."""
+    data = make_data(write_files({f"{number:03}": b"x" * number for number in range(70)}))
+    blocks = FORMATS["folder"].blocks(data)
+    assert [block.size for block in blocks] == [sum(range(64)), sum(range(64, 70))]
+    names = [repr(block) for block in blocks]
+    write_files({"001": b"longer", "069": b""})
+    (Path(data.paths[0]) / "000").unlink()
+    assert [block.size for block in pickle.loads(pickle.dumps(blocks))] == [sum(range(64)), sum(range(64, 70))]
+    again = FORMATS["folder"].blocks(data)
+    assert [block.size for block in again] == [sum(range(65)) + 5, sum(range(65, 69))]
+    write_files({"000": b""})
+    assert [repr(block) for block in FORMATS["folder"].blocks(data)] == names, "the name in a cache has no size"
+
+
+def test_paths_are_those_of_pathlib(
+    write_files: WriteFiles, make_data: MakeData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_files({"a/b.txt": b"x", "c.txt": b"y"})
+    monkeypatch.chdir(root)
+    for path in (".", "a", str(root), f"{root}/a/", "./a/..", "../documents"):
+        for block in FORMATS["folder"].blocks(make_data(path)):
+            assert block.files == [str(Path(path) / name) for name in folder_files(make_data(path))[0][1]]
+
+
 def test_a_dangling_link_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({})
     (root / "x.py").symlink_to(root / "gone.py")
     message, key, _ = refusal(make_data(root))
     assert (message, key) == ("cannot be read: No such file or directory", str(root / "x.py"))
+    with pytest.raises(DataError, match="cannot be read") as caught:  # at a start, not by the step that reads it
+        FORMATS["folder"].blocks(make_data(root))
+    assert caught.value.problems[0].hint == "make it a readable file, or exclude it with data.pattern"
 
 
 def test_a_file_without_permission_is_refused(
