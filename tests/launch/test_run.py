@@ -373,28 +373,27 @@ def test_a_damaged_file_of_a_finished_run_is_named(tmp_path: Path, monkeypatch: 
 
 
 def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said, settings = list[str](), config(tmp_path, "run.steps=9", "data.exhausted=stop", "run.checkpoint_every=50")
-
-    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
-        append(folder.metrics, {"step": 1, "loss": 3.0})
-        append(folder.metrics, {"step": 2, "loss": 3.0, "ended": "why"})
-
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
-    train(settings, say=said.append)
-    ended = f"{tmp_path / 'run'}: the run ended after step 2 of run.steps=9: why"
-    assert [line for line in said if "why" in line] == [ended]
-
+    said, settings = list[str](), config(tmp_path, "run.steps=90", "data.exhausted=stop")
     steps, cursor = Corpora(settings).steps, Cursor()
     while (found := steps.next(cursor)) is not None:
         cursor = found[1]
-    state = TrainState(cursor.step, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
-    write(tmp_path / "run" / "checkpoints", state, 0, lambda folder: None, lambda hashes: [hashes])
+    last, root = cursor.step, tmp_path / "run"
+
+    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
+        append(folder.metrics, {"step": last, "loss": 3.0, "ended": "all were used"})
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    train(settings, say=said.append)
+    ended = f"{root}: the run ended after step {last} of run.steps=90: all were used"
+    assert [line for line in said if "used" in line] == [ended]
+
+    state = TrainState(last, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
+    write(root / "checkpoints", state, 0, lambda folder: None, lambda hashes: [hashes])
     said.clear()
     monkeypatch.setattr(launch, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
     train(settings, say=said.append)
     why = "all documents were used; set data.exhausted=repeat to use them again"
-    left = f"{tmp_path / 'run'}: nothing left to train after step {cursor.step}: {why}"
-    assert [line for line in said if "why" in line or "used" in line] == [left]
+    assert [line for line in said if "used" in line] == [f"{root}: nothing left to train after step {last}: {why}"]
 
 
 def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled_and_at_the_end(

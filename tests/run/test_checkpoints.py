@@ -159,6 +159,7 @@ def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
     asked: list[Any] = []
     trainer = SimpleNamespace(
         fingerprints={"data": "f"},
+        tokenizer=None,
         engine=SimpleNamespace(load=asked.append),
         trace=SimpleNamespace(resume=asked.append),
         control="control",
