@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ def train(world: int, root: Path) -> list[tuple[float, float]]:
     from engine.cluster.cluster import Cluster
     from engine.cost.sizes import parameters
     from engine.data.overview import Corpora
-    from engine.launch.commands import free_port, rank_commands
+    from engine.launch.commands import node_commands
     from engine.launch.prepare import write_facts
     from engine.launch.ranks import run_ranks
 
@@ -60,11 +59,11 @@ def train(world: int, root: Path) -> list[tuple[float, float]]:
     sizes = ["context=1K", "capacity=1K", f"batch_tokens={TOKENS * world}", "run.steps=1000"]
     config = load(["recipe=quickstart", *MODEL, *places, *sizes])
     write_facts(folder, config, Corpora(config), parameters(config.model))
-    program = (sys.executable, str(Path(__file__).resolve()), "rank", str(folder.root))
-    commands = [
-        replace(command, arguments=program, environment={**command.environment, "OMP_NUM_THREADS": "1"})
-        for command in rank_commands(Cluster.of(config.cluster), folder, None, free_port(), config)
-    ]
+    commands = node_commands(Cluster.of(config.cluster), folder, None, config)
+    for command in commands:
+        program = [sys.executable, str(Path(__file__).resolve()), "rank", str(folder.root)]
+        command.job["ranks"] = [[rank, program] for rank in command.ranks]
+        command.job["environment"]["OMP_NUM_THREADS"] = "1"
     run_ranks(commands, folder, lambda: None, lambda text: None)
     return [tuple(one) for one in json.loads((folder.root / "counted.json").read_text())]
 

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +79,7 @@ def plans(settings: PlanSettings) -> dict[str, StepPlan]:
 def run_for_real(config: Config, root: Path) -> dict[str, float]:
     """Measure the median makespan of each plan in seconds: from a barrier until the slower rank finishes."""
     from engine.hardware.prepare import measuring, write_folder
-    from engine.launch.commands import free_port, rank_commands
+    from engine.launch.commands import node_commands
     from engine.launch.ranks import run_ranks
 
     folder = RunFolder(root)
@@ -90,14 +89,11 @@ def run_for_real(config: Config, root: Path) -> dict[str, float]:
     (root / "config.json").write_text(json.dumps({"calibration": config.cluster.calibration}), encoding="utf-8")
     from engine.cluster.cluster import Cluster
 
-    commands = [
-        replace(
-            command,
-            arguments=(sys.executable, str(Path(__file__).resolve()), "rank", str(root)),
-            environment={**command.environment, "OMP_NUM_THREADS": "1"},
-        )
-        for command in rank_commands(Cluster.of(ours.cluster), folder, None, free_port(), ours)
-    ]
+    commands = node_commands(Cluster.of(ours.cluster), folder, None, ours)
+    for command in commands:
+        program = [sys.executable, str(Path(__file__).resolve()), "rank", str(root)]
+        command.job["ranks"] = [[rank, program] for rank in command.ranks]
+        command.job["environment"]["OMP_NUM_THREADS"] = "1"
     run_ranks(commands, folder, lambda: None, lambda text: None)
     found: dict[str, float] = json.loads((root / "measured.json").read_text(encoding="utf-8"))
     return found

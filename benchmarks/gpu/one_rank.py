@@ -16,7 +16,7 @@ from engine.config.schema import Config
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
 from engine.hardware.micro_batches import micro_batch, random_slices
-from engine.launch.commands import free_port
+from engine.launch.agent import free_port
 from engine.offload.offload import Offload
 from engine.parallel.groups import Groups, join_groups
 from engine.planner.plan.step_plan import MicroBatch

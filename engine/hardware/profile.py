@@ -22,7 +22,7 @@ from engine.hardware.fit import Point, calibrate, points
 from engine.hardware.measured import NETWORK, RESULT, Measured, read, read_network
 from engine.hardware.prepare import measuring, write_folder
 from engine.launch.checks import gpu_problem, no_gpus, pytorch_problem
-from engine.launch.commands import free_port, rank_commands
+from engine.launch.commands import node_commands
 from engine.launch.environment import environment_problem
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
@@ -93,11 +93,9 @@ def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[s
 
     Raises RankError if one fails, and KeyboardInterrupt if the user stopped them.
     """
-    module, port = ("engine.hardware", *arguments), free_port()
-    commands = [
-        replace(command, environment={**command.environment, "OMP_NUM_THREADS": threads})
-        for command in rank_commands(cluster, folder, None, port, config, module=module)
-    ]
+    commands = node_commands(cluster, folder, None, config, module=("engine.hardware", *arguments))
+    for command in commands:
+        command.job["environment"]["OMP_NUM_THREADS"] = threads
     try:
         run_ranks(commands, folder, lambda: None, lambda text: None)
     except PreemptedError:

@@ -8,7 +8,7 @@ from typing import Any
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.errors import Problem
-from engine.launch.commands import free_port, rank_commands
+from engine.launch.commands import node_commands
 from engine.launch.environment import forwarded
 from engine.launch.prepare import Start
 from engine.planner.settings import PlanSettings
@@ -17,7 +17,7 @@ from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
 
 PLANNED = 3  # steps that a dry run plans
-_COMMANDS = 2**14  # most commands listed: enough for the paper's largest run; a cluster may have millions of ranks
+_COMMANDS = 2**14  # most nodes whose commands are listed
 
 
 def dry_run_of(
@@ -25,13 +25,13 @@ def dry_run_of(
 ) -> dict[str, Any]:
     """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
 
-    `commands` lists at most _COMMANDS ranks, and none if all steps are done. `forwarded` names the variables that ranks
+    `commands` lists at most _COMMANDS nodes, and none if all steps are done. `forwarded` names the variables that ranks
     on other hosts get from this environment, `withheld` those that look like secrets and stay here.
     """
     settings = PlanSettings.of(config)
     commands = []
     if start.plans:
-        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), config, _COMMANDS)
+        commands = node_commands(cluster, folder, start.checkpoint, config, _COMMANDS)
     known = start.corpora.overview
     users = forwarded(os.environ, cluster)
     return {

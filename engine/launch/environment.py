@@ -25,7 +25,7 @@ _PREFIXES = (
 _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "XDG_CACHE_HOME")
 # They describe one host: which of its GPUs to use, and who it is. With one NCCL_HOSTID all hosts would seem to be one.
 _PER_HOST = ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")
-# Arguments of ssh are visible to all users of both machines. Ranks read local files only and need no credentials.
+# Ranks read local files only and need no credentials.
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
 _NO_SECRET = ("_PKEY",)  # NCCL_IB_PKEY and UCX_IB_PKEY name the partition of an InfiniBand network
 
@@ -48,6 +48,11 @@ def forwarded(environment: Mapping[str, str], cluster: Cluster) -> Forwarded:
     names = [name for name in names if name not in _PER_HOST]
     secret = [name for name in names if any(word in name for word in _SECRET) and not name.endswith(_NO_SECRET)]
     return Forwarded({name: environment[name] for name in names if name not in secret}, secret)
+
+
+def needed_to_start(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the forwarded variables without which Python may not start on the other host."""
+    return {name: variables[name] for name in _NAMES if name in variables}
 
 
 def environment_problem(config: Config, environment: Mapping[str, str]) -> Problem | None:

@@ -1,24 +1,29 @@
-"""Runs the ranks: starts them, forwards requests to stop, waits, and finds out which rank failed first and why."""
+"""Runs the ranks through the agents of their nodes: starts them, passes on requests to stop, and explains failures.
+
+Ranks start when all agents have answered, so a host that cannot be reached, or has no Python, stops a run before it
+begins.
+"""
 
 from __future__ import annotations
 
-import json
-import math
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from engine.cluster.hosts import is_local
-from engine.errors import BytescaleError, ExitCode
-from engine.launch.commands import RankCommand
+from engine.control.link import Link
+from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
+from engine.launch.agent import BEAT_S, last_line
+from engine.launch.commands import NodeCommand
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 
@@ -27,9 +32,10 @@ P = ParamSpec("P")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
-_LAST_BYTES = 4096  # of a log, in which its last line is looked for
+_ANSWER_S = 60.0  # for an agent to answer after it was started
+_SILENCE_S = 20.0  # without a message, after which a host is taken for lost
+_STOPPED_S = 3.0  # that a rank may be stopped by a signal
 _SSH_FAILED = 255
-_NOT_STARTED = (1, 2, 126, 127)  # of a shell or Python: no such folder, program or module
 
 
 class RankError(BytescaleError):
@@ -37,8 +43,8 @@ class RankError(BytescaleError):
 
     traced = True
 
-    def __init__(self, message: str, code: int, folder: RunFolder, rank: int, hint: str | None) -> None:
-        super().__init__(message, key=str(folder.log(rank)), hint=hint or f"the logs of all ranks are in {folder.logs}")
+    def __init__(self, message: str, code: int, key: Path, hint: str) -> None:
+        super().__init__(message, key=str(key), hint=hint)
         self.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
 
 
@@ -54,97 +60,246 @@ class InterruptedRunError(PreemptedError):
     code = ExitCode.INTERRUPTED
 
 
-@dataclass
-class RankProcess:
-    """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
-
-    rank: int
-    host: str
-    process: subprocess.Popen[bytes]
-    logged: int  # bytes in its log before it started
-
-    def ask_to_stop(self) -> None:
-        """Write a byte to the rank's standard input. A signal would end ssh before the remote rank has saved."""
-        assert self.process.stdin is not None
-        with suppress(OSError):  # it has already ended
-            os.write(self.process.stdin.fileno(), b"\n")
-
-    def kill(self) -> None:
-        """Kill the rank and every process that it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-
 @dataclass(frozen=True)
 class End:
-    """The exit code of a rank that ended by itself, and the time.time() at which the launcher noticed."""
+    """How a rank ended: its exit code, when, why if it knows, and the last line of its log."""
 
     code: int
-    seen: float
+    seen: float  # time.time() of the launcher
+    cause: Mapping[str, Any] | None  # code, message, key and hint
+    said: str
 
 
-def run_ranks(
-    commands: Sequence[RankCommand], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
-) -> None:
-    """Start the ranks and wait until all have ended; call `tick` every 0.05 s while waiting.
+@dataclass
+class _Node:
+    """The agent of a node, and what it has said."""
 
-    Raises RankError with the cause of the first failure, or PreemptedError if the run was asked to stop. When this
-    returns or raises, all ranks have ended. If `tick` or `say` cannot write to a closed terminal, the run continues.
-    """
-    for command in commands:
-        folder.error(command.rank).unlink(missing_ok=True)
-    ranks: list[RankProcess] = []
-    before = _size(folder.metrics)
-    try:
-        for command in commands:
-            logged = _size(folder.log(command.rank))
-            with folder.log(command.rank).open("ab") as log:
+    command: NodeCommand
+    process: subprocess.Popen[bytes]
+    link: Link
+    log: Path
+    heard: float  # time.monotonic()
+    hello: dict[str, Any] | None = None
+    beats: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)  # place, seconds there, stopped
+    stopped_since: dict[int, float] = field(default_factory=dict)
+
+    def send(self, **message: Any) -> None:
+        with suppress(OSError):  # it is gone, which is noticed when it is read from
+            self.link.send(**message)
+
+
+class _Nodes:
+    """The agents of all nodes and the ranks that they run."""
+
+    def __init__(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
+        self._commands, self._folder = commands, folder
+        self._selector = selectors.DefaultSelector()
+        self._beaten = self._looked = time.monotonic()
+        self.nodes: list[_Node] = []
+        self.ends = dict[int, End]()
+        self.hosts = {rank: command.host for command in commands for rank in command.ranks}
+        self.moved = time.monotonic()  # when a rank last began another part of its step
+        self.places = dict[int, Any]()  # step, phase and part of each rank
+
+    def __enter__(self) -> _Nodes:
+        for number, command in enumerate(self._commands):
+            log = self._folder.node_log(number)
+            with log.open("wb") as file:
                 process = subprocess.Popen(
                     command.arguments,
                     env={**os.environ, **command.environment},
-                    stdin=subprocess.PIPE,  # a byte asks the rank to stop; the pipe closes when this process ends
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    stdin=subprocess.PIPE,  # the agent ends when it closes
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    start_new_session=True,  # Ctrl-C reaches it only through the launcher
                 )
-            ranks.append(RankProcess(command.rank, command.host, process, logged))
-        with _stop_requests(ranks) as requests:
-            ends = _wait(ranks, requests, unfailing(tick), unfailing(say))
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.process.communicate()  # waits, and closes the pipe
-    trained = _size(folder.metrics) > before
-    _raise_first_failure(ends, {rank.rank: rank for rank in ranks}, folder, trained, requests=len(requests))
+            assert process.stdin is not None and process.stdout is not None
+            link = Link(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
+            process.stdin.close()
+            process.stdout.close()
+            node = _Node(command, process, link, log, time.monotonic())
+            self.nodes.append(node)
+            self._selector.register(link, selectors.EVENT_READ, node)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """End all agents, which end their ranks, and wait for them."""
+        for node in self.nodes:
+            node.send(kill=True)
+            node.link.close()
+        last = time.monotonic() + _GRACE_S
+        for node in self.nodes:
+            with suppress(subprocess.TimeoutExpired):
+                node.process.wait(max(0.0, last - time.monotonic()))
+            if node.process.poll() is None:
+                os.killpg(node.process.pid, signal.SIGKILL)
+            node.process.wait()
+        self._selector.close()
+
+    def ask(self, **message: Any) -> None:
+        """Send a message to all agents."""
+        for node in self.nodes:
+            node.send(**message)
+
+    def start(self, port: int) -> None:
+        """Let the agents start the ranks. `port` of the first host is where they meet."""
+        for node in self.nodes:
+            job = dict(node.command.job)
+            node.send(start={**job, "environment": {**job["environment"], "MASTER_PORT": str(port)}})
+        self.moved = time.monotonic()
+
+    def look(self, seconds: float) -> None:
+        """Take what agents say during this time, and note those that have been lost."""
+        now = time.monotonic()
+        if now - self._looked > BEAT_S + seconds:  # this process was stopped: it could not hear them
+            for node in self.nodes:
+                node.heard += now - self._looked
+        if now - self._beaten > BEAT_S:
+            self._beaten = now
+            self.ask(alive=True)
+        for key, _ in self._selector.select(seconds):
+            self._listen(key.data)
+        self._looked = time.monotonic()
+        for node in self.nodes:
+            silent = self._looked - node.heard
+            if node.hello and silent > _SILENCE_S and not self.has_ended(node):
+                hint = "its network or the machine may be down; the same command resumes from the last checkpoint"
+                self._lose(node, f"has not answered for {silent:.0f} s", ExitCode.HANG, hint)
+
+    def _listen(self, node: _Node) -> None:
+        try:
+            messages = node.link.receive()
+        except EOFError:
+            self._selector.unregister(node.link)
+            self._lose(node, *self._why(node))
+            return
+        node.heard = time.monotonic()
+        for message in messages:
+            self._take(node, message)
+
+    def _take(self, node: _Node, message: dict[str, Any]) -> None:
+        if "hello" in message:
+            node.hello = message["hello"]
+        if "ended" in message:
+            seen = time.time() - message["age"]
+            self.ends.setdefault(message["ended"], End(message["code"], seen, message["cause"], message["said"]))
+        for name, (place, seconds, stopped) in message.get("beats", {}).items():
+            rank, now = int(name), time.monotonic()
+            if place is not None and place != self.places.get(rank):
+                self.places[rank] = place
+                self.moved = max(self.moved, now - seconds)
+            if not stopped:
+                node.stopped_since.pop(rank, None)
+            else:
+                node.stopped_since.setdefault(rank, now)
+
+    def has_ended(self, node: _Node) -> bool:
+        return all(rank in self.ends for rank in node.command.ranks)
+
+    def _lose(self, node: _Node, what: str, code: int, hint: str) -> None:
+        """Note that an agent is gone, and with it its ranks."""
+        cause = {"code": code, "message": f"{node.command.host} {what}", "key": None, "hint": hint, "whole": True}
+        for rank in node.command.ranks:
+            self.ends.setdefault(rank, End(code, time.time(), cause, ""))
+
+    def _why(self, node: _Node) -> tuple[str, int, str]:
+        """Return why an agent has ended: what happened, the exit code, and a hint."""
+        try:
+            code = node.process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return "closed its connection", ExitCode.HANG, how_to_resume(self._folder)
+        said = last_line(node.log, 0)
+        if code < 0:
+            return (
+                f"was lost: its agent was killed by {signal.Signals(-code).name}",
+                128 - code,
+                how_to_resume(self._folder),
+            )
+        what = f"exited with code {code}" + (f": {said}" if said else "")
+        if node.hello:
+            return f"was lost: its agent {what}", ExitCode.HANG, how_to_resume(self._folder)
+        hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
+        if is_local(node.command.host):
+            return f"could not start its agent, which {what}", ExitCode.BUG, f"its log is {node.log}"
+        if code == _SSH_FAILED:
+            hint = f"check `ssh {node.command.host}`, which must work without a password"
+        return f"could not be started: {node.command.arguments[0]} {what}", ExitCode.PREFLIGHT, hint
+
+    def stopped(self) -> int | None:
+        """Return a rank that a signal has stopped for some seconds."""
+        last = time.monotonic() - _STOPPED_S
+        return next((r for node in self.nodes for r, since in node.stopped_since.items() if since < last), None)
+
+
+def run_ranks(
+    commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
+) -> None:
+    """Start the ranks of all nodes and wait until all have ended; call `tick` every 0.05 s while waiting.
+
+    Raises PreflightError if a host cannot run its ranks, RankError with the cause of the first failure, or
+    PreemptedError if the run was asked to stop. When this returns or raises, all ranks have ended. If `tick` or `say`
+    cannot write to a closed terminal, the run continues.
+    """
+    with _Nodes(commands, folder) as nodes, _stop_requests(nodes) as requests:
+        _wait_for_agents(nodes, requests)
+        if not requests:
+            first = nodes.nodes[0].hello
+            assert first is not None
+            nodes.start(first["port"])
+            _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
+    _raise_first_failure(nodes.ends, nodes.hosts, folder, requests=len(requests))
+
+
+def _wait_for_agents(nodes: _Nodes, requests: Sequence[int]) -> None:
+    """Wait until all agents have answered. Raises PreflightError with a problem for each host that cannot be used."""
+    last = time.monotonic() + _ANSWER_S
+    silent = nodes.nodes
+    while silent and not requests and time.monotonic() < last:
+        nodes.look(_POLL_S)
+        silent = [node for node in nodes.nodes if not node.hello and not nodes.has_ended(node)]
+        if nodes.ends:  # the others get some seconds to fail too, so that all are reported
+            last = min(last, time.monotonic() + _GRACE_S)
+    hint = "check that `ssh {}` works without a password, and that Python starts there within a minute"
+    problems = [Problem(f"{n.command.host} has not answered", str(n.log), hint.format(n.command.host)) for n in silent]
+    for node in nodes.nodes:
+        end = nodes.ends.get(node.command.ranks[0])
+        if end is not None and end.cause is not None:
+            problems.append(Problem(end.cause["message"], str(node.log), end.cause["hint"]))
+    if problems and not requests:
+        raise PreflightError.of(problems)
 
 
 def _wait(
-    ranks: Sequence[RankProcess], requests: Sequence[int], tick: Callable[[], None], say: Callable[[str], None]
-) -> dict[int, End]:
-    """Wait for all ranks; after a failure, only for the grace period. Returns the end of each rank.
-
-    Ranks that still run after the grace period are left out.
-    """
-    ended: dict[int, End] = {}
-    deadline, announced = math.inf, False
-    while True:
-        for rank in ranks:
-            code = rank.process.poll()
-            if code is not None:
-                ended.setdefault(rank.rank, End(code, time.time()))
-        if any(end.code not in (0, ExitCode.PREEMPTED) for end in ended.values()):
-            deadline = min(deadline, time.monotonic() + _GRACE_S)
-        if requests and not announced:
-            announced = True
-            say("stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately")
+    nodes: _Nodes, requests: Sequence[int], folder: RunFolder, tick: Callable[[], None], say: Callable[[str], None]
+) -> None:
+    """Wait for all ranks; after a failure, only for the grace period. Raises RankError if they hang."""
+    deadline, asked = None, 0
+    while len(nodes.ends) < len(nodes.hosts) and (deadline is None or time.monotonic() < deadline):
+        nodes.look(_POLL_S)
+        if deadline is None and any(end.code not in (0, ExitCode.PREEMPTED) for end in nodes.ends.values()):
+            deadline = time.monotonic() + _GRACE_S
+        if len(requests) > asked:
+            nodes.ask(**{"kill" if asked else "stop": True})
+            if not asked:
+                say("stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately")
+            asked += 1
         tick()
-        if len(ended) == len(ranks) or time.monotonic() > deadline:
-            return ended
-        time.sleep(_POLL_S)
+        if deadline is None and (rank := nodes.stopped()) is not None:
+            where = _where(nodes.places.get(rank))
+            message = f"rank {rank} was stopped by a signal{where}; the other ranks wait for it"
+            raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder))
+    tick()
+
+
+def _where(place: Any) -> str:
+    if place is None:
+        return ""
+    step, phase, part = place
+    return f" in step {step} ({phase}" + (f", micro-batch {part})" if phase in ("forward", "backward") else ")")
 
 
 @contextmanager
-def _stop_requests(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
+def _stop_requests(nodes: _Nodes) -> Iterator[list[int]]:
     """Handle signals and yield the list of those received: the first asks the ranks to save and end, the second kills.
 
     The handler prints nothing: it may interrupt another print, and printing may fail.
@@ -152,8 +307,6 @@ def _stop_requests(ranks: Sequence[RankProcess]) -> Iterator[list[int]]:
     requests: list[int] = []
 
     def handle(number: int, frame: FrameType | None) -> None:
-        for rank in ranks:
-            rank.kill() if requests else rank.ask_to_stop()
         requests.append(number)
 
     # nohup starts a process with SIGHUP ignored; keep it ignored.
@@ -176,91 +329,55 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
     return safely
 
 
-def _raise_first_failure(
-    ends: dict[int, End], ranks: dict[int, RankProcess], folder: RunFolder, trained: bool, requests: int
-) -> None:
+def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], folder: RunFolder, requests: int) -> None:
     """Raise RankError for the rank that failed first, or PreemptedError if ranks only stopped on request.
 
-    Does nothing if no rank failed. `trained` says whether a step was finished. `requests` is the number of requests to
-    stop.
+    Does nothing if no rank failed. `requests` is the number of requests to stop.
     """
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
-    causes = {rank: json.loads(folder.error(rank).read_text()) for rank in failed if folder.error(rank).exists()}
     # Exit codes of ranks that were asked to stop. A scheduler may signal the ranks too, even before they handle
-    # signals; after a second request all are killed.
+    # signals; after a second request all are killed, and an unexpected error then only means that a rank noticed it.
     stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + requests]
     if requests > 1:
-        # An unexpected error then only means that the rank noticed the others being killed.
-        causes = {rank: cause for rank, cause in causes.items() if cause["code"] != ExitCode.BUG}
+        failed_alone = {
+            rank: end for rank, end in failed.items() if end.cause is None or end.cause["code"] != ExitCode.BUG
+        }
         stopped += (ExitCode.BUG,)
-    blamed = {rank: end for rank, end in failed.items() if rank in causes or end.code not in stopped}
+    else:
+        failed_alone = failed
+    blamed = {rank: end for rank, end in failed_alone.items() if end.cause is not None or end.code not in stopped}
     if not blamed:
-        if failed:
+        if failed or requests:
             saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
-            stop = PreemptedError if saved else InterruptedRunError
-            raise stop("stopped on request", key=str(folder.root), hint=_how_to_resume(folder))
+            stop = PreemptedError if saved and failed else InterruptedRunError
+            raise stop("stopped on request", key=str(folder.root), hint=how_to_resume(folder))
         return
-
-    def order(rank: int) -> tuple[bool, float]:
-        """Sort key: the first failure is smallest. Unexpected errors come last: another one may have caused them.
-
-        A failure with a cause has the time at which the cause was written, because other ranks may fail because of it
-        before its own rank has ended.
-        """
-        cause = causes.get(rank)
-        if cause is None:
-            return False, blamed[rank].seen
-        return cause["code"] == ExitCode.BUG, min(blamed[rank].seen, float(cause["time"]))
-
-    rank = min(blamed, key=order)
-    if rank in causes:
-        cause = causes[rank]
-        place = f" ({cause['key']})" if cause["key"] else ""
-        raise RankError(f"rank {rank} failed: {cause['message']}{place}", cause["code"], folder, rank, cause["hint"])
-    code = blamed[rank].code
-    if code < 0:  # a signal killed it, so it wrote no cause
-        message = f"rank {rank} was killed by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
-            message += " (Linux does this when a host runs out of memory)"
-        raise RankError(message, 128 - code, folder, rank, _how_to_resume(folder))
-    if code == ExitCode.STORAGE:  # the rank could not write the cause either
-        message = f"rank {rank} could not write its files: the disk is full, or storage failed"
-        raise RankError(message, code, folder, rank, f"free some space; then {_how_to_resume(folder)}")
-    raise _unexplained(ranks[rank], code, folder, started=trained or bool(causes))
-
-
-def _unexplained(rank: RankProcess, code: int, folder: RunFolder, started: bool) -> RankError:
-    """Build the error of a rank that exited without a cause: its message ends with the last line of the rank's log.
-
-    On another host that is often ssh's or the shell's. Then, unless ranks had `started`, a check of the hosts failed.
-    """
-    here = is_local(rank.host)
-    said, place = _last_line(folder.log(rank.rank), rank.logged), "" if here else f" on {rank.host}"
-    message = f"rank {rank.rank}{place} exited with code {code}" + (
-        f": {said}" if said else " without an error message"
+    # Unexpected errors come last: another failure may have caused them.
+    rank, end = min(
+        blamed.items(), key=lambda one: (one[1].cause is not None and one[1].cause["code"] == ExitCode.BUG, one[1].seen)
     )
-    hint, kind = None, ExitCode.BUG
-    if not here and code in (_SSH_FAILED, *_NOT_STARTED):
-        kind = ExitCode.BUG if started else ExitCode.PREFLIGHT
-        hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
-        if code == _SSH_FAILED:
-            hint = f"check `ssh {rank.host}`, which must work without a password"
-    return RankError(message, kind, folder, rank.rank, hint)
+    logs, log = f"the logs of all ranks are in {folder.logs}", folder.log(rank)
+    if end.cause is not None:
+        place = f" ({end.cause['key']})" if end.cause["key"] else ""
+        message = f"rank {rank} failed: {end.cause['message']}{place}"
+        if end.cause.get("whole"):  # of a host
+            message = end.cause["message"]
+        raise RankError(message, end.cause["code"], log, end.cause["hint"] or logs)
+    if end.code < 0:  # a signal killed it, so it wrote no cause
+        message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
+        if -end.code == signal.SIGKILL:
+            message += " (Linux does this when a host runs out of memory)"
+        raise RankError(message, 128 - end.code, log, how_to_resume(folder))
+    if end.code == ExitCode.STORAGE:  # the rank could not write the cause either
+        message = f"rank {rank} could not write its files: the disk is full, or storage failed"
+        raise RankError(message, end.code, log, f"free some space; then {how_to_resume(folder)}")
+    place = "" if is_local(hosts[rank]) else f" on {hosts[rank]}"
+    message = f"rank {rank}{place} exited with code {end.code}: {end.said or 'it gave no reason'}"
+    raise RankError(message, ExitCode.BUG, log, logs)
 
 
-def _last_line(log: Path, start: int) -> str:
-    """Return the last line of a log that is not empty, after byte `start`; an empty text if there is none."""
-    with log.open("rb") as file:
-        file.seek(max(start, _size(log) - _LAST_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _how_to_resume(folder: RunFolder) -> str:
+def how_to_resume(folder: RunFolder) -> str:
+    """Return the hint for a run that can go on."""
     if newest_first(folder.checkpoints):
         return "run the same command to resume from the last checkpoint"
     return "run the same command to start again; no checkpoint had been saved yet"

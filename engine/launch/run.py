@@ -19,7 +19,7 @@ from engine.fit.host import host_problem, tight
 from engine.fit.machine import on_this_machine
 from engine.launch import prepare
 from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
-from engine.launch.commands import free_port, rank_commands
+from engine.launch.commands import node_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem, forwarded
 from engine.launch.host_adam import check_host_adam
@@ -94,7 +94,7 @@ def _train(
     prepare.go_back(folder, start.step, say)
     say(f"{folder.root}: {start.outlook(config)}")
     if start.plans:
-        commands = rank_commands(cluster, folder, start.checkpoint, free_port(), config)
+        commands = node_commands(cluster, folder, start.checkpoint, config)
         if withheld := forwarded(os.environ, cluster).withheld:
             say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
         try:

@@ -26,6 +26,10 @@ class RunFolder:
         """The file with everything that a rank prints."""
         return self.logs / f"rank-{rank}.log"
 
+    def node_log(self, number: int) -> Path:
+        """The file with everything that the agent of a node, or ssh, prints on its standard error."""
+        return self.logs / f"node-{number}.log"
+
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""
         return self.logs / f"rank-{rank}.error.json"

@@ -1,9 +1,7 @@
 """The process of one rank: joins the process groups, trains, and reports an error.
 
 After an error, the exit code is the kind of error, and the cause is written to `RUN/logs/rank-N.error.json`, which the
-launcher reads. The standard input of a rank is a pipe from the launcher. A byte in it asks the rank to stop, which also
-works through ssh and before Python handles signals. When the pipe closes, the launcher is gone and the rank exits
-immediately.
+agent of its node reads. The agent may ask the rank to stop. If the agent is gone, the rank exits immediately.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from engine.control import progress
+from engine.control.link import Link
 from engine.errors import BytescaleError, ExitCode, Problem, storage_error
 from engine.files import write_json
 from engine.run.folder import RunFolder
@@ -56,12 +56,17 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int], saves
     stop = threading.Event()
     ask = stop.set if saves else partial(os._exit, ExitCode.PREEMPTED)
 
-    def listen() -> None:
-        while os.read(0, 4096):  # not sys.stdin: its lock would still be held when Python shuts down
-            ask()
+    def listen(agent: Link) -> None:
+        with suppress(EOFError):
+            while True:
+                if any("stop" in message for message in agent.receive()):
+                    ask()
         os._exit(ExitCode.BUG)
 
-    threading.Thread(target=listen, daemon=True).start()
+    link = Link.to_agent()
+    progress.report_to(link)
+    if link is not None:
+        threading.Thread(target=listen, args=(link,), daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: ask())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     try:

@@ -1,0 +1,70 @@
+"""Messages between the launcher, agents and ranks: JSON objects, one a line, over pipes or sockets.
+
+Lines can be read by people, carry over ssh, and nothing in them is executed, as unpickling could be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import suppress
+from typing import Any
+
+RANK_LINK = "BYTESCALE_LINK"  # the environment variable with the file descriptor of a rank's link to its agent
+_READ_BYTES = 1 << 16
+
+
+class Link:
+    """One end of a connection. It owns its file descriptors; both may be the same one, of a socket."""
+
+    def __init__(self, reads: int, writes: int) -> None:
+        """Take the file descriptors to read from and to write to."""
+        self._reads, self._writes = reads, writes
+        self._rest = b""
+        self._sending = threading.Lock()
+
+    @classmethod
+    def to_agent(cls) -> Link | None:
+        """Return the link of this rank to its agent; None if no agent has started it."""
+        descriptor = os.environ.pop(RANK_LINK, None)  # children of the rank must not use it
+        if descriptor is None:
+            return None
+        os.set_inheritable(int(descriptor), False)
+        return cls(int(descriptor), int(descriptor))
+
+    def fileno(self) -> int:
+        """The file descriptor that becomes readable when there are messages."""
+        return self._reads
+
+    def send(self, **message: Any) -> None:
+        """Send a message, with these names and values. Raises OSError if the other end is gone."""
+        line = json.dumps(message).encode() + b"\n"
+        with self._sending:
+            while line:
+                line = line[os.write(self._writes, line) :]
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Wait until there is something to read, and return the messages that are complete, which may be none.
+
+        Lines that are not messages are skipped: a remote shell may greet. Raises EOFError if the other end is gone.
+        """
+        try:
+            found = os.read(self._reads, _READ_BYTES)
+        except ConnectionError:
+            found = b""
+        if not found:
+            raise EOFError
+        *lines, self._rest = (self._rest + found).split(b"\n")
+        messages = []
+        for line in lines:
+            with suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    messages.append(message)
+        return messages
+
+    def close(self) -> None:
+        """Close the file descriptors."""
+        for descriptor in {self._reads, self._writes}:
+            os.close(descriptor)
