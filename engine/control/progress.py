@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from engine.control.link import Link
 
-PHASES = ("start", "plan", "forward", "backward", "update", "log", "validate", "save")
+PHASES = ("start", "plan", "forward", "backward", "update", "log", "validate", "save")  # in their order in a step
 
 
 class _Place:

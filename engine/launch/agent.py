@@ -12,6 +12,7 @@ carry to other hosts:
     | <- beats: where each rank is, every second - | <- at: step, phase, micro-batch -------- |
     | -- alive: every second --------------------> |
     | -- stop -----------------------------------> | -- stop: save and end ----------------> |
+    | -- stacks, if no rank gets on -------------> | -- a signal: write stacks to the log --> |
     | <- ended: rank, code, cause ---------------- |
 ```
 When the launcher is gone or silent, the agent kills its ranks and ends. Imports no torch.
@@ -20,8 +21,10 @@ When the launcher is gone or silent, the agent kills its ranks and ends. Imports
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,9 +38,10 @@ from engine.launch.interface import interface_towards
 from engine.run.folder import RunFolder
 
 BEAT_S = 1.0  # between two messages of the agent, and of the launcher
-SILENCE_S = 20.0  # without a message, after which the other side is taken for lost
+SILENCE_S = 20.0  # without a message, after which the other host is taken for lost
 _POLL_S = 0.05
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
+_STACKS_S = 2.0
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 
 # Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
@@ -78,6 +82,16 @@ class _Rank:
         self.kill()
         return self.process.wait()
 
+    def write_stacks(self) -> None:
+        """Write what the threads of the rank are doing to its log, with py-spy if there is one."""
+        if program := shutil.which("py-spy"):
+            with self.log.open("ab") as file, suppress(OSError, subprocess.TimeoutExpired):
+                asked = [program, "dump", "--pid", str(self.process.pid)]
+                if subprocess.run(asked, stdout=file, stderr=file, timeout=_STACKS_S, check=False).returncode == 0:
+                    return
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGUSR2)  # faulthandler (engine/trainer/rank.py)
+
     def stopped(self) -> bool:
         """Return whether a signal has stopped the process."""
         try:
@@ -97,11 +111,12 @@ class Agent:
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
         self._heard = self._beaten = time.monotonic()
+        self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
 
     def run(self) -> None:
         """Do what the launcher says, until it is gone."""
         self._launcher.send(hello={"cpus": os.cpu_count() or 1, "port": free_port()})
-        while time.monotonic() - self._heard < SILENCE_S:
+        while time.monotonic() - self._heard < self._silence_s:
             for key, _ in self._selector.select(_POLL_S):
                 if key.fileobj is self._launcher:
                     try:
@@ -128,6 +143,9 @@ class Agent:
             for rank in self._ranks.values():
                 with suppress(OSError):  # it has already ended
                     rank.link.send(stop=True)
+        if "stacks" in message:
+            for rank in self._ranks.values():
+                rank.write_stacks()
         if "kill" in message:
             for rank in self._ranks.values():
                 rank.kill()
@@ -136,9 +154,11 @@ class Agent:
         """Start the ranks of a job."""
         self._folder = folder = RunFolder(Path(job["folder"]))
         environment = {**os.environ, **job["environment"]}
-        if job["peer"] is not None and (name := interface_towards(job["peer"])):
-            for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                environment.setdefault(variable, name)
+        if job["peer"] is not None:
+            self._silence_s = SILENCE_S
+            if name := interface_towards(job["peer"]):
+                for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                    environment.setdefault(variable, name)
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
         environment.setdefault("OMP_NUM_THREADS", str(threads))
         environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(threads, COMPILE_WORKERS)))

@@ -22,8 +22,9 @@ from typing import Any, ParamSpec
 from engine.cluster.hosts import is_local
 from engine.control.link import Link
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
-from engine.launch.agent import BEAT_S, last_line
+from engine.launch.agent import BEAT_S, SILENCE_S, last_line
 from engine.launch.commands import NodeCommand
+from engine.launch.patience import Patience
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 
@@ -33,8 +34,8 @@ _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
 _ANSWER_S = 60.0  # for an agent to answer after it was started
-_SILENCE_S = 20.0  # without a message, after which a host is taken for lost
 _STOPPED_S = 3.0  # that a rank may be stopped by a signal
+_STACKS_S = 3.0  # for agents to write stacks
 _SSH_FAILED = 255
 
 
@@ -98,8 +99,7 @@ class _Nodes:
         self.nodes: list[_Node] = []
         self.ends = dict[int, End]()
         self.hosts = {rank: command.host for command in commands for rank in command.ranks}
-        self.moved = time.monotonic()  # when a rank last began another part of its step
-        self.places = dict[int, Any]()  # step, phase and part of each rank
+        self.patience = Patience()
 
     def __enter__(self) -> _Nodes:
         for number, command in enumerate(self._commands):
@@ -146,7 +146,6 @@ class _Nodes:
         for node in self.nodes:
             job = dict(node.command.job)
             node.send(start={**job, "environment": {**job["environment"], "MASTER_PORT": str(port)}})
-        self.moved = time.monotonic()
 
     def look(self, seconds: float) -> None:
         """Take what agents say during this time, and note those that have been lost."""
@@ -162,7 +161,7 @@ class _Nodes:
         self._looked = time.monotonic()
         for node in self.nodes:
             silent = self._looked - node.heard
-            if node.hello and silent > _SILENCE_S and not self.has_ended(node):
+            if node.hello and silent > SILENCE_S and not self.has_ended(node):
                 hint = "its network or the machine may be down; the same command resumes from the last checkpoint"
                 self._lose(node, f"has not answered for {silent:.0f} s", ExitCode.HANG, hint)
 
@@ -185,9 +184,8 @@ class _Nodes:
             self.ends.setdefault(message["ended"], End(message["code"], seen, message["cause"], message["said"]))
         for name, (place, seconds, stopped) in message.get("beats", {}).items():
             rank, now = int(name), time.monotonic()
-            if place is not None and place != self.places.get(rank):
-                self.places[rank] = place
-                self.moved = max(self.moved, now - seconds)
+            if place is not None:
+                self.patience.note(rank, tuple(place), now - seconds)
             if not stopped:
                 node.stopped_since.pop(rank, None)
             else:
@@ -285,17 +283,17 @@ def _wait(
             asked += 1
         tick()
         if deadline is None and (rank := nodes.stopped()) is not None:
-            where = _where(nodes.places.get(rank))
-            message = f"rank {rank} was stopped by a signal{where}; the other ranks wait for it"
+            where = nodes.patience.where(rank)
+            message = f"rank {rank} was stopped by a signal{where and f' in {where}'}; the others wait for it"
             raise RankError(message, ExitCode.HANG, folder.log(rank), how_to_resume(folder))
+        if deadline is None and (hang := nodes.patience.hang()) is not None:
+            nodes.ask(stacks=True)
+            last = time.monotonic() + _STACKS_S
+            while time.monotonic() < last:
+                nodes.look(_POLL_S)
+            hint = f"what its threads do is in its log; {how_to_resume(folder)}"
+            raise RankError(hang.message, ExitCode.HANG, folder.log(hang.rank), hint)
     tick()
-
-
-def _where(place: Any) -> str:
-    if place is None:
-        return ""
-    step, phase, part = place
-    return f" in step {step} ({phase}" + (f", micro-batch {part})" if phase in ("forward", "backward") else ")")
 
 
 @contextmanager

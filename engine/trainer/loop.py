@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.control import progress
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
@@ -94,6 +95,7 @@ class Trainer:
         """Run one step and log it. Returns whether any rank was asked to stop."""
         # Take the plan. The next step is planned while this one runs.
         began = time.perf_counter()
+        progress.report("plan", step=self.step + 1)
         planned = self.ahead.take()
         plan_wait_s = time.perf_counter() - began
         plan, tokens, loss_tokens = (
@@ -110,10 +112,12 @@ class Trainer:
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self.feed.slicer(planned.table), self.context)
         self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
+        progress.report("update")
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
         of_model = end_step(self.model, self.groups.sum, loss_tokens)
 
+        progress.report("log")
         # Log. Ranks reduce only a few numbers, at any world size.
         offload, peak = self.context.offload, peak_bytes(self.groups.device)
         loss = self.control.total(loss_sum.item()) / loss_tokens
@@ -153,6 +157,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint of the last finished step, and remove old ones. All ranks must call it."""
+        progress.report("save")
         state = checkpoints.TrainState(
             step=self.step,
             cursor=self.cursor.to_json(),

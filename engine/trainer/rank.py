@@ -6,6 +6,7 @@ agent of its node reads. The agent may ask the rank to stop. If the agent is gon
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -67,6 +68,7 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int], saves
     progress.report_to(link)
     if link is not None:
         threading.Thread(target=listen, args=(link,), daemon=True).start()
+    faulthandler.register(signal.SIGUSR2)  # the agent sends it if no rank gets on: stacks go to the log
     signal.signal(signal.SIGTERM, lambda *_: ask())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     try:

@@ -22,6 +22,7 @@ from engine.attention.comm import RingComm
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
+from engine.control import progress
 from engine.data.slices import Slices
 from engine.offload.offload import Offload
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
@@ -81,7 +82,9 @@ def run_step(
         for micro, inputs, waited_s in loaded:
             if context.offload is not None:
                 context.offload.begin(micro.offload, len(inputs.tokens))
+            progress.report("forward", micro.index)
             loss = micro_batch_loss(forward, micro, inputs, context)
+            progress.report("backward", micro.index)
             backward(loss)
             loss_sum += loss.detach()
             end = _mark(context.device)
@@ -102,6 +105,7 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
         for micro, inputs, _ in loaded:
+            progress.report("validate", micro.index)
             loss_sum += micro_batch_loss(model, micro, inputs, context)
     model.train()
     return loss_sum
