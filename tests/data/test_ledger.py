@@ -113,7 +113,7 @@ def test_it_follows_the_run_when_it_goes_back(
             continue
         if count:
             assert_has(Ledger(root / "ledger"), range(1, last + 1))
-        if damage != "nothing":
+        if damage != "nothing" and count:  # it is killed while it records
             back = max(back, 1)  # the last step, which was damaged, had no checkpoint
             if size % 2 == 0:  # sequences are on disk before shards are written
                 shards = sorted((root / "ledger").glob("ranks-*"))[-1]

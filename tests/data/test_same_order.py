@@ -5,24 +5,33 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
+from engine.data.corpus import Reader
 from engine.data.ledger import Ledger
 from engine.data.loaders import Loaders, Work
 from engine.data.overview import Corpora
 from engine.data.pack import pack
+from engine.data.slices import micro_batch_slices
 from engine.data.sources import jsonl
 from engine.data.steps import Cursor
+from engine.data.tokenizers.load import open_tokenizer
 from engine.planner.make import plan_step
+from engine.planner.plan.schedule import shard_spans
 from engine.planner.settings import PlanSettings
 
 STEPS, SEED, NAMES = 60, 1, ("web", "code")
+encode = open_tokenizer("bytes").document
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +65,7 @@ Disturb = Callable[[int, Corpora, Cursor], None]
 
 
 def ledger_of(config: Config, out: Path, disturb: Disturb = lambda *given: None, restart: bool = False) -> bytes:
-    """Run the data plane alone for 60 steps; return the ledger's documents. With `restart`, begin anew in each step."""
+    """Run the data plane alone for 60 steps; return the ledger's documents. With `restart`, begin again in each step."""
     settings, corpora, cursor, ledger = PlanSettings.of(config), Corpora(config), Cursor(), Ledger(out, NAMES)
     for step in range(1, STEPS + 1):
         if restart:
@@ -84,6 +93,50 @@ def expected(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_over_worlds_and_capacities(folder: Path, expected: bytes, tmp_path: Path, ranks: int) -> None:
     config = config_of(folder, tmp_path / "cache", f"capacity={400 + 50 * ranks}", ranks=ranks)
     assert ledger_of(config, tmp_path / "ledger") == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_ranks_read_what_the_ledger_says(folder: Path, tmp_path: Path, ranks: int) -> None:
+    """Ranks open the sources each by itself, pack what they need, and read their slices after random delays."""
+    config = config_of(folder, tmp_path / "cache", f"capacity={700 // min(ranks, 3) + 1}", ranks=ranks)
+    settings, corpora, cursor, steps = PlanSettings.of(config), Corpora(config), Cursor(), list[tuple[Any, Any]]()
+    for _ in range(12):
+        found = corpora.steps.next(cursor)
+        assert found is not None
+        table, cursor = found
+        steps.append((table, plan_step(table.length, settings)))
+    shutil.rmtree(tmp_path / "cache")
+
+    def read(rank: int) -> list[tuple[int, int, int, int, int]]:
+        """Return (step, sequence, position, token, label) of all that a rank reads."""
+        reader, drawn, rows = Reader(Corpora(config).sources, config.model.vocab), random.Random(rank), []
+        for step, (table, plan) in enumerate(steps):
+            for micro in plan.of_rank(rank):
+                time.sleep(drawn.choice([0, 0, 0.005]))
+                slices, begin = micro_batch_slices(reader, table, micro), 0
+                for shard in micro.shards:
+                    size = sum(span.tokens for span in shard_spans(shard.length, shard.degree, shard.part))
+                    columns = (slices.positions, slices.tokens, slices.labels)
+                    parts = zip(*(column[begin : begin + size].tolist() for column in columns), strict=True)
+                    rows += [(step, shard.sequence, *part) for part in parts]
+                    begin += size
+        return rows
+
+    with ThreadPoolExecutor(ranks) as pool:
+        rows = [row for found in pool.map(read, range(ranks)) for row in found]
+    texts = [
+        json.loads(line)["text"].encode()
+        for name in NAMES
+        for line in (folder / f"{name}.jsonl").read_text().splitlines()
+    ]
+    of_hash = {int.from_bytes(blake2b(text, digest_size=8).digest(), "little"): text for text in texts}
+    expected = []
+    for step, (table, _) in enumerate(steps):
+        columns = (table.start.tolist(), table.length.tolist(), table.hash.tolist())
+        for sequence, (start, length, content) in enumerate(zip(*columns, strict=True)):
+            ids = encode(of_hash[content]).tolist()[start:]
+            expected += [(step, sequence, at, ids[at], ids[at + 1]) for at in range(length)]
+    assert sorted(rows) == expected
 
 
 def test_restored_at_each_step_by_another_process(folder: Path, expected: bytes, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -114,14 +112,17 @@ def test_no_process_is_left(folder: RunFolder, config: Config) -> None:
     assert not [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
 
 
-def test_the_planning_process_imports_no_torch() -> None:
+def test_the_planning_process_imports_no_torch(folder: RunFolder, config: Config) -> None:
     """There is one for each rank: it must stay small."""
-    code = "import sys, engine.trainer.planning; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) & {"torch", "deepspeed"} == set()
+    with planning(folder, config, loads=True) as ahead:
+        ahead.validation()
+        ahead.request(Cursor())
+        ahead.take()
+        asked = ahead._pool.submit(eval, "__import__('sys').modules.keys() & {'numpy', 'torch', 'deepspeed'}")
+        assert asked.result() == {"numpy"}
 
 
-def test_documents_that_cannot_be_used_are_told_with_the_first_step_after_they_were_met(
+def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_block_was_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the first window, four files, with the first step, and those of the second when a step reaches it."""
