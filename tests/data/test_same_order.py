@@ -65,7 +65,7 @@ Disturb = Callable[[int, Corpora, Cursor], None]
 
 
 def ledger_of(config: Config, out: Path, disturb: Disturb = lambda *given: None, restart: bool = False) -> bytes:
-    """Run the data plane alone for 60 steps; return the ledger's documents. With `restart`, begin again in each step."""
+    """Run the data plane alone for 60 steps; return the ledger's documents. `restart` begins again in each step."""
     settings, corpora, cursor, ledger = PlanSettings.of(config), Corpora(config), Cursor(), Ledger(out, NAMES)
     for step in range(1, STEPS + 1):
         if restart:
