@@ -290,7 +290,7 @@ def test_the_fingerprint_covers_the_size_of_blocks_that_do_not_store_it(
 ) -> None:
     before = corpus_of(noted, make_data, tmp_path).fingerprint
     assert corpus_of(noted, make_data, tmp_path).fingerprint == before
-    noted[1].path.write_bytes(b"another text")
+    noted[1].path.write_bytes(b"one more byte")
     assert corpus_of(noted, make_data, tmp_path).fingerprint != before
 
 
