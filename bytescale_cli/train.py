@@ -101,6 +101,8 @@ def _describe(dry: Mapping[str, Any]) -> str:
     commands = dry["commands"]
     lines += commands[:_SHOWN_COMMANDS]
     if len(commands) > _SHOWN_COMMANDS:
-        listed = "all" if len(commands) == dry["ranks"] else f"{len(commands):,}"
-        lines.append(f"and {dry['ranks'] - _SHOWN_COMMANDS:,} more like these (--json lists {listed})")
+        listed = "all" if len(commands) == dry["nodes"] else f"{len(commands):,}"
+        lines.append(f"and {dry['nodes'] - _SHOWN_COMMANDS:,} more like these (--json lists {listed})")
+    if commands:
+        lines.append(f"and on each node for each rank: {dry['program']}")
     return "\n".join(lines)

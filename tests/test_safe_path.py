@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,10 @@ import pytest
 from engine.cluster.cluster import Cluster, Node
 from engine.config.load import load
 from engine.data.scan import scan
+from engine.errors import BytescaleError
 from engine.launch import host_adam
-from engine.launch.commands import rank_commands
+from engine.launch.commands import node_commands
+from engine.launch.ranks import run_ranks
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -37,16 +37,14 @@ def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @FROM_3_11
 def test_a_rank_imports_no_module_of_the_working_directory(working: Path) -> None:
-    (command,) = rank_commands(
-        Cluster((Node("localhost", 1),), 2**30), RunFolder(working / "run"), None, 1234, load([])
-    )
-    done = subprocess.run(
-        command.arguments[:3], env=os.environ | dict(command.environment), capture_output=True, text=True
-    )
-    assert "not ours" not in done.stderr
-    assert str(ROOT / "engine" / "trainer" / "rank.py") in done.stderr, (
-        "it fails there because the run folder is missing"
-    )
+    folder = RunFolder(working / "run")
+    folder.logs.mkdir(parents=True)
+    commands = node_commands(Cluster((Node("localhost", 1),), 2**30), folder, None, load([]))
+    with pytest.raises(BytescaleError):
+        run_ranks(commands, folder, lambda: None, lambda line: None)
+    said = folder.log(0).read_text() + folder.node_log(0).read_text()
+    assert "not ours" not in said
+    assert str(ROOT / "engine" / "trainer" / "rank.py") in said, "it fails there because there is no resolved config"
 
 
 @FROM_3_11
@@ -67,8 +65,9 @@ def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pyt
 
 def test_ranks_on_other_hosts_get_the_variable(working: Path) -> None:
     cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
-    commands = rank_commands(cluster, RunFolder(working), None, 1234, load([]))
-    assert all(" PYTHONSAFEPATH=1 " in command.arguments[4] for command in commands)
+    commands = node_commands(cluster, RunFolder(working), None, load([]))
+    assert all(" PYTHONSAFEPATH=1 " in command.arguments[-1] for command in commands), "agents"
+    assert all(command.job["environment"]["PYTHONSAFEPATH"] == "1" for command in commands), "ranks"
 
 
 def test_in_our_own_checkout_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

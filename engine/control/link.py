@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import threading
 from contextlib import suppress
 from typing import Any
@@ -43,6 +44,10 @@ class Link:
         with self._sending:
             while line:
                 line = line[os.write(self._writes, line) :]
+
+    def writable(self) -> bool:
+        """Whether a message of up to 4 KiB can be sent without waiting for the other end to read."""
+        return bool(select.select([], [self._writes], [], 0)[1])
 
     def receive(self) -> list[dict[str, Any]]:
         """Wait until there is something to read, and return the messages that are complete, which may be none.

@@ -6,7 +6,9 @@ from contextlib import suppress
 
 from engine.control.link import Link
 
-PHASES = ("start", "plan", "forward", "backward", "update", "log", "validate", "save")  # in their order in a step
+# In their order in a step. `data` waits for the slices of the micro-batch.
+PHASES = ("start", "plan", "data", "forward", "backward", "update", "log", "validate", "save")
+OF_MICRO_BATCHES = ("data", "forward", "backward")  # repeated for each micro-batch
 
 
 class _Place:

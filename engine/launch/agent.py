@@ -7,19 +7,21 @@ carry to other hosts:
 
 ```
  launcher                                        agent                                       rank
-    | <- hello: cpus, port ----------------------- |
-    | -- start: ranks, program, environment -----> | starts a process for each rank
-    | <- beats: where each rank is, every second - | <- at: step, phase, micro-batch -------- |
-    | -- alive: every second --------------------> |
-    | -- stop -----------------------------------> | -- stop: save and end ----------------> |
-    | -- stacks, if no rank gets on -------------> | -- a signal: write stacks to the log --> |
-    | <- ended: rank, code, cause ---------------- |
+    | <- hello: a free port -------------------- |
+    | -- start: ranks, program, environment ---> | starts a process for each rank
+    | <- beats: where each rank is, each second  | <- at: step, phase, micro-batch ---------- |
+    | -- alive: each second -------------------> |
+    | -- stop ---------------------------------> | -- stop: save and end -------------------> |
+    | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
+    | <- ended: rank, code, cause -------------- |
+    | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
 ```
 When the launcher is gone or silent, the agent kills its ranks and ends. Imports no torch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -28,12 +30,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.control.clock import AwakeClock
 from engine.control.link import RANK_LINK, Link
+from engine.errors import ExitCode
 from engine.launch.interface import interface_towards
 from engine.run.folder import RunFolder
 
@@ -43,6 +49,7 @@ _POLL_S = 0.05
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
+_PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 
 # Processes in which a rank compiles kernels. PyTorch starts up to 32 in each rank, with 300 MB of host memory each.
 COMPILE_WORKERS = 4
@@ -51,23 +58,28 @@ COMPILE_WORKERS = 4
 class _Rank:
     """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
 
-    def __init__(self, rank: int, program: list[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(self, rank: int, program: list[str], environment: dict[str, str], log: Path, since: float) -> None:
+        """Start the rank. Raises OSError if its log cannot be written, or the program not started."""
         self.rank, self.log = rank, log
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: list[Any] | None = None  # step, phase and micro-batch
-        self.since = time.monotonic()
-        ours, theirs = socket.socketpair()
-        with log.open("ab") as file, theirs:
-            self.process = subprocess.Popen(
-                program,
-                env={**environment, RANK_LINK: str(theirs.fileno())},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )
-        descriptor = ours.detach()
+        self.since = since  # when it began that
+        # A rank listens to its agent and ends with it. This also ends one that is stopped or stuck when the agent dies.
+        dies_with_agent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+        with log.open("ab") as file:
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                self.process = subprocess.Popen(
+                    program,
+                    env={**environment, RANK_LINK: str(theirs.fileno())},
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    pass_fds=[theirs.fileno()],
+                    preexec_fn=dies_with_agent,  # safe, because the agent has one thread
+                )
+                descriptor = ours.detach()
         self.link = Link(descriptor, descriptor)
 
     def kill(self) -> None:
@@ -82,23 +94,13 @@ class _Rank:
         self.kill()
         return self.process.wait()
 
-    def write_stacks(self) -> None:
-        """Write what the threads of the rank are doing to its log, with py-spy if there is one."""
-        if program := shutil.which("py-spy"):
-            with self.log.open("ab") as file, suppress(OSError, subprocess.TimeoutExpired):
-                asked = [program, "dump", "--pid", str(self.process.pid)]
-                if subprocess.run(asked, stdout=file, stderr=file, timeout=_STACKS_S, check=False).returncode == 0:
-                    return
-        if self.process.returncode is None:
-            self.process.send_signal(signal.SIGUSR2)  # faulthandler (engine/trainer/rank.py)
-
     def stopped(self) -> bool:
-        """Return whether a signal has stopped the process."""
+        """Return whether a signal has stopped the process. A debugger does not count: somebody is looking."""
         try:
             stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8")
         except OSError:
             return False
-        return stat.rpartition(")")[2].split()[0] in "Tt"
+        return stat.rpartition(")")[2].split()[0] == "T"
 
 
 class Agent:
@@ -110,20 +112,21 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
-        self._heard = self._beaten = time.monotonic()
+        self._clock = AwakeClock()
+        self._heard = self._beaten = self._clock()
         self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
 
     def run(self) -> None:
         """Do what the launcher says, until it is gone."""
-        self._launcher.send(hello={"cpus": os.cpu_count() or 1, "port": free_port()})
-        while time.monotonic() - self._heard < self._silence_s:
+        self._launcher.send(hello={"port": free_port()})
+        while self._clock() - self._heard < self._silence_s:
             for key, _ in self._selector.select(_POLL_S):
                 if key.fileobj is self._launcher:
                     try:
                         messages = self._launcher.receive()
                     except EOFError:
                         return
-                    self._heard = time.monotonic()
+                    self._heard = self._clock()
                     for message in messages:
                         self._obey(message)
                 else:
@@ -134,6 +137,7 @@ class Agent:
         """Kill all ranks."""
         for rank in self._ranks.values():
             rank.kill()
+        for rank in self._ranks.values():
             rank.process.wait()
 
     def _obey(self, message: dict[str, Any]) -> None:
@@ -144,8 +148,7 @@ class Agent:
                 with suppress(OSError):  # it has already ended
                     rank.link.send(stop=True)
         if "stacks" in message:
-            for rank in self._ranks.values():
-                rank.write_stacks()
+            write_stacks({rank.log: rank.process.pid for rank in self._ranks.values()})
         if "kill" in message:
             for rank in self._ranks.values():
                 rank.kill()
@@ -157,19 +160,19 @@ class Agent:
         if job["peer"] is not None:
             self._silence_s = SILENCE_S
             if name := interface_towards(job["peer"]):
-                for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                    environment.setdefault(variable, name)
+                environment.setdefault("GLOO_SOCKET_IFNAME", name)
+                environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-        environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(threads, COMPILE_WORKERS)))
+        environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
+        workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         for local, (number, program) in enumerate(job["ranks"]):
-            folder.error(number).unlink(missing_ok=True)
             place = {"RANK": str(number), "LOCAL_RANK": str(local)}
             try:
-                rank = _Rank(number, program, {**environment, **place}, folder.log(number))
+                folder.error(number).unlink(missing_ok=True)
+                rank = _Rank(number, program, {**environment, **place}, folder.log(number), self._clock())
             except OSError as error:
-                said = f"{error.filename or program[0]}: {error.strerror}"
-                self._launcher.send(ended=number, code=_NOT_STARTED, age=0, cause=None, said=said)
+                self._launcher.send(ended=number, code=_NOT_STARTED, age=0, cause=_not_started(number, error), said="")
                 continue
             self._ranks[number] = rank
             self._selector.register(rank.link, selectors.EVENT_READ, rank)
@@ -183,17 +186,21 @@ class Agent:
             return
         for message in messages:
             if "at" in message:
-                rank.at, rank.since = message["at"], time.monotonic()
+                rank.at, rank.since = message["at"], self._clock()
 
     def _report(self) -> None:
         """Tell the launcher which ranks have ended, and each second where the others are."""
-        now = time.monotonic()
         for rank in list(self._ranks.values()):
             code = rank.ended()
             if code is not None:
                 del self._ranks[rank.rank]
+                if rank.link in self._selector.get_map():
+                    self._selector.unregister(rank.link)
+                rank.link.close()
                 self._launcher.send(ended=rank.rank, code=code, **self._cause(rank))
-        if now - self._beaten >= BEAT_S:
+        now = self._clock()
+        # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
+        if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
             beats = {rank.rank: [rank.at, now - rank.since, rank.stopped()] for rank in self._ranks.values()}
             self._launcher.send(beats=beats)
@@ -206,6 +213,36 @@ class Agent:
             cause = json.loads(self._folder.error(rank.rank).read_text(encoding="utf-8"))
             age = max(0.0, time.time() - cause["time"])
         return {"cause": cause, "age": age, "said": last_line(rank.log, rank.logged)}
+
+
+def _not_started(rank: int, error: OSError) -> dict[str, Any]:
+    """Return the cause of a rank that could not be started."""
+    message = f"rank {rank} could not be started on {socket.gethostname()}: {error.filename}: {error.strerror}"
+    hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
+    return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
+
+
+def write_stacks(ranks: dict[Path, int]) -> None:
+    """Write what the threads of ranks, given as process numbers by log, are doing to their logs.
+
+    With py-spy if there is one, which needs no help of the rank, else with faulthandler, which a rank has registered
+    for SIGUSR2 (engine/trainer/rank.py). A rank that a signal has stopped writes nothing by itself.
+    """
+    program, dumps = shutil.which("py-spy"), dict[int, subprocess.Popen[bytes]]()
+    for log, pid in ranks.items():
+        if program is not None:
+            with log.open("ab") as file:
+                dump = [program, "dump", "--pid", str(pid)]
+                dumps[pid] = subprocess.Popen(dump, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    last = time.monotonic() + _STACKS_S
+    for pid in ranks.values():
+        if pid in dumps:
+            with suppress(subprocess.TimeoutExpired):
+                dumps[pid].wait(max(0.0, last - time.monotonic()))
+            dumps[pid].kill()
+            if dumps[pid].wait() == 0:
+                continue
+        os.kill(pid, signal.SIGUSR2)  # also if py-spy lacks the permission
 
 
 def last_line(log: Path, start: int) -> str:
@@ -226,10 +263,12 @@ def free_port() -> int:
 
 def main() -> None:
     """Run the agent of this node."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the launcher decides; its end is noticed
-        signal.signal(number, signal.SIG_IGN)
+    # The launcher decides when ranks end; its own end is noticed. Signals that are ignored would be so in ranks, too.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
     output = os.dup(1)
     os.dup2(2, 1)  # what else is printed must not be among the messages
+    os.write(output, b"\n")  # ends the line of a shell that greets
     agent = Agent(Link(0, output))
     try:
         with suppress(BrokenPipeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,24 @@ from engine.safe_path import safe_path
 
 # Keeps fragmentation on a GPU at the few percent that `estimate-memory` allows for (engine/cost/allowance.py).
 ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=4")
+# ssh gives up, and says why, before the launcher does (engine/launch/ranks.py).
+_OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=5", "ServerAliveCountMax=3")
+_SSH = ("ssh", *(word for option in _OPTIONS for word in ("-o", option)))
 
 
 @dataclass(frozen=True)
 class NodeCommand:
-    """What starts the agent of a node, and its job: the message `start` of engine/launch/agent.py."""
+    """What starts the agent of a node, and its job: the message `start` of engine/launch/agent.py.
+
+    On another host, `arguments` are those of ssh, and contain the variables that Python needs to start. `shown` is the
+    command without them: values that users set are never printed.
+    """
 
     host: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]  # added to that of the launcher
     job: dict[str, Any]
+    shown: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
@@ -38,8 +45,9 @@ class NodeCommand:
         return [rank for rank, _ in self.job["ranks"]]
 
     def __str__(self) -> str:
-        """The command as a shell would run it."""
-        return shlex.join([*(f"{name}={value}" for name, value in self.environment.items()), *self.arguments])
+        """The command as a shell would run it, without the variables of the user."""
+        set_here = [f"{name}={value}" for name, value in self.environment.items()]
+        return shlex.join([*set_here, *(self.shown or self.arguments)])
 
 
 def node_commands(
@@ -89,7 +97,15 @@ def node_commands(
             commands.append(NodeCommand(node.host, agent, safe_path(), job))
             continue
         # ssh does not pass the environment on, so the remote shell sets what Python itself needs.
-        settings = [f"{name}={value}" for name, value in {**needed_to_start(users), **safe_path()}.items()]
-        there = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *agent])}"
-        commands.append(NodeCommand(node.host, (*_SSH, node.host, there), {}, job))
+        over_ssh = [
+            (*_SSH, node.host, _remote({**variables, **safe_path()}, agent))
+            for variables in (needed_to_start(users), {})
+        ]
+        commands.append(NodeCommand(node.host, over_ssh[0], {}, job, over_ssh[1]))
     return commands
+
+
+def _remote(variables: Mapping[str, str], program: Sequence[str]) -> str:
+    """The shell command that runs `program` on another host, in this working directory and with these variables."""
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"

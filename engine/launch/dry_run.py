@@ -1,8 +1,9 @@
-"""Describes what a launch would do: the settings, the next steps, and the commands of the ranks."""
+"""Describes what a launch would do: the settings, the next steps, and the commands that start agents and ranks."""
 
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Any
 
 from engine.cluster.cluster import Cluster
@@ -25,7 +26,8 @@ def dry_run_of(
 ) -> dict[str, Any]:
     """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
 
-    `commands` lists at most _COMMANDS nodes, and none if all steps are done. `forwarded` names the variables that ranks
+    `commands` start the agents of at most _COMMANDS nodes, and none if all steps are done; `program` is what each agent
+    starts for each of its ranks. `forwarded` names the variables that ranks
     on other hosts get from this environment, `withheld` those that look like secrets and stay here.
     """
     settings = PlanSettings.of(config)
@@ -62,6 +64,8 @@ def dry_run_of(
         # Names only: values may be private. `commands` leaves these variables out.
         "forwarded": list(users.variables),
         "withheld": users.withheld,
+        "nodes": len(cluster.nodes),
         "commands": [str(command) for command in commands],
+        "program": shlex.join(commands[0].job["ranks"][0][1]) if commands else None,
         "refused": [{"key": problem.key, "message": problem.message, "hint": problem.hint} for problem in refused],
     }

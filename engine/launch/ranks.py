@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any, ParamSpec
 
 from engine.cluster.hosts import is_local
+from engine.control.clock import AwakeClock
 from engine.control.link import Link
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
 from engine.launch.agent import BEAT_S, SILENCE_S, last_line
@@ -95,32 +96,45 @@ class _Nodes:
     def __init__(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
         self._commands, self._folder = commands, folder
         self._selector = selectors.DefaultSelector()
-        self._beaten = self._looked = time.monotonic()
+        self._clock = AwakeClock()
+        self._beaten = self._clock()
         self.nodes: list[_Node] = []
         self.ends = dict[int, End]()
         self.hosts = {rank: command.host for command in commands for rank in command.ranks}
-        self.patience = Patience()
+        self.patience = Patience(self._clock)
 
     def __enter__(self) -> _Nodes:
+        try:
+            self._start_agents()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_agents(self) -> None:
+        """Start the agents. Raises PreflightError if this machine lacks the program for that."""
         for number, command in enumerate(self._commands):
             log = self._folder.node_log(number)
-            with log.open("wb") as file:
-                process = subprocess.Popen(
-                    command.arguments,
-                    env={**os.environ, **command.environment},
-                    stdin=subprocess.PIPE,  # the agent ends when it closes
-                    stdout=subprocess.PIPE,
-                    stderr=file,
-                    start_new_session=True,  # Ctrl-C reaches it only through the launcher
-                )
+            try:
+                with log.open("wb") as file:
+                    process = subprocess.Popen(
+                        command.arguments,
+                        env={**os.environ, **command.environment},
+                        stdin=subprocess.PIPE,  # the agent ends when it closes
+                        stdout=subprocess.PIPE,
+                        stderr=file,
+                        start_new_session=True,  # Ctrl-C reaches it only through the launcher
+                    )
+            except FileNotFoundError as error:
+                what, program = f"{command.host} cannot be reached: there is no {error.filename}", command.arguments[0]
+                raise PreflightError(what, hint=f"install {program} on this machine") from error
             assert process.stdin is not None and process.stdout is not None
             link = Link(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
             process.stdin.close()
             process.stdout.close()
-            node = _Node(command, process, link, log, time.monotonic())
+            node = _Node(command, process, link, log, self._clock())
             self.nodes.append(node)
             self._selector.register(link, selectors.EVENT_READ, node)
-        return self
 
     def __exit__(self, *raised: object) -> None:
         """End all agents, which end their ranks, and wait for them."""
@@ -141,28 +155,26 @@ class _Nodes:
         for node in self.nodes:
             node.send(**message)
 
-    def start(self, port: int) -> None:
-        """Let the agents start the ranks. `port` of the first host is where they meet."""
+    def start(self) -> None:
+        """Let the agents start the ranks. They meet at the port that the first agent has found."""
+        first = self.nodes[0].hello
+        assert first is not None
         for node in self.nodes:
             job = dict(node.command.job)
-            node.send(start={**job, "environment": {**job["environment"], "MASTER_PORT": str(port)}})
+            node.send(start={**job, "environment": {**job["environment"], "MASTER_PORT": str(first["port"])}})
 
     def look(self, seconds: float) -> None:
         """Take what agents say during this time, and note those that have been lost."""
-        now = time.monotonic()
-        if now - self._looked > BEAT_S + seconds:  # this process was stopped: it could not hear them
-            for node in self.nodes:
-                node.heard += now - self._looked
-        if now - self._beaten > BEAT_S:
-            self._beaten = now
+        if self._clock() - self._beaten > BEAT_S:
+            self._beaten = self._clock()
             self.ask(alive=True)
         for key, _ in self._selector.select(seconds):
             self._listen(key.data)
-        self._looked = time.monotonic()
         for node in self.nodes:
-            silent = self._looked - node.heard
+            silent = self._clock() - node.heard
             if node.hello and silent > SILENCE_S and not self.has_ended(node):
-                hint = "its network or the machine may be down; the same command resumes from the last checkpoint"
+                what = "its agent may be stopped" if is_local(node.command.host) else "it or its network may be down"
+                hint = f"{what}; {how_to_resume(self._folder)}"
                 self._lose(node, f"has not answered for {silent:.0f} s", ExitCode.HANG, hint)
 
     def _listen(self, node: _Node) -> None:
@@ -172,26 +184,30 @@ class _Nodes:
             self._selector.unregister(node.link)
             self._lose(node, *self._why(node))
             return
-        node.heard = time.monotonic()
+        node.heard = self._clock()
         for message in messages:
             self._take(node, message)
 
     def _take(self, node: _Node, message: dict[str, Any]) -> None:
+        """Note what an agent has said."""
         if "hello" in message:
             node.hello = message["hello"]
         if "ended" in message:
-            seen = time.time() - message["age"]
-            self.ends.setdefault(message["ended"], End(message["code"], seen, message["cause"], message["said"]))
+            rank, seen = message["ended"], time.time() - message["age"]
+            self.ends.setdefault(rank, End(message["code"], seen, message["cause"], message["said"]))
+            self.patience.forget(rank)
+            node.stopped_since.pop(rank, None)
+        now = self._clock()
         for name, (place, seconds, stopped) in message.get("beats", {}).items():
-            rank, now = int(name), time.monotonic()
-            if place is not None:
-                self.patience.note(rank, tuple(place), now - seconds)
+            rank = int(name)
+            self.patience.note(rank, tuple(place) if place else None, now - seconds)
             if not stopped:
                 node.stopped_since.pop(rank, None)
             else:
                 node.stopped_since.setdefault(rank, now)
 
     def has_ended(self, node: _Node) -> bool:
+        """Return whether all ranks of a node have ended."""
         return all(rank in self.ends for rank in node.command.ranks)
 
     def _lose(self, node: _Node, what: str, code: int, hint: str) -> None:
@@ -199,6 +215,8 @@ class _Nodes:
         cause = {"code": code, "message": f"{node.command.host} {what}", "key": None, "hint": hint, "whole": True}
         for rank in node.command.ranks:
             self.ends.setdefault(rank, End(code, time.time(), cause, ""))
+            self.patience.forget(rank)
+        node.stopped_since.clear()
 
     def _why(self, node: _Node) -> tuple[str, int, str]:
         """Return why an agent has ended: what happened, the exit code, and a hint."""
@@ -206,26 +224,21 @@ class _Nodes:
             code = node.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return "closed its connection", ExitCode.HANG, how_to_resume(self._folder)
-        said = last_line(node.log, 0)
-        if code < 0:
-            return (
-                f"was lost: its agent was killed by {signal.Signals(-code).name}",
-                128 - code,
-                how_to_resume(self._folder),
-            )
-        what = f"exited with code {code}" + (f": {said}" if said else "")
+        here, said = is_local(node.command.host), last_line(node.log, 0)
+        if node.hello and code < 0:
+            ended = f"{'its agent' if here else 'ssh'} was killed by {signal.Signals(-code).name}"
+            return f"was lost: {ended}", 128 - code, how_to_resume(self._folder)
+        ended = f"{'its agent' if here else 'ssh'} ended with code {code}" + (f": {said}" if said else "")
         if node.hello:
-            return f"was lost: its agent {what}", ExitCode.HANG, how_to_resume(self._folder)
+            return f"was lost: {ended}", ExitCode.HANG, how_to_resume(self._folder)
         hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
-        if is_local(node.command.host):
-            return f"could not start its agent, which {what}", ExitCode.BUG, f"its log is {node.log}"
-        if code == _SSH_FAILED:
+        if code == _SSH_FAILED and not here:
             hint = f"check `ssh {node.command.host}`, which must work without a password"
-        return f"could not be started: {node.command.arguments[0]} {what}", ExitCode.PREFLIGHT, hint
+        return f"cannot run ranks: {ended}", ExitCode.PREFLIGHT, hint
 
     def stopped(self) -> int | None:
         """Return a rank that a signal has stopped for some seconds."""
-        last = time.monotonic() - _STOPPED_S
+        last = self._clock() - _STOPPED_S
         return next((r for node in self.nodes for r, since in node.stopped_since.items() if since < last), None)
 
 
@@ -238,31 +251,45 @@ def run_ranks(
     PreemptedError if the run was asked to stop. When this returns or raises, all ranks have ended. If `tick` or `say`
     cannot write to a closed terminal, the run continues.
     """
-    with _Nodes(commands, folder) as nodes, _stop_requests(nodes) as requests:
-        _wait_for_agents(nodes, requests)
-        if not requests:
-            first = nodes.nodes[0].hello
-            assert first is not None
-            nodes.start(first["port"])
-            _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
+    with _stop_requests() as requests:
+        for may_restart in (True, False):
+            with _Nodes(commands, folder) as nodes:
+                _wait_for_agents(nodes, requests)
+                if requests:
+                    raise _stopped_on_request(folder, saved=bool(newest_first(folder.checkpoints)))
+                nodes.start()
+                _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
+            if not (may_restart and _port_was_taken(nodes) and not requests):
+                break
+            unfailing(say)("another process has taken the port at which ranks meet; starting them again with another")
     _raise_first_failure(nodes.ends, nodes.hosts, folder, requests=len(requests))
+
+
+def _port_was_taken(nodes: _Nodes) -> bool:
+    """Whether ranks have failed because a process took their port after the first agent had found it."""
+    causes = [end.cause["message"] for end in nodes.ends.values() if end.cause is not None]
+    taken = any(sign in cause for cause in causes for sign in ("EADDRINUSE", "ddress already in use"))
+    return taken and not nodes.patience.begun
 
 
 def _wait_for_agents(nodes: _Nodes, requests: Sequence[int]) -> None:
     """Wait until all agents have answered. Raises PreflightError with a problem for each host that cannot be used."""
     last = time.monotonic() + _ANSWER_S
-    silent = nodes.nodes
+    silent, cut_short = nodes.nodes, False
     while silent and not requests and time.monotonic() < last:
         nodes.look(_POLL_S)
         silent = [node for node in nodes.nodes if not node.hello and not nodes.has_ended(node)]
-        if nodes.ends:  # the others get some seconds to fail too, so that all are reported
-            last = min(last, time.monotonic() + _GRACE_S)
-    hint = "check that `ssh {}` works without a password, and that Python starts there within a minute"
-    problems = [Problem(f"{n.command.host} has not answered", str(n.log), hint.format(n.command.host)) for n in silent]
+        if nodes.ends and not cut_short:  # the others get some seconds to fail too, so that all are reported
+            last, cut_short = min(last, time.monotonic() + _GRACE_S), True
+    problems = []
     for node in nodes.nodes:
         end = nodes.ends.get(node.command.ranks[0])
         if end is not None and end.cause is not None:
             problems.append(Problem(end.cause["message"], str(node.log), end.cause["hint"]))
+    if not problems:
+        for node in silent:
+            what = f"{node.command.host} has not answered for {_ANSWER_S:.0f} s"
+            problems.append(Problem(what, str(node.log), f"check that Python starts on {node.command.host}"))
     if problems and not requests:
         raise PreflightError.of(problems)
 
@@ -297,7 +324,7 @@ def _wait(
 
 
 @contextmanager
-def _stop_requests(nodes: _Nodes) -> Iterator[list[int]]:
+def _stop_requests() -> Iterator[list[int]]:
     """Handle signals and yield the list of those received: the first asks the ranks to save and end, the second kills.
 
     The handler prints nothing: it may interrupt another print, and printing may fail.
@@ -336,24 +363,23 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     # Exit codes of ranks that were asked to stop. A scheduler may signal the ranks too, even before they handle
     # signals; after a second request all are killed, and an unexpected error then only means that a rank noticed it.
     stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + requests]
+    blamed = {rank: end for rank, end in failed.items() if end.cause is not None or end.code not in stopped}
     if requests > 1:
-        failed_alone = {
-            rank: end for rank, end in failed.items() if end.cause is None or end.cause["code"] != ExitCode.BUG
-        }
-        stopped += (ExitCode.BUG,)
-    else:
-        failed_alone = failed
-    blamed = {rank: end for rank, end in failed_alone.items() if end.cause is not None or end.code not in stopped}
+        kinds = {rank: end.cause["code"] if end.cause is not None else end.code for rank, end in blamed.items()}
+        blamed = {rank: end for rank, end in blamed.items() if kinds[rank] != ExitCode.BUG}
     if not blamed:
-        if failed or requests:
+        if failed:
             saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
-            stop = PreemptedError if saved and failed else InterruptedRunError
-            raise stop("stopped on request", key=str(folder.root), hint=how_to_resume(folder))
+            raise _stopped_on_request(folder, bool(saved))
         return
-    # Unexpected errors come last: another failure may have caused them.
-    rank, end = min(
-        blamed.items(), key=lambda one: (one[1].cause is not None and one[1].cause["code"] == ExitCode.BUG, one[1].seen)
-    )
+
+    def order(rank: int) -> tuple[bool, float]:
+        """Sort key: the first failure is smallest. Unexpected errors come last: another one may have caused them."""
+        cause = blamed[rank].cause
+        return cause is not None and cause["code"] == ExitCode.BUG, blamed[rank].seen
+
+    rank = min(blamed, key=order)
+    end = blamed[rank]
     logs, log = f"the logs of all ranks are in {folder.logs}", folder.log(rank)
     if end.cause is not None:
         place = f" ({end.cause['key']})" if end.cause["key"] else ""
@@ -370,8 +396,15 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
         message = f"rank {rank} could not write its files: the disk is full, or storage failed"
         raise RankError(message, end.code, log, f"free some space; then {how_to_resume(folder)}")
     place = "" if is_local(hosts[rank]) else f" on {hosts[rank]}"
-    message = f"rank {rank}{place} exited with code {end.code}: {end.said or 'it gave no reason'}"
+    said = f": {end.said}" if end.said else " without an error message"
+    message = f"rank {rank}{place} exited with code {end.code}{said}"
     raise RankError(message, ExitCode.BUG, log, logs)
+
+
+def _stopped_on_request(folder: RunFolder, saved: bool) -> PreemptedError:
+    """Build the error of a run that was asked to stop. `saved` says whether there is a checkpoint."""
+    error = PreemptedError if saved else InterruptedRunError
+    return error("stopped on request", key=str(folder.root), hint=how_to_resume(folder))
 
 
 def how_to_resume(folder: RunFolder) -> str:

@@ -36,6 +36,7 @@ def main(arguments: list[str]) -> int:
         from engine.parallel.groups import join_groups
         from engine.trainer.loop import Trainer
 
+        progress.report("start")
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         config = read_resolved(folder.resolved)
         trainer = Trainer(folder, config, join_groups(config), config.run.weights if checkpoint is None else None)

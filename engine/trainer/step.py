@@ -78,6 +78,7 @@ def run_step(
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     times = StepTimes(_mark(context.device))
     start = times.began
+    progress.report("data")
     with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
         for micro, inputs, waited_s in loaded:
             if context.offload is not None:
@@ -86,6 +87,7 @@ def run_step(
             loss = micro_batch_loss(forward, micro, inputs, context)
             progress.report("backward", micro.index)
             backward(loss)
+            progress.report("data", micro.index + 1)
             loss_sum += loss.detach()
             end = _mark(context.device)
             times.marks.append((micro.index, start, end))
@@ -103,6 +105,7 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     """
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+    progress.report("validate")
     with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
         for micro, inputs, _ in loaded:
             progress.report("validate", micro.index)

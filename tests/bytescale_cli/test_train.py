@@ -29,12 +29,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         noted.append({"config": config, **options})
         if options["dry_run"]:
             ranks = config.cluster.nodes * config.cluster.ranks_per_node
-            commands = ["python -m x"] * min(ranks, 1024)
+            commands = ["python -m x"] * min(config.cluster.nodes, 40)
             lacks = [{"key": "zero.stage", "message": "not yet", "hint": "set 1"}] if config.zero.stage > 1 else []
             left = config.run.steps > 1
             return {
                 "dry_run": {
                     "ranks": ranks,
+                    "nodes": config.cluster.nodes,
+                    "program": "python -m y" if left else None,
                     "hdp_ranks": config.cluster.ranks_per_node // config.parallel.tp,
                     "tp": config.parallel.tp,
                     "pp": 1,

@@ -15,7 +15,7 @@ from engine.hardware.prepare import measuring
 from engine.launch import checks
 from engine.launch import run as launch
 from engine.launch.checks import gpu_problem
-from engine.launch.commands import RankCommand
+from engine.launch.commands import NodeCommand
 from engine.launch.run import train
 
 GIB = 2**30
@@ -126,9 +126,10 @@ def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
 ) -> None:
     """`make quickstart` runs two ranks: if the machine decided, one would take cuda:1, which is not there."""
     has(monkeypatch, None, 139 * GIB, gpus=1)
-    said, started = list[str](), list[RankCommand]()
+    said, started = list[str](), list[NodeCommand]()
     monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.extend(commands))
     train(small(tmp_path, "recipe=quickstart"), say=said.append)
     other = "docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node=1"
     assert f"cluster=local trains on CPUs: 1 GPU of this machine will not be used ({other})" in said
-    assert [command.environment["CUDA_VISIBLE_DEVICES"] for command in started] == ["", ""]
+    (command,) = started
+    assert command.ranks == [0, 1] and command.job["environment"]["CUDA_VISIBLE_DEVICES"] == ""

@@ -13,7 +13,7 @@ from engine.errors import ExitCode, MemoryFitError, PreflightError
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile, check_cluster, profile
-from engine.launch.commands import RankCommand
+from engine.launch.commands import NodeCommand
 from engine.launch.ranks import PreemptedError, RankError
 from engine.run.folder import RunFolder
 from tests.hardware.machines import config, measured, network
@@ -26,11 +26,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def ranks_that(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[RankCommand]:
+def ranks_that(monkeypatch: pytest.MonkeyPatch, error: Exception | None) -> list[NodeCommand]:
     """Replace the ranks: they end with an error or with the measurements of the known machine. Returns the commands."""
-    run: list[RankCommand] = []
+    run: list[NodeCommand] = []
 
-    def run_ranks(commands: list[RankCommand], folder: RunFolder, tick: object, say: object) -> None:
+    def run_ranks(commands: list[NodeCommand], folder: RunFolder, tick: object, say: object) -> None:
         run.extend(commands)
         if error is not None:
             raise error
@@ -58,17 +58,18 @@ def test_ranks_have_as_many_threads_as_in_training(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     commands = ranks_that(monkeypatch, None)
     profile(load([f"cluster.ranks_per_node={ranks}"]), 0, print)
-    assert [command.environment["OMP_NUM_THREADS"] for command in commands] == [threads] * 2
-    assert [command.environment["RANK"] for command in commands] == ["0", "1"]
+    (command,) = commands
+    assert command.job["environment"]["OMP_NUM_THREADS"] == threads
+    assert command.ranks == [0, 1]
 
 
 def test_a_hostfile_of_two_nodes_adds_their_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first two; the run folder is where hosts share it, and ranks of other hosts get the same program."""
     (tmp_path / "hosts").write_text("a slots=2\nb slots=3\nc slots=2\n")
     monkeypatch.chdir(tmp_path)
-    run: list[RankCommand] = []
+    run: list[NodeCommand] = []
 
-    def run_ranks(commands: list[RankCommand], folder: RunFolder, tick: object, say: object) -> None:
+    def run_ranks(commands: list[NodeCommand], folder: RunFolder, tick: object, say: object) -> None:
         run.extend(commands)
         assert folder.root.parent == tmp_path
         measured().write(folder.root / "measured.json")
@@ -79,10 +80,13 @@ def test_a_hostfile_of_two_nodes_adds_their_network(tmp_path: Path, monkeypatch:
     found = profile(load(["cluster.hostfile=hosts"]), 0, said.append)
     assert found.measured.network == network(2, 1)
     assert found.calibration.network_bytes_per_s == pytest.approx(4e10)
-    assert [command.host for command in run] == ["a"] * 2 + ["b"] * 3 + ["localhost"] * 2
-    assert all(command.arguments[2:4] == ("engine.hardware", "machine") for command in run[5:])
-    assert all(" -m engine.hardware network " in command.arguments[-1] for command in run[:5])
-    assert all(command.arguments[-1].endswith(" 2") for command in run[:5]), "ranks of the first node"
+    *network_nodes, machine = run
+    assert [(node.host, node.ranks) for node in network_nodes] == [("a", [0, 1]), ("b", [2, 3, 4])]
+    assert (machine.host, machine.ranks) == ("localhost", [0, 1])
+    assert all(program[2:4] == ["engine.hardware", "machine"] for _, program in machine.job["ranks"])
+    for program in (program for node in network_nodes for _, program in node.job["ranks"]):
+        assert program[1:4] == ["-m", "engine.hardware", "network"]
+        assert program[-1] == "2", "ranks of the first node"
     assert said[0] == "measuring messages between a and b"
     assert [path.name for path in tmp_path.iterdir()] == ["hosts"]
 

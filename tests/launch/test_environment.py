@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import PreflightError
 from engine.hardware.profile import check_cluster
-from engine.launch.commands import rank_commands
+from engine.launch.commands import node_commands
 from engine.launch.environment import environment_problem, forwarded
+from engine.launch.ranks import run_ranks
 from engine.launch.run import train
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
@@ -33,7 +33,7 @@ USERS = {
     "TRITON_CACHE_DIR": "/tmp/triton",
     "HF_HOME": "/data/hf",
     "LD_LIBRARY_PATH": "/opt/lib:/opt/lib64",
-    "PYTHONPATH": "/opt/python",
+    "PYTHONPATH": f"/opt/python:{Path(__file__).parents[2]}",
 }
 SECRETS = {"HF_TOKEN": "hf_abc", "NCCL_API_KEY": "my-key", "HF_PASSWORD": "my-word", "TORCH_SECRET_OF": "my-secret"}
 OTHERS = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
@@ -57,17 +57,20 @@ def ranks_of(gpus: bool, stage: int) -> Config:
 
 
 def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stage: int) -> dict[str, str]:
-    """Run the command of a rank on another host, whose Python is a program that prints its environment."""
-    program = tmp_path / "python"
-    program.write_text(f"#!{sys.executable}\nimport json, os\nprint(json.dumps(dict(os.environ)))\n")
-    program.chmod(0o755)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", str(program))
-        command = rank_commands(OTHERS, RunFolder(tmp_path), None, 1234, ranks_of(gpus, stage))[1]
-    done = subprocess.run(command.arguments, env={**os.environ, **command.environment}, capture_output=True, check=True)
-    seen: dict[str, str] = json.loads(done.stdout)
-    assert not any(value in str(command) for value in (*USERS.values(), *SECRETS.values())), "a dry run prints it"
-    assert not any(value in " ".join(command.arguments) for value in SECRETS.values()), "`ps` shows it"
+    """Start the rank of another host, which prints its environment to its log."""
+    folder = RunFolder(tmp_path / "run")
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    folder.log(1).unlink(missing_ok=True)
+    alpha, beta = node_commands(OTHERS, folder, None, ranks_of(gpus, stage))
+    shown = str(alpha) + str(beta)
+    assert not any(value in shown for value in (*USERS.values(), *SECRETS.values())), "a dry run prints it"
+    for value in (*USERS.values(), *SECRETS.values()):
+        needed = value in (USERS["LD_LIBRARY_PATH"], USERS["PYTHONPATH"])
+        assert needed == (value in " ".join(beta.arguments)), "`ps` shows it"
+    beta.job["ranks"] = [[1, [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]]]
+    beta.job["peer"] = None
+    run_ranks([beta], folder, lambda: None, lambda line: None)
+    seen: dict[str, str] = json.loads(folder.log(1).read_text())
     return seen
 
 
@@ -108,8 +111,9 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
 
     def order(ranks: int, gpus: bool, stage: int) -> str | None:
         cluster = Cluster((Node("localhost", ranks),), 2**30)
-        commands = rank_commands(cluster, RunFolder(tmp_path), None, 1, ranks_of(gpus, stage))
-        return commands[0].environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
+        commands = node_commands(cluster, RunFolder(tmp_path), None, ranks_of(gpus, stage))
+        environment: dict[str, str] = commands[0].job["environment"]
+        return environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
 
     assert order(2, True, 3) == "1"
     assert [order(2, True, 2), order(2, False, 3), order(1, True, 3)] == [None] * 3

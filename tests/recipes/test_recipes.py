@@ -122,7 +122,7 @@ def test_a_dry_run_with_a_fitting_hostfile_refuses_nothing_but_the_paper(
         changed = cluster.model_copy(update={"hostfile": str(tmp_path / "hosts")})
         config = config.model_copy(update={"cluster": changed})
     shown = train(config, dry_run=True)["dry_run"]
-    assert len(shown["steps"]) == 3 and len(shown["commands"]) == shown["ranks"]
+    assert len(shown["steps"]) == 3 and len(shown["commands"]) == shown["nodes"]
     refused = {problem["key"] for problem in shown["refused"]}
     assert refused == ({"parallel.tp", "parallel.pp"} if name.endswith("-paper") else set())
 

@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.data.overview import tokenizer_facts
 from engine.launch import run as launch
+from engine.launch.commands import NodeCommand
 from engine.launch.run import train
 from engine.parallel.groups import Groups
 from engine.run.checkpoints import newest_first, read
@@ -77,9 +77,10 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
 def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """Let the launcher run ranks as processes that have imported everything, up to step `last`."""
 
-    def run_ranks(commands: Sequence[Any], folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], say: object) -> None:
         checkpoint = newest_first(folder.checkpoints)[:1]
-        run_world(len(commands), on_rank, folder.root, *(checkpoint or [None]), last)
+        ranks = sum(len(command.ranks) for command in commands)
+        run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)
 
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
 

@@ -3,15 +3,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.control.link import RANK_LINK
 from engine.errors import DataError, ExitCode
+from engine.run.folder import RunFolder
 from engine.trainer.rank import explain
+from tests.launch.nodes import real_rank
 
 ERRORS = [
     (DataError("gone", key="a.txt"), ExitCode.DATA, "gone"),
@@ -26,14 +32,14 @@ ERRORS = [
 
 
 def fail(folder: Path, stderr: int) -> subprocess.Popen[str]:
-    """Start a rank that fails, with its standard input open. In a process of its own, because it handles signals."""
+    """Start a rank that fails, without an agent. In a process of its own, because it handles signals."""
     program = (
         "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
         "from engine.trainer.rank import run_rank\n"
         f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop: 1 // 0))"
     )
     command, environment = [sys.executable, "-c", program], {**os.environ, "RANK": "0"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+    return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
 
 
 def test_a_rank_that_cannot_write_its_reason_prints_its_traceback(tmp_path: Path) -> None:
@@ -52,6 +58,50 @@ def test_a_rank_that_cannot_print_its_traceback_writes_its_reason(tmp_path: Path
         rank.wait()
     cause = json.loads((tmp_path / "logs" / "rank-0.error.json").read_text())
     assert cause["message"].startswith("ZeroDivisionError")
+
+
+@pytest.fixture
+def works(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], socket.socket]]:
+    """A rank that works until it is asked to stop, and the agent's end of its link."""
+    (tmp_path / "logs").mkdir()
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        environment = {**os.environ, "RANK": "0", RANK_LINK: str(theirs.fileno())}
+        command = [sys.executable, "-c", real_rank(RunFolder(tmp_path))]
+        with subprocess.Popen(
+            command, env=environment, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
+        ) as rank:
+            theirs.close()
+            assert ours.recv(4096) == b'{"at": [3, "forward", 1]}\n'
+            yield rank, ours
+            rank.kill()
+
+
+def test_a_rank_that_its_agent_asks_to_stop_saves(
+    tmp_path: Path, works: tuple[subprocess.Popen[str], socket.socket]
+) -> None:
+    rank, agent = works
+    agent.sendall(b'{"stop": true}\n')
+    assert rank.wait(20) == ExitCode.PREEMPTED and (tmp_path / "saved").exists()
+
+
+def test_a_rank_ends_at_once_when_its_agent_is_gone(
+    tmp_path: Path, works: tuple[subprocess.Popen[str], socket.socket]
+) -> None:
+    """It would compute on a machine that a scheduler takes for free."""
+    rank, agent = works
+    agent.close()
+    assert rank.wait(20) == ExitCode.BUG and not (tmp_path / "saved").exists()
+
+
+def test_a_rank_writes_its_stacks_when_it_is_asked_to(works: tuple[subprocess.Popen[str], socket.socket]) -> None:
+    rank, agent = works
+    rank.send_signal(signal.SIGUSR2)
+    assert rank.stderr is not None
+    while not (line := rank.stderr.readline()).strip().endswith("in work"):
+        assert line
+    agent.sendall(b'{"stop": true}\n')
+    assert rank.wait(20) == ExitCode.PREEMPTED, "it goes on"
 
 
 @pytest.mark.parametrize(("error", "code", "message"), ERRORS)

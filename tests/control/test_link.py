@@ -1,0 +1,119 @@
+"""Messages arrive whole and in order, whatever the sizes of the pieces in which they are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.control.link import RANK_LINK, Link
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Link, Link]]:
+    one, other = (end.detach() for end in socket.socketpair())
+    links = Link(one, one), Link(other, other)
+    yield links
+    for link in links:
+        link.close()
+
+
+@given(st.lists(st.dictionaries(st.text(min_size=1), VALUES, min_size=1), min_size=1, max_size=5), st.data())
+def test_messages_arrive_whole_and_in_order(sent: list[dict[str, Any]], data: st.DataObject) -> None:
+    """Also those that a line break within a text, or a piece that ends within a character, could tear."""
+    stream = b"".join(json.dumps(message).encode() + b"\n" for message in sent)
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
+    reads, writes = os.pipe()
+    link, found = Link(reads, writes), list[dict[str, Any]]()
+    try:
+        for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+            if end > start:
+                os.write(writes, stream[start:end])
+                found += link.receive()
+    finally:
+        link.close()
+    assert found == sent
+
+
+def test_large_messages_of_several_threads_do_not_mix(ends: tuple[Link, Link]) -> None:
+    here, there = ends
+    texts = [str(number) * 300_000 for number in range(4)]
+    threads = [threading.Thread(target=here.send, kwargs={"text": text}) for text in texts]
+    for thread in threads:
+        thread.start()
+    found = list[str]()
+    while len(found) < len(texts):
+        found += [message["text"] for message in there.receive()]
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == texts
+
+
+def test_what_is_no_message_is_skipped(ends: tuple[Link, Link]) -> None:
+    """The shell of another host may greet."""
+    here, there = ends
+    os.write(here.fileno(), b'Welcome to gpu-a!\n[1, 2]\n\xff\n"text"\n')
+    here.send(hello=1)
+    assert there.receive() == [{"hello": 1}]
+
+
+def test_the_end_of_the_other_side_is_noticed(ends: tuple[Link, Link]) -> None:
+    here, there = ends
+    here.send(last=1)
+    here.close()
+    assert there.receive() == [{"last": 1}]
+    with pytest.raises(EOFError):
+        there.receive()
+    with pytest.raises(BrokenPipeError):
+        there.send(a=1)
+    other, _ = socket.socketpair()
+    here.__init__(fd := other.detach(), fd)  # type: ignore[misc]  # for the fixture to close
+
+
+def test_a_reader_that_reads_nothing_is_noticed_before_a_message_would_wait() -> None:
+    reads, writes = os.pipe()
+    link, sent = Link(reads, writes), 0
+    while link.writable():
+        link.send(text="x" * 1000)
+        sent += 1
+    assert sent > 10
+    link.receive()
+    assert link.writable()
+    link.close()
+
+
+def test_children_of_a_rank_get_neither_the_link_nor_its_name() -> None:
+    ours, theirs = socket.socketpair()
+    number = theirs.fileno()
+    tries = f"import os, sys; assert {RANK_LINK!r} not in os.environ; os.fstat({number})"
+    program = (
+        "import subprocess, sys\nfrom engine.control.link import Link\nlink = Link.to_agent()\n"
+        f"done = subprocess.run([sys.executable, '-c', {tries!r}], close_fds=False, capture_output=True, text=True)\n"
+        "link.send(said=done.stderr)\nassert Link.to_agent() is None"
+    )
+    with ours, theirs:
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, RANK_LINK: str(number)}, pass_fds=[number], check=True
+        )
+        (message,) = Link(ours.fileno(), ours.fileno()).receive()
+    assert "Bad file descriptor" in message["said"]
+
+
+def test_a_process_that_no_agent_has_started_has_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(RANK_LINK, raising=False)
+    assert Link.to_agent() is None

@@ -1,0 +1,47 @@
+"""What a rank reports of its place in a step."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from engine.control import progress
+from engine.control.link import Link
+
+
+@pytest.fixture
+def agent() -> Iterator[Link]:
+    """The agent's end of the link to which this process reports."""
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    agent, rank = Link(ours, ours), Link(theirs, theirs)
+    progress.report_to(rank)
+    yield agent
+    progress.report_to(None)
+    rank.close()
+
+
+def test_a_step_begins_with_its_first_report_and_lasts(agent: Link) -> None:
+    progress.report("plan", step=7)
+    progress.report("forward", 2)
+    progress.report("update")
+    assert agent.receive() == [{"at": [7, "plan", 0]}, {"at": [7, "forward", 2]}, {"at": [7, "update", 0]}]
+    agent.close()
+
+
+def test_a_rank_whose_agent_is_gone_does_not_fail_there(agent: Link) -> None:
+    """The thread that listens to the agent ends it, in order."""
+    agent.close()
+    progress.report("plan", step=8)
+
+
+def test_without_an_agent_nothing_is_reported() -> None:
+    progress.report_to(None)
+    progress.report("plan", step=9)
+
+
+def test_the_phases_of_micro_batches_are_phases() -> None:
+    assert set(progress.OF_MICRO_BATCHES) < set(progress.PHASES)
+    order = [progress.PHASES.index(phase) for phase in progress.OF_MICRO_BATCHES]
+    assert order == list(range(order[0], order[0] + len(order))), "in one piece, in the order of a micro-batch"

@@ -1,0 +1,305 @@
+"""The agent of a node starts ranks, says how they do, and leaves none behind, whatever happens to the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.control.link import Link
+from engine.launch import agent as agents
+from engine.launch.agent import Agent, free_port, last_line, write_stacks
+from engine.run.folder import RunFolder
+from tests.launch.nodes import WAITS, Launcher, job, real_rank
+
+SLEEPS = "import time; time.sleep(60)"
+CHILD = "import subprocess, time; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "logs").mkdir()
+    return RunFolder(tmp_path)
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    """The launcher's end of a new agent, which has said hello."""
+    with Launcher(tmp_path / "agent.txt") as launcher:
+        launcher.until("hello")
+        yield launcher
+
+
+def ranks_of(launcher: Launcher, count: int = 1) -> list[psutil.Process]:
+    """Wait until the ranks run."""
+    while len(found := psutil.Process(launcher.process.pid).children()) < count:
+        time.sleep(0.01)
+    return found
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=20)[1]
+
+
+def test_ranks_are_started_with_their_place_and_what_they_print_is_logged(
+    folder: RunFolder, launcher: Launcher
+) -> None:
+    prints = "import os; print(*(os.environ[n] for n in ('RANK', 'LOCAL_RANK', 'OF_ALL')), flush=True)"
+    launcher.link.send(start=job(folder, prints, prints, first=4) | {"environment": {"OF_ALL": "x"}})
+    ends = sorted(launcher.until("ended")["ended"] for _ in range(2))  # type: ignore[type-var]
+    assert ends == [4, 5]
+    assert [folder.log(rank).read_text() for rank in ends] == ["4 0 x\n", "5 1 x\n"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "chosen", "set_to"),
+    [(8, 64, None, "4"), (2, 2, None, "1"), (4, 2, None, "1"), (8, 64, "9", "9")],
+)
+def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
+    folder: RunFolder, ranks: int, cores: int, chosen: str | None, set_to: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would start up to 32 in each rank. The cores are those of the agent's host."""
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    for name in ("TORCHINDUCTOR_COMPILE_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    environment = {} if chosen is None else {"TORCHINDUCTOR_COMPILE_THREADS": chosen, "OMP_NUM_THREADS": chosen}
+    started = list[dict[str, str]]()
+
+    def start(rank: int, program: list[str], environment: dict[str, str], log: Path, since: float) -> None:
+        started.append(environment)
+        raise OSError(2, "enough", "x")
+
+    monkeypatch.setattr(agents, "_Rank", start)
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    Agent(link)._start(job(folder, *["pass"] * ranks) | {"environment": environment})
+    assert [one["TORCHINDUCTOR_COMPILE_THREADS"] for one in started] == [set_to] * ranks
+    assert {one["OMP_NUM_THREADS"] for one in started} == {chosen or str(max(1, cores // ranks))}
+    link.close()
+    other.close()
+
+
+def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user_chose_one(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    started = list[dict[str, str]]()
+
+    def start(rank: int, program: list[str], environment: dict[str, str], log: Path, since: float) -> None:
+        started.append(environment)
+        raise OSError(2, "enough", "x")
+
+    monkeypatch.setattr(agents, "_Rank", start)
+    monkeypatch.setattr(agents, "interface_towards", {"beta": "eth7"}.get)
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent = Agent(link)
+    agent._start(job(folder, "pass", peer="beta"))
+    agent._start(job(folder, "pass", peer="beta") | {"environment": {"NCCL_SOCKET_IFNAME": "ib"}})
+    agent._start(job(folder, "pass", peer="unreachable"))
+    agent._start(job(folder, "pass"))
+    names = [(one.get("GLOO_SOCKET_IFNAME"), one.get("NCCL_SOCKET_IFNAME")) for one in started]
+    assert names == [("eth7", "=eth7"), ("eth7", "ib"), (None, None), (None, None)]
+    link.close()
+    other.close()
+
+
+def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
+    """The other ranks of the node run."""
+    work = job(folder, WAITS)
+    launcher.link.send(start=work | {"ranks": [[0, ["/no/such/python"]], *[[1, p] for _, p in work["ranks"]]]})  # type: ignore[attr-defined]
+    message: Any = launcher.until("ended")
+    assert (message["ended"], message["code"], message["cause"]["code"]) == (0, 127, 3)
+    assert message["cause"]["message"].endswith(": /no/such/python: No such file or directory")
+    launcher.link.send(stop=True)
+    assert launcher.until("ended")["code"] == 75
+
+
+def test_a_host_without_the_run_folder_is_a_cause(tmp_path: Path, launcher: Launcher) -> None:
+    missing = RunFolder(tmp_path / "not shared")
+    launcher.link.send(start=job(missing, "pass"))
+    message: Any = launcher.until("ended")
+    assert message["cause"]["code"] == 3 and str(missing.log(0)) in message["cause"]["message"]
+
+
+def test_a_cause_has_its_age(folder: RunFolder, launcher: Launcher) -> None:
+    """The clocks of hosts differ, so times would not tell which rank failed first."""
+    cause = {"code": 4, "message": "gone", "key": None, "hint": None}
+    fails = (
+        f"import json, time; cause = {cause!r} | dict(time=time.time() - 100)\n"
+        f"open({str(folder.error(0))!r}, 'w').write(json.dumps(cause)); print('last words'); raise SystemExit(4)"
+    )
+    launcher.link.send(start=job(folder, fails))
+    message: Any = launcher.until("ended")
+    assert cause.items() <= message["cause"].items()
+    assert 100 <= message["age"] < 130 and message["said"] == "last words"
+
+
+def test_beats_say_where_ranks_are_and_whether_they_are_stopped(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, real_rank(folder), SLEEPS))
+
+    def beat() -> Any:
+        return launcher.until("beats")["beats"]
+
+    while (now := beat())["0"][0] is None:
+        pass
+    assert now["0"][0] == [3, "forward", 1] and now["1"][0] is None
+    first, later = beat()["0"][1], beat()["0"][1]
+    assert later - first >= 0.9, "seconds since it is there"
+    silent = max(ranks_of(launcher, 2), key=lambda process: process.pid)
+    silent.suspend()
+    while not beat()["1"][2]:
+        pass
+    silent.resume()
+    while beat()["1"][2]:
+        pass
+
+
+def test_a_rank_that_is_asked_to_stop_may_save(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, f"import time; time.sleep(0.3)\n{real_rank(folder)}"))
+    launcher.link.send(stop=True)
+    assert launcher.until("ended")["code"] == 75 and (folder.root / "saved").exists()
+
+
+def test_what_an_ended_rank_has_started_is_killed(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, CHILD))
+    assert launcher.until("ended")["code"] == 0
+    pid = int(folder.log(0).read_text())
+    assert not psutil.pid_exists(pid) or gone([psutil.Process(pid)])
+
+
+def test_a_kill_ends_ranks_and_what_they_have_started(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, f"{CHILD}; time.sleep(60)"))
+    while not folder.log(0).exists() or not folder.log(0).read_text().endswith("\n"):
+        time.sleep(0.01)
+    child = psutil.Process(int(folder.log(0).read_text()))
+    launcher.link.send(kill=True)
+    assert launcher.until("ended")["code"] == -signal.SIGKILL
+    assert gone([child])
+
+
+@pytest.mark.parametrize("state", ["runs", "stopped"])
+def test_when_the_launcher_is_gone_ranks_are_killed(folder: RunFolder, launcher: Launcher, state: str) -> None:
+    launcher.link.send(start=job(folder, SLEEPS, f"{CHILD}; time.sleep(60)"))
+    ranks = ranks_of(launcher, 2)
+    if state == "stopped":
+        for rank in ranks:
+            rank.suspend()
+    everything = [psutil.Process(launcher.process.pid), *ranks]
+    launcher.link.close()
+    launcher.process.wait(20)
+    assert gone(everything[1:])
+    launcher.process.stdin = launcher.process.stdout = None  # closed
+
+
+def test_when_the_agent_is_killed_ranks_end_though_they_are_stopped(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, SLEEPS, SLEEPS))
+    ranks = ranks_of(launcher, 2)
+    ranks[0].suspend()
+    launcher.process.kill()
+    assert gone(ranks)
+
+
+def test_a_silent_launcher_on_another_host_is_taken_for_lost(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its network may be cut. On this machine it may be stopped, which is no reason."""
+    monkeypatch.setattr(agents, "SILENCE_S", 1.0)
+    lasted = dict[str | None, float]()
+    for peer in ("127.0.0.1", None):
+        ours, theirs = (end.detach() for end in socket.socketpair())
+        link, other = Link(ours, ours), Link(theirs, theirs)
+        agent, began = Agent(link), time.monotonic()
+        other.send(start=job(folder, SLEEPS, peer=peer))
+        threading.Timer(3, other.close).start()
+        agent.run()
+        lasted[peer] = time.monotonic() - began
+        agent.close()
+        link.close()
+    assert 1 <= lasted["127.0.0.1"] < 3 <= lasted[None]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(
+    folder: RunFolder, launcher: Launcher, number: signal.Signals
+) -> None:
+    """The launcher gets them too, and decides. Ranks do not inherit that signals are ignored."""
+    prints = "import signal; print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, flush=True)"
+    os.kill(launcher.process.pid, number)
+    launcher.link.send(start=job(folder, prints))
+    assert launcher.until("ended")["code"] == 0
+    assert folder.log(0).read_text() == "True\n"
+
+
+def test_descriptors_do_not_grow_with_the_ranks_that_have_ended(folder: RunFolder, launcher: Launcher) -> None:
+    process = psutil.Process(launcher.process.pid)
+    before = process.num_fds()
+    launcher.link.send(start=job(folder, *["pass"] * 4))
+    for _ in range(4):
+        launcher.until("ended")
+    launcher.until("beats")
+    assert process.num_fds() == before
+
+
+def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:
+    """A shell that greets without a line break would hide the first message."""
+    greets = f"printf 'Welcome'; exec {sys.executable} -m engine.launch.agent"
+    with subprocess.Popen(["sh", "-c", greets], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"Welcome\n"
+        assert json.loads(process.stdout.readline()).keys() == {"hello"}
+        process.stdin.close()
+
+
+def spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """Put a stand-in for py-spy first on PATH."""
+    program = tmp_path / "bin" / "py-spy"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_stacks_are_written_by_py_spy_if_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """It needs no help of a rank, but maybe a permission."""
+    spy(tmp_path, monkeypatch, code)
+    ready = "import faulthandler, signal; faulthandler.register(signal.SIGUSR2); print(1, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", ready], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        write_stacks({tmp_path / "log": rank.pid})
+        time.sleep(0.5)
+        _, stderr = rank.communicate("\n")
+    assert (tmp_path / "log").read_text() == f"dump --pid {rank.pid}\n"
+    assert ("<module>" in stderr) == (code != 0)
+
+
+def test_the_last_line_of_a_log_is_of_this_start(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_line(log, 0) == ""
+    log.write_text("of an earlier run\n")
+    assert last_line(log, log.stat().st_size) == ""
+    with log.open("a") as file:
+        file.write("x" * 10_000 + "\n  the end \n\n")
+    assert last_line(log, 18) == "the end"
+
+
+def test_a_free_port_can_be_bound() -> None:
+    with socket.socket() as server:
+        server.bind(("", free_port()))
