@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
     RUN_FOLDER = 73
     STORAGE = 74
     PREEMPTED = 75
-    HANG = 124  # reserved, not used yet
+    HANG = 124
     INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 

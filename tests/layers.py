@@ -10,7 +10,7 @@ LAYERS = (
     {"data", "simulator", "fit"},
     {"planner"},
     {"cost"},
-    {"run"},
+    {"run", "control"},
     {"cluster"},
     {"config"},
     {"close", "compiled", "dtypes", "errors", "files", "safe_path", "selection", "units"},

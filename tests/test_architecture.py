@@ -15,7 +15,7 @@ import pytest
 from tests.layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
-PURE = ("config", "cluster", "run", "cost", "planner", "fit", "simulator", "data", "report")
+PURE = ("config", "cluster", "run", "control", "cost", "planner", "fit", "simulator", "data", "report")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 

@@ -99,7 +99,7 @@ def test_a_dry_run_prints_plans_and_commands(calls: Calls, capsys: pytest.Captur
     ]
     assert lines[2].split() == ["step", "tokens", "balance"]
     assert lines[3].split() == ["1", "16,384", "0.500"]
-    assert lines[4:] == ["python -m x"] * 2
+    assert lines[4:] == ["python -m x", "and on each node for each rank: python -m y"]
 
 
 def test_a_dry_run_says_how_many_devices_a_rank_has(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,14 +121,20 @@ def test_a_dry_run_of_a_finished_run_has_no_table(calls: Calls, capsys: pytest.C
 
 def test_a_dry_run_says_what_training_would_refuse(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     """A large recipe can be inspected anywhere: what is refused, its plan, its first commands."""
-    assert run(["train", "--dry-run", "--nproc", "64", "zero.stage=3"]) == 0
+    many = ["train", "--dry-run", "cluster.nodes=32"]
+    assert run([*many, "zero.stage=3"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[2:4] == ["problems that would stop a run without --dry-run:", "  zero.stage: not yet; set 1"]
-    assert said[6:] == ["python -m x", "python -m x", "and 62 more like these (--json lists all)"]
-    assert run(["train", "--dry-run", "--nproc", "64", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["dry_run"]["commands"]) == 64
-    assert run(["train", "--dry-run", "--nproc", "64", "cluster.nodes=50"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "and 3,198 more like these (--json lists 1,024)"
+    assert said[6:] == [
+        "python -m x",
+        "python -m x",
+        "and 30 more like these (--json lists all)",
+        "and on each node for each rank: python -m y",
+    ]
+    assert run([*many, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["dry_run"]["commands"]) == 32
+    assert run(["train", "--dry-run", "cluster.nodes=50"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2] == "and 48 more like these (--json lists 40)"
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,9 @@ def test_what_is_no_message_is_skipped(ends: tuple[Link, Link]) -> None:
     assert there.receive() == [{"hello": 1}]
 
 
-def test_the_end_of_the_other_side_is_noticed(ends: tuple[Link, Link]) -> None:
-    here, there = ends
+def test_the_end_of_the_other_side_is_noticed() -> None:
+    one, other = (end.detach() for end in socket.socketpair())
+    here, there = Link(one, one), Link(other, other)
     here.send(last=1)
     here.close()
     assert there.receive() == [{"last": 1}]
@@ -81,8 +82,7 @@ def test_the_end_of_the_other_side_is_noticed(ends: tuple[Link, Link]) -> None:
         there.receive()
     with pytest.raises(BrokenPipeError):
         there.send(a=1)
-    other, _ = socket.socketpair()
-    here.__init__(fd := other.detach(), fd)  # type: ignore[misc]  # for the fixture to close
+    there.close()
 
 
 def test_a_reader_that_reads_nothing_is_noticed_before_a_message_would_wait() -> None:

@@ -99,7 +99,7 @@ def test_interrupted_ranks_leave_nothing(folder: Path, monkeypatch: pytest.Monke
 
 
 def test_a_failed_rank_leaves_its_logs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks_that(monkeypatch, RankError("rank 0 failed", ExitCode.BUG, RunFolder(folder), 0, None))
+    ranks_that(monkeypatch, RankError("rank 0 failed", ExitCode.BUG, folder / "rank-0.log", "see there"))
     with pytest.raises(RankError):
         profile(load([]), 0, print)
     assert len(list(folder.glob("*/logs"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -75,15 +76,25 @@ class Launcher:
         with stderr.open("wb") as file:
             self.process = subprocess.Popen(AGENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.link = Link(self.process.stdout.fileno(), self.process.stdin.fileno())
+        self.link = Link(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()))
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self._open = True
         self.said = list[dict[str, object]]()
 
     def __enter__(self) -> Launcher:
         return self
 
     def __exit__(self, *raised: object) -> None:
+        self.hang_up()
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
+
+    def hang_up(self) -> None:
+        """End the connection, as a launcher does that ends."""
+        if self._open:
+            self.link.close()
+            self._open = False
 
     def until(self, name: str) -> dict[str, object]:
         """Wait for the next message that has a name."""

@@ -43,10 +43,12 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 
 
 def ranks_of(launcher: Launcher, count: int = 1) -> list[psutil.Process]:
-    """Wait until the ranks run."""
-    while len(found := psutil.Process(launcher.process.pid).children()) < count:
+    """Wait until the ranks run their programs."""
+    while True:
+        children = psutil.Process(launcher.process.pid).children()
+        if len(found := [child for child in children if "engine.launch.agent" not in child.cmdline()]) == count:
+            return sorted(found, key=lambda process: process.pid)
         time.sleep(0.01)
-    return found
 
 
 def gone(processes: list[psutil.Process]) -> bool:
@@ -198,11 +200,9 @@ def test_when_the_launcher_is_gone_ranks_are_killed(folder: RunFolder, launcher:
     if state == "stopped":
         for rank in ranks:
             rank.suspend()
-    everything = [psutil.Process(launcher.process.pid), *ranks]
-    launcher.link.close()
+    launcher.hang_up()
     launcher.process.wait(20)
-    assert gone(everything[1:])
-    launcher.process.stdin = launcher.process.stdout = None  # closed
+    assert gone(ranks)
 
 
 def test_when_the_agent_is_killed_ranks_end_though_they_are_stopped(folder: RunFolder, launcher: Launcher) -> None:
@@ -303,3 +303,10 @@ def test_the_last_line_of_a_log_is_of_this_start(tmp_path: Path) -> None:
 def test_a_free_port_can_be_bound() -> None:
     with socket.socket() as server:
         server.bind(("", free_port()))
+
+
+def test_an_agent_starts_without_what_is_heavy() -> None:
+    """All hosts answer before any rank starts."""
+    program = "import sys, engine.launch.agent; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) & {"torch", "deepspeed", "numpy", "hydra", "pydantic"} == set()

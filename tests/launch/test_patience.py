@@ -113,7 +113,7 @@ def test_the_rank_furthest_behind_is_named(drawn: random.Random, ranks: int) -> 
 def test_a_hang_is_found_soon_after_short_and_long_steps() -> None:
     for length, expected in ((0.05, 60), (0.5, 60), (5, 60), (30, 300)):
         world = World(2)
-        world.steps(*[length] * 30)
+        world.steps(*[length] * max(30, int(6 / length)))
         found = world.hangs_after()
         assert expected * 0.8 <= found <= expected * 1.3, length
 

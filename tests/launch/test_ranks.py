@@ -248,11 +248,35 @@ def test_a_rank_that_does_not_get_on_is_named_and_stacks_are_in_its_log(
     assert not children()
 
 
-def test_a_launcher_that_is_stopped_goes_on_afterwards(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-Z: the ranks go on, and the time for which the launcher heard nothing is no silence of theirs."""
-    monkeypatch.setattr(ranks, "SILENCE_S", 1.5)
-    stops = f"import os, time\nos.kill({os.getpid()}, 19)\ntime.sleep(4)\nos.kill({os.getpid()}, 18)\ntime.sleep(1)"
-    run(folder, stops, "import time; time.sleep(6)")
+def launch(folder: RunFolder, program: str, before: str = "") -> psutil.Popen:
+    """Start a launcher with one rank in a process of its own."""
+    launcher = (
+        "from pathlib import Path\nfrom tests.launch.nodes import node\nfrom engine.launch import ranks\n"
+        f"from engine.run.folder import RunFolder\n{before}\nfolder = RunFolder(Path({str(folder.root)!r}))\n"
+        f"ranks.run_ranks([node(folder, {program!r})], folder, lambda: None, print)"
+    )
+    return psutil.Popen([sys.executable, "-c", launcher])
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_launcher_that_is_stopped_goes_on_afterwards(folder: RunFolder) -> None:
+    """Ctrl-Z: the ranks go on, and the time in which the launcher could hear nothing is no silence of theirs."""
+    ticks = folder.root / "ticks"
+    works = f"import time\nfor n in range(80):\n    open({str(ticks)!r}, 'a').write('.'); time.sleep(0.1)"
+    process = launch(folder, works, before="ranks.SILENCE_S = 3")
+    wait_for(ticks)
+    process.suspend()
+    before = ticks.stat().st_size
+    time.sleep(5)
+    assert ticks.stat().st_size > before + 10
+    process.resume()
+    assert process.wait(30) == 0
 
 
 def test_a_port_that_was_taken_is_chosen_again_once(folder: RunFolder) -> None:
@@ -368,17 +392,8 @@ def test_a_full_disk_is_reported_even_if_the_rank_could_not_write_its_cause(fold
 
 def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path, folder: RunFolder) -> None:
     """Orphans would keep computing on a cluster whose scheduler takes it for free."""
-    launcher = (
-        "from pathlib import Path\nfrom tests.launch.nodes import node, real_rank\n"
-        "from engine.launch.ranks import run_ranks\nfrom engine.run.folder import RunFolder\n"
-        f"folder = RunFolder(Path({str(tmp_path)!r}))\n"
-        "run_ranks([node(folder, real_rank(folder))], folder, lambda: None, print)"
-    )
-    process = psutil.Popen([sys.executable, "-c", launcher])
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = launch(folder, real_rank(folder))
+    wait_for(tmp_path / "up")
     orphans = process.children(recursive=True)
     process.kill()
     process.wait()
