@@ -95,6 +95,38 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
         assert ledger(killed) == ledger(whole), "every document once, on the same ranks"
 
 
+def test_a_rank_that_is_stopped_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
+    """It takes seconds, not the half hour of gloo, and the healthy rank is not blamed. Then the same for an agent."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    subprocess.run(command(whole, data, 30), check=True, capture_output=True)
+    metrics = run / "metrics.jsonl"
+
+    def hurt_after(lines: int, number: int, agent: bool) -> tuple[int, str, float]:
+        """Send a signal when there are that many lines; return the exit code, what was said, and the seconds taken."""
+        process = subprocess.Popen(command(run, data, 30), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
+            assert process.poll() is None
+            time.sleep(0.01)
+        started = psutil.Process(process.pid).children(recursive=True)
+        (ours,) = [
+            child for child in psutil.Process(process.pid).children() if "engine.launch.agent" in child.cmdline()
+        ]
+        began = time.monotonic()
+        os.kill(ours.pid if agent else ranks_of(process)[1].pid, number)
+        _, said = process.communicate(timeout=60)
+        took = time.monotonic() - began
+        assert not psutil.wait_procs(started, timeout=20)[1]
+        return process.returncode, said, took
+
+    code, said, took = hurt_after(5, signal.SIGSTOP, agent=False)
+    assert code == 124 and "rank 1 was stopped by a signal in step " in said and took < 10
+    code, said, took = hurt_after(14, signal.SIGKILL, agent=True)
+    assert code == 137 and "localhost was lost: its agent was killed by SIGKILL" in said
+    subprocess.run(command(run, data, 30), check=True, capture_output=True)
+    assert losses(run) == losses(whole) and len(losses(whole)) == 30
+    assert ledger(run) == ledger(whole)
+
+
 def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "run"
     arguments, folder = command(out, data, 60), out / "checkpoints"
