@@ -157,11 +157,11 @@ class Agent:
         """Start the ranks of a job."""
         self._folder = folder = RunFolder(Path(job["folder"]))
         environment = {**os.environ, **job["environment"]}
-        if job["peer"] is not None:
+        if not job["alone"]:
             self._silence_s = SILENCE_S
-            if name := interface_towards(job["peer"]):
-                environment.setdefault("GLOO_SOCKET_IFNAME", name)
-                environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
+        if job["peer"] is not None and (name := interface_towards(job["peer"])):
+            environment.setdefault("GLOO_SOCKET_IFNAME", name)
+            environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))

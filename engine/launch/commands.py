@@ -65,22 +65,11 @@ def node_commands(
     Python under the same paths. Variables that the user has set are kept, and reach other hosts as
     `environment.forwarded` says; they go over the connection, where `ps` does not show them.
     """
-    gpus = uses_gpus(config)
     hosts = [node.host for node in cluster.nodes]
     alone = all(map(is_local, hosts))
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = [sys.executable, "-m", *(module or ("engine.trainer", *folders))]
-    # ZeRO-3 gathers weights while rings exchange K,V: two communicators with kernels in flight on one GPU. All ranks
-    # post them in the same order, and only with this variable NCCL keeps that order on the device (NVIDIA/nccl#522).
-    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and config.zero.stage == 3 and cluster.ranks > 1 else {}
-    chosen = {**ALLOCATORS, **orders}
-    shared = {
-        "WORLD_SIZE": str(cluster.ranks),
-        "MASTER_ADDR": "127.0.0.1" if alone else hosts[0],
-        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one
-        **{name: os.environ.get(name) or value for name, value in chosen.items()},
-        **safe_path(),
-    }
+    shared = {"MASTER_ADDR": "127.0.0.1" if alone else hosts[0], **_of_all_ranks(cluster.ranks, config)}
     users, commands, first = forwarded(os.environ, cluster).variables, [], 0
     agent = (sys.executable, "-m", "engine.launch.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
@@ -89,8 +78,9 @@ def node_commands(
             "folder": str(folder.root.absolute()),
             "ranks": [[rank, program] for rank in range(first, first + node.devices)],
             "environment": shared if here else {**users, **shared},
+            "alone": alone,  # with the launcher on one machine, so no network can be cut
             # The route to it has the interface that other hosts reach: from the first host, that to the second.
-            "peer": None if alone else hosts[0] if number else hosts[1] if len(hosts) > 1 else None,
+            "peer": None if alone or len(hosts) == 1 else hosts[0] if number else hosts[1],
         }
         first += node.devices
         if here:
@@ -103,6 +93,20 @@ def node_commands(
         ]
         commands.append(NodeCommand(node.host, over_ssh[0], {}, job, over_ssh[1]))
     return commands
+
+
+def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
+    """Return the variables that all ranks get, on every host."""
+    gpus = uses_gpus(config)
+    # ZeRO-3 gathers weights while rings exchange K,V: two communicators with kernels in flight on one GPU. All ranks
+    # post them in the same order, and only with this variable NCCL keeps that order on the device (NVIDIA/nccl#522).
+    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and config.zero.stage == 3 and ranks > 1 else {}
+    return {
+        "WORLD_SIZE": str(ranks),
+        **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one
+        **{name: os.environ.get(name) or value for name, value in {**ALLOCATORS, **orders}.items()},
+        **safe_path(),
+    }
 
 
 def _remote(variables: Mapping[str, str], program: Sequence[str]) -> str:

@@ -56,10 +56,12 @@ def walks(folder: RunFolder, steps: int) -> str:
     return real_rank(folder).replace('progress.report("forward", 1, step=3)', each)
 
 
-def job(folder: RunFolder, *programs: str, first: int = 0, peer: str | None = None) -> dict[str, object]:
-    """The job of a node whose ranks, from `first` on, run Python programs."""
+def job(
+    folder: RunFolder, *programs: str, first: int = 0, peer: str | None = None, alone: bool = True
+) -> dict[str, object]:
+    """The job of a node, by default the only one, whose ranks, from `first` on, run Python programs."""
     ranks = [[rank, [sys.executable, "-c", program]] for rank, program in enumerate(programs, start=first)]
-    return {"folder": str(folder.root), "ranks": ranks, "environment": {}, "peer": peer}
+    return {"folder": str(folder.root), "ranks": ranks, "environment": {}, "peer": peer, "alone": alone}
 
 
 def node(

@@ -22,7 +22,7 @@ def test_local_ranks_share_one_agent_and_one_rendezvous(tmp_path: Path) -> None:
     assert command.ranks == [0, 1, 2]
     assert command.job["environment"]["MASTER_ADDR"] == "127.0.0.1"
     assert command.job["environment"]["WORLD_SIZE"] == "3"
-    assert command.job["peer"] is None, "they need no interface"
+    assert command.job["peer"] is None and command.job["alone"], "they need no interface"
     programs = [program for _, program in command.job["ranks"]]
     assert programs == [[sys.executable, "-m", "engine.trainer", str(tmp_path)]] * 3
 
@@ -63,12 +63,19 @@ def test_agents_of_other_hosts_start_over_ssh_and_ranks_find_the_first_host(tmp_
     assert [c.host for c in commands] == ["alpha", "beta", "gamma"]
     assert [c.ranks for c in commands] == [[0], [1, 2], [3]]
     assert [c.job["peer"] for c in commands] == ["beta", "alpha", "alpha"], "the route to it has the interface"
+    assert not any(c.job["alone"] for c in commands), "a network may be cut"
     beta = commands[1]
     assert beta.arguments[0] == "ssh" and beta.arguments[-2] == "beta" and "BatchMode=yes" in beta.arguments
     assert shlex.split(beta.arguments[-1])[-3:] == [sys.executable, "-m", "engine.launch.agent"]
     assert (beta.job["environment"]["WORLD_SIZE"], beta.job["environment"]["MASTER_ADDR"]) == ("4", "alpha")
     assert beta.job["folder"] == str(folder.root)
     assert [program[-2:] for _, program in beta.job["ranks"]] == [[str(folder.root), str(tmp_path / "step 1")]] * 2
+
+
+def test_a_single_host_that_is_another_machine_has_no_peer(tmp_path: Path) -> None:
+    (command,) = node_commands(Cluster((Node("alpha", 2),), 2**30), RunFolder(tmp_path), None, GPUS)
+    assert command.job["peer"] is None and not command.job["alone"]
+    assert command.job["environment"]["MASTER_ADDR"] == "alpha"
 
 
 def test_a_first_host_that_is_this_machine_has_the_next_one_as_its_peer(tmp_path: Path) -> None:
