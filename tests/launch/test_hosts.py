@@ -71,7 +71,7 @@ def test_two_hosts_train_as_one_does(tmp_path: Path, data: Path, hosts: Hosts) -
     """gloo must advertise the address of the link, not that of the host's own name, and the losses be equal."""
     train(load(settings(tmp_path / "one", data, 4)), say=lambda line: None)
     process = start(hosts, settings(tmp_path / "two", data, 4), hosts.hostfile)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 0, said
     assert losses(tmp_path / "two") == losses(tmp_path / "one") and len(losses(tmp_path / "two")) == 4
     assert no_process_is_left(hosts, 10)
@@ -81,7 +81,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_error_of_ssh(tmp_path: 
     hostfile = tmp_path / "hosts"
     hostfile.write_text(f"{ADDRESSES[0]} slots=1\n10.213.0.77 slots=1\n")
     process = start(hosts, settings(tmp_path / "run", data, 4), hostfile)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 3, said
     assert "10.213.0.77 cannot run ranks: ssh ended with code 255: ssh: connect to host 10.213.0.77 port 22:" in said
     assert "check `ssh 10.213.0.77`" in said
@@ -93,7 +93,7 @@ def test_a_cut_link_ends_the_run_and_the_same_command_resumes_it(tmp_path: Path,
     metrics = out / "metrics.jsonl"
     process = start(hosts, settings(out, data, steps), hosts.hostfile)
     try:
-        assert wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 4, 100)
+        assert wait(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 4, 200)
         hosts.link("down")
         cut = time.monotonic()
         _, said = process.communicate(timeout=100)
@@ -101,7 +101,7 @@ def test_a_cut_link_ends_the_run_and_the_same_command_resumes_it(tmp_path: Path,
         assert process.returncode == 124, said
         assert f"{ADDRESSES[1]} was lost" in said or f"{ADDRESSES[1]} has not answered" in said
         assert "the same command" in said
-        assert noticed < 40
+        assert noticed < 80  # with the report of the run
         assert no_process_is_left(hosts, 40), "the agent of the other host ends its ranks"
     finally:
         hosts.link("up")
@@ -109,7 +109,7 @@ def test_a_cut_link_ends_the_run_and_the_same_command_resumes_it(tmp_path: Path,
     done = len(losses(out))
     assert 4 <= done < steps
     again = start(hosts, settings(out, data, steps), hosts.hostfile)
-    _, said = again.communicate(timeout=120)
+    _, said = again.communicate(timeout=240)
     assert again.returncode == 0 and "resuming from" in said, said
     train(load(settings(tmp_path / "whole", data, steps)), say=lambda line: None)
     assert losses(out) == losses(tmp_path / "whole")
