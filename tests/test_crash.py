@@ -119,10 +119,9 @@ def test_a_rank_that_is_stopped_ends_the_run_and_the_same_command_goes_on(tmp_pa
         return process.returncode, said, took
 
     code, said, took = hurt_after(5, signal.SIGSTOP, agent=False)
-    assert (
-        code == 124 and "rank 1 was stopped by a signal in step " in said and took < 60
-    )  # with the report; tests/launch/test_ranks.py has the bound of 10 s
-    code, said, took = hurt_after(14, signal.SIGKILL, agent=True)
+    assert code == 124 and "rank 1 was stopped by a signal in step " in said
+    assert took < 60, "with the report; tests/launch/test_ranks.py has the bound of 10 s"
+    code, said, _ = hurt_after(14, signal.SIGKILL, agent=True)
     assert code == 137 and "localhost was lost: its agent was killed by SIGKILL" in said
     subprocess.run(command(run, data, 30), check=True, capture_output=True)
     assert losses(run) == losses(whole) and len(losses(whole)) == 30
