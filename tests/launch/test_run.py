@@ -152,7 +152,7 @@ def test_a_dry_run_resumes_from_a_checkpoint_and_changes_nothing(tmp_path: Path)
     assert [step["step"] for step in shown["steps"]] == [2, 3, 4]
     assert (shown["steps_done"], shown["checkpoint"]) == (1, str(old))
     assert shown["outlook"] == f"resuming from {old} at step 2"
-    assert shown["commands"][0].endswith(str(old)) and said[0].endswith("using step-00000001 instead")
+    assert shown["program"].endswith(str(old)) and said[0].endswith("using step-00000001 instead")
     fresh = train(settings, dry_run=True, resume="never")["dry_run"]
     assert (fresh["steps"][0]["step"], fresh["checkpoint"]) == (1, None) and files(tmp_path) == before
 
