@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
@@ -28,7 +29,8 @@ from engine.safe_path import safe_path
 _LOOK_S = 0.2  # between two looks at the loaders
 _PATIENCE_S, _POLL_S = 60.0, 0.02
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
-_ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json", ".bin.writing", ".mask.writing")
+_ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json", ".lock", ".bin.writing", ".mask.writing", ".idx.writing")
+_OURS = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, _ENDINGS))})")  # the names of part_path
 _ATTEMPTS = 3  # loaders that may die of a block
 
 
@@ -170,16 +172,15 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
     """Remove token files of blocks, those first that were not used for the longest time, if they exceed `limit` bytes.
 
     They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, and those of other users. A run that
-    needs a removed block packs it again. Returns the bytes that are left.
+    needs a removed block packs it again. Returns the bytes that are left. Files that are not ours are neither counted
+    nor removed: `data.cache` may be a folder that contains others.
     """
     used, sizes = dict[Path, float](), defaultdict[Path, int](int)
-    for inside, _, names in os.walk(folder):  # skips a folder that another process has removed
-        for name in names:
-            if not name.startswith("."):  # not a lock
-                with suppress(OSError):  # another process has removed it
-                    found, part = Path(inside, name).stat(), Path(inside, name.partition(".")[0])
-                    sizes[part] += found.st_size
-                    used[part] = max(found.st_mtime, used.get(part, 0))
+    for part, path in _files_in(folder):
+        with suppress(OSError):  # another process has removed it
+            found = path.stat()
+            sizes[part] += found.st_size
+            used[part] = max(found.st_mtime, used.get(part, 0))
     total = sum(sizes.values())
     if total <= limit:
         return total
@@ -193,6 +194,17 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
                 Path(f"{part}{ending}").unlink(missing_ok=True)
             total -= sizes[part]
     return total
+
+
+def _files_in(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files of blocks in a cache folder, each after the prefix of its block: xx/<32 hex digits>.<ending>."""
+    for number in range(256):
+        inside = folder / f"{number:02x}"
+        with suppress(OSError):  # there is no such folder, or another process removes it
+            for path in inside.iterdir():
+                ours = _OURS.fullmatch(path.name)
+                if ours and path.name.startswith(inside.name):
+                    yield inside / ours[1], path
 
 
 def _bytes(part: Path) -> int:
