@@ -9,7 +9,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import shutil
 import signal
+import stat
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -21,7 +23,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.data.pack import Tokens, is_packed, pack_block, part_path
+from engine.data.pack import ENDINGS, Tokens, is_packed, locked_part, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.errors import BytescaleError
 from engine.safe_path import safe_path
@@ -29,8 +31,8 @@ from engine.safe_path import safe_path
 _LOOK_S = 0.2  # between two looks at the loaders
 _PATIENCE_S, _POLL_S = 60.0, 0.02
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
-_ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json", ".lock", ".bin.writing", ".mask.writing", ".idx.writing")
-_OURS = re.compile(rf"([0-9a-f]{{32}})({'|'.join(map(re.escape, _ENDINGS))})")  # the names of part_path
+# The files of a block, its lock, and the folder of a draft (pack.part_path, locked_part, _write_part).
+_OURS = re.compile(rf"([0-9a-f]{{32}})(?:{'|'.join(map(re.escape, (*ENDINGS, '.lock')))})|\.([0-9a-f]{{32}})\.\w+")
 _ATTEMPTS = 3  # loaders that may die of a block
 
 
@@ -171,16 +173,20 @@ class Loaders:
 def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
     """Remove token files of blocks, those first that were not used for the longest time, if they exceed `limit` bytes.
 
-    They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, and those of other users. A run that
-    needs a removed block packs it again. Returns the bytes that are left. Files that are not ours are neither counted
-    nor removed: `data.cache` may be a folder that contains others.
+    They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, those of other users, and those that
+    another process is packing. A run that needs a removed block packs it again. Returns the bytes that are left. Files
+    that are not ours are neither counted nor removed: `data.cache` may be a folder that contains others.
     """
-    used, sizes = dict[Path, float](), defaultdict[Path, int](int)
-    for part, path in _files_in(folder):
+    used, sizes, drafts = dict[Path, float](), defaultdict[Path, int](int), defaultdict[Path, list[Path]](list)
+    for part, path in _found_in(folder):
         with suppress(OSError):  # another process has removed it
             found = path.stat()
-            sizes[part] += found.st_size
             used[part] = max(found.st_mtime, used.get(part, 0))
+            if stat.S_ISDIR(found.st_mode):
+                drafts[part].append(path)
+                sizes[part] += sum(file.stat().st_size for file in path.iterdir())
+            else:
+                sizes[part] += found.st_size
     total = sum(sizes.values())
     if total <= limit:
         return total
@@ -189,22 +195,25 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
             break
         if part in kept:
             continue
-        with suppress(OSError):
-            for ending in _ENDINGS:  # the index first, which says that all is there
+        with suppress(OSError), locked_part(part):  # nobody writes these files; they may be read
+            for ending in ENDINGS:  # the index first, which says that all is there
                 Path(f"{part}{ending}").unlink(missing_ok=True)
+            for draft in drafts[part]:
+                shutil.rmtree(draft)
             total -= sizes[part]
     return total
 
 
-def _files_in(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the files of blocks in a cache folder, each after the prefix of its block: xx/<32 hex digits>.<ending>."""
+def _found_in(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files and drafts of blocks in a cache folder, each after the prefix of its block."""
     for number in range(256):
         inside = folder / f"{number:02x}"
         with suppress(OSError):  # there is no such folder, or another process removes it
             for path in inside.iterdir():
                 ours = _OURS.fullmatch(path.name)
-                if ours and path.name.startswith(inside.name):
-                    yield inside / ours[1], path
+                name = ours and (ours[1] or ours[2])
+                if name and name.startswith(inside.name):
+                    yield inside / name, path
 
 
 def _bytes(part: Path) -> int:

@@ -11,12 +11,13 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,6 +39,7 @@ from engine.units import Ints
 SCHEMA = 3
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
+ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 
 
@@ -151,16 +153,45 @@ def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
     part = part_path(tokens, folder, block)
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        lock = Path(f"{part}.lock")
         while not is_packed(part):
-            with suppress(BlockingIOError), files.locked(lock):
+            with suppress(BlockingIOError), locked_part(part):
                 if not is_packed(part):
-                    _write_block(tokens, part, block)
-                lock.unlink()
+                    _write_part(tokens, part, block)
             if not is_packed(part):
                 time.sleep(_POLL_S)
     except OSError as error:
         raise _unwritable(error, part) from error
+
+
+@contextmanager
+def locked_part(part: Path) -> Iterator[None]:
+    """Lock the files of a block, to write or remove them. Raises BlockingIOError if another process has locked them.
+
+    It only saves work. On a network file system whose locks are seen by one host alone, several hosts may pack a block:
+    each in a folder of its own, and all get the same files.
+    """
+    lock = Path(f"{part}.lock")
+    with files.locked(lock):
+        try:
+            yield
+        finally:
+            lock.unlink()
+
+
+def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
+    """Write the files of a block in a folder of their own, and rename them into place, the index last.
+
+    The folder is `.NAME.RANDOM` beside them. Of a process that is killed it is left, until `loaders.trim` removes it.
+    """
+    with TemporaryDirectory(prefix=f".{part.name}.", dir=part.parent) as draft:
+        _write_block(tokens, Path(draft, part.name), block)
+        written = {path.name.removeprefix(part.name): path for path in Path(draft).iterdir()}
+        for ending in reversed(ENDINGS):
+            if ending in written:
+                written[ending].replace(f"{part}{ending}")
+            else:
+                Path(f"{part}{ending}").unlink(missing_ok=True)  # a rest of files that were removed in part
+        files.sync(part.parent)
 
 
 def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
@@ -203,8 +234,11 @@ def read_left_out(part: Path) -> LeftOut:
 
 
 def is_packed(part: Path) -> bool:
-    """Return whether the token file of a block is complete."""
-    return Path(f"{part}.idx").exists()
+    """Return whether the token file of a block is complete.
+
+    The index is written last and removed first; but programs that tidy up a disk may have removed any file.
+    """
+    return all(Path(f"{part}{ending}").exists() for ending in ENDINGS if ending != ".mask")
 
 
 def cache_folder(data: schema.Data) -> Path:
@@ -216,10 +250,7 @@ def cache_folder(data: schema.Data) -> Path:
 
 
 def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
-    """Write the token file of a block, with hashes of its documents and what was left out.
-
-    The token file's index is written last, so a part with an index is complete.
-    """
+    """Write the token file of a block, with hashes of its documents and what was left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
     hashes = list[bytes]()
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:

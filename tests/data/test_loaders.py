@@ -398,6 +398,68 @@ def test_files_of_other_programs_stay(blocks: list[Noted], cache: Path) -> None:
     assert b"".join((cache / name).read_bytes() for name in FOREIGN) == content
 
 
+def test_a_block_that_is_being_packed_stays(blocks: list[Noted], cache: Path) -> None:
+    """Also if it is the one that was not used for the longest time. A draft that a killed process has left goes."""
+    part = part_path(TOKENS, cache, blocks[0])
+    with running(2) as loaders:
+        for block in blocks[:2]:
+            block.hold()
+        ask(loaders, cache, blocks[:2])
+        packer(blocks[0])
+        packer(blocks[1])
+        wait_until(lambda: len([*cache.rglob("*.bin.writing")]) == 2)
+        assert trim(cache, 0, set()) == 0, "drafts count, but nothing is in them yet"
+        blocks[0].release()
+        loaders.wait(part)
+        assert contents(part) == [encode(text).tolist() for text in TEXTS]
+    assert len([*cache.rglob("*.bin.writing")]) == 1, "a loader is killed when its owner ends"
+    trim(cache, -1, set())
+    assert not [path for path in cache.rglob("*") if path.is_file()] and not [*cache.glob("*/*")]
+
+
+def test_a_block_is_complete_if_the_folder_is_trimmed_at_any_moment(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around each file that is renamed into place. An index without its tokens would be an error of every later run."""
+    replace, moments = Path.replace, list[str]()
+
+    def replace_and_trim(path: Path, target: str) -> Path:
+        trim(cache, -1, set())
+        replaced = replace(path, target)
+        moments.append(Path(target).suffix)
+        trim(cache, -1, set())
+        return replaced
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_and_trim)
+        pack_block(TOKENS, cache, blocks[0])
+    part = part_path(TOKENS, cache, blocks[0])
+    assert contents(part) == [encode(text).tolist() for text in TEXTS] and is_packed(part)
+    assert moments[-1] == ".idx" and len(moments) >= 4
+
+
+def test_runs_that_trim_a_folder_do_not_disturb_those_that_read(
+    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
+) -> None:
+    """Each opens all blocks again and again, while half of them are removed as fast as possible."""
+    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
+    wanted, found = [encode(text).tolist() for text in TEXTS], list[list[list[int]]]()
+
+    def read() -> None:
+        for number in range(60):
+            opened = corpus.pack_and_open(number % 6)
+            found.append([opened.read(document, 0, 99).tolist() for document in range(len(opened.inputs()))])
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    while any(reader.is_alive() for reader in readers):
+        trim(cache, 600, set())
+        time.sleep(0.002)
+    assert found == [wanted] * 180
+    assert sum(map(starts, blocks)) > 6, "blocks were removed"
+
+
 def test_a_folder_of_others_cannot_be_trimmed(
     blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
