@@ -26,6 +26,7 @@ from engine.config.sources import source_configs
 from engine.data.mixture import segments_of
 from engine.data.pack import (
     ENDINGS,
+    OTHERS,
     LeftOut,
     Tokens,
     blocks_path,
@@ -238,7 +239,9 @@ class TextCorpus:
                 pack_block(self.tokens, self.folder, self.sources[block])
             try:
                 tokens, hashes, left_out = TokenFile.open(part), Numbers(hashes_path(part)), read_left_out(part)
-            except DataError:
+            except DataError as error:
+                if isinstance(error.__cause__, PermissionError):
+                    raise StorageError("cannot be read: Permission denied", key=str(part), hint=OTHERS) from error
                 if attempt == _ATTEMPTS and is_packed(part):
                     raise
                 continue  # another run removes it (loaders.trim) just now, or has removed it and packed it again

@@ -7,9 +7,11 @@ blocks that it needs next (loaders.py). `bytescale data pack` packs all, and joi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +39,7 @@ from engine.errors import DataError, StorageError
 from engine.units import Ints
 
 SCHEMA = 3
+OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
 ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
@@ -152,7 +155,10 @@ def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
     """
     part = part_path(tokens, folder, block)
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            part.parent.mkdir()
+            _share(part.parent)
         while not is_packed(part):
             with suppress(BlockingIOError), locked_part(part):
                 if not is_packed(part):
@@ -172,10 +178,20 @@ def locked_part(part: Path) -> Iterator[None]:
     """
     lock = Path(f"{part}.lock")
     with files.locked(lock):
+        _share(lock)  # if this process is killed, another user's can lock it
         try:
             yield
         finally:
             lock.unlink()
+
+
+def _share(path: Path) -> None:
+    """Give a file or a folder the permissions of its folder, whatever the umask: users may share a cache folder."""
+    mode = stat.S_IMODE(path.parent.stat().st_mode)
+    if not path.is_dir():
+        mode &= 0o644 if mode & stat.S_ISVTX else 0o666  # in a folder such as /tmp, users change only their own files
+    with suppress(PermissionError):  # it is another user's, or the file system has no permissions
+        path.chmod(mode)
 
 
 def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
@@ -184,10 +200,12 @@ def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
     The folder is `.NAME.RANDOM` beside them. Of a process that is killed it is left, until `loaders.trim` removes it.
     """
     with TemporaryDirectory(prefix=f".{part.name}.", dir=part.parent) as draft:
+        _share(Path(draft))
         _write_block(tokens, Path(draft, part.name), block)
         written = {path.name.removeprefix(part.name): path for path in Path(draft).iterdir()}
         for ending in reversed(ENDINGS):
             if ending in written:
+                _share(written[ending])
                 written[ending].replace(f"{part}{ending}")
             else:
                 Path(f"{part}{ending}").unlink(missing_ok=True)  # a rest of files that were removed in part
@@ -238,7 +256,9 @@ def is_packed(part: Path) -> bool:
 
     The index is written last and removed first; but programs that tidy up a disk may have removed any file.
     """
-    return all(Path(f"{part}{ending}").exists() for ending in ENDINGS if ending != ".mask")
+    with suppress(PermissionError):  # packing it will raise the error
+        return all(Path(f"{part}{ending}").exists() for ending in ENDINGS if ending != ".mask")
+    return False
 
 
 def cache_folder(data: schema.Data) -> Path:
@@ -342,4 +362,8 @@ def read_facts(prefix: Path) -> Facts | None:
 
 def _unwritable(error: OSError, place: Path) -> StorageError:
     hint = "choose a folder with free space; for training, with data.cache"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = OTHERS
+    elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        hint = "its file system has no locks; choose a folder of another one, for training with data.cache"
     return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)

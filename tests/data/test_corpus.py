@@ -36,6 +36,7 @@ from engine.errors import DataError, StorageError
 from tests.data.memory import Exhausted, config_of, rows, run, same, steps_of
 from tests.data.noted import Noted, starts
 from tests.data.token_files import megatron, written
+from tests.permissions import locked_out
 
 encode = open_tokenizer("bytes").document
 
@@ -215,6 +216,18 @@ def test_a_block_of_which_a_file_was_removed_is_packed_again(
     opened = found.pack_and_open(0)
     assert opened.read(0, 0, 99).tolist() == encode(b"text 0").tolist() and len(opened.hash()) == 2
     assert starts(noted[0]) == 2
+
+
+def test_a_block_that_another_user_has_packed_and_kept_is_named(
+    noted: list[Noted], make_data: MakeData, tmp_path: Path
+) -> None:
+    found = corpus_of(noted, make_data, tmp_path)
+    found.pack_and_open(0)
+    part = part_path(found.tokens, found.folder, noted[0])
+    with locked_out(Path(f"{part}.bin")), pytest.raises(StorageError, match="cannot be read: Permission") as caught:
+        found.pack_and_open(0)
+    (problem,) = caught.value.problems
+    assert problem.key == str(part) and "use another data.cache" in str(problem.hint)
 
 
 @pytest.mark.parametrize("moment", range(5))
