@@ -147,11 +147,12 @@ def pack_blocks(
             progress(len(blocks) - len(missing) + done, len(blocks))
 
 
-def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
-    """Write the token file of a block, unless it is there already. It is `part_path(...)`.
+def pack_block(tokens: Tokens, folder: Path, block: Block, wait: bool = True) -> bool:
+    """Write the token file of a block, unless it is there already. It is `part_path(...)`. Returns whether it is there.
 
     While another process packs the same block, wait for it; if that process ends before it has finished, pack the block
-    here. Raises DataError for a document that cannot be used, StorageError if writing fails.
+    here. Without `wait`, return False at once. Raises DataError for a document that cannot be used, StorageError if
+    writing fails.
     """
     part = part_path(tokens, folder, block)
     try:
@@ -164,9 +165,12 @@ def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
                 if not is_packed(part):
                     _write_part(tokens, part, block)
             if not is_packed(part):
+                if not wait:
+                    return False
                 time.sleep(_POLL_S)
     except OSError as error:
         raise _unwritable(error, part) from error
+    return True
 
 
 @contextmanager

@@ -274,7 +274,7 @@ def test_a_block_that_is_removed_again_and_again_is_an_error(
     assert str(found.folder) in str(caught.value.problems[0].key) and starts(noted[0]) == 5
 
 
-def test_a_document_that_cannot_be_used_is_an_error_of_whoever_opens_its_block(
+def test_a_document_that_cannot_be_used_is_an_error_of_the_caller_that_opens_its_block(
     write_files: WriteFiles, make_data: MakeData
 ) -> None:
     found = texts(make_data(write_files(MANY | {"199.txt": b"\xff"})))

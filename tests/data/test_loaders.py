@@ -205,7 +205,7 @@ def test_signals_of_a_scheduler_and_of_a_terminal_end_no_loader(blocks: list[Not
 def test_a_block_of_which_loaders_die_is_given_up(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
 ) -> None:
-    """For example for want of memory. Whoever needs it packs it; the others are packed."""
+    """For example for want of memory. The caller that needs it packs it; the others are packed."""
     blocks[0].kill(but=os.getpid())
     corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
     with running(1) as loaders:
@@ -217,7 +217,7 @@ def test_a_block_of_which_loaders_die_is_given_up(
     assert starts(blocks[5]) == 1
 
 
-def test_a_block_that_cannot_be_packed_is_an_error_of_whoever_waits(
+def test_a_block_that_cannot_be_packed_is_an_error_of_the_caller_that_waits(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
 ) -> None:
     blocks[0].break_()
@@ -245,6 +245,66 @@ def test_loaders_of_two_runs_pack_a_block_once(blocks: list[Noted], cache: Path)
             other.wait(part)
             assert is_packed(part)
     assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+
+
+def test_loaders_of_two_hosts_share_the_work(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked for the same blocks in the same order. No loader waits for a block of another host."""
+    begun, begin = list[Path](), module._Loader.begin
+
+    def note(loader: module._Loader, part: Path, work: Work) -> None:
+        begun.append(part)
+        begin(loader, part, work)
+
+    blocks[0].hold()
+    with running(1) as one:
+        parts = ask(one, cache, blocks)
+        first = packer(blocks[0])
+        monkeypatch.setattr(module._Loader, "begin", note)
+        with running(1) as other:
+            ask(other, cache, blocks)
+            for part in parts[1:]:
+                other.wait(part)
+            assert [ends(block) for block in blocks] == [0, 1, 1, 1, 1, 1]
+            time.sleep(1)
+            assert begun.count(parts[0]) <= 4, "a block that is being packed is tried about once a second"
+            waiting = threading.Thread(target=other.wait, args=(parts[0],))
+            waiting.start()
+            waiting.join(0.3)
+            assert waiting.is_alive()
+            blocks[0].release()
+            waiting.join(10)
+            assert not waiting.is_alive() and is_packed(parts[0])
+    assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+    assert blocks[0].notes()[-1][1] == first
+
+
+def test_a_block_of_a_host_that_dies_is_packed_by_another(blocks: list[Noted], cache: Path) -> None:
+    blocks[0].hold()
+    with running(1) as other:
+        with running(1) as one:
+            (part,) = ask(one, cache, blocks[:1])
+            first = packer(blocks[0])
+            ask(other, cache, blocks)
+            other.wait(part_path(TOKENS, cache, blocks[5]))
+        wait_until(lambda: starts(blocks[0]) == 2)
+        blocks[0].release()
+        other.wait(part)
+        assert contents(part) == [encode(text).tolist() for text in TEXTS]
+    assert ends(blocks[0]) == 1 and blocks[0].notes()[-1][1] != first
+
+
+def test_a_block_that_another_host_has_packed_is_not_waited_for(blocks: list[Noted], cache: Path) -> None:
+    """Though the only loader is still packing another one."""
+    for block in blocks[:2]:
+        block.hold()
+    with running(1) as one, running(1) as other:
+        (part,) = ask(one, cache, blocks[:1])
+        packer(blocks[0])
+        ask(other, cache, blocks[:2])
+        packer(blocks[1])
+        blocks[0].release()
+        other.wait(part)
+        assert is_packed(part) and not ends(blocks[1])
 
 
 def test_waiting_ends_when_the_loaders_are_closed(blocks: list[Noted], cache: Path) -> None:
