@@ -165,7 +165,7 @@ class Loaders:
                     continue
                 if settled:
                     self._room[work.folder] = self._room.get(work.folder, 0) - _bytes(part)
-                else:
+                elif part in self._wanted:
                     self._busy.append((part, work))
             kept = self._wanted | self._before | self._kept
         for folder, room in self._room.items():
