@@ -25,6 +25,8 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.data.mixture import segments_of
 from engine.data.pack import (
+    ENDINGS,
+    OTHERS,
     LeftOut,
     Tokens,
     blocks_path,
@@ -40,7 +42,7 @@ from engine.data.sources.files import is_url
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.data.token_file import Numbers, TokenFile
-from engine.errors import DataError
+from engine.errors import DataError, StorageError
 from engine.run.folder import RunFolder
 from engine.units import Ints
 
@@ -48,6 +50,7 @@ _HASH_BYTES = 16
 _BLOCK = 256  # documents of a block of another tool's token file
 _ENDS = 1 << 16  # bytes at the end of a file of another tool that its fingerprint covers
 _OPENED = 128  # blocks of texts that a process keeps open
+_ATTEMPTS = 5  # to open a block that other runs remove
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,20 +233,28 @@ class TextCorpus:
     def pack_and_open(self, block: int) -> Packed:
         """Open a block, which is packed first if it is not yet."""
         part = part_path(self.tokens, self.folder, self.sources[block])
-        if not is_packed(part):
-            self.wait(part)
-            pack_block(self.tokens, self.folder, self.sources[block])
-        try:
-            tokens = TokenFile.open(part)
-        except DataError:
-            if is_packed(part):
-                raise
-            return self.pack_and_open(block)  # another run has removed it (loaders.trim) meanwhile
-        with suppress(OSError):  # a folder that this user cannot write
-            os.utime(f"{part}.idx")  # loaders remove what was not used for the longest time
-        left_out = read_left_out(part)
+        for attempt in range(1, _ATTEMPTS + 1):
+            if not is_packed(part):
+                self.wait(part)
+                pack_block(self.tokens, self.folder, self.sources[block])
+            try:
+                tokens, hashes, left_out = TokenFile.open(part), Numbers(hashes_path(part)), read_left_out(part)
+            except DataError as error:
+                if isinstance(error.__cause__, PermissionError):
+                    raise StorageError("cannot be read: Permission denied", key=str(part), hint=OTHERS) from error
+                if attempt == _ATTEMPTS and is_packed(part):
+                    raise
+                continue  # another run removes it (loaders.trim) just now, or has removed it and packed it again
+            if is_packed(part):  # so no file was removed before it was opened
+                break
+        else:
+            message = f"was removed {_ATTEMPTS} times by other runs before it could be read"
+            raise StorageError(message, key=str(part), hint="let runs with another data.spool use another data.cache")
+        for ending in ENDINGS:  # all of them: programs that tidy up a disk go by the age of each file
+            with suppress(OSError):  # there is no mask, or this user cannot write to the folder
+                os.utime(f"{part}{ending}")
         self.opened(block, left_out)
-        return Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)
+        return Packed(tokens, hashes, 0, len(tokens), left_out)
 
 
 @lru_cache(_OPENED)  # of all sources together: each has up to four open files

@@ -7,16 +7,19 @@ blocks that it needs next (loaders.py). `bytescale data pack` packs all, and joi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +39,10 @@ from engine.errors import DataError, StorageError
 from engine.units import Ints
 
 SCHEMA = 3
+OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
+ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 
 
@@ -142,25 +147,73 @@ def pack_blocks(
             progress(len(blocks) - len(missing) + done, len(blocks))
 
 
-def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
-    """Write the token file of a block, unless it is there already. It is `part_path(...)`.
+def pack_block(tokens: Tokens, folder: Path, block: Block, wait: bool = True) -> bool:
+    """Write the token file of a block, unless it is there already. It is `part_path(...)`. Returns whether it is there.
 
     While another process packs the same block, wait for it; if that process ends before it has finished, pack the block
-    here. Raises DataError for a document that cannot be used, StorageError if writing fails.
+    here. Without `wait`, return False at once. Raises DataError for a document that cannot be used, StorageError if
+    writing fails.
     """
     part = part_path(tokens, folder, block)
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        lock = Path(f"{part}.lock")
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            part.parent.mkdir()
+            _share(part.parent)
         while not is_packed(part):
-            with suppress(BlockingIOError), files.locked(lock):
+            with suppress(BlockingIOError), locked_part(part):
                 if not is_packed(part):
-                    _write_block(tokens, part, block)
-                lock.unlink()
+                    _write_part(tokens, part, block)
             if not is_packed(part):
+                if not wait:
+                    return False
                 time.sleep(_POLL_S)
     except OSError as error:
         raise _unwritable(error, part) from error
+    return True
+
+
+@contextmanager
+def locked_part(part: Path) -> Iterator[None]:
+    """Lock the files of a block, to write or remove them. Raises BlockingIOError if another process has locked them.
+
+    It only saves work. On a network file system whose locks are seen by one host alone, several hosts may pack a block:
+    each in a folder of its own, and all get the same files.
+    """
+    lock = Path(f"{part}.lock")
+    with files.locked(lock):
+        _share(lock)  # if this process is killed, another user's can lock it
+        try:
+            yield
+        finally:
+            lock.unlink()
+
+
+def _share(path: Path) -> None:
+    """Give a file or a folder the permissions of its folder, whatever the umask: users may share a cache folder."""
+    mode = stat.S_IMODE(path.parent.stat().st_mode)
+    if not path.is_dir():
+        mode &= 0o644 if mode & stat.S_ISVTX else 0o666  # in a folder such as /tmp, users change only their own files
+    with suppress(PermissionError):  # it is another user's, or the file system has no permissions
+        path.chmod(mode)
+
+
+def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
+    """Write the files of a block in a folder of their own, and rename them into place, the index last.
+
+    The folder is `.NAME.RANDOM` beside them. Of a process that is killed it is left, until `loaders.trim` removes it.
+    """
+    with TemporaryDirectory(prefix=f".{part.name}.", dir=part.parent) as draft:
+        _share(Path(draft))
+        _write_block(tokens, Path(draft, part.name), block)
+        written = {path.name.removeprefix(part.name): path for path in Path(draft).iterdir()}
+        for ending in reversed(ENDINGS):
+            if ending in written:
+                _share(written[ending])
+                written[ending].replace(f"{part}{ending}")
+            else:
+                Path(f"{part}{ending}").unlink(missing_ok=True)  # a rest of files that were removed in part
+        files.sync(part.parent)
 
 
 def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
@@ -203,8 +256,13 @@ def read_left_out(part: Path) -> LeftOut:
 
 
 def is_packed(part: Path) -> bool:
-    """Return whether the token file of a block is complete."""
-    return Path(f"{part}.idx").exists()
+    """Return whether the token file of a block is complete.
+
+    The index is written last and removed first; but programs that tidy up a disk may have removed any file.
+    """
+    with suppress(PermissionError):  # packing it will raise the error
+        return all(Path(f"{part}{ending}").exists() for ending in ENDINGS if ending != ".mask")
+    return False
 
 
 def cache_folder(data: schema.Data) -> Path:
@@ -216,10 +274,7 @@ def cache_folder(data: schema.Data) -> Path:
 
 
 def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
-    """Write the token file of a block, with hashes of its documents and what was left out.
-
-    The token file's index is written last, so a part with an index is complete.
-    """
+    """Write the token file of a block, with hashes of its documents and what was left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
     hashes = list[bytes]()
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
@@ -311,4 +366,8 @@ def read_facts(prefix: Path) -> Facts | None:
 
 def _unwritable(error: OSError, place: Path) -> StorageError:
     hint = "choose a folder with free space; for training, with data.cache"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = OTHERS
+    elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        hint = "its file system has no locks; choose a folder of another one, for training with data.cache"
     return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
+import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -35,6 +38,7 @@ from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError
 from tests.data.noted import Noted, ends, starts
+from tests.permissions import locked_out
 
 encode = open_tokenizer("bytes").document
 
@@ -251,6 +255,90 @@ def test_a_block_is_packed_here_if_the_process_that_packed_it_ends(noted: Noted,
     assert second.exitcode == 0 and (starts(noted), ends(noted)) == (2, 1)
     part = part_path(TOKENS, tmp_path / "cache", noted)
     assert documents(part) == [encode(b"one").tolist(), encode(b"three").tolist()]
+
+
+@pytest.mark.parametrize(
+    ("mode", "of_files"), [(0o2775, 0o664), (0o755, 0o644), (0o700, 0o600), (0o1777, 0o644), (0o777, 0o666)]
+)
+def test_users_of_a_cache_folder_can_write_to_all_of_it(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, of_files: int
+) -> None:
+    """Whatever the umask of the first one. In a folder like /tmp, they cannot change the files of others."""
+    cache, found = tmp_path / "cache", dict[str, int]()
+    cache.mkdir()
+    cache.chmod(mode)
+    part, replace = part_path(TOKENS, cache, noted), Path.replace
+
+    def look(path: Path, target: str) -> Path:
+        found.update({one.name: stat.S_IMODE(one.stat().st_mode) for one in (Path(f"{part}.lock"), path.parent)})
+        return replace(path, target)
+
+    before = os.umask(0o077)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", look)
+            pack_block(TOKENS, cache, noted)
+    finally:
+        os.umask(before)
+    draft = next(name for name in found if name.startswith(f".{part.name}."))
+    assert stat.S_IMODE(part.parent.stat().st_mode) == mode == found[draft]
+    assert found[f"{part.name}.lock"] == of_files, "one that a killed process has left"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in part.parent.iterdir()} == {of_files}
+
+
+@pytest.mark.parametrize("what", ["lock", "folder"])
+def test_a_cache_folder_of_another_user_is_named(noted: Noted, tmp_path: Path, what: str) -> None:
+    part = part_path(TOKENS, tmp_path / "cache", noted)
+    part.parent.mkdir(parents=True)
+    lock = Path(f"{part}.lock")
+    lock.touch()
+    with (
+        locked_out(lock if what == "lock" else part.parent),
+        pytest.raises(StorageError, match="cannot be written: Permission denied") as caught,
+    ):
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    (problem,) = caught.value.problems
+    assert str(part.parent) in str(problem.key) and "use another data.cache" in str(problem.hint)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """NFS without lockd, for example."""
+
+    def refuse(file: object, how: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match="cannot be written") as caught:
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    assert "its file system has no locks" in str(caught.value.problems[0].hint) and not starts(noted)
+
+
+def test_hosts_that_do_not_see_the_locks_of_each_other_write_the_same(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS with local locks. Both pack the block, and no moment shows a file of which a part is missing."""
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: None)
+    part, replace = part_path(TOKENS, tmp_path / "cache", noted), Path.replace
+    texts, inside = [encode(b"one").tolist(), encode(b"three").tolist()], False
+
+    def other_host(path: Path, target: str) -> Path:
+        nonlocal inside
+        if not inside:
+            inside = True
+            module._write_part(TOKENS, part, noted)
+            inside = False
+            assert documents(part) == texts
+        replaced = replace(path, target)
+        assert not is_packed(part) or documents(part) == texts
+        return replaced
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", other_host)
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    assert documents(part) == texts and len([*part.parent.iterdir()]) == 4
 
 
 def test_only_missing_blocks_are_read(tmp_path: Path) -> None:
