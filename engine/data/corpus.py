@@ -60,13 +60,18 @@ class Packed:
     last: int
     left_out: LeftOut | None = None  # None for a file of another tool, and one of `bytescale data pack`
 
+    def __post_init__(self) -> None:
+        """Raise DataError if the mask of a block of texts is missing."""
+        if self.left_out is not None:
+            self.tokens.check_mask(self.left_out.masked)
+
     def inputs(self) -> Ints:
         """Return how many inputs each document has, int64 [D]. Those without an input have fewer than two tokens."""
         found: Ints = np.maximum(np.diff(self.tokens.bounds(self.first, self.last)) - 1, 0)
         return found
 
     def hash(self) -> NDArray[np.uint64]:
-        """Return a hash of the content of each document, uint64 [D].
+        """Return a hash of the content of each document with its mask, uint64 [D].
 
         It decides which documents are for validation, so that no content is on both sides. In a file of another tool,
         it is a hash of the document's number.
@@ -130,6 +135,7 @@ class TokenCorpus:
         self.tokens, self.facts = TokenFile.open(prefix), read_facts(prefix)
         self._hashes = self._table = None
         if self.facts is not None:
+            self.tokens.check_mask(self.facts.masked)
             self._hashes, self._table = Numbers(hashes_path(prefix)), Numbers(blocks_path(prefix))
             hashes = self._hashes.size // 8
             if hashes != len(self.tokens):

@@ -35,7 +35,7 @@ from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
 from engine.units import Ints
 
-SCHEMA = 3
+SCHEMA = 4
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
@@ -76,7 +76,8 @@ class Facts:
     documents: int
     tokens: int
     empty: int  # documents without text, which are left out
-    contents: str  # hash of all documents and of the tokenizer
+    contents: str  # hash of all documents with their masks, and of the tokenizer
+    masked: bool  # whether there is a PREFIX.mask
     broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
 
 
@@ -181,10 +182,11 @@ class Broken(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What the token file of a block does not contain."""
+    """What the token file of a block does not contain, and whether it has a mask."""
 
     empty: list[int]  # numbers, among all documents of the block, of those without any token to predict
     broken: list[Broken]
+    masked: bool = False
 
     def numbers(self, documents: int) -> Ints:
         """Return the number of each of the `documents` of the token file among all documents of the block: int64 [D]"""
@@ -196,7 +198,7 @@ def read_left_out(part: Path) -> LeftOut:
     """Read what the token file of a block does not contain. Raises DataError if the file is damaged."""
     try:
         found = json.loads(facts_path(part).read_bytes())
-        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]])
+        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         hint = "remove this folder; what it contains is packed again"
         raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
@@ -221,7 +223,7 @@ def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
     The token file's index is written last, so a part with an index is complete.
     """
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
-    hashes = list[bytes]()
+    hashes, masked = list[bytes](), False
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
         for number, document in enumerate(block.documents()):
             try:
@@ -238,12 +240,14 @@ def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
             in_row = 0
             if len(ids) and (mask is None or mask[1:].any()):
                 content = ids.astype("<i8").tobytes() if document.text is None else document.text
+                if mask is not None and not mask.all():  # other labels are another document
+                    content, masked = content + np.packbits(mask, bitorder="little").tobytes(), True
                 hashes.append(blake2b(content, digest_size=8).digest())
                 writer.add(ids, mask)
             else:
                 left_out.empty.append(number)
         files.write_durably(hashes_path(part), b"".join(hashes))
-        files.write_durably(facts_path(part), json.dumps(left_out._asdict()).encode())
+        files.write_durably(facts_path(part), json.dumps(left_out._replace(masked=masked)._asdict()).encode())
 
 
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
@@ -259,6 +263,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     with draft.open("wb") as file:
         for number, part in enumerate(parts):
             left_out = read_left_out(part)
+            TokenFile.open(part).check_mask(left_out.masked)
             empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
             quarantine.add(0, [Unusable("data", number, *one) for one in left_out.broken])
             hashes = hashes_path(part).read_bytes()
@@ -285,6 +290,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
         tokens=joined.tokens,
         empty=empty,
         contents=contents.hexdigest(),
+        masked=joined.mask is not None,
         broken=broken,
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})
