@@ -70,20 +70,20 @@ class Packed:
         found: Ints = np.maximum(np.diff(self.tokens.bounds(self.first, self.last)) - 1, 0)
         return found
 
-    def hash(self) -> NDArray[np.uint64]:
-        """Return a hash of the content of each document with its mask, uint64 [D].
+    def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
+        """Return a hash of the content with the mask of documents first .. last - 1 of the block, uint64; of all [D].
 
         It decides which documents are for validation, so that no content is on both sides. In a file of another tool,
         it is a hash of the document's number.
         """
-        count = self.last - self.first
+        begin, count = self.first + first, (self.last - self.first if last is None else last) - first
         if self.hashes is not None:
-            found = self.hashes.read("<u8", count, 8 * self.first)
+            found = self.hashes.read("<u8", count, 8 * begin)
             if len(found) < count:
                 raise DataError("was cut off", key=str(self.hashes.path), hint="remove it; it is written again")
             return found
-        generator = np.random.Philox(key=0).advance(self.first // 4)  # draws four numbers at a time
-        return generator.random_raw(count + 4)[self.first % 4 :][:count]
+        generator = np.random.Philox(key=0).advance(begin // 4)  # draws four numbers at a time
+        return generator.random_raw(count + 4)[begin % 4 :][:count]
 
     def read(self, document: int, start: int, stop: int) -> Ints:
         """Return tokens start .. stop - 1 of a document of the block: int64, fewer if it is shorter."""
@@ -123,6 +123,10 @@ class Corpus(Protocol):
 
     def open(self, block: int) -> Packed:
         """Return the documents of a block. Raises DataError and StorageError if they cannot be read or packed."""
+        ...
+
+    def files(self, block: int) -> list[str]:
+        """Return the files that the documents of a block are read from, for messages."""
         ...
 
 
@@ -195,6 +199,9 @@ class TokenCorpus:
     def open(self, block: int) -> Packed:
         return Packed(self.tokens, self._hashes, *self._bounds(block))
 
+    def files(self, block: int) -> list[str]:
+        return [f"{self.place}.bin"]
+
 
 class TextCorpus:
     """Documents of which each block is packed into a small token file in a cache folder when it is first needed.
@@ -232,6 +239,9 @@ class TextCorpus:
 
     def open(self, block: int) -> Packed:
         return _opened(self, block)
+
+    def files(self, block: int) -> list[str]:
+        return self.sources[block].files
 
     def pack_and_open(self, block: int) -> Packed:
         """Open a block, which is packed first if it is not yet."""
@@ -290,6 +300,22 @@ def corpora_of(folder: RunFolder, config: Config) -> list[Corpus]:
     return open_corpora(config.data, pickle.loads(folder.blocks.read_bytes()))
 
 
+def open_chosen(corpus: Corpus, block: int, document: int, content: int) -> Packed:
+    """Return the documents of the block of a document whose hash was `content` when it was chosen for a step.
+
+    The process that chooses documents and those that read them open a block at different times, and a file may have
+    changed meanwhile: then a document of this number is another one. Raises DataError in this case.
+    """
+    if block < corpus.blocks:
+        packed = corpus.open(block)
+        if document < packed.last - packed.first and packed.hash(document, document + 1)[0] == content:
+            return packed
+    files = corpus.files(block) if block < corpus.blocks else [corpus.place]
+    place = files[0] if len(files) == 1 else f"{files[0]} .. {files[-1]}"
+    message = f"has changed since document {corpus.name}:{block}:{document} was chosen for a step"
+    raise DataError(message, key=place, hint="run the same command again; do not change documents during a run")
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reads tokens for a model whose vocabulary has `vocabulary` tokens."""
@@ -297,12 +323,13 @@ class Reader:
     corpora: Sequence[Corpus]
     vocabulary: int
 
-    def tokens(self, source: int, block: int, document: int, start: int, stop: int) -> Ints:
+    def tokens(self, source: int, block: int, document: int, start: int, stop: int, content: int | None = None) -> Ints:
         """Read tokens start .. stop - 1 of a document: int64 [stop - start].
 
-        Raises DataError for a token that is not in the vocabulary.
+        Raises DataError for a token that is not in the vocabulary, and if the document's hash is no longer `content`.
         """
-        opened = self.corpora[source].open(block)
+        corpus = self.corpora[source]
+        opened = corpus.open(block) if content is None else open_chosen(corpus, block, document, content)
         found = opened.read(document, start, stop)
         if len(found) and not 0 <= found.min() <= found.max() < self.vocabulary:
             wrong = int(found.min()) if found.min() < 0 else int(found.max())
