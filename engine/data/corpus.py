@@ -7,7 +7,6 @@ inputs. Letters: B blocks of a source, D documents of a block.
 from __future__ import annotations
 
 import os
-import pickle
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.data.block_files import read_blocks
 from engine.data.mixture import segments_of
 from engine.data.pack import (
     LeftOut,
@@ -296,8 +296,11 @@ def open_corpora(data: schema.Data, blocks: Mapping[str, Sequence[Block]]) -> li
 
 
 def corpora_of(folder: RunFolder, config: Config) -> list[Corpus]:
-    """Open the sources of a run, of which the launcher has listed the blocks. Raises DataError as `open_corpora`."""
-    return open_corpora(config.data, pickle.loads(folder.blocks.read_bytes()))
+    """Open the sources of a run, of which the launcher has listed the blocks.
+
+    Raises DataError as `read_blocks` and `open_corpora`.
+    """
+    return open_corpora(config.data, read_blocks(folder.blocks))
 
 
 def open_chosen(corpus: Corpus, block: int, document: int, content: int) -> Packed:

@@ -241,7 +241,7 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_on_what_is_read(
 def blocks_in(root: Path) -> dict[str, list[Block]]:
     """Three blocks of each format, without files."""
     return {
-        "folder": [folder.FolderBlock(root, (f"{number}.txt", f"{number}.md"), "utf-8", 2) for number in range(3)],
+        "folder": [folder.FolderBlock(str(root), (f"{number}.txt", f"{number}.md"), "utf-8", 2) for number in range(3)],
         "jsonl": [jsonl.JsonlBlock(f"{root}/{number}", "text", ((0, 9), (20, 29)), 30) for number in range(3)],
         "parquet": [ParquetBlock(f"{root}/a", number, 10 * number, 30, "text", "utf-8") for number in range(3)],
         "arrow": [ArrowBlock(f"{root}/{number}", 0, (8, 900), 30, "text", "utf-8") for number in range(3)],
@@ -252,7 +252,7 @@ def changes_of(block: Block) -> Iterator[Block]:
     """Change each field of a block: the file or files that are read, and how."""
     number = block.files[0].rpartition("/")[2].partition(".")[0]
     others = {
-        "root": lambda root: root / "deep",
+        "root": lambda root: f"{root}/deep",
         "names": lambda names: (names[0], f"{number}.other"),
         "path": lambda path: f"{path}.other",
         "ranges": lambda ranges: (ranges[0], (20, 28)),

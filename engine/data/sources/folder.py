@@ -53,7 +53,7 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
     return root, names
 
 
-def _read(path: Path, root: Path, encoding: str) -> Document:
+def _read(path: str, root: str, encoding: str) -> Document:
     """Read a file. It cannot be used if it is binary, JSON lines, or not UTF-8 with the encoding `utf-8`.
 
     Raises DataError if it cannot be read.
@@ -61,17 +61,17 @@ def _read(path: Path, root: Path, encoding: str) -> Document:
     with reading(path, _HINT) as file:
         text = file.read()
     try:
-        check(text, "folder", str(path), str(root))
-        return Document(str(path), checked_text(text, encoding, str(path)))
+        check(text, "folder", path, root)
+        return Document(path, checked_text(text, encoding, path))
     except DataError as error:
-        return Document(str(path), None, problem=error)
+        return Document(path, None, problem=error)
 
 
 @dataclass(frozen=True)
 class FolderBlock(Block):
     """Some of the files of a folder, by their paths relative to `root`."""
 
-    root: Path
+    root: str
     names: tuple[str, ...]
     encoding: str
     # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
@@ -80,7 +80,7 @@ class FolderBlock(Block):
 
     @property
     def files(self) -> list[str]:
-        begin = str(self.root / "_")[:-1]  # joining each path takes longer than a look at its file
+        begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than a look at its file
         return [f"{begin}{name}" for name in self.names]
 
     @property
@@ -90,7 +90,7 @@ class FolderBlock(Block):
     def documents(self) -> Iterator[Document]:
         """Read each file. Raises DataError for one that is unreadable."""
         for path in self.files:
-            yield _read(Path(path), self.root, self.encoding)
+            yield _read(path, self.root, self.encoding)
 
 
 def folder_blocks(data: schema.Data, sized: bool = True) -> list[Block]:
@@ -121,7 +121,7 @@ def _blocks(folders: list[tuple[Path, list[str]]], encoding: str, sized: bool = 
     blocks = list[Block]()
     for root, names in folders:
         for first in range(0, len(names), _BLOCK_FILES):
-            block = FolderBlock(root, tuple(names[first : first + _BLOCK_FILES]), encoding, 0)
+            block = FolderBlock(str(root), tuple(names[first : first + _BLOCK_FILES]), encoding, 0)
             length = sum(file_size(path, _HINT) for path in block.files) if sized else 0
             blocks.append(replace(block, length=length))
     return blocks
