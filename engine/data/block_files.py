@@ -1,7 +1,7 @@
 """The file in which the launcher lists the blocks of texts of a run, once for all of its processes.
 
 ```
- {"sources": ["web", "code"]}
+ {"sources": ["web", "code"], "tokenizer": "1f0c..."}               the fingerprint of the tokenizer
  ["web", "JsonlBlock", {"path": "web.jsonl", "field": "text", "ranges": [[0, 1048576]], "length": 1048576}]
  ...                                                                a line for each block, in the order of its source
 ```
@@ -24,26 +24,34 @@ from engine.files import write_durably
 _CLASSES = {form.block.__name__: form.block for form in FORMATS.values()}
 
 
-def write_blocks(path: Path, blocks: Mapping[str, Sequence[Block]]) -> None:
-    """List the blocks of all sources of texts. Raises OSError if writing fails."""
-    lines = [json.dumps({"sources": [*blocks]})]
+def write_blocks(path: Path, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None) -> None:
+    """List the blocks of all sources of texts, with the fingerprint of their tokenizer; None if there are none.
+
+    Raises OSError if writing fails.
+    """
+    lines = [json.dumps({"sources": [*blocks], "tokenizer": tokenizer})]
     for name, listed in blocks.items():
         lines += (json.dumps([name, type(block).__name__, vars(block)]) for block in listed)
     write_durably(path, "\n".join([*lines, ""]).encode())
 
 
-def read_blocks(path: Path) -> dict[str, list[Block]]:
-    """Return the blocks of each source. Raises DataError if another version of this program has listed them."""
+def read_blocks(path: Path) -> tuple[dict[str, list[Block]], str | None]:
+    """Return the blocks of each source, and the fingerprint of the tokenizer.
+
+    Raises DataError if another version of this program has listed them.
+    """
     try:
         with path.open(encoding="utf-8") as file:
-            blocks: dict[str, list[Block]] = {name: [] for name in json.loads(file.readline())["sources"]}
+            first = json.loads(file.readline())
+            tokenizer: str | None = first["tokenizer"]
+            blocks: dict[str, list[Block]] = {name: [] for name in first["sources"]}
             for line in file:
                 name, kind, values = json.loads(line)
                 blocks[name].append(_CLASSES[kind](**{key: _value(value) for key, value in values.items()}))
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError) as error:
         message, hint = "does not list the blocks of a run of this version", "resume the run, which writes it again"
         raise DataError(message, key=str(path), hint=hint) from error
-    return blocks
+    return blocks, tokenizer
 
 
 def _value(value: Any) -> Any:

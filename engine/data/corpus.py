@@ -210,21 +210,32 @@ class TextCorpus:
     `opened` is called with the number of a block that has been opened, and what it does not contain.
     """
 
-    def __init__(self, name: str, data: schema.Data, share: float, blocks: Sequence[Block]) -> None:
-        """Take the blocks of a source. Raises DataError if the tokenizer cannot be used."""
+    def __init__(
+        self, name: str, data: schema.Data, share: float, blocks: Sequence[Block], tokenizer: str | None = None
+    ) -> None:
+        """Take the blocks of a source, and the fingerprint of its tokenizer, if it is known.
+
+        The tokenizer is opened when it is needed; then DataError is raised if it cannot be used.
+        """
         self.name, self.place, self.share, self.sources = name, data.path_text, share, blocks
-        self.tokens, self.folder = Tokens.of(data), cache_folder(data)
-        tokenizer = self.tokens.open()
-        self.vocabulary: int | None = tokenizer.vocabulary
-        self.ends = tokenizer.bos, tokenizer.eos
+        self.tokens, self.folder = Tokens.of(data, tokenizer), cache_folder(data)
         self.blocks = len(blocks)
         self.wait: Callable[[Path], None] = lambda part: None
         self.opened: Callable[[int, LeftOut], None] = lambda block, left_out: None
 
+    @property
+    def vocabulary(self) -> int | None:
+        return self.tokens.open().vocabulary
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        tokenizer = self.tokens.open()
+        return tokenizer.bos, tokenizer.eos
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the names and sizes of all files, how they are read, and their tokenizer."""
-        found = blake2b(self.tokens.open().fingerprint.encode(), digest_size=_HASH_BYTES)
+        found = blake2b(self.tokens.fingerprint.encode(), digest_size=_HASH_BYTES)
         folders = {posixpath.dirname(path) for block in self.sources for path in _absolute(block)}
         # Files may have been moved when a run is resumed, so the folder that has them all does not count.
         begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
@@ -278,9 +289,12 @@ def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
     return {name: FORMATS[one.format].blocks(one) for name, one in sources.items() if one.format != "tokens"}
 
 
-def open_corpora(data: schema.Data, blocks: Mapping[str, Sequence[Block]]) -> list[Corpus]:
+def open_corpora(
+    data: schema.Data, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None = None
+) -> list[Corpus]:
     """Open all sources of a config. `blocks` are those that `list_blocks` returned.
 
+    `tokenizer` is the fingerprint of the tokenizer of texts, if it is known.
     All documents of a source that has no weight in `data.mix` are for validation. Raises DataError for a source that
     cannot be used.
     """
@@ -291,7 +305,7 @@ def open_corpora(data: schema.Data, blocks: Mapping[str, Sequence[Block]]) -> li
         if one.format == "tokens":
             corpora.append(TokenCorpus(name, Path(one.paths[0]), share))
         else:
-            corpora.append(TextCorpus(name, one, share, blocks[name]))
+            corpora.append(TextCorpus(name, one, share, blocks[name], tokenizer))
     return corpora
 
 
@@ -300,7 +314,7 @@ def corpora_of(folder: RunFolder, config: Config) -> list[Corpus]:
 
     Raises DataError as `read_blocks` and `open_corpora`.
     """
-    return open_corpora(config.data, read_blocks(folder.blocks))
+    return open_corpora(config.data, *read_blocks(folder.blocks))
 
 
 def open_chosen(corpus: Corpus, block: int, document: int, content: int) -> Packed:

@@ -49,19 +49,27 @@ class Tokens:
     bos: bool | None
     eos: bool | None
     quarantine_after: int = 0  # so many documents in a row that cannot be used are an error; others are left out
+    known: str | None = None  # fingerprint of the tokenizer, which is then opened only if something must be packed
 
     @classmethod
-    def of(cls, data: schema.Data) -> Tokens:
-        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after)
+    def of(cls, data: schema.Data, known: str | None = None) -> Tokens:
+        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after, known)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the tokenizer."""
+        return self.known or self.open().fingerprint
 
     def open(self) -> Tokenizer:
-        """Open the tokenizer. Raises DataError as `open_tokenizer` does."""
-        return _tokenizer(self)
+        """Open the tokenizer. Raises DataError as `open_tokenizer` does, and if it is another one than is known."""
+        found = _open_tokenizer(self.tokenizer, self.bos, self.eos)
+        if self.known not in (None, found.fingerprint):
+            hint = "restore it, or run the same command again, which says what has changed"
+            raise DataError("is no longer the tokenizer that the run was started with", key=self.tokenizer, hint=hint)
+        return found
 
 
-@cache
-def _tokenizer(tokens: Tokens) -> Tokenizer:
-    return open_tokenizer(tokens.tokenizer, tokens.bos, tokens.eos)
+_open_tokenizer = cache(open_tokenizer)
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
     """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
     stamps = [stamp(path) for path in block.files]
     # With another number, a document that was left out may be an error.
-    key = repr((SCHEMA, tokens.open().fingerprint, tokens.quarantine_after, block, stamps))
+    key = repr((SCHEMA, tokens.fingerprint, tokens.quarantine_after, block, stamps))
     name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
     return folder / name[:2] / name
 

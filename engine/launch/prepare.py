@@ -220,7 +220,8 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters: int) -> None:
     """Write the config, summary.json and the list of blocks to the run folder. `parameters` counts model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
-    write_blocks(folder.blocks, corpora.blocks)
+    tokenizer = tokenizer_facts(config.data)
+    write_blocks(folder.blocks, corpora.blocks, tokenizer["fingerprint"] if tokenizer else None)
     known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {
         "fingerprints": corpora.fingerprints,

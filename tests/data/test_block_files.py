@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import tracemalloc
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -47,8 +48,9 @@ def test_blocks_are_the_same_in_another_process(
             path.write_bytes(LINES if form == "jsonl" else name)
     for where in (top, tmp_path / "texts"):
         blocks = {"web": FORMATS[form].blocks(make_data(where, format=form, pattern="*")), "code": []}
-        write_blocks(tmp_path / "blocks", blocks)
-        found = read_blocks(tmp_path / "blocks")
+        write_blocks(tmp_path / "blocks", blocks, "f")
+        found, tokenizer = read_blocks(tmp_path / "blocks")
+        assert tokenizer == "f"
         assert found == blocks and list(found) == ["web", "code"] and len(found["web"]) > 1
         tokens = Tokens("bytes", None, None)
         for one, other in zip(blocks["web"], found["web"], strict=True):
@@ -73,6 +75,7 @@ def test_no_code_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not Path("created").exists()
 
 
+FIRST = {"sources": ["web"], "tokenizer": None}
 BLOCK = {"path": "a", "field": "text", "ranges": [[0, 9]], "length": 9}
 assert {one.name for one in fields(jsonl.JsonlBlock)} == {*BLOCK}
 
@@ -82,13 +85,14 @@ assert {one.name for one in fields(jsonl.JsonlBlock)} == {*BLOCK}
     [
         [],
         ["no JSON"],
-        [{"sources": ["web"]}, ["web", "NoBlock", BLOCK]],
-        [{"sources": ["web"]}, ["web", "JsonlBlock", BLOCK | {"more": 1}]],
-        [{"sources": ["web"]}, ["web", "JsonlBlock", {"path": "a"}]],
-        [{"sources": ["web"]}, ["code", "JsonlBlock", BLOCK]],
-        [{"sources": ["web"]}, ["web", "JsonlBlock"]],
-        [{"sources": ["web"]}, ["web", "JsonlBlock", "a"]],
-        [{"sources": ["web"]}, ["web", ["JsonlBlock"], BLOCK]],
+        [{"sources": ["web"]}],
+        [FIRST, ["web", "NoBlock", BLOCK]],
+        [FIRST, ["web", "JsonlBlock", BLOCK | {"more": 1}]],
+        [FIRST, ["web", "JsonlBlock", {"path": "a"}]],
+        [FIRST, ["code", "JsonlBlock", BLOCK]],
+        [FIRST, ["web", "JsonlBlock"]],
+        [FIRST, ["web", "JsonlBlock", "a"]],
+        [FIRST, ["web", ["JsonlBlock"], BLOCK]],
     ],
 )
 def test_lists_of_other_versions_are_refused(lines: list[object], tmp_path: Path) -> None:
@@ -102,6 +106,20 @@ def test_lists_of_other_versions_are_refused(lines: list[object], tmp_path: Path
 def test_a_path_is_there_once(tmp_path: Path) -> None:
     """A file of 100 GB has 100,000 blocks."""
     blocks = [jsonl.JsonlBlock("long/path" * 9, "text", ((at, at + 1),), 1) for at in range(3)]
-    write_blocks(tmp_path / "blocks", {"web": blocks})
-    (found,) = read_blocks(tmp_path / "blocks").values()
+    write_blocks(tmp_path / "blocks", {"web": blocks}, None)
+    found = read_blocks(tmp_path / "blocks")[0]["web"]
     assert len({id(vars(block)["path"]) for block in found}) == 1
+
+
+def test_names_of_files_take_little_memory(tmp_path: Path) -> None:
+    """Each process of a run has those of all files: a string for each would take five times their length."""
+    names = [f"{number:05}/{number:010}" for number in range(64 * 200)]
+    listed = ["\0".join(names[at : at + 64]) for at in range(0, len(names), 64)]
+    write_blocks(tmp_path / "blocks", {"web": [folder.FolderBlock("root", one, "utf-8", 1) for one in listed]}, None)
+    read_blocks(tmp_path / "blocks")  # what is read first fills caches
+    tracemalloc.start()
+    found, _ = read_blocks(tmp_path / "blocks")
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [name for block in found["web"] for name in block.files] == [f"root/{name}" for name in names]
+    assert used < 2 * sum(map(len, names))

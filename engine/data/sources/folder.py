@@ -72,7 +72,7 @@ class FolderBlock(Block):
     """Some of the files of a folder, by their paths relative to `root`."""
 
     root: str
-    names: tuple[str, ...]
+    names: str  # with NUL between them: each process has those of all files, and objects for each would be much larger
     encoding: str
     # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
     # sizes (pack.part_path): a file that changes during a run has the same name there as for the next run.
@@ -81,7 +81,11 @@ class FolderBlock(Block):
     @property
     def files(self) -> list[str]:
         begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than a look at its file
-        return [f"{begin}{name}" for name in self.names]
+        return [f"{begin}{name}" for name in self.names.split("\0") if name]
+
+    def after(self, count: int) -> FolderBlock:
+        """Return the block without its first `count` files."""
+        return replace(self, names="\0".join(self.names.split("\0")[count:]))
 
     @property
     def size(self) -> int:
@@ -121,7 +125,7 @@ def _blocks(folders: list[tuple[Path, list[str]]], encoding: str, sized: bool = 
     blocks = list[Block]()
     for root, names in folders:
         for first in range(0, len(names), _BLOCK_FILES):
-            block = FolderBlock(str(root), tuple(names[first : first + _BLOCK_FILES]), encoding, 0)
+            block = FolderBlock(str(root), "\0".join(names[first : first + _BLOCK_FILES]), encoding, 0)
             length = sum(file_size(path, _HINT) for path in block.files) if sized else 0
             blocks.append(replace(block, length=length))
     return blocks
