@@ -257,7 +257,9 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_on_what_is_read(
 def blocks_in(root: Path) -> dict[str, list[Block]]:
     """Three blocks of each format, without files."""
     return {
-        "folder": [folder.FolderBlock(str(root), f"{number}.txt\0{number}.md", "utf-8", 2) for number in range(3)],
+        "folder": [
+            folder.FolderBlock(str(root), f"{number}.txt\0{number}.md", "utf-8", False, 2) for number in range(3)
+        ],
         "jsonl": [jsonl.JsonlBlock(f"{root}/{number}", "text", ((0, 9), (20, 29)), 30) for number in range(3)],
         "parquet": [ParquetBlock(f"{root}/a", number, 10 * number, 30, "text", "utf-8") for number in range(3)],
         "arrow": [ArrowBlock(f"{root}/{number}", 0, (8, 900), 30, "text", "utf-8") for number in range(3)],
