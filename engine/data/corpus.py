@@ -217,7 +217,7 @@ class TextCorpus:
 
         The tokenizer is opened when it is needed; then DataError is raised if it cannot be used.
         """
-        self.name, self.place, self.share, self.sources = name, data.path_text, share, blocks
+        self.name, self.place, self.share, self.block_list = name, data.path_text, share, blocks
         self.tokens, self.folder = Tokens.of(data, tokenizer), cache_folder(data)
         self.blocks = len(blocks)
         self.wait: Callable[[Path], None] = lambda part: None
@@ -236,30 +236,30 @@ class TextCorpus:
     def fingerprint(self) -> str:
         """Hash of the names and sizes of all files, how they are read, and their tokenizer."""
         found = blake2b(self.tokens.fingerprint.encode(), digest_size=_HASH_BYTES)
-        folders = {posixpath.dirname(path) for block in self.sources for path in _absolute(block)}
+        folders = {posixpath.dirname(path) for block in self.block_list for path in _absolute(block)}
         # Files may have been moved when a run is resumed, so the folder that has them all does not count.
         begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
-        for block in self.sources:
+        for block in self.block_list:
             how = {key: value for key, value in vars(block).items() if key not in ("path", "root")}
             names = [path[begin:] for path in _absolute(block)]
             found.update(repr((how, names, block.size)).encode("utf-8", "surrogateescape"))
         return found.hexdigest()
 
     def size(self, block: int) -> int:
-        return self.sources[block].size
+        return self.block_list[block].size
 
     def open(self, block: int) -> Packed:
         return _opened(self, block)
 
     def files(self, block: int) -> list[str]:
-        return self.sources[block].files
+        return self.block_list[block].files
 
     def pack_and_open(self, block: int) -> Packed:
         """Open a block, which is packed first if it is not yet."""
-        part = part_path(self.tokens, self.folder, self.sources[block])
+        part = part_path(self.tokens, self.folder, self.block_list[block])
         if not is_packed(part):
             self.wait(part)
-            pack_block(self.tokens, self.folder, self.sources[block])
+            pack_block(self.tokens, self.folder, self.block_list[block])
         try:
             tokens = TokenFile.open(part)
         except DataError:
