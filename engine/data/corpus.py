@@ -7,7 +7,6 @@ inputs. Letters: B blocks of a source, D documents of a block.
 from __future__ import annotations
 
 import os
-import pickle
 import posixpath
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.data.block_files import read_blocks
 from engine.data.mixture import segments_of
 from engine.data.pack import (
     ENDINGS,
@@ -63,25 +63,30 @@ class Packed:
     last: int
     left_out: LeftOut | None = None  # None for a file of another tool, and one of `bytescale data pack`
 
+    def __post_init__(self) -> None:
+        """Raise DataError if the mask of a block of texts is missing."""
+        if self.left_out is not None:
+            self.tokens.check_mask(self.left_out.masked)
+
     def inputs(self) -> Ints:
         """Return how many inputs each document has, int64 [D]. Those without an input have fewer than two tokens."""
         found: Ints = np.maximum(np.diff(self.tokens.bounds(self.first, self.last)) - 1, 0)
         return found
 
-    def hash(self) -> NDArray[np.uint64]:
-        """Return a hash of the content of each document, uint64 [D].
+    def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
+        """Return a hash of the content with the mask of documents first .. last - 1 of the block, uint64; of all [D].
 
         It decides which documents are for validation, so that no content is on both sides. In a file of another tool,
         it is a hash of the document's number.
         """
-        count = self.last - self.first
+        begin, count = self.first + first, (self.last - self.first if last is None else last) - first
         if self.hashes is not None:
-            found = self.hashes.read("<u8", count, 8 * self.first)
+            found = self.hashes.read("<u8", count, 8 * begin)
             if len(found) < count:
                 raise DataError("was cut off", key=str(self.hashes.path), hint="remove it; it is written again")
             return found
-        generator = np.random.Philox(key=0).advance(self.first // 4)  # draws four numbers at a time
-        return generator.random_raw(count + 4)[self.first % 4 :][:count]
+        generator = np.random.Philox(key=0).advance(begin // 4)  # draws four numbers at a time
+        return generator.random_raw(count + 4)[begin % 4 :][:count]
 
     def read(self, document: int, start: int, stop: int) -> Ints:
         """Return tokens start .. stop - 1 of a document of the block: int64, fewer if it is shorter."""
@@ -123,6 +128,10 @@ class Corpus(Protocol):
         """Return the documents of a block. Raises DataError and StorageError if they cannot be read or packed."""
         ...
 
+    def files(self, block: int) -> list[str]:
+        """Return the files that the documents of a block are read from, for messages."""
+        ...
+
 
 class TokenCorpus:
     """The documents of a token file. The blocks of one of another tool have 256 documents each."""
@@ -133,6 +142,7 @@ class TokenCorpus:
         self.tokens, self.facts = TokenFile.open(prefix), read_facts(prefix)
         self._hashes = self._table = None
         if self.facts is not None:
+            self.tokens.check_mask(self.facts.masked)
             self._hashes, self._table = Numbers(hashes_path(prefix)), Numbers(blocks_path(prefix))
             hashes = self._hashes.size // 8
             if hashes != len(self.tokens):
@@ -192,6 +202,9 @@ class TokenCorpus:
     def open(self, block: int) -> Packed:
         return Packed(self.tokens, self._hashes, *self._bounds(block))
 
+    def files(self, block: int) -> list[str]:
+        return [f"{self.place}.bin"]
+
 
 class TextCorpus:
     """Documents of which each block is packed into a small token file in a cache folder when it is first needed.
@@ -200,45 +213,60 @@ class TextCorpus:
     `opened` is called with the number of a block that has been opened, and what it does not contain.
     """
 
-    def __init__(self, name: str, data: schema.Data, share: float, blocks: Sequence[Block]) -> None:
-        """Take the blocks of a source. Raises DataError if the tokenizer cannot be used."""
-        self.name, self.place, self.share, self.sources = name, data.path_text, share, blocks
-        self.tokens, self.folder = Tokens.of(data), cache_folder(data)
-        tokenizer = self.tokens.open()
-        self.vocabulary: int | None = tokenizer.vocabulary
-        self.ends = tokenizer.bos, tokenizer.eos
+    def __init__(
+        self, name: str, data: schema.Data, share: float, blocks: Sequence[Block], tokenizer: str | None = None
+    ) -> None:
+        """Take the blocks of a source, and the fingerprint of its tokenizer, if it is known.
+
+        The tokenizer is opened when it is needed; then DataError is raised if it cannot be used.
+        """
+        self.name, self.place, self.share, self.block_list = name, data.path_text, share, blocks
+        self.tokens, self.folder = Tokens.of(data, tokenizer), cache_folder(data)
         self.blocks = len(blocks)
         self.wait: Callable[[Path], None] = lambda part: None
         self.opened: Callable[[int, LeftOut], None] = lambda block, left_out: None
 
+    @property
+    def vocabulary(self) -> int | None:
+        return self.tokens.open().vocabulary
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        tokenizer = self.tokens.open()
+        return tokenizer.bos, tokenizer.eos
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the names and sizes of all files, how they are read, and their tokenizer."""
-        found = blake2b(self.tokens.open().fingerprint.encode(), digest_size=_HASH_BYTES)
-        folders = {posixpath.dirname(path) for block in self.sources for path in _absolute(block)}
+        found = blake2b(self.tokens.fingerprint.encode(), digest_size=_HASH_BYTES)
+        folders = {posixpath.dirname(path) for block in self.block_list for path in _absolute(block)}
         # Files may have been moved when a run is resumed, so the folder that has them all does not count.
         begin = 0 if not folders or any(map(is_url, folders)) else len(posixpath.commonpath(folders))
-        for block in self.sources:
+        for block in self.block_list:
             how = {key: value for key, value in vars(block).items() if key not in ("path", "root")}
             names = [path[begin:] for path in _absolute(block)]
             found.update(repr((how, names, block.size)).encode("utf-8", "surrogateescape"))
         return found.hexdigest()
 
     def size(self, block: int) -> int:
-        return self.sources[block].size
+        return self.block_list[block].size
 
     def open(self, block: int) -> Packed:
         return _opened(self, block)
 
+    def files(self, block: int) -> list[str]:
+        return self.block_list[block].files
+
     def pack_and_open(self, block: int) -> Packed:
         """Open a block, which is packed first if it is not yet."""
-        part = part_path(self.tokens, self.folder, self.sources[block])
+        part = part_path(self.tokens, self.folder, self.block_list[block])
         for attempt in range(1, _ATTEMPTS + 1):
             if not is_packed(part):
                 self.wait(part)
-                pack_block(self.tokens, self.folder, self.sources[block])
+                pack_block(self.tokens, self.folder, self.block_list[block])
             try:
-                tokens, hashes, left_out = TokenFile.open(part), Numbers(hashes_path(part)), read_left_out(part)
+                tokens, left_out = TokenFile.open(part), read_left_out(part)
+                packed = Packed(tokens, Numbers(hashes_path(part)), 0, len(tokens), left_out)
             except DataError as error:
                 if isinstance(error.__cause__, PermissionError):
                     raise StorageError("cannot be read: Permission denied", key=str(part), hint=OTHERS) from error
@@ -254,7 +282,7 @@ class TextCorpus:
             with suppress(OSError):  # there is no mask, or this user cannot write to the folder
                 os.utime(f"{part}{ending}")
         self.opened(block, left_out)
-        return Packed(tokens, hashes, 0, len(tokens), left_out)
+        return packed
 
 
 @lru_cache(_OPENED)  # of all sources together: each has up to four open files
@@ -273,9 +301,12 @@ def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
     return {name: FORMATS[one.format].blocks(one) for name, one in sources.items() if one.format != "tokens"}
 
 
-def open_corpora(data: schema.Data, blocks: Mapping[str, Sequence[Block]]) -> list[Corpus]:
+def open_corpora(
+    data: schema.Data, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None = None
+) -> list[Corpus]:
     """Open all sources of a config. `blocks` are those that `list_blocks` returned.
 
+    `tokenizer` is the fingerprint of the tokenizer of texts, if it is known.
     All documents of a source that has no weight in `data.mix` are for validation. Raises DataError for a source that
     cannot be used.
     """
@@ -286,13 +317,32 @@ def open_corpora(data: schema.Data, blocks: Mapping[str, Sequence[Block]]) -> li
         if one.format == "tokens":
             corpora.append(TokenCorpus(name, Path(one.paths[0]), share))
         else:
-            corpora.append(TextCorpus(name, one, share, blocks[name]))
+            corpora.append(TextCorpus(name, one, share, blocks[name], tokenizer))
     return corpora
 
 
 def corpora_of(folder: RunFolder, config: Config) -> list[Corpus]:
-    """Open the sources of a run, of which the launcher has listed the blocks. Raises DataError as `open_corpora`."""
-    return open_corpora(config.data, pickle.loads(folder.blocks.read_bytes()))
+    """Open the sources of a run, of which the launcher has listed the blocks.
+
+    Raises DataError as `read_blocks` and `open_corpora`.
+    """
+    return open_corpora(config.data, *read_blocks(folder.blocks))
+
+
+def open_chosen(corpus: Corpus, block: int, document: int, content: int) -> Packed:
+    """Return the documents of the block of a document whose hash was `content` when it was chosen for a step.
+
+    The process that chooses documents and those that read them open a block at different times, and a file may have
+    changed meanwhile: then a document of this number is another one. Raises DataError in this case.
+    """
+    if block < corpus.blocks:
+        packed = corpus.open(block)
+        if document < packed.last - packed.first and packed.hash(document, document + 1)[0] == content:
+            return packed
+    files = corpus.files(block) if block < corpus.blocks else [corpus.place]
+    place = files[0] if len(files) == 1 else f"{files[0]} .. {files[-1]}"
+    message = f"has changed since document {corpus.name}:{block}:{document} was chosen for a step"
+    raise DataError(message, key=place, hint="run the same command again; do not change documents during a run")
 
 
 @dataclass(frozen=True)
@@ -302,12 +352,13 @@ class Reader:
     corpora: Sequence[Corpus]
     vocabulary: int
 
-    def tokens(self, source: int, block: int, document: int, start: int, stop: int) -> Ints:
+    def tokens(self, source: int, block: int, document: int, start: int, stop: int, content: int | None = None) -> Ints:
         """Read tokens start .. stop - 1 of a document: int64 [stop - start].
 
-        Raises DataError for a token that is not in the vocabulary.
+        Raises DataError for a token that is not in the vocabulary, and if the document's hash is no longer `content`.
         """
-        opened = self.corpora[source].open(block)
+        corpus = self.corpora[source]
+        opened = corpus.open(block) if content is None else open_chosen(corpus, block, document, content)
         found = opened.read(document, start, stop)
         if len(found) and not 0 <= found.min() <= found.max() < self.vocabulary:
             wrong = int(found.min()) if found.min() < 0 else int(found.max())

@@ -89,7 +89,7 @@ class Corpora:
 
         texts = [corpus for corpus in self.sources if isinstance(corpus, TextCorpus)]
         if texts:  # all have the same tokenizer and folder
-            blocks = [corpus.sources[block] for corpus in texts for block in sorted(needed[corpus.name])]
+            blocks = [corpus.block_list[block] for corpus in texts for block in sorted(needed[corpus.name])]
             pack_blocks(texts[0].tokens, texts[0].folder, blocks, progress=progress)
 
     @cached_property

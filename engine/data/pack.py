@@ -38,7 +38,7 @@ from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
 from engine.units import Ints
 
-SCHEMA = 3
+SCHEMA = 4
 OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
@@ -54,19 +54,27 @@ class Tokens:
     bos: bool | None
     eos: bool | None
     quarantine_after: int = 0  # so many documents in a row that cannot be used are an error; others are left out
+    known: str | None = None  # fingerprint of the tokenizer, which is then opened only if something must be packed
 
     @classmethod
-    def of(cls, data: schema.Data) -> Tokens:
-        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after)
+    def of(cls, data: schema.Data, known: str | None = None) -> Tokens:
+        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after, known)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the tokenizer."""
+        return self.known or self.open().fingerprint
 
     def open(self) -> Tokenizer:
-        """Open the tokenizer. Raises DataError as `open_tokenizer` does."""
-        return _tokenizer(self)
+        """Open the tokenizer. Raises DataError as `open_tokenizer` does, and if it is another one than is known."""
+        found = _open_tokenizer(self.tokenizer, self.bos, self.eos)
+        if self.known not in (None, found.fingerprint):
+            hint = "restore it, or run the same command again, which says what has changed"
+            raise DataError("is no longer the tokenizer that the run was started with", key=self.tokenizer, hint=hint)
+        return found
 
 
-@cache
-def _tokenizer(tokens: Tokens) -> Tokenizer:
-    return open_tokenizer(tokens.tokenizer, tokens.bos, tokens.eos)
+_open_tokenizer = cache(open_tokenizer)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,8 @@ class Facts:
     documents: int
     tokens: int
     empty: int  # documents without text, which are left out
-    contents: str  # hash of all documents and of the tokenizer
+    contents: str  # hash of all documents with their masks, and of the tokenizer
+    masked: bool  # whether there is a PREFIX.mask
     broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
 
 
@@ -220,7 +229,7 @@ def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
     """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
     stamps = [stamp(path) for path in block.files]
     # With another number, a document that was left out may be an error.
-    key = repr((SCHEMA, tokens.open().fingerprint, tokens.quarantine_after, block, stamps))
+    key = repr((SCHEMA, tokens.fingerprint, tokens.quarantine_after, block, stamps))
     name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
     return folder / name[:2] / name
 
@@ -234,10 +243,11 @@ class Broken(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What the token file of a block does not contain."""
+    """What the token file of a block does not contain, and whether it has a mask."""
 
     empty: list[int]  # numbers, among all documents of the block, of those without any token to predict
     broken: list[Broken]
+    masked: bool = False
 
     def numbers(self, documents: int) -> Ints:
         """Return the number of each of the `documents` of the token file among all documents of the block: int64 [D]"""
@@ -249,7 +259,7 @@ def read_left_out(part: Path) -> LeftOut:
     """Read what the token file of a block does not contain. Raises DataError if the file is damaged."""
     try:
         found = json.loads(facts_path(part).read_bytes())
-        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]])
+        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         hint = "remove this folder; what it contains is packed again"
         raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
@@ -276,7 +286,7 @@ def cache_folder(data: schema.Data) -> Path:
 def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
     """Write the token file of a block, with hashes of its documents and what was left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
-    hashes = list[bytes]()
+    hashes, masked = list[bytes](), False
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
         for number, document in enumerate(block.documents()):
             try:
@@ -293,12 +303,14 @@ def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
             in_row = 0
             if len(ids) and (mask is None or mask[1:].any()):
                 content = ids.astype("<i8").tobytes() if document.text is None else document.text
+                if mask is not None and not mask.all():  # other labels are another document
+                    content, masked = content + np.packbits(mask, bitorder="little").tobytes(), True
                 hashes.append(blake2b(content, digest_size=8).digest())
                 writer.add(ids, mask)
             else:
                 left_out.empty.append(number)
         files.write_durably(hashes_path(part), b"".join(hashes))
-        files.write_durably(facts_path(part), json.dumps(left_out._asdict()).encode())
+        files.write_durably(facts_path(part), json.dumps(left_out._replace(masked=masked)._asdict()).encode())
 
 
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
@@ -314,6 +326,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     with draft.open("wb") as file:
         for number, part in enumerate(parts):
             left_out = read_left_out(part)
+            TokenFile.open(part).check_mask(left_out.masked)
             empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
             quarantine.add(0, [Unusable("data", number, *one) for one in left_out.broken])
             hashes = hashes_path(part).read_bytes()
@@ -340,6 +353,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
         tokens=joined.tokens,
         empty=empty,
         contents=contents.hexdigest(),
+        masked=joined.mask is not None,
         broken=broken,
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.corpus import Corpus
+from engine.data.corpus import Corpus, open_chosen
 from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
 from engine.data.order import Documents, window, window_blocks
 from engine.data.permute import Permutation
@@ -331,10 +331,11 @@ class Steps:
     def _loss_tokens(self, table: SequenceTable) -> Ints:
         """Return how many labels of each sequence count in the loss, int64 [S]."""
         counted: Ints = table.length.copy()
-        rows = zip(table.source.tolist(), table.block.tolist(), table.document.tolist(), strict=True)
-        for sequence, (source, block, document) in enumerate(rows):
+        columns = (table.source, table.block, table.document, table.hash)
+        for sequence, (source, *chosen) in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
             start = int(table.start[sequence]) + 1  # the label of an input is the next token
-            mask = self.corpora[source].open(block).counted(document, start, start + int(table.length[sequence]))
+            packed = open_chosen(self.corpora[source], *chosen)
+            mask = packed.counted(chosen[1], start, start + int(table.length[sequence]))
             if mask is not None:
                 counted[sequence] = mask.sum()
         return counted

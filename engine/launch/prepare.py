@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +13,7 @@ from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
+from engine.data.block_files import write_blocks
 from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, RunFolderError
@@ -220,7 +220,8 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters: int) -> None:
     """Write the config, summary.json and the list of blocks to the run folder. `parameters` counts model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
-    write_durably(folder.blocks, pickle.dumps(corpora.blocks))
+    tokenizer = tokenizer_facts(config.data)
+    write_blocks(folder.blocks, corpora.blocks, tokenizer["fingerprint"] if tokenizer else None)
     known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {
         "fingerprints": corpora.fingerprints,

@@ -113,7 +113,7 @@ class _Planner:
 
     def _works(self, blocks: Iterable[tuple[str, int]]) -> Iterator[Work]:
         texts = ((self.texts[name], block) for name, block in blocks if name in self.texts)
-        return (Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in texts)
+        return (Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in texts)
 
     def step(self, cursor: Cursor) -> _Found:
         """Plan the step at a cursor. The balance is simulated here too, because that takes as long as planning."""

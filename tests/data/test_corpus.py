@@ -13,17 +13,41 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tokenizers import models, pre_tokenizers
 
 from engine.config import schema
+from engine.config.load import load
 from engine.config.schema import Segment, Source
 from engine.data import corpus as module
 from engine.data import order
-from engine.data.corpus import Corpus, Packed, Reader, TextCorpus, TokenCorpus, list_blocks, open_corpora
+from engine.data.corpus import (
+    Corpus,
+    Packed,
+    Reader,
+    TextCorpus,
+    TokenCorpus,
+    _opened,
+    corpora_of,
+    list_blocks,
+    open_corpora,
+)
 from engine.data.loaders import trim
-from engine.data.pack import ENDINGS, LeftOut, blocks_path, hashes_path, is_packed, pack, pack_block, part_path
+from engine.data.overview import Corpora
+from engine.data.pack import (
+    ENDINGS,
+    LeftOut,
+    _open_tokenizer,
+    blocks_path,
+    hashes_path,
+    is_packed,
+    pack,
+    pack_block,
+    part_path,
+)
 from engine.data.sources import folder, jsonl
 from engine.data.sources.arrow import ArrowBlock
 from engine.data.sources.formats import FORMATS
@@ -33,6 +57,8 @@ from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError
+from engine.launch.prepare import write_facts
+from engine.run.folder import RunFolder
 from tests.data.memory import Exhausted, config_of, rows, run, same, steps_of
 from tests.data.noted import Noted, starts
 from tests.data.token_files import megatron, written
@@ -315,7 +341,9 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_on_what_is_read(
 def blocks_in(root: Path) -> dict[str, list[Block]]:
     """Three blocks of each format. A fingerprint reads none of their files."""
     return {
-        "folder": [folder.FolderBlock(root, (f"{number}.txt", f"{number}.md"), "utf-8", 30) for number in range(3)],
+        "folder": [
+            folder.FolderBlock(str(root), f"{number}.txt\0{number}.md", "utf-8", False, 2) for number in range(3)
+        ],
         "jsonl": [jsonl.JsonlBlock(f"{root}/{number}", "text", ((0, 9), (20, 29)), 30) for number in range(3)],
         "parquet": [ParquetBlock(f"{root}/a", number, 10 * number, 30, "text", "utf-8") for number in range(3)],
         "arrow": [ArrowBlock(f"{root}/{number}", 0, (8, 900), 30, "text", "utf-8") for number in range(3)],
@@ -324,10 +352,9 @@ def blocks_in(root: Path) -> dict[str, list[Block]]:
 
 def changes_of(block: Block) -> Iterator[Block]:
     """Change each field of a block: the file or files that are read, and how."""
-    number = block.files[0].rpartition("/")[2].partition(".")[0]
     others = {
-        "root": lambda root: root / "deep",
-        "names": lambda names: (names[0], f"{number}.other"),
+        "root": lambda root: f"{root}/deep",
+        "names": lambda names: names.replace(".md", ".other"),
         "path": lambda path: f"{path}.other",
         "ranges": lambda ranges: (ranges[0], (20, 28)),
         "offsets": lambda offsets: offsets[:1],
@@ -336,7 +363,7 @@ def changes_of(block: Block) -> Iterator[Block]:
         other = others.get(name, lambda value: value + (1 if isinstance(value, int) else "x"))
         yield replace(block, **{name: other(value)})  # type: ignore[type-var]
     if isinstance(block, folder.FolderBlock):
-        yield replace(block, names=block.names[::-1])
+        yield replace(block, names="\0".join(block.names.split("\0")[::-1]))
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl", "parquet", "arrow"])
@@ -573,3 +600,44 @@ def test_a_run_goes_on_with_the_token_file_of_its_texts(
         if cursor.places["data"].epoch < 1:
             seen.update(tokens for _, tokens in content(corpora[number % 2], table))
     assert cursor.places["data"].epoch >= 1 and set(seen.values()) == {1} and len(seen) > 100
+
+
+# The tokenizer of a run
+
+
+def test_a_run_opens_its_tokenizer_to_pack_only(tmp_path: Path) -> None:
+    """Its processes know the fingerprint. One that has become another makes no tokens."""
+    model = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = tmp_path / "tokenizer.json"
+    model.save(str(path))
+    for name in range(65):
+        (tmp_path / "texts" / f"{name:02}").parent.mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{name:02}").write_bytes(b"a b a")
+    places = [f"data.path={tmp_path / 'texts'}", f"data.cache={tmp_path / 'cache'}", f"data.tokenizer={path}"]
+    config = load(["recipe=quickstart", "data=folder", *places])
+    run_folder, corpora = RunFolder(tmp_path), Corpora(config)
+    write_facts(run_folder, config, corpora, 0)
+    shutil.rmtree(tmp_path / "cache")  # few documents are packed at the start
+    _opened.cache_clear()
+    corpora.sources[0].open(0)
+    content = path.read_bytes()
+    for now, message in ((None, "no such tokenizer"), (content + b" ", "is no longer the tokenizer that the run")):
+        path.unlink(missing_ok=True)
+        _open_tokenizer.cache_clear()
+        if now is not None:
+            path.write_bytes(now)
+        (found,) = corpora_of(run_folder, config)
+        assert found.open(0).read(0, 0, 9).tolist() == [0, 1, 0] and found.fingerprint == corpora.sources[0].fingerprint
+        uses: list[Callable[[Corpus], object]] = [
+            lambda one: one.open(1),
+            lambda one: one.vocabulary,
+            lambda one: one.ends,
+        ]
+        for use in uses:
+            with pytest.raises(DataError, match=message) as caught:
+                use(found)
+            assert caught.value.problems[0].key == str(path)
+    path.write_bytes(content)
+    _open_tokenizer.cache_clear()
+    assert found.open(1).read(0, 0, 9).tolist() == [0, 1, 0] and (found.vocabulary, found.ends) == (3, (None, None))

@@ -7,6 +7,7 @@ import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import time
@@ -19,10 +20,12 @@ import pytest
 from engine import files
 from engine.config import schema
 from engine.data import pack as module
+from engine.data.corpus import TextCorpus, TokenCorpus
 from engine.data.pack import (
     LeftOut,
     Tokens,
     blocks_path,
+    hashes_path,
     is_packed,
     pack,
     pack_block,
@@ -34,7 +37,7 @@ from engine.data.pack import (
 from engine.data.sources import jsonl
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
-from engine.data.token_file import TokenFile
+from engine.data.token_file import TokenFile, mask_path
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError
 from tests.data.noted import Noted, ends, starts
@@ -427,6 +430,63 @@ def test_masks_are_packed(tmp_path: Path, make_data: MakeData) -> None:
     assert documents(tmp_path / "a") == [[1, 2, 3, 4], [7, 8, 9]]
     found = [packed.counted(number, 0, 9) for number in range(2)]
     assert [mask.tolist() for mask in found if mask is not None] == [[False, False, True, True], [True] * 3]
+
+
+Row = tuple[list[int], list[int] | None]
+
+
+def masked(path: Path, *rows: Row) -> Path:
+    """Write documents of token ids and masks as JSON lines."""
+    records = [{"ids": ids} | ({} if mask is None else {"loss_mask": mask}) for ids, mask in rows]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def hashes_of(tmp_path: Path, make_data: MakeData, *rows: Row) -> tuple[list[int], str]:
+    """The hashes of the documents, and that of all of them; also if they are packed one block at a time."""
+    data = make_data(masked(tmp_path / "a.jsonl", *rows), format="jsonl", field="ids")
+    contents = pack(data, tmp_path / "a", workers=1).contents
+    (block,) = FORMATS["jsonl"].blocks(data)
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    pack_block(TOKENS, tmp_path / "cache", block)
+    (part,) = (tmp_path / "cache").rglob("*.hash")
+    assert part.read_bytes() == hashes_path(tmp_path / "a").read_bytes()
+    return np.fromfile(part, dtype="<u8").tolist(), contents
+
+
+def test_hashes_cover_masks(tmp_path: Path, make_data: MakeData) -> None:
+    """Otherwise a run would go on with other labels, which nobody would see."""
+    ids = [*range(1, 18)]
+    masks = [None, [1] * 17, [0, *[1] * 16], [*[1] * 16, 0], [1, 0, *[1] * 15]]
+    found = [hashes_of(tmp_path, make_data, (ids, mask), ([5, 6], None)) for mask in masks]
+    assert found[0][0] == found[1][0], "a mask that excludes nothing is no mask"
+    assert len({hashes[0] for hashes, _ in found}) == 4
+    assert len({contents for _, contents in found[2:]}) == 3, "the files have the same size"
+    assert len({hashes[1] for hashes, _ in found}) == 1, "of a document without a mask in a file with one"
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_lost_mask_is_refused(tmp_path: Path, make_data: MakeData, is_masked: bool) -> None:
+    """Prompts would be trained on. A mask that belongs to another file is refused, too."""
+    rows: list[Row] = [([1, 2, 3], [0, 0, 1] if is_masked else None), ([4, 5], None)]
+    data = make_data(masked(tmp_path / "a.jsonl", *rows), format="jsonl", field="ids", cache=str(tmp_path / "cache"))
+    (block,) = FORMATS["jsonl"].blocks(data)
+    assert pack(data, tmp_path / "a", workers=1).masked == is_masked
+    for folder in (tmp_path / "cache", tmp_path / "b.parts"):
+        pack_block(TOKENS, folder, block)
+    parts = [part_path(TOKENS, folder, block) for folder in (tmp_path / "cache", tmp_path / "b.parts")]
+    for prefix in (tmp_path / "a", *parts):
+        assert mask_path(prefix).exists() == is_masked
+        mask_path(prefix).unlink() if is_masked else mask_path(prefix).write_bytes(b"\x1f")
+    opens: list[tuple[Path, Callable[[], object]]] = [
+        (tmp_path / "a", lambda: TokenCorpus("data", tmp_path / "a", 0.0)),
+        (parts[0], lambda: TextCorpus("data", data, 0.0, [block]).open(0)),
+        (parts[1], lambda: pack(data, tmp_path / "b", workers=1)),
+    ]
+    for prefix, open_ in opens:
+        with pytest.raises(DataError, match="all tokens would count" if is_masked else "belongs to another") as caught:
+            open_()
+        assert caught.value.problems[0].key == f"{prefix}.mask"
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_refused(tmp_path: Path, make_data: MakeData) -> None:

@@ -37,7 +37,8 @@ class Document(NamedTuple):
 class Block(Protocol):
     """Documents that are read together, by one process. It is pickled, so it must not contain an open file.
 
-    Its `repr` says what is read and how, so that it can be recognised later.
+    Those of the formats consist of strings, integers and tuples of them, because a run lists them as JSON. Its `repr`
+    says what is read and how, so that it can be recognised later.
     """
 
     @property
