@@ -211,8 +211,17 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
-    """Reset a run folder to `step`: rename later checkpoints, cut later metrics, remove incomplete writes."""
-    files.remove_ruins(folder.checkpoints)  # first, because it may free the space of a full disk
+    """Reset a run folder to `step`: rename later checkpoints, cut later metrics, remove incomplete writes.
+
+    Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
+    ledger and the list of documents that were left out begin again.
+    """
+    for parent in (folder.checkpoints, folder.root):  # first, because it may free the space of a full disk
+        files.remove_ruins(parent)
+    if step == 0 and folder.ledger.exists():
+        files.remove_folder(folder.ledger)
+    if step == 0:
+        folder.quarantine.unlink(missing_ok=True)
     checkpoints.abandon(folder.checkpoints, step, say)
     metrics.cut_back(folder.metrics, step, say)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.errors import CheckpointError, DataError
-from engine.run.checkpoints import TrainState
+from engine.run.checkpoints import START_OVER, TrainState
 
 _BIAS = "balance.bias_rate"
 _TOKENIZER = "data.tokenizer"
@@ -19,10 +19,12 @@ _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
 
 # Keys that may change in a run's own folder. They decide where and how a step is computed, what is written when, and
 # how long the run is. What a step learns stays the same (Note: [plan invariance] in docs/design.md), except that the
-# schedule of the learning rate spans run.steps.
+# schedule of the learning rate spans run.steps. Documents that are left out decide what a step learns, but without a
+# checkpoint nothing has been learned, and with one, their fingerprints are compared.
 _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
     *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*"),
+    *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.keep_checkpoints"),
 )
 
@@ -88,7 +90,7 @@ def check_fingerprints(now: Mapping[str, str], before: Mapping[str, str]) -> Non
     for name in before:
         if name in now and now[name] != before[name]:
             message = f"the documents changed since the run started ({now[name][:12]}, was {before[name][:12]})"
-            hint = "restore them, or start a new run with another run.out"
+            hint = f"restore them, or start over: {START_OVER}"
             raise DataError(message, key="data.path" if name == "data" else f"data.sources.{name}.path", hint=hint)
 
 

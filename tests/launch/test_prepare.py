@@ -6,15 +6,19 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
+from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
-from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ConfigError, RunFolderError
+from engine.data.quarantine import Quarantine, Unusable
+from engine.data.steps import Cursor, SequenceTable
+from engine.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from engine.files import LOCK
 from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside
 from engine.run.checkpoints import TrainState, write
@@ -68,7 +72,8 @@ def test_a_run_goes_on_in_its_folder_with_other_ranks_plans_and_lengths(tmp_path
         check_owner(folder, load([f"run.out={folder.root}", *change]))
     check_owner(folder, load([f"run.out={folder.root}", *elastic, *harmless]))
     shutil.rmtree(folder.checkpoints)
-    check_owner(folder, load([f"run.out={folder.root}", *elastic]))
+    places = ["data.cache=elsewhere", "data.spool=1GiB", "data.loaders=1", "data.quarantine_after=9"]
+    check_owner(folder, load([f"run.out={folder.root}", *elastic, *places]))
     with pytest.raises(ConfigError, match=r"data\.path: stdlib -> elsewhere"):
         check_owner(folder, load([f"run.out={folder.root}", *harmless]))
 
@@ -189,6 +194,33 @@ def test_going_back_removes_later_steps_and_interrupted_writes(tmp_path: Path) -
     assert left[0].startswith("abandoned-step-00000003-")
     assert left[1] == "step-00000002"
     assert read_metrics(folder.metrics) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_documents(tmp_path: Path) -> None:
+    """Its steps are lost, so nothing depends on what the documents were. With a checkpoint, they must be the same."""
+    folder, zeros = RunFolder(tmp_path), np.zeros(1, dtype=np.int64)
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
+
+    def record(step: int, content: int) -> None:
+        table = SequenceTable(zeros, zeros, zeros, zeros, zeros + 1, zeros + 1, np.array([content], dtype=np.uint64))
+        Ledger(folder.ledger, ["data"]).record(step, table, plan)
+
+    for step in (1, 2):
+        record(step, content=7)
+    (tmp_path / ".removing-ledger").mkdir()  # left by a start that was killed
+    unusable = Unusable("data", 0, 3, "a.jsonl:byte 9", "is not JSON")
+    assert Quarantine(folder.quarantine).add(1, [unusable]) == 1
+    go_back(folder, 1, lambda line: None)
+    with pytest.raises(DataError, match="has changed since step 2 was run before"):
+        record(2, content=8)
+    assert Quarantine(folder.quarantine).add(2, []) == 1
+    go_back(folder, 0, lambda line: None)
+    assert not list(tmp_path.glob(".removing*")) and not folder.quarantine.exists()
+    for step in (1, 2):
+        record(step, content=8)
+    assert Ledger(folder.ledger).documents(1)["hash"].tolist() == [8]
+    go_back(RunFolder(tmp_path), 0, lambda line: None)
+    go_back(RunFolder(tmp_path), 0, lambda line: None)  # a run that has neither yet
 
 
 # Where a run goes on
