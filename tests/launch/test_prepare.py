@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from engine.data.steps import Cursor, SequenceTable
 from engine.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from engine.files import LOCK
 from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside
-from engine.run.checkpoints import TrainState, write
+from engine.run.checkpoints import TrainState, newest_first, read_state, write
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
@@ -298,6 +299,41 @@ def test_a_source_that_was_trained_on_does_not_become_one_for_validation(sources
     assert start(load([*sources, "data.mix=[{weights: {web: 1, code: 1}}, {step: 1, weights: {web: 1}}]"])).step == 1
     left_out = [one for one in sources if not one.startswith("data.sources.code")]
     assert start(load([*left_out, "data.mix={web: 1}"])).step == 1
+
+
+def test_a_resume_says_which_sources_are_new_back_or_left_out(tmp_path: Path, sources: list[str]) -> None:
+    """Sources are known by their names, so a typo in one would let its documents begin again."""
+    stopped(load([*sources, HALF]))
+    said, out = list[str](), RunFolder(tmp_path / "run")
+    for name in ("new", "held"):
+        shutil.copytree(tmp_path / "web", tmp_path / name)
+        (tmp_path / name / "0.txt").write_text(f"another text of {name}")
+
+    def resume(*names: str) -> None:
+        places = ", ".join(f"{name}: {{path: {tmp_path / name}}}" for name in names)
+        weights = ", ".join(f"{name}: {int(name != 'held')}" for name in names)
+        only = [one for one in sources if not one.startswith("data.sources")]
+        config = load([*only, f"data.sources={{{places}}}", f"data.mix={{{weights}}}"])
+        plan_start(out, config, 2, "auto", 1, said.append)
+        state = read_state(newest_first(out.checkpoints)[0])
+        corpora = Corpora(config)
+        found = corpora.steps.next(Cursor.of_json(state.cursor))
+        assert found is not None
+        known = {**state.fingerprints, **corpora.fingerprints}  # as the trainer saves them
+        after = replace(state, step=state.step + 1, cursor=found[1].to_json(), fingerprints=known)
+        write(out.checkpoints, after, 0, lambda draft: None, lambda facts: [facts])
+
+    resume("web", "code")
+    assert said == []
+    resume("web", "new", "held")
+    resume("web", "new", "held")
+    resume("code", "web", "new")
+    begins = "new is new and begins at its first document; held is new and for validation alone; code is left out"
+    back = "code is back and continues where it stopped; held is left out"
+    assert said == [f"data.sources: {begins}", f"data.sources: {back}"]
+    (tmp_path / "web").rename(tmp_path / "wbe")
+    with pytest.raises(DataError, match="source wbe has the documents of the run's source web"):
+        resume("code", "wbe")
 
 
 def test_a_source_for_validation_stays_one(sources: list[str]) -> None:

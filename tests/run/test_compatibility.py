@@ -122,6 +122,16 @@ def test_changed_documents_are_refused() -> None:
 
 def test_sources_may_be_added_and_left_out() -> None:
     check_fingerprints({"web": "a", "new": "b"}, {"web": "a", "old": "c"})
+    check_fingerprints({"web": "a", "copy": "a"}, {"web": "a"})
+
+
+@pytest.mark.parametrize(("old", "new", "key"), [("web", "pages", "sources.pages.path"), ("web", "data", "path")])
+def test_a_source_with_another_name_is_refused_with_both_names(old: str, new: str, key: str) -> None:
+    """It would begin again at its first document, without a word."""
+    with pytest.raises(DataError, match=f"source {new} has the documents of the run's source {old} and") as caught:
+        check_fingerprints({"code": "b", new: "a"}, {old: "a", "code": "b"})
+    (problem,) = caught.value.problems
+    assert problem.key == f"data.{key}" and f"name it data.sources.{old} " in str(problem.hint)
 
 
 def test_older_checkpoints_had_to_keep_the_stage() -> None:
