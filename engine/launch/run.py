@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
+from engine.config.sources import source_configs
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.overview import Corpora
@@ -29,6 +30,7 @@ from engine.run import metrics
 from engine.run.folder import RunFolder
 
 _LONG = {"step": "each one forms a step of its own", "split": "their pieces are distributed over steps"}
+_EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 Say = Callable[[str], None]
 OnStep = Callable[[Mapping[str, Any]], None]
 
@@ -141,6 +143,7 @@ def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) 
     size = "not counted; blocks are read when they are needed"
     number = f"{known.training + known.validation:,}{empty}" if known else size
     yield f"documents of {config.data.place}{pattern}: {number}"
+    yield _exhausted(config, [corpus.name for corpus in corpora.sources if corpus.share < 1])
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
@@ -149,6 +152,17 @@ def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) 
         yield f"{what}: {_LONG[config.data.long]}"
     if known and config.data.validation_tokens and not known.validation:
         yield "no document is held out for validation"
+
+
+def _exhausted(config: Config, trained: Sequence[str]) -> str:
+    """Describe what is done when all documents of a source were used, for the sources that are trained on."""
+    of_policy = dict[str, list[str]]()
+    for name, source in source_configs(config.data).items():
+        if name in trained:
+            of_policy.setdefault(source.exhausted, []).append(name)
+    one = len(of_policy) == 1
+    done = (_EXHAUSTED[policy] + ("" if one else f" ({', '.join(names)})") for policy, names in of_policy.items())
+    return f"when all documents of a source were used (data.exhausted): {', '.join(done)}"
 
 
 def _report(folder: RunFolder, say: Say) -> str | None:

@@ -394,7 +394,31 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     train(settings, say=said.append)
     why = "all documents were used; set data.exhausted=repeat to use them again"
     left = f"{tmp_path / 'run'}: nothing left to train after step {cursor.step}: {why}"
-    assert [line for line in said if "why" in line or "used" in line] == [left]
+    assert [line for line in said if "why" in line or "documents were used" in line] == [left]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "repeat them"),
+        (["data.exhausted=stop"], "stop the run"),
+        (["data.sources.web.exhausted=repeat", "data.sources.code.exhausted=repeat"], "repeat them"),
+        (["data.exhausted=drop", "data.sources.web.exhausted=repeat"], "repeat them (web), drop the source (code)"),
+        (["data.exhausted=stop", "data.sources.web.exhausted=stop"], "stop the run"),
+    ],
+)
+def test_a_run_says_what_happens_when_a_source_has_been_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expected: str
+) -> None:
+    """Sources for validation alone are not trained on, so their policy does not matter."""
+    finished(tmp_path, monkeypatch, 2)
+    said = list[str]()
+    if any("sources" in one for one in overrides):
+        places = [f"data.sources.{name}.path={tmp_path / 'data'}" for name in ("web", "code", "held")]
+        overrides = [*overrides, *places, "data.sources.held.exhausted=drop", "data.mix={web: 3, code: 1, held: 0}"]
+    train(config(tmp_path, "run.steps=2", *overrides), say=said.append)
+    line = f"when all documents of a source were used (data.exhausted): {expected}"
+    assert [one for one in said if one.startswith("when all documents")] == [line]
 
 
 def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled_and_at_the_end(
