@@ -301,19 +301,24 @@ def list_blocks(data: schema.Data) -> dict[str, Sequence[Block]]:
     return {name: FORMATS[one.format].blocks(one) for name, one in sources.items() if one.format != "tokens"}
 
 
+def validation_shares(data: schema.Data) -> dict[str, float]:
+    """Return which share of the documents of each source is for validation: all, if `data.mix` gives it no weight."""
+    trained = {name for segment in segments_of(data) for name, weight in segment.weights.items() if weight}
+    return {name: data.validation_share if name in trained else 1.0 for name in source_configs(data)}
+
+
 def open_corpora(
     data: schema.Data, blocks: Mapping[str, Sequence[Block]], tokenizer: str | None = None
 ) -> list[Corpus]:
     """Open all sources of a config. `blocks` are those that `list_blocks` returned.
 
-    `tokenizer` is the fingerprint of the tokenizer of texts, if it is known.
-    All documents of a source that has no weight in `data.mix` are for validation. Raises DataError for a source that
-    cannot be used.
+    `tokenizer` is the fingerprint of the tokenizer of texts, if it is known. Raises DataError for a source that cannot
+    be used.
     """
-    trained = {name for segment in segments_of(data) for name, weight in segment.weights.items() if weight}
+    shares = validation_shares(data)
     corpora = list[Corpus]()
     for name, one in source_configs(data).items():
-        share = data.validation_share if name in trained else 1.0
+        share = shares[name]
         if one.format == "tokens":
             corpora.append(TokenCorpus(name, Path(one.paths[0]), share))
         else:

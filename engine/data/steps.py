@@ -32,7 +32,7 @@ from engine.errors import DataError
 from engine.units import Ints
 
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
-_TOKEN_BYTES = 4  # of text, about
+TOKEN_BYTES = 4  # of text, about
 _SEARCHED = 16  # windows in which validation documents are looked for
 _WINDOWS = 2  # that are kept for each source
 
@@ -228,7 +228,7 @@ class Steps:
         corpora = self._validated()
         tokens = self._config.data.validation_tokens // max(1, len(corpora))
         for corpus in corpora:
-            place, left = 0, _POOL * tokens * _TOKEN_BYTES / corpus.share
+            place, left = 0, _POOL * tokens * TOKEN_BYTES / corpus.share
             for _ in range(_SEARCHED):
                 blocks = window_blocks(corpus, f"validation, {corpus.name}", place)
                 yield from ((corpus.name, block) for block in blocks)
@@ -273,7 +273,7 @@ class Steps:
         return None
 
     def _mixer(self, cursor: Cursor) -> Mixer:
-        """Return what chooses the sources of the step at a cursor. It has those that the config has by now."""
+        """Return what chooses the sources of the step at a cursor. Only sources of the present config remain."""
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
         gone = sorted({*cursor.mixer["sources"]} - {*weights}) if cursor.mixer else []
         mixer = Mixer([*weights, *gone], cursor.mixer)

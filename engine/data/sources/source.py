@@ -22,7 +22,7 @@ Message = dict[str, Any]  # of a chat: `role`, `content` (a string), and what el
 class Document(NamedTuple):
     """A document, as a block reads it: a text, token ids that were made elsewhere, a chat, or why it cannot be used.
 
-    The others of these four are None.
+    Exactly one of `text`, `ids`, `messages` and `problem` is set.
     """
 
     place: str  # for error messages: a path, `path:byte OFFSET` of a line, or `path:row NUMBER`
