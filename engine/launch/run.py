@@ -29,7 +29,6 @@ from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.run import metrics
 from engine.run.folder import RunFolder
 
-_LONG = {"step": "each one forms a step of its own", "split": "their pieces are distributed over steps"}
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 Say = Callable[[str], None]
 OnStep = Callable[[Mapping[str, Any]], None]
@@ -147,9 +146,6 @@ def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) 
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
-    if known and known.longest > config.batch_tokens:
-        what = f"documents longer than batch_tokens={config.batch_tokens}, up to {known.longest:,} tokens"
-        yield f"{what}: {_LONG[config.data.long]}"
 
 
 def _exhausted(config: Config, trained: Sequence[str]) -> str:
