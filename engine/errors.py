@@ -32,6 +32,7 @@ class ExitCode(IntEnum):
     RUN_FOLDER = 73
     STORAGE = 74
     PREEMPTED = 75
+    STUCK = 93  # the same step failed three times
     HANG = 124
     INTERRUPTED = 130  # 128 + SIGINT, as shells count
 

@@ -37,6 +37,9 @@ class Run(Section):
         ge=1, le=_STEPS, description="steps between two checkpoints; the last step always saves one"
     )
     keep_checkpoints: int = Field(ge=1, le=_STEPS, description="number of newest checkpoints to keep")
+    restarts: int = Field(
+        ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
+    )
 
 
 class Rope(Section):

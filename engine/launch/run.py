@@ -26,7 +26,9 @@ from engine.launch.environment import environment_problem, forwarded
 from engine.launch.host_adam import check_host_adam
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
+from engine.launch.restarts import Restarts
 from engine.run import metrics
+from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
@@ -77,14 +79,20 @@ def train(
             raise MemoryFitError.of([host_too_small])
         check_host_adam(config, say)
         if resume != "never" or not folder.resolved.exists():
-            return _train(config, cluster, folder, start, say, on_step)
+            return _train(config, cluster, folder, start, resume, say, on_step)
         say(f"the old run is now in {prepare.set_aside(folder)}")
     with prepare.locked(folder):  # a new folder: the old one was renamed with its lock
-        return _train(config, cluster, folder, start, say, on_step)
+        return _train(config, cluster, folder, start, "auto", say, on_step)
 
 
 def _train(
-    config: Config, cluster: Cluster, folder: RunFolder, start: prepare.Start, say: Say, on_step: OnStep
+    config: Config,
+    cluster: Cluster,
+    folder: RunFolder,
+    start: prepare.Start,
+    resume: str,
+    say: Say,
+    on_step: OnStep,
 ) -> dict[str, Any]:
     """Run the remaining steps in a locked run folder, write the report, and return what the command prints as JSON."""
     parameters = Costs.of(config).parameters
@@ -92,17 +100,26 @@ def _train(
     for line in (*_facts(config, cluster, start.corpora, parameters), tight(config, cluster)):
         if line:
             say(line)
-    prepare.go_back(folder, start.step, say)
-    say(f"{folder.root}: {start.outlook(config)}")
-    if start.plans:
-        commands = node_commands(cluster, folder, start.checkpoint, config)
-        if withheld := forwarded(os.environ, cluster).withheld:
-            say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
+    if withheld := forwarded(os.environ, cluster).withheld:
+        say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
+    restarts = Restarts(config.run.restarts, folder)
+    while True:
+        prepare.go_back(folder, start.step, say)
+        say(f"{folder.root}: {start.outlook(config)}")
+        if not start.plans:
+            break
         try:
+            commands = node_commands(cluster, folder, start.checkpoint, config)
             run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say)
-        except (RankError, PreemptedError):
+            break
+        except PreemptedError:
             _report(folder, say)
             raise
+        except RankError as error:
+            _report(folder, say)
+            say(restarts.after(error, start.step))
+        again = "auto" if newest_first(folder.checkpoints) else resume
+        start = prepare.plan_start(folder, config, cluster.ranks, again, 1, say)
 
     lines = metrics.read_metrics(folder.metrics)
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
