@@ -41,6 +41,10 @@ TABLES = {
     "config": [
         "config show --origin recipe=llama7b-2m",
         "config show --origin --config {folder}/mine.yaml",
+        "config help",
+        "config help model",
+        "config help recipe",
+        "config help data",
     ],
     "data_trace": ["data trace {run} --step 1"],
     "estimate_memory": ["estimate-memory recipe=llama70b-2m-paper --fit --table"],
