@@ -20,6 +20,7 @@ from bytescale_cli import (
     profile_data,
     profile_hardware,
     recipes,
+    runs,
     simulate,
 )
 from bytescale_cli.errors import report
@@ -61,6 +62,7 @@ app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
 app.add_typer(ckpt.app, name="ckpt")
+app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")

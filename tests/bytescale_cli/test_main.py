@@ -58,6 +58,7 @@ MISTAKES = [
     ("simulate --config none.yml", "--config: no such file: none.yml", "bytescale recipes copy"),
     ("plan recipe=none.yml", "recipe: no such file: none.yml", "bytescale recipes copy"),
     ("complet", "no such command 'complet'", "did you mean completion?"),
+    ("runs lst", "no such command 'lst'", "did you mean list?"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -140,7 +141,7 @@ def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["--help", *(f"{group} --help" for group in ("ckpt", "config", "data", "recipes"))]
+    "line", ["--help", *(f"{group} --help" for group in ("ckpt", "config", "data", "recipes", "runs"))]
 )
 def test_no_sentence_of_a_list_of_commands_is_cut_off(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 0

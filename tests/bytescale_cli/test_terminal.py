@@ -52,6 +52,7 @@ TABLES = {
     "profile_data": ["profile-data {small}", "profile-data {big}", "data lint {documents}", "profile-data {sources}"],
     "profile_hardware": ["profile-hardware --out {folder}/calibration.json"],
     "recipes": ["recipes list", "recipes list {folder}"],
+    "runs": ["runs list {folder}", "runs compare {run} {other}"],
     "simulate": [
         "simulate {big}",
         "simulate {small} --sweep capacity=2K,4K --sweep offload.ratio=0,1 --planners adaptive",
