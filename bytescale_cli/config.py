@@ -1,21 +1,19 @@
-"""`bytescale config`: the resolved config."""
+"""`bytescale config`: the resolved config, its schema, and what its keys mean."""
 
 from __future__ import annotations
 
 import json as json_text
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, with_config
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, with_config
 
-app = typer.Typer(help="Show the resolved config.")
+if TYPE_CHECKING:
+    from engine.config.describe import Key
 
-
-@app.callback()
-def group() -> None:
-    """Keep `config` a group of commands: without a callback Typer would turn its only command into `config` itself."""
+app = typer.Typer(help="Show the resolved config, its schema, and help for keys.")
 
 
 @app.command()
@@ -29,11 +27,10 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Print every value after all overrides. Lengths are in tokens, sizes in bytes."""
-    from engine.config.load import load, resolved_yaml
+    from engine.config.load import resolved_yaml
     from engine.config.resolved import flat
 
-    given = with_config(overrides, config_file)
-    config = load(given)
+    config = loaded(overrides, config_file)
     values = config.model_dump(mode="json")
     answer = {"config": values}
     text = resolved_yaml(config)
@@ -41,10 +38,60 @@ def show(
         from engine.config.keys import leaf_of
         from engine.config.origin import origins
 
-        places = origins(given)
+        places = origins(with_config(overrides, config_file))
         answer["origin"] = places
         # Keys of a source that are not set have no place of their own, only that of data.sources.
         shown = {key: places.get(key) or places[leaf_of(key)] for key in flat(values)}
         rows = [[key, json_text.dumps(value), shown[key]] for key, value in flat(values).items()]
         text = output.table(["key", "value", "set by"], rows)
     output.emit(answer, text, as_json=json)
+
+
+@app.command()
+def schema(json: Json = False, debug: Debug = False) -> None:
+    """Print the JSON schema of a resolved config.
+
+    It has every key, with its type, bounds and meaning. What `config show` prints is valid by it.
+    """
+    from engine.config.describe import json_schema
+
+    found = json_schema()
+    output.emit({"config_schema": found}, json_text.dumps(found, indent=2), as_json=json)
+
+
+@app.command("help")
+def help_(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[KEY|GROUP]", help="For example optimizer.lr, optimizer or planner. Default: a list."),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Explain a key, or all keys of a group.
+
+    Shows type, unit, allowed values, default and meaning. Defaults are those of the quickstart, a tiny model;
+    `bytescale config show recipe=NAME` prints the values of another recipe.
+    """
+    from dataclasses import asdict
+
+    from engine.config.describe import describe, overview
+
+    found = overview() if name is None else describe(name)
+    parts = [f"{found.name}: {found.about}"] if found.about else []
+    if found.options:
+        rows = [[f"{found.name}={option}", about] for option, about in found.options.items()]
+        parts.append(output.table(["option", "what it is"], rows))
+    parts += map(_explained, found.keys)
+    if found.inner:
+        parts.append(output.table(["section", "what it has"], list(map(list, found.inner.items()))))
+        parts.append(f"`bytescale config help {next(iter(found.inner))}` explains the keys of a section")
+    output.emit({"help": asdict(found)}, output.fill("\n\n".join(parts)), as_json=json)
+
+
+def _explained(key: Key) -> str:
+    """Format a key: its name, and below it what it means, its type and its default."""
+    unit = f" of {key.unit}" if key.unit else ""
+    default = f"{key.default_text}, set by {key.set_by}" if key.set_by else key.default_text
+    facts = [key.about, ", ".join([f"{key.type}{unit}", *key.bounds]), f"default in the quickstart: {default}"]
+    return "\n".join([output.title(key.key), *(f"  {fact}" for fact in facts if fact)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from bytescale_cli import output
 from bytescale_cli.data_head import head
 from bytescale_cli.data_trace import trace
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, whole_number, with_config, writable
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, whole_number, writable
 from bytescale_cli.profile_data import length_table
 from engine.errors import ConfigError, DataError
 
@@ -49,12 +48,11 @@ def pack(
     _check(workers, "--workers", 8)
     from dataclasses import asdict
 
-    from engine.config.load import load
     from engine.config.units import counted
     from engine.data.pack import pack as write
     from engine.data.pack import quarantine_path
 
-    config = load(with_config(overrides, config_file))
+    config = loaded(overrides, config_file)
     if config.data.format == "tokens":
         hint = "choose documents with data=folder or data=jsonl, and data.path"
         raise ConfigError("is a token file already", key=config.data.place, hint=hint)
@@ -70,7 +68,7 @@ def pack(
     if facts.broken:
         text += f"; {counted(facts.broken, 'document')} could not be used, see {quarantine_path(prefix)}"
     use = f"use it with data=tokens data.path={prefix} model.vocab={facts.vocabulary}"
-    output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, f"{text}\n{use}", as_json=json)
+    output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, output.fill(f"{text}\n{use}"), as_json=json)
 
 
 @app.command()
@@ -91,13 +89,12 @@ def lint(
     """
     _check(workers, "--workers", 8)
     _check(examples, "--examples", 20)
-    from engine.config.load import load
     from engine.config.sources import source_configs
     from engine.config.units import counted
     from engine.data.lint import CHECKS, Limits
     from engine.data.lint import lint as read
 
-    config = load(with_config(overrides, config_file))
+    config = loaded(overrides, config_file)
     limits = Limits(config.context, config.batch_tokens, config.model.vocab)
     found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress())
     lengths = found.lengths_found()
@@ -123,7 +120,7 @@ def lint(
     text = f"{config.data.place}: {counted(found.documents, 'document')}, {counted(found.tokens, 'token')}\n"
     text += "" if lengths is None else f"{length_table(lengths)}\n"
     text += "".join(f"\n{_finding(finding)}" for finding in found.findings.values()) or "\nno findings"
-    output.emit({"lint": answer | {"findings": findings}}, text, as_json=json, error=error)
+    output.emit({"lint": answer | {"findings": findings}}, output.fill(text), as_json=json, error=error)
 
 
 def _finding(finding: Finding) -> str:
@@ -149,7 +146,7 @@ def _progress() -> Callable[[int, int], None]:
 
     def progress(done: int, total: int) -> None:
         nonlocal shown
-        if sys.stderr.isatty() or time.monotonic() - shown > _SECONDS:
+        if time.monotonic() - shown > _SECONDS:
             shown = time.monotonic()
             output.say(f"{done:,} of {total:,} blocks")
 

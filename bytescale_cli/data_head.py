@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, whole_number, with_config
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, whole_number
+from bytescale_cli.terminal import painted
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def head(
     for flag, number in (("--step", step), ("--tokens", tokens), ("--sequences", sequences)):
         if number is not None and number < 1:
             raise ConfigError(f"must be at least 1, not {number}", key=flag, hint=f"for example {flag} 8")
-    from engine.config.load import load
     from engine.config.units import counted
     from engine.data.head import first_tokens, step_after, step_of_run
     from engine.data.history import History
@@ -58,7 +57,7 @@ def head(
         step, config, corpora = step or max(1, history.finished), history.config, history.corpora
         table = step_of_run(history, step, _progress())
     else:
-        step, config = step or 1, load(with_config(overrides, config_file))
+        step, config = step or 1, loaded(overrides, config_file)
         opened = Corpora(config)
         opened.pack_first(Cursor(), output.say)
         table, corpora = step_after(opened.steps, Cursor(), step, _progress()), opened.sources
@@ -67,7 +66,7 @@ def head(
     answer: dict[str, Any] = {"step": step, "sequences": len(table), "tokens": inputs, "loss_tokens": loss_tokens}
     answer |= {"shown": [one.to_json() for one in shown]}
     title = f"step {step}: {counted(len(table), 'sequence')}, {counted(inputs, 'token')}, {loss_tokens:,} in the loss"
-    text = "\n\n".join([title, *map(_describe, shown)])
+    text = "\n\n".join([output.fill(title), *map(_describe, shown)])
     if len(shown) < len(table):
         text += f"\n\n{len(table) - len(shown):,} more; --sequences {len(table)} shows all"
     output.emit({"head": answer}, text, as_json=json)
@@ -84,11 +83,11 @@ def _describe(one: Shown) -> str:
     lines = [f"{where}: {part}{loss}"]
     if one.place.problem is not None:
         return "\n".join([*lines, f"warning: {one.place.problem}"])
-    dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    begin, end = ("\x1b[2m", "\x1b[22m") if dim else ("[[", "]]")
-    text = "".join(
-        _visible(piece.text) if piece.counted else f"{begin}{_visible(piece.text)}{end}" for piece in one.text
-    )
+    text = ""
+    for piece in one.text:
+        visible = _visible(piece.text)
+        uncounted = painted(visible, "dim", sys.stdout)
+        text += visible if piece.counted else uncounted if uncounted != visible else f"[[{visible}]]"
     return "\n".join([*lines, text + ("..." if len(one.ids) <= one.length else "")])
 
 

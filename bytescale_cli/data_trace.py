@@ -68,7 +68,7 @@ def trace(
         title += f", {loss_tokens:,} of them in the loss" if loss_tokens != inputs else ""
     answer = {"run": str(run), "finished": history.finished, "tokens": inputs, "loss_tokens": loss_tokens}
     answer |= {"step": step, "document": document, "reason": reason, "sequences": [one.to_json() for one in found]}
-    output.emit({"trace": answer}, "\n".join([title, *_lines(found, sequences)]), as_json=json)
+    output.emit({"trace": answer}, output.fill("\n".join([title, *_lines(found, sequences)])), as_json=json)
 
 
 def _lines(found: list[Traced], most: int) -> list[str]:

@@ -14,9 +14,9 @@ from bytescale_cli.options import (
     Overrides,
     Plot,
     check_steps,
+    loaded,
     plot_path,
     whole_number,
-    with_config,
 )
 
 if TYPE_CHECKING:
@@ -45,15 +45,14 @@ def estimate_memory(
     if plan is not None:
         check_steps(plan, "--plan")
     path = plot_path(plot)
-    from engine.config.load import load
     from engine.config.units import counted, format_bytes
     from engine.fit.check import fit_error
     from engine.fit.estimate import estimate, estimate_fullest, estimate_plans
     from engine.planner.settings import PlanSettings
     from engine.report.words import memory_rows, memory_unit, source
 
-    given = with_config(overrides, config_file)
-    config = load(given) if plan is None else load(given, output.say)  # an estimate without plans needs no lengths
+    quiet = plan is None  # an estimate without plans needs no lengths
+    config = loaded(overrides, config_file) if quiet else loaded(overrides, config_file, output.say)
     settings = PlanSettings.of(config)
     error = fit_error(config)
     if plan is None or error:  # a config that does not fit cannot be planned: its estimate shows why
@@ -93,7 +92,7 @@ def estimate_memory(
         from engine.report.memory_page import memory_page
 
         output.write_page(path, memory_page(config, settings, found).html())
-    output.emit(answer, "\n".join(text), as_json=json, error=error)
+    output.emit(answer, output.fill("\n".join(text)), as_json=json, error=error)
 
 
 def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[str]]:

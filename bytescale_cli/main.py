@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from bytescale_cli import (
     ckpt,
+    completion,
     config,
     data,
     estimate_memory,
@@ -18,6 +20,7 @@ from bytescale_cli import (
     profile_data,
     profile_hardware,
     recipes,
+    runs,
     simulate,
 )
 from bytescale_cli.errors import report
@@ -25,11 +28,33 @@ from bytescale_cli.train import train
 from engine.errors import ExitCode
 
 app = typer.Typer(
-    help="ByteScale trains language models on long contexts with hybrid data parallelism.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def print_version(wanted: bool) -> None:
+    """Print the version of the installed package and exit, if `--version` was given."""
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            output.show(f"bytescale {version('bytescale')}")
+        except PackageNotFoundError:
+            output.show("bytescale, not installed: run from its sources")
+        raise typer.Exit
+
+
+@app.callback()
+def bytescale(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """ByteScale trains language models on long contexts with hybrid data parallelism."""
+
+
 app.command()(train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
@@ -37,9 +62,12 @@ app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
 app.add_typer(ckpt.app, name="ckpt")
+app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
+app.command()(completion.completion)
+app.command("candidates", hidden=True)(completion.print_candidates)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -7,13 +7,17 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from engine.config.spelling import nearest
 from engine.errors import BytescaleError, ConfigError, Problem
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
 
 _MAX_STEPS = 10_000  # planning more would take hours
 
@@ -122,6 +126,31 @@ def with_config(overrides: Sequence[str] | None, file: str | None) -> list[str]:
 
     path = file if file is None or is_path(file) else f"./{file}"
     return with_aliases(overrides or [], {("--config", "recipe"): path})
+
+
+def loaded(overrides: Sequence[str] | None, file: str | None, say: Callable[[str], None] = lambda line: None) -> Config:
+    """Load the config of a command's overrides and its `--config FILE`; `say` as in engine.config.load.load."""
+    from engine.config.load import load
+
+    with config_as_typed(file):
+        return load(with_config(overrides, file), say)
+
+
+@contextmanager
+def config_as_typed(file: str | None) -> Iterator[None]:
+    """Rewrite errors raised in this context that name the key `recipe`, if the user typed `--config FILE` for it."""
+    try:
+        yield
+    except BytescaleError as error:
+        if file is not None:
+            # A name after --config is a file's; the nearest name that a hint has is that of a packaged recipe.
+            error.problems = tuple(
+                replace(one, key="--config", hint=(one.hint or "").replace("did you mean ", "did you mean recipe="))
+                if one.key == "recipe"
+                else one
+                for one in error.problems
+            )
+        raise
 
 
 @contextmanager

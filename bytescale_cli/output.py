@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, messages on stderr. rich is used on terminals only; it honours NO_COLOR."""
+"""What commands print: results on stdout, messages on stderr. On a terminal, lines fit its width."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from bytescale_cli import terminal
 from engine.errors import BytescaleError, StorageError
 
 SCHEMA = 1
+_GAP = "  "  # between the columns of a table
+_LABELS = {"error:": "red", "warning:": "yellow"}
+_LEAST = 24  # characters of the narrowest column that is worth wrapping
 
 
 def open_closed() -> None:
@@ -22,7 +26,11 @@ def open_closed() -> None:
 
 
 def say(text: str) -> None:
-    """Print one line on stderr."""
+    """Print one line on stderr; on a terminal, broken between words where it is longer than the terminal is wide."""
+    text = terminal.fill(text, sys.stderr)
+    label = text.partition(" ")[0]
+    if label in _LABELS:
+        text = terminal.painted(label, _LABELS[label], sys.stderr) + text.removeprefix(label)
     _print(text, sys.stderr)
 
 
@@ -62,7 +70,7 @@ def emit(payload: Mapping[str, Any], text: str, *, as_json: bool, error: Bytesca
 
 
 def show(text: str) -> None:
-    """Print on stdout the partial result of a command that failed."""
+    """Print on stdout a text that has no JSON, such as the partial result of a command that failed."""
     _print(text, sys.stdout)
 
 
@@ -83,31 +91,81 @@ def write_page(path: Path, html: str) -> None:
     say(f"charts: {path}")
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
-    """Format rows under their column names: a rich table on a terminal, else plain text in aligned columns.
+def fill(text: str) -> str:
+    """Break the lines of a result between words at the width of the terminal (terminal.fill)."""
+    return terminal.fill(text, sys.stdout)
 
-    `right` aligns all columns but the first to the right.
+
+def sections(keys: Sequence[str], questions: Mapping[str, Sequence[str]], rows: Sequence[Mapping[str, str]]) -> str:
+    """Format a table for each question that columns answer: {"How fast is a step?": ["step_s", "speedup"], ...}.
+
+    Each table begins with the columns `keys`. `rows` map columns to cells; columns that they do not have are left out.
     """
-    if not sys.stdout.isatty():
-        aligned = []
-        for number, column in enumerate(zip(columns, *rows, strict=True)):
-            width = max(map(len, column))
-            aligned.append([cell.rjust(width) if right and number else cell.ljust(width) for cell in column])
-        return "\n".join("  ".join(line).rstrip() for line in zip(*aligned, strict=True))
+    texts = []
+    for question, names in questions.items():
+        columns = [name for name in names if name in rows[0]]
+        if columns:
+            cells = [[row[name] for name in (*keys, *columns)] for row in rows]
+            texts.append(f"{title(question)}\n{table([*keys, *columns], cells, right=True)}")
+    return "\n\n".join(texts)
 
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    formatted = Table()
-    for number, column_name in enumerate(columns):
-        formatted.add_column(column_name, justify="right" if right and number else "left")
-    for row in rows:
-        formatted.add_row(*map(Text, row))
-    console = Console()
-    with console.capture() as capture:
-        console.print(formatted)
-    return capture.get()
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool = False) -> str:
+    """Format rows under their column names; `right` aligns all columns but the first to the right.
+
+    No cell is ever cut. A table that is wider than the terminal takes the first of these forms that fits: the last
+    column is wrapped between words; the last column is below each row; each row is a list of names and values. The
+    first two are for text (`right=False`). Only words that are wider than the terminal, such as paths, exceed it.
+    """
+    rows = [["".join(c if c.isprintable() else "?" for c in cell) for cell in row] for row in rows]
+    width, whole = terminal.width_of(sys.stdout), _aligned(columns, rows, right)
+    if width is None or terminal.cells(whole[0]) <= width:
+        return _with_header(whole)
+    if len(columns) > 1 and not right:
+        others = _aligned(columns[:-1], [row[:-1] for row in rows], right)
+        room = width - terminal.cells(others[0]) - len(_GAP)
+        words = [columns[-1], *(word for row in rows for word in row[-1].split())]
+        if room >= max(_LEAST, *map(terminal.cells, words)):
+            broken = []
+            for row in rows:
+                first, *more = terminal.wrapped(row[-1], room)
+                broken += [[*row[:-1], first], *([*([""] * (len(columns) - 1)), text] for text in more)]
+            return _with_header(_aligned(columns, broken, right))
+        if terminal.cells(others[0]) <= width:
+            below = [fill(_GAP + row[-1]) if row[-1] else None for row in rows]
+            lines = [line for pair in zip(others[1:], below, strict=True) for line in pair if line is not None]
+            return _with_header([f"{others[0].rstrip()}\n{_GAP}{columns[-1]}", *lines])
+    records = (list(zip(columns, row, strict=True)) for row in rows)
+    return "\n\n".join(record(" ".join(first), others) for first, *others in records)
+
+
+def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]], right: bool) -> list[str]:
+    """Format column names and rows as lines of the same width."""
+    padded = []
+    for at, column in enumerate(zip(columns, *rows, strict=True)):
+        sizes = [terminal.cells(cell) for cell in column]
+        spaces = [" " * (max(sizes) - size) for size in sizes]
+        padded.append(
+            [f"{space}{cell}" if right and at else f"{cell}{space}" for space, cell in zip(spaces, column, strict=True)]
+        )
+    return [_GAP.join(line) for line in zip(*padded, strict=True)]
+
+
+def record(name: str, facts: Sequence[tuple[str, str]]) -> str:
+    """Format facts, (what, value), as a list below a name, with the values in a column."""
+    size = max((terminal.cells(fact) for fact, _ in facts), default=0)
+    lines = [f"{_GAP}{fact}{' ' * (size - terminal.cells(fact))}{_GAP}{value}" for fact, value in facts]
+    return "\n".join([title(fill(name)), *(fill(line.rstrip()) for line in lines)])
+
+
+def _with_header(lines: Sequence[str]) -> str:
+    header, *rows = (line.rstrip() for line in lines)
+    return "\n".join([title(header), *rows])
+
+
+def title(text: str) -> str:
+    """Return text in bold on a terminal with colours, else unchanged."""
+    return terminal.painted(text, "bold", sys.stdout)
 
 
 def number(value: str | float | None) -> str:

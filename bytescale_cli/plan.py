@@ -15,9 +15,9 @@ from bytescale_cli.options import (
     Overrides,
     Plot,
     check_steps,
+    loaded,
     plot_path,
     whole_number,
-    with_config,
 )
 
 if TYPE_CHECKING:
@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from engine.planner.plan.step_plan import StepPlan
     from engine.planner.settings import PlanSettings
 
-_LEGEND = """max_degree: ranks of the largest ring; max_peers: largest number of ranks one rank exchanges data with;
-makespan_s: modelled time until the last rank finishes; lower_bound_s: no plan of the step can be faster;
+_LEGEND = """max_degree: ranks of the largest ring
+max_peers: largest number of ranks one rank exchanges data with
+makespan_s: modelled time until the last rank finishes
+lower_bound_s: no plan of the step can be faster
 balance: mean useful work of a rank / makespan, at most 1"""
+_SHORT = {"offloaded_micro_batches": "offloaded"}
+_QUESTIONS = {  # and the facts that answer them; --json has more
+    "What is in a step?": ["sequences", "tokens", "micro_batches", "offloaded"],
+    "How good is its plan?": ["max_degree", "max_peers", "balance", "makespan_s", "lower_bound_s", "planning_s"],
+}
+_RINGS = ("ring size", "sequences", "tokens", "of all tokens", "longest")
 
 
 def plan(
@@ -43,7 +51,6 @@ def plan(
     path = plot_path(plot)
     import numpy as np
 
-    from engine.config.load import load
     from engine.config.units import counted
     from engine.data.lengths import step_lengths
     from engine.fit.check import check_fit
@@ -52,7 +59,7 @@ def plan(
     from engine.report.words import MODES, PLAN_FACTS, hdp_ranks, source
     from engine.simulator.facts import facts
 
-    config = load(with_config(overrides, config_file), output.say)
+    config = loaded(overrides, config_file, output.say)
     output.say_when_compiling()
     settings = PlanSettings.of(config)
     check_fit(config)
@@ -74,23 +81,25 @@ def plan(
     ranks = f"{hdp_ranks(first.ranks, parallel.tp, parallel.pp)} x capacity {counted(first.capacity, 'token')}"
     read = f"{source(config)}, split at context={config.context}"
     head = f"planner {first.planner}, {ranks}, {first.mode} mode; {read}; hardware rates: {settings.costs.source}"
-    shown = [name for name in PLAN_FACTS if name != "ring_bytes"]  # a line has no room for more
-    rows = [[str(step), *(output.number(fact[name]) for name in shown)] for step, fact in enumerate(found, start=1)]
-    columns = ["step", *shown]
-    columns[columns.index("offloaded_micro_batches")] = "offloaded"  # a narrower column
-    lines = [head, output.table(columns, rows, right=True), _LEGEND, MODES[first.mode]]
+    rows = [
+        {_SHORT.get(name, name): output.number(fact[name]) for name in PLAN_FACTS} | {"step": str(step)}
+        for step, fact in enumerate(found, start=1)
+    ]
+    lines = [head, "", output.sections(["step"], _QUESTIONS, rows), "", _LEGEND, MODES[first.mode]]
     lines += _offload(config, found) if settings.offload else []
 
     # One table for all steps, by ring size, so that many steps still print little.
     degrees = np.concatenate([one.degrees for one in plans])
     sizes = np.concatenate([one.lengths for one in plans])
-    rings = []
+    rings = list[dict[str, str]]()
     for degree in np.unique(degrees).tolist():
         own = sizes[degrees == degree]
         fraction = own.sum() / sizes.sum()
-        rings.append([str(degree), f"{len(own):,}", f"{own.sum():,}", f"{fraction:.1%}", f"{own.max():,}"])
-    lines += ["", output.table(["ring size", "sequences", "tokens", "of all tokens", "longest"], rings, right=True)]
-    output.emit({"plan": found[0], "steps": found, "source": source(config)}, "\n".join(lines), as_json=json)
+        cells = [str(degree), f"{len(own):,}", f"{own.sum():,}", f"{fraction:.1%}", f"{own.max():,}"]
+        rings.append(dict(zip(_RINGS, cells, strict=True)))
+    lines += ["", output.sections(_RINGS[:1], {"Which sequences are split?": _RINGS[1:]}, rings)]
+    answer = {"plan": found[0], "steps": found, "source": source(config)}
+    output.emit(answer, output.fill("\n".join(lines)), as_json=json)
 
 
 def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] | None:

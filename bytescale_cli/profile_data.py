@@ -11,17 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, Plot, plot_path, whole_number, with_config
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, Plot, loaded, plot_path, whole_number, with_config
+from bytescale_cli.terminal import is_live
 from engine.errors import ConfigError, MemoryFitError
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.planner.settings import PlanSettings
 
+_QUESTIONS = {
+    "How good is each planner's plan?": ["balance", "makespan_s"],
+    "What does it split and send?": ["max_degree", "micro_batches", "ring_bytes"],
+}
 _BAR = 10  # characters of the longest bar of a histogram
 _SECONDS = 5.0  # between two lines of progress
-_LEGEND = """makespan: modelled time until the last rank finishes; balance: mean useful work of a rank / makespan,
-at most 1"""
+_LEGEND = """makespan: modelled time until the last rank finishes
+balance: mean useful work of a rank / makespan, at most 1"""
 
 
 def profile_data(
@@ -45,7 +50,6 @@ def profile_data(
     path = plot_path(plot)
     from dataclasses import replace
 
-    from engine.config.load import load
     from engine.config.named import named
     from engine.data.lengths import document_lengths, example_step, source_weights
     from engine.data.mixture import SCALE
@@ -59,9 +63,8 @@ def profile_data(
     from engine.report.words import source
     from engine.simulator.facts import facts
 
-    given = with_config(overrides, config_file)
-    config = load(given, output.say)
-    if named(given) == (None, None):
+    config = loaded(overrides, config_file, output.say)
+    if named(with_config(overrides, config_file)) == (None, None):
         yours = "bytescale profile-data data=jsonl data.path=FILE (docs/data.md)"
         output.say(f"no documents are named: these are {source(config)} of recipe={config.recipe}; for yours: {yours}")
     output.say_when_compiling()
@@ -101,7 +104,7 @@ def profile_data(
         output.write_page(path, lengths_page(config, data, planned).html())
     text = f"{_lengths(data)}\n\n{_advice(data, planned, config, settings)}"
     answer = {"data": data, "planners": planned}
-    output.emit(answer, text, as_json=json, error=error)
+    output.emit(answer, output.fill(text), as_json=json, error=error)
 
 
 def _lengths(data: dict[str, Any]) -> str:
@@ -171,16 +174,17 @@ def _advice(data: dict[str, Any], planned: list[dict[str, Any]], config: Config,
     advice += f"with the longest sequence on {ring}, no other rank has to wait for it"
     if not planned:  # the context does not fit a node with less memory
         return advice
-    rows = [[fact["planner"], *(cell(fact, name) for name in PLANNER_FACTS)] for fact in planned]
-    table = output.table(["planner", *(NAMES.get(name, name) for name in PLANNER_FACTS)], rows, right=True)
+    rows = [{NAMES.get(name, name): cell(fact, name) for name in ("planner", *PLANNER_FACTS)} for fact in planned]
+    questions = {question: [NAMES.get(name, name) for name in facts] for question, facts in _QUESTIONS.items()}
+    tables = output.sections(["planner"], questions, rows)
     step = f"{counted(planned[0]['sequences'], 'sequence')}, {counted(planned[0]['tokens'], 'token')}"
-    return f"{advice}\n\none step of {step}, at that capacity:\n{table}\n{_LEGEND}"
+    return f"{advice}\n\none step of {step}, at that capacity:\n\n{tables}\n\n{_LEGEND}"
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """Yield a function that shows the fraction done, 0 to 1: a bar on a terminal, else a line every 5 seconds."""
-    if sys.stderr.isatty():
+    if is_live(sys.stderr):
         from rich.console import Console
         from rich.progress import Progress
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, with_config, writable
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, writable
 
 if TYPE_CHECKING:
     from engine.hardware.profile import Profile
@@ -24,10 +24,8 @@ def profile_hardware(
     debug: Debug = False,
 ) -> None:
     """Measure this machine and write its calibration. Use it with cluster.calibration=FILE. Takes 1 to 3 minutes."""
-    from engine.config.load import load
-
     # The config must name a calibration if the cluster has no data sheet. This command writes it, so any name will do.
-    config = load([*with_config(overrides, config_file), "cluster.calibration=being-measured"])
+    config = loaded([*(overrides or []), "cluster.calibration=being-measured"], config_file)
     path = writable(out, "--out")
 
     from engine.cluster.gpus import visible_gpus
@@ -52,7 +50,7 @@ def profile_hardware(
         f"the first attention call with a new shape takes longer by {forward} forward, {backward} backward",
         f"written to {out}; use it with cluster={found.calibration.cluster} cluster.calibration={out}",
     ]
-    output.emit({"hardware": payload(found) | {"out": out}}, "\n".join(lines), as_json=json)
+    output.emit({"hardware": payload(found) | {"out": out}}, output.fill("\n".join(lines)), as_json=json)
 
 
 def payload(found: Profile) -> dict[str, Any]:

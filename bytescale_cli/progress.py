@@ -8,38 +8,36 @@ from contextlib import contextmanager
 from typing import Any
 
 from bytescale_cli import output
+from bytescale_cli.terminal import is_live
 
 OnStep = Callable[[Mapping[str, Any]], None]
 
 
 @contextmanager
-def progress(steps: int) -> Iterator[tuple[Callable[[str], None], OnStep]]:
-    """Show the progress of a run of `steps` steps; yield two functions for the duration of the run.
+def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]]:
+    """Show the progress of a run of `steps` steps, None if it will make none; yield two functions for its duration.
 
     The first prints a message. The second shows the metrics of a finished step, a line of metrics.jsonl.
     """
-    if not sys.stderr.isatty():
+    if steps is None or not is_live(sys.stderr):
         yield output.say, lambda line: output.say(f"step {line['step']}/{steps}  {describe(line)}")
         return
 
-    from rich.console import Console
+    from rich.console import Console, Group
+    from rich.live import Live
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.text import Text
 
-    columns = (
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting the ranks", total=steps)
+    console = Console(stderr=True)
+    bar = Progress(TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeRemainingColumn(), console=console)
+    task, below = bar.add_task("", total=steps), Text("starting the ranks")  # beside the bar it would be cut off
+    with Live(Group(bar, below), console=console):
 
         def on_step(line: Mapping[str, Any]) -> None:
-            bar.update(task, completed=line["step"], description=describe(line))
+            bar.update(task, completed=line["step"])
+            below.plain = describe(line)
 
-        yield lambda text: bar.console.print(Text(text)), on_step  # as Text, so that [brackets] are not read as markup
+        yield lambda text: console.print(Text(text)), on_step  # as Text, so that [brackets] are not read as markup
 
 
 def describe(line: Mapping[str, Any]) -> str:

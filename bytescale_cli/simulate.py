@@ -15,6 +15,7 @@ from bytescale_cli.options import (
     Overrides,
     Plot,
     check_steps,
+    config_as_typed,
     plot_path,
     whole_number,
     with_config,
@@ -31,16 +32,25 @@ if TYPE_CHECKING:
 
 _PLANNERS = "static,naive,balanced,adaptive"
 _OFFLOAD = "offload.ratio="
-_SHOWN = ("step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s", "bubble", "mfu")
-_LEGEND = """speedup: static's step time / this planner's; compute_s: mean time a rank spends computing;
-exposed_comm_s: mean time a rank spends only waiting for transfers; bubble: fraction of the step during which a rank
-is idle; the rest of step_s reduces gradients and updates weights; mfu: model FLOPs / peak FLOPs of all devices"""
+_QUESTIONS = {
+    "How fast is a step?": ["step_s", "tokens_per_s", "speedup", "offload_gain"],
+    "Where does its time go?": ["compute_s", "exposed_comm_s", "bubble", "mfu"],
+    "How much host memory does offload take?": ["host_bytes", "host_node_bytes"],
+}
+_WORLD = ("ranks", "context", "lengths")  # what all runs have in common, unless it is swept
+_LEGEND = """speedup: static's step time / this planner's
+compute_s: mean time a rank spends computing
+exposed_comm_s: mean time a rank spends only waiting for transfers
+bubble: fraction of the step during which a rank is idle
+the rest of step_s reduces gradients and updates weights
+mfu: model FLOPs / peak FLOPs of all devices"""
 _HOST = ("host_bytes", "host_node_bytes")
-_EQUATION = """naive and balanced offload by equation 3 of the paper (docs/paper.md); offload.ratio=0 compares all
-planners without offload"""
+_EQUATION = """naive and balanced offload by equation 3 of the paper (docs/paper.md)
+offload.ratio=0 compares all planners without offload"""
 _MORE = {  # legends of columns that not every table has
     "offload_gain": "offload_gain: step time at the first offload.ratio of the sweep / step time",
-    "host_bytes": "host_bytes: peak host memory per device; host_node_bytes: upper bound per node",
+    "host_bytes": "host_bytes: peak host memory per device",
+    "host_node_bytes": "host_node_bytes: upper bound of host memory per node",
 }
 
 
@@ -75,7 +85,8 @@ def simulate(
         raise ConfigError(f"unknown planner {unknown[0]!r}", key="--planners", hint=f"one or more of {_PLANNERS}")
     names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
     path = plot_path(plot)
-    points = list(_points(with_config(overrides, config_file), swept))  # reports a wrong value before the first run
+    with config_as_typed(config_file):  # reports a wrong value before the first run
+        points = list(_points(with_config(overrides, config_file), swept))
     output.say_when_compiling()
     found, failures = _found(points, names, steps)
     runs = [run for _, of_point in found for run in of_point]
@@ -168,17 +179,22 @@ def _compare_offload(runs: list[Run], first: list[str]) -> None:
 
 
 def _text(runs: list[Run]) -> str:
-    """Format the table of all runs, the legend of its columns, and the sources of their lengths."""
-    gain = ["offload_gain"] if "offload_gain" in runs[0] else []
-    host = _HOST if any(run["host_bytes"] for run in runs) else ()
-    swept = ["sweep"] if "sweep" in runs[0] else []
-    columns = ["planner", *swept, "ranks", "context", "lengths", *_SHOWN, *gain, *host]
+    """Format the tables of all runs, the legend of their columns, and the sources of their lengths."""
+    varying = [name for name in _WORLD if len({run[name] for run in runs}) > 1]
+    common = [f"{name} {output.number(runs[0][name])}" for name in _WORLD if name not in varying]
+    keys = ["planner", *(["sweep"] if "sweep" in runs[0] else []), *varying]
+    hidden = () if any(run["host_bytes"] for run in runs) else _HOST
     rows = [
-        [f"{run[name] / 2**30:,.1f} GiB" if name in _HOST else output.number(run[name]) for name in columns]
+        {
+            name: f"{value / 2**30:,.1f} GiB" if name in _HOST else output.number(value)
+            for name, value in run.items()
+            if name not in hidden
+        }
         for run in runs
     ]
-    legend = [_LEGEND, *(_MORE[name] for name in columns if name in _MORE)]
+    legend = [_LEGEND, *(_MORE[name] for name in rows[0] if name in _MORE)]
     if any(run["host_bytes"] and run["planner"] in ("naive", "balanced") for run in runs):
         legend.append(_EQUATION)
     sources = "; ".join(dict.fromkeys(run["source"] for run in runs))
-    return f"{output.table(columns, rows, right=True)}\n" + ";\n".join(legend) + f"\nlengths: {sources}"
+    lines = [", ".join(common), "", output.sections(keys, _QUESTIONS, rows), "", *legend]
+    return output.fill("\n".join([*lines, f"lengths: {sources}"]).lstrip("\n"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -14,11 +15,13 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     choice,
+    config_as_typed,
     named_as_typed,
     whole_number,
     with_aliases,
     with_config,
 )
+from bytescale_cli.terminal import pasteable
 
 LAUNCHERS = ("local", "hostfile")
 _SHOWN_COMMANDS = 2
@@ -62,14 +65,14 @@ def train(
         ("--out", "run.out"): out,
     }
     given = with_aliases(with_config(overrides, config_file), aliases)
-    with named_as_typed(aliases):
+    with config_as_typed(config_file), named_as_typed(aliases):
         config = load(given)
         output.say_when_compiling()
 
         from bytescale_cli.progress import progress
         from engine.launch.run import train as launch
 
-        with progress(config.run.steps) as (say, on_step):
+        with progress(None if dry_run else config.run.steps) as (say, on_step):
             payload = launch(config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step)
     text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
     output.emit(payload, text, as_json=json)
@@ -99,7 +102,8 @@ def _describe(dry: Mapping[str, Any]) -> str:
     if dry.get("withheld"):
         lines.append(f"but not these, which look like secrets: {', '.join(dry['withheld'])}")
     commands = dry["commands"]
-    lines += commands[:_SHOWN_COMMANDS]
+    lines = [output.fill(line) for line in lines]
+    lines += [pasteable(command, sys.stdout) for command in commands[:_SHOWN_COMMANDS]]
     if len(commands) > _SHOWN_COMMANDS:
         listed = "all" if len(commands) == dry["nodes"] else f"{len(commands):,}"
         lines.append(f"and {dry['nodes'] - _SHOWN_COMMANDS:,} more like these (--json lists {listed})")

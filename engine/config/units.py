@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import partial
-from typing import Annotated
+from typing import Annotated, get_args
 
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -65,8 +65,16 @@ Tokens = Annotated[int, _TOKENS, Field(examples=["16K"])]
 Bytes = Annotated[int, _BYTES, Field(examples=["80GiB"])]
 
 
+def unit_of(field: FieldInfo) -> str | None:
+    """Return "tokens" or "bytes" if a config's field, or a member of its union, is a number of them, else None."""
+    metadata = [
+        *field.metadata,
+        *(one for kind in get_args(field.annotation) for one in getattr(kind, "__metadata__", ())),
+    ]
+    return "tokens" if _TOKENS in metadata else "bytes" if _BYTES in metadata else None
+
+
 def format_of(field: FieldInfo, count: int) -> str:
     """Write a value of a config's field as a user does: with a unit if it is a number of tokens or bytes."""
-    if _TOKENS in field.metadata or _BYTES in field.metadata:
-        return format_count(count, bytes_=_BYTES in field.metadata)
-    return str(count)
+    unit = unit_of(field)
+    return format_count(count, bytes_=unit == "bytes") if unit else str(count)

@@ -43,3 +43,36 @@ def test_origins_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["data.sources.web.path"].split(maxsplit=1)[1] == "command line"
     assert rows["lengths.name"].split(maxsplit=1) == ['"data"', "command line (data.sources.web.path)"]
+
+
+def test_the_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert run(["config", "schema", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "config_schema": schema}
+
+
+def test_help_for_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "help", "context"]) == 0
+    name, about, kind, default = capsys.readouterr().out.splitlines()
+    assert (name, about.strip()) == ("context", "maximum length of a sequence; longer documents are split")
+    assert kind.strip() == "whole number of tokens, at least 1, at most 4G"
+    assert default.startswith("  default in the quickstart: 2K, set by recipes/recipe/quickstart.yaml:")
+    assert run(["config", "help", "context", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["ok"] and answer["help"]["keys"][0]["default"] == 2048
+
+
+def test_help_for_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "help", "planner"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("planner: The assignment of sequences to ranks.\n\noption ")
+    assert "\nplanner=static  " in text and "\nplanner.max_peers\n" in text
+
+
+def test_help_names_all_sections_and_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "help"]) == 0
+    text = capsys.readouterr().out
+    assert "\noptimizer  The update rule" in text and "\nmemory     sets several keys: memory=zero1|" in text
+    assert run(["config", "help", "optimzer"]) == 2
+    assert capsys.readouterr().err == "error: optimzer: unknown key\nhint: did you mean optimizer?\n"

@@ -68,7 +68,7 @@ def test_it_is_dim_on_a_terminal(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("NO_COLOR", "" if colour else "1")
     assert run(["data", "head", "recipe=quickstart", *words, "--tokens", "4"]) == 0
-    assert capsys.readouterr().out.endswith("?\x1b[22mye...\n" if colour else "?]]ye...\n")
+    assert capsys.readouterr().out.endswith("?\x1b[0mye...\n" if colour else "?]]ye...\n")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,12 @@ MISTAKES = [
     ("recipes copy quickstart a", "file: a is not a yaml file name", "for example a.yaml"),
     ("recipes copy quickstart none/a.yaml", "file: none/a.yaml cannot be written", "choose a file in a folder"),
     ("train --config a.yaml recipe=b.yaml", "--config: a.yaml conflicts with recipe=b.yaml", "give only one"),
-    ("train --config quickstart", "recipe: no such file: quickstart", "did you mean quickstart?"),
+    ("train --config quickstart", "--config: no such file: quickstart", "did you mean recipe=quickstart?"),
+    ("plan --config none.yml", "--config: no such file: none.yml", "bytescale recipes copy"),
+    ("simulate --config none.yml", "--config: no such file: none.yml", "bytescale recipes copy"),
+    ("plan recipe=none.yml", "recipe: no such file: none.yml", "bytescale recipes copy"),
+    ("complet", "no such command 'complet'", "did you mean completion?"),
+    ("runs lst", "no such command 'lst'", "did you mean list?"),
     ("recipes show", "name: is missing", "bytescale recipes show --help"),
 ]
 
@@ -134,7 +140,9 @@ def test_help_is_data(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == ""
 
 
-@pytest.mark.parametrize("line", ["--help", "ckpt --help", "data --help", "recipes --help", "config --help"])
+@pytest.mark.parametrize(
+    "line", ["--help", *(f"{group} --help" for group in ("ckpt", "config", "data", "recipes", "runs"))]
+)
 def test_no_sentence_of_a_list_of_commands_is_cut_off(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 0
     commands = capsys.readouterr().out.split("Commands:\n")[1]
@@ -154,6 +162,22 @@ def test_installed_command_in_json(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["config"]["context"] == 65536
     assert done.stderr == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr() == (f"bytescale {version('bytescale')}\n", "")
+
+
+def test_the_version_of_sources_that_are_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    assert run(["--version"]) == 0
+    assert "not installed" in capsys.readouterr().out
 
 
 def test_help_imports_nothing_heavy() -> None:

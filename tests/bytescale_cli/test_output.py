@@ -56,17 +56,14 @@ def test_a_plain_table_is_aligned() -> None:
     assert output.table(["n", "value"], [["1", "2.5"]], right=True) == "n  value\n1    2.5"
 
 
-@pytest.mark.parametrize("no_color", [False, True])
-def test_a_terminal_gets_a_drawn_table(no_color: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values in square brackets are text, not rich's markup."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-    if no_color:
-        monkeypatch.setenv("NO_COLOR", "1")
-    drawn = output.table(["name"], [["[bold]x"]])
-    assert "[bold]x" in drawn
-    assert "━" in drawn
-    assert "\x1b[3" not in drawn or not no_color
+def test_questions_have_their_columns_and_those_that_no_row_has_are_left_out() -> None:
+    rows = [{"planner": "static", "step_s": "2.5"}, {"planner": "naive", "step_s": "12.5"}]
+    text = output.sections(["planner"], {"How fast?": ["step_s", "gain"], "How large?": ["bytes"]}, rows)
+    assert text == "How fast?\nplanner  step_s\nstatic      2.5\nnaive      12.5"
+
+
+def test_a_cell_cannot_change_what_the_terminal_shows() -> None:
+    assert output.table(["name"], [["[bold]\x1b[31mx"]]) == "name\n[bold]?[31mx"
 
 
 def test_a_page_is_written_and_said_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,3 +34,23 @@ def test_a_live_line_on_a_terminal(capsys: pytest.CaptureFixture[str], monkeypat
     assert "[runs/a]" in captured.err
     assert "largest ring 2" in captured.err
     assert captured.out == ""
+
+
+def test_a_line_is_whole_at_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    line = LINE | {"step": 123456, "tokens_per_s": 1234567.8, "validation_loss": 2.468}
+    with progress(1234567) as (_, on_step):
+        on_step(line)
+    shown = capsys.readouterr().err
+    assert "…" not in shown and "1,234,568 tokens/s" in shown and "123456/1234567" in shown and "2.468" in shown
+
+
+def test_a_dumb_terminal_gets_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "160")
+    with progress(10) as (_, on_step):
+        on_step(LINE)
+    assert capsys.readouterr().err == f"step 3/10  {describe(LINE)}\n"

@@ -110,15 +110,26 @@ def test_modes_and_degrees_that_cannot_be_trained_yet_can_be_simulated(mode: lis
 def test_people_get_a_table(capsys: Capture) -> None:
     assert run(["simulate", *SMALL]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:4] == ["planner", "ranks", "context", "lengths"]
-    assert [line.split()[0] for line in lines[1:5]] == PLANNERS
-    assert lines[5].startswith("speedup: static's step time / this planner's; ")
+    assert lines[0] == "ranks 4, context 8,192, lengths byted"
+    assert lines[2] == "How fast is a step?"
+    assert lines[3].split() == ["planner", "step_s", "tokens_per_s", "speedup"]
+    assert [line.split()[0] for line in lines[4:8]] == PLANNERS
+    assert lines[9] == "Where does its time go?"
+    assert [line.split()[0] for line in lines[11:15]] == PLANNERS
+    assert lines[16].startswith("speedup: static's step time / this planner's")
 
 
 def test_a_sweep_has_a_column_that_tells_its_rows_apart(capsys: Capture) -> None:
     assert run(["simulate", *SMALL, "--sweep", "capacity=2K,4K", "--planners", "static"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[:3]] == ["sweep", "capacity=2K", "capacity=4K"]
+    assert [line.split()[1] for line in lines[3:6]] == ["sweep", "capacity=2K", "capacity=4K"]
+
+
+def test_what_a_sweep_changes_in_the_cluster_is_a_column(capsys: Capture) -> None:
+    assert run(["simulate", *SMALL, "--sweep", "cluster.ranks_per_node=4,8", "--planners", "static"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "context 8,192, lengths byted"
+    assert [line.split()[2] for line in lines[3:6]] == ["ranks", "4", "8"]
 
 
 def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> None:
@@ -134,7 +145,8 @@ def test_a_sweep_of_offload_shows_what_it_gains_and_takes(capsys: Capture) -> No
         assert (before["host_bytes"], after["host_node_bytes"]) == (0, 8 * after["host_bytes"])
     assert run(["simulate", *long, "context=256K", *swept[2:]]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[0].split()[-3:] == ["offload_gain", "host_bytes", "host_node_bytes"]
+    headers = [line.split()[2:] for line in out.splitlines() if line.startswith("planner ")]
+    assert headers[0][-1] == "offload_gain" and headers[2] == ["host_bytes", "host_node_bytes"]
     assert "offload_gain: step time" in out and "host_bytes: peak" in out
     assert all("offload_gain" not in one for one in simulated(capsys))
 
@@ -151,7 +163,7 @@ def test_errors_in_a_sweep_name_their_runs_and_the_others_are_shown(tmp_path: Pa
     sweep = ["--sweep", "cluster.device_memory=1MiB,100GiB,2MiB", "--planners", "static", "--plot", str(path)]
     assert run(["simulate", *SMALL, *sweep]) == 10
     captured = capsys.readouterr()
-    assert [line.split()[1] for line in captured.out.splitlines()[:2]] == ["sweep", "cluster.device_memory=100GiB"]
+    assert [line.split()[1] for line in captured.out.splitlines()[3:5]] == ["sweep", "cluster.device_memory=100GiB"]
     # Where numba has not compiled these functions before, a line says so.
     charts, *lines = [line for line in captured.err.splitlines() if not line.startswith("compiling")]
     assert charts == f"charts: {path}" and len(lines) == 2

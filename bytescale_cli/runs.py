@@ -1,0 +1,140 @@
+"""`bytescale runs`: lists runs, shows how far they are and what their ranks said, and compares them."""
+
+from __future__ import annotations
+
+import json as json_text
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, whole_number
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.run.status import Status
+
+app = typer.Typer(help="List runs, show their state and logs, or compare them.")
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+
+
+@app.command("list")
+def list_(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder in which the runs are.")] = Path(
+        "runs"
+    ),
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the runs in a folder, the one that changed last first.
+
+    A run whose config cannot be read, such as one of another version, is listed with the reason.
+    """
+    from engine.run.status import runs_in, status
+
+    found, unreadable = list[dict[str, Any]](), list[dict[str, Any]]()
+    for run in runs_in(folder):
+        try:
+            found.append(asdict(status(run)))
+        except ConfigError as error:
+            unreadable.append({"run": str(run), "reason": str(error)})
+    rows = [
+        [one["state"], f"{one['step']:,}/{one['steps']:,}", output.number(one["loss"]), one["recipe"], one["run"]]
+        for one in found
+    ]
+    text = output.table(["state", "steps", "loss", "recipe", "run"], rows) if rows else f"no runs in {folder}"
+    text += "".join(f"\n{one['run']}: {one['reason']}" for one in unreadable)
+    output.emit({"runs": found, "unreadable": unreadable}, output.fill(text), as_json=json)
+
+
+@app.command("status")
+def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
+    """Show how far a run is, and why ranks failed.
+
+    Its figures are those of the last finished step. The newest checkpoint is not verified.
+    """
+    from engine.run.status import status
+
+    found = status(run)
+    facts = {
+        "recipe": f"{found.recipe}, planner {found.planner}",
+        "step": f"{found.step:,} of {found.steps:,}",
+        "loss": output.number(found.loss),
+        "validation loss": output.number(found.validation_loss),
+        "tokens": f"{found.tokens:,}",
+        "tokens/s": output.number(found.tokens_per_s),
+        "last step": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.changed)),
+        "checkpoint": found.checkpoint or "none yet",
+    }
+    facts |= {f"rank {rank}": f"failed: {cause}" for rank, cause in found.causes.items()}
+    text = output.record(f"{found.run}: {found.state}", list(facts.items()))
+    output.emit({"status": asdict(found)}, text, as_json=json)
+
+
+@app.command()
+def logs(
+    run: Run,
+    rank: Annotated[int | None, typer.Option(parser=whole_number, metavar="N", help="One rank. Default: all.")] = None,
+    lines: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Show the last N lines of each.")] = 20,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show the last lines that the ranks of a run printed."""
+    if lines < 1:
+        raise ConfigError(f"must be at least 1, not {lines}", key="--lines", hint="for example --lines 20")
+    if rank is not None and rank < 0:
+        raise ConfigError(f"must be at least 0, not {rank}", key="--rank", hint="for example --rank 0")
+    from engine.run.status import log_tail
+
+    found = log_tail(run, rank, lines)
+    parts = ["\n".join([output.title(f"rank {one['rank']}: {one['path']}"), *one["lines"]]) for one in found]
+    output.emit({"logs": found}, "\n\n".join(parts) or f"no rank of {run} has started", as_json=json)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two run folders or more.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare runs: where their configs differ, and their last losses."""
+    if len(runs) < 2:
+        raise ConfigError("needs two run folders or more", key="RUN", hint="bytescale runs compare runs/a runs/b")
+    from engine.run.status import config_of, differences, losses, status
+
+    found, changed = [status(run) for run in runs], differences([config_of(run) for run in runs])
+    step, then = losses(runs)
+    names = [run.name for run in runs] if len({run.name for run in runs}) == len(runs) else list(map(str, runs))
+    rows = [_row(name, one) for name, one in zip(names, found, strict=True)]
+    common = f"loss at step {step}"
+    if step is not None:
+        rows = [row | {common: output.number(loss)} for row, loss in zip(rows, then, strict=True)]
+    text = output.sections(["run"], {"How far are they?": ["state", "steps", "tokens", "tokens/s"]}, rows)
+    text += "\n\n" + output.sections(["run"], {"What are their losses?": [common, "loss", "validation loss"]}, rows)
+    cells = [[key, *map(_value, values)] for key, values in changed.items()]
+    text += f"\n\n{output.title('Where do their configs differ?')}\n"
+    text += output.table(["key", *names], cells) if cells else "nowhere but in run.out"
+    answer = {"runs": [asdict(one) for one in found], "differences": changed, "step": step, "losses": then}
+    output.emit({"compare": answer}, output.fill(text), as_json=json)
+
+
+def _row(name: str, one: Status) -> dict[str, str]:
+    """Format the figures of a run for the tables of `compare`."""
+    return {
+        "run": name,
+        "state": one.state,
+        "steps": f"{one.step:,}/{one.steps:,}",
+        "tokens": f"{one.tokens:,}",
+        "tokens/s": output.number(one.tokens_per_s),
+        "loss": output.number(one.loss),
+        "validation loss": output.number(one.validation_loss),
+    }
+
+
+def _value(value: Any) -> str:
+    """Format a value of a config; one that a config does not have is a dash."""
+    return "-" if value is None else value if isinstance(value, str) else json_text.dumps(value)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bytescale_cli.main import run
+from engine.config.load import load
+from engine.config.resolved import resolved_yaml
+from engine.run import metrics
+from engine.run.folder import RunFolder
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with two runs of three steps, of which the second one was stopped, and a damaged one."""
+    for name, lr, steps in (("a", 0.1, 3), ("b", 0.2, 2)):
+        folder = RunFolder(tmp_path / name)
+        folder.logs.mkdir(parents=True)
+        config = load(["run.steps=3", f"run.out={folder.root}", f"optimizer.lr={lr}"])
+        folder.resolved.write_text(resolved_yaml(config), encoding="utf-8")
+        for step in range(1, steps + 1):
+            line = {"step": step, "loss": lr * 10 / step, "tokens": 1000, "tokens_per_s": 17408.0}
+            metrics.append(folder.metrics, line)
+        folder.log(0).write_text("first\nsecond\n")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "resolved.yaml").write_text("nonsense")
+    return tmp_path
+
+
+def answer(capsys: Capture, *words: str) -> dict[str, object]:
+    assert run(["runs", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["ok"]) == (1, True)
+    return dict(found)
+
+
+def test_list(runs: Path, capsys: Capture) -> None:
+    assert run(["runs", "list", str(runs)]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["state", "steps", "loss", "recipe", "run"]
+    assert sorted(row.split() for row in rows[:2]) == [
+        ["finished", "3/3", "0.333", "quickstart", str(runs / "a")],
+        ["stopped", "2/3", "1.000", "quickstart", str(runs / "b")],
+    ]
+    assert rows[2] == f"{runs / 'c'}: is not a resolved config"
+    found = answer(capsys, "list", str(runs))
+    assert isinstance(found["runs"], list) and len(found["runs"]) == 2
+    assert found["unreadable"] == [{"run": str(runs / "c"), "reason": "is not a resolved config"}]
+
+
+def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
+    assert run(["runs", "list", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
+
+
+def test_status(runs: Path, capsys: Capture) -> None:
+    assert run(["runs", "status", str(runs / "b")]) == 0
+    head, *facts = capsys.readouterr().out.splitlines()
+    assert head == f"{runs / 'b'}: stopped"
+    shown = {line[2:].split("  ")[0]: line.split("  ")[-1].strip() for line in facts}
+    assert (shown["step"], shown["loss"], shown["tokens"], shown["tokens/s"]) == ("2 of 3", "1.000", "2,000", "17,408")
+    assert shown["checkpoint"] == "none yet"
+    found = answer(capsys, "status", str(runs / "b"))["status"]
+    assert isinstance(found, dict) and (found["state"], found["step"], found["loss"]) == ("stopped", 2, 1.0)
+
+
+def test_logs(runs: Path, capsys: Capture) -> None:
+    assert run(["runs", "logs", str(runs / "a"), "--lines", "1"]) == 0
+    assert capsys.readouterr().out == f"rank 0: {runs / 'a' / 'logs' / 'rank-0.log'}\nsecond\n"
+    (log,) = answer(capsys, "logs", str(runs / "a"), "--rank", "0")["logs"]  # type: ignore[misc]
+    assert log["lines"] == ["first", "second"]
+
+
+def test_compare(runs: Path, capsys: Capture) -> None:
+    assert run(["runs", "compare", str(runs / "a"), str(runs / "b")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith(("a ", "b "))] == [
+        ["a", "finished", "3/3", "3,000", "17,408"],
+        ["b", "stopped", "2/3", "2,000", "17,408"],
+        ["a", "0.500", "0.333", "-"],
+        ["b", "1.000", "1.000", "-"],
+    ]
+    assert [line.split() for line in lines[-2:]] == [["key", "a", "b"], ["optimizer.lr", "0.1", "0.2"]]
+    found = answer(capsys, "compare", str(runs / "a"), str(runs / "b"))["compare"]
+    assert isinstance(found, dict) and found["differences"] == {"optimizer.lr": [0.1, 0.2]}
+    assert (found["step"], found["losses"]) == (2, [0.5, 1.0])
+
+
+def test_runs_that_do_not_differ(runs: Path, capsys: Capture) -> None:
+    assert run(["runs", "compare", str(runs / "a"), str(runs / "a")]) == 0
+    assert capsys.readouterr().out.endswith("Where do their configs differ?\nnowhere but in run.out\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "cause"),
+    [
+        ("list none", 2, "none: no such folder"),
+        ("status none", 2, "none: is not the folder of a run"),
+        ("logs none", 2, "none: is not the folder of a run"),
+        ("logs a --rank 7", 73, "a: has no log of rank 7"),
+        ("logs a --rank -1", 2, "--rank: must be at least 0, not -1"),
+        ("logs a --lines 0", 2, "--lines: must be at least 1, not 0"),
+        ("compare a", 2, "RUN: needs two run folders or more"),
+        ("compare a none", 2, "none: is not the folder of a run"),
+        ("status c", 2, "c/resolved.yaml: is not a resolved config"),
+    ],
+)
+def test_mistakes(
+    words: str, code: int, cause: str, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs)
+    assert run(["runs", *words.split()]) == code
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 2 and said[0] == f"error: {cause}" and said[1].startswith("hint: ")
