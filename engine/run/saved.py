@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,9 @@ def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
         except CheckpointError as error:
             damaged.append((folder.name, str(error).removeprefix(DAMAGED)))
         else:
-            for name, reason in damaged:
-                say(f"warning: {name} is damaged ({reason}); using {folder.name} instead")
+            if damaged:
+                named = ", ".join(f"{name} is damaged ({reason})" for name, reason in damaged)
+                say(f"warning: {named}; using {folder.name} instead")
             return folder
     if damaged:
         name, reason = damaged[0]
@@ -64,9 +67,10 @@ def listed(run: Path) -> list[dict[str, Any]]:
     """Return path, step, ranks, bytes and damage of each checkpoint of a run, newest first.
 
     `damaged` is the damage that a comparison of file sizes shows, or None. Hashes are not checked: that would take
-    minutes. `ranks` is None if the manifest cannot be read. Raises CheckpointError if there is no checkpoint.
+    minutes. `ranks` is None if the manifest cannot be read. Raises CheckpointError if there is no checkpoint, and
+    PermissionError if this user may read none of them.
     """
-    rows = []
+    rows, forbidden = [], list[PermissionError]()
     for folder in newest_first(find(run).parent):
         digits = folder.name.removeprefix(PREFIX)
         step, ranks, damaged = int(digits) if digits.isdecimal() else None, None, None
@@ -76,6 +80,20 @@ def listed(run: Path) -> list[dict[str, Any]]:
             check_sizes(folder)
         except CheckpointError as error:
             damaged = str(error).removeprefix(DAMAGED)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        rows.append({"path": str(folder), "step": step, "ranks": ranks, "bytes": size, "damaged": damaged})
+        except PermissionError as error:  # must not hide the others
+            damaged = f"{Path(error.filename).name} may not be read"
+            forbidden.append(error)
+        rows.append({"path": str(folder), "step": step, "ranks": ranks, "bytes": _bytes(folder), "damaged": damaged})
+    if len(forbidden) == len(rows):
+        raise forbidden[0]
     return rows
+
+
+def _bytes(folder: Path) -> int:
+    """The bytes of all files in a folder that can be seen."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(place, name).stat().st_size
+    return total

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,17 +14,20 @@ import pytest
 from engine.data.steps import Cursor, Place
 from engine.errors import CheckpointError
 from engine.files import remove_ruins
+from engine.run import checkpoints
 from engine.run.checkpoints import (
     abandon,
+    check_hashes,
     newest_first,
     prune,
     read,
+    read_manifest,
     read_state,
     write,
 )
 from engine.run.saved import choose
 from engine.trainer.loop import Trainer
-from tests.run.damage import flip, mistype, remove, save, scramble, state, truncate, unmanifest
+from tests.run.damage import flip, make_older, mistype, remove, save, scramble, state, truncate, unmanifest
 
 
 def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_ranks_with_lagging_views_of_the_folder_hash_the_same_list(
 
     monkeypatch.setattr(Path, "rglob", lagging)
     folder = save_in_two(tmp_path)
-    assert set(json.loads((folder / "manifest.json").read_text())["files"]) == {"rank0.pt", "rank1.pt"}
+    assert set(read_manifest(folder).files) == {"rank0.pt", "rank1.pt"}
 
 
 def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_complete_one(
@@ -104,32 +106,73 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_complete_one(
     assert read(folder) == state(1)
 
 
-def test_a_manifest_without_sizes_is_of_an_older_version_and_still_read(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["sizes"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert read(folder) == state(1)
+def test_a_manifest_of_an_older_version_is_still_read_and_its_hashes_are_checked(tmp_path: Path) -> None:
+    for change in (lambda values: None, lambda values: values.pop("sizes")):  # the first had no sizes
+        folder = save(tmp_path, 1)
+        make_older(folder, change)
+        assert read(folder) == state(1)
+        flip(folder)
+        with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
+            read(folder)
 
 
 def test_a_manifest_with_the_first_name_of_a_field_is_still_read(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state"]["lineage"] = manifest["state"].pop("must_match")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    make_older(folder, lambda values: values["state"].update(lineage=values["state"].pop("must_match")))
     assert read(folder) == state(1)
 
 
 def test_a_checkpoint_of_an_older_order_of_documents_can_be_read_for_export_only(tmp_path: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        for new in ("cursor", "fingerprints"):
+            del values["state"][new]
+        values["state"] |= {"epoch": 2, "position": 7, "fingerprint": "g"}
+
     folder = save(tmp_path, 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for new in ("cursor", "fingerprints"):
-        del manifest["state"][new]
-    manifest["state"] |= {"epoch": 2, "position": 7, "fingerprint": "g"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    make_older(folder, change)
     found = read(folder)
     assert (found.step, found.cursor, found.fingerprints) == (1, {}, {"data": "g"})
     assert found.must_match == state(1).must_match
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path: Path) -> None:
+    """The run would resume at another step than `newest_first` and `abandon` believe."""
+    folder = save(tmp_path, 1)
+    other = folder.rename(folder.with_name("step-00000002"))
+    with pytest.raises(CheckpointError, match=r"damaged: manifest\.json is that of step 1$"):
+        read_state(other)
+    assert read_state(other.rename(folder.with_name("a copy"))) == state(1)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
+def test_parts_of_a_checkpoint_are_checked_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    """Else damage in a block that no rank hashes would stay unseen."""
+    monkeypatch.setattr(checkpoints, "BLOCK", 250)
+    folder, hashed = save(tmp_path, 3), list[tuple[int, str, int]]()
+    hash_block = checkpoints._hash
+
+    def spy(path: Path, start: int, length: int) -> str:
+        hashed.append((part, path.name, start))
+        return hash_block(path, start, length)
+
+    monkeypatch.setattr(checkpoints, "_hash", spy)
+    for part in range(parts):
+        check_hashes(folder, part, parts)
+    blocks = [("a.pt", start) for start in range(0, 3000, 250)] + [("b.pt", 0)]
+    assert sorted(block for _, *block in hashed) == sorted(map(list, blocks))
+    counts = [sum(part == other for other, *_ in hashed) for part in range(parts)]
+    assert max(counts) <= -(-len(blocks) // parts), "about as many bytes each"
+    flip(folder)
+    found = 0
+    for part in range(parts):
+        try:
+            check_hashes(folder, part, parts)
+        except CheckpointError as error:
+            found += 1
+            assert "zero/a.pt does not match its hash" in str(error)
+    assert found == 1
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, remove, unmanifest, mistype, scramble])
