@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.overview import Corpora
 from engine.data.quarantine import MOST
-from engine.errors import BytescaleError, ConfigError, MemoryFitError, PreflightError
+from engine.errors import BytescaleError, ConfigError, ExitCode, MemoryFitError, PreflightError
+from engine.files import remove_ruins
 from engine.fit.check import check_fit
 from engine.fit.host import host_problem, tight
 from engine.fit.machine import on_this_machine
@@ -67,7 +69,10 @@ def train(
                 say(line)
     check_place(folder, config)
     with prepare.locked(folder):
-        start = prepare.plan_start(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
+        if not dry_run:
+            remove_ruins(folder.checkpoints)  # before anything is written: it may free the space of a full disk
+        plan = partial(prepare.plan_start, folder, config, cluster.ranks, resume)
+        start = plan(PLANNED if dry_run else 1, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
             refused += [*unready, *([host_too_small] if host_too_small else [])]
@@ -76,10 +81,30 @@ def train(
             raise MemoryFitError.of([host_too_small])
         check_host_adam(config, say)
         if resume != "never" or not folder.resolved.exists():
+            try:
+                return _train(config, cluster, folder, start, say, on_step)
+            except RankError as error:
+                start = _after_damage(error, start, partial(plan, 1, say, hashes=True), say)
             return _train(config, cluster, folder, start, say, on_step)
         say(f"the old run is now in {prepare.set_aside(folder)}")
     with prepare.locked(folder):  # a new folder: the old one was renamed with its lock
         return _train(config, cluster, folder, start, say, on_step)
+
+
+def _after_damage(error: RankError, start: prepare.Start, plan: Callable[[], prepare.Start], say: Say) -> prepare.Start:
+    """Plan another start if ranks found damage in the checkpoint of `start`; raise any other error of theirs.
+
+    Note: [damage found by ranks]. Ranks compare the hashes of the checkpoint, each a part, because one process would take
+    minutes. Where they find damage, they end before they have changed anything, and the launcher compares the hashes
+    itself: it alone can choose another checkpoint, because metrics and ledger go back with it. Damage is rare, so this
+    may be slow. Ranks check what was chosen again; if they still find damage, the run ends.
+    """
+    if start.checkpoint is None or error.code != ExitCode.NO_CHECKPOINT:
+        raise error
+    again = plan()
+    if again.checkpoint == start.checkpoint:
+        say(f"warning: {error}; the launcher finds no damage and tries once more")
+    return again
 
 
 def _train(

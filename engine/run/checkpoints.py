@@ -51,6 +51,12 @@ def folder_name(step: int) -> str:
     return f"{PREFIX}{step:08d}"
 
 
+def step_of(folder: Path) -> int:
+    """Return the step in the name of a checkpoint's folder; -1 if the name has none."""
+    digits = folder.name.removeprefix(PREFIX)
+    return int(digits) if digits.isdecimal() else -1
+
+
 def newest_first(checkpoints: Path) -> list[Path]:
     """List the finished checkpoints in a folder, newest first; none if there is no such folder.
 
@@ -98,10 +104,30 @@ def write(
     return final
 
 
-def prune(written: Path, keep: int) -> None:
-    """Remove all checkpoints but the one just `written` and the newest `keep - 1` others."""
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints of a run are kept: a checkpoint stays if one of the three numbers keeps it."""
+
+    newest: int  # at least 1
+    every: int = 0  # those of steps that are multiples of this; 0 for none
+    best: int = 0  # those with the lowest validation losses
+
+    def removes(self, folders: Sequence[Path], losses: Mapping[int, float]) -> list[Path]:
+        """Return those of `folders`, newest first, that are not kept. `losses` has validation losses by step.
+
+        A checkpoint of a step without validation is never among the best.
+        """
+        kept, steps = set(folders[: self.newest]), {folder: step_of(folder) for folder in folders}
+        if self.every:
+            kept |= {folder for folder, step in steps.items() if step % self.every == 0}
+        kept |= set(sorted((f for f in folders if steps[f] in losses), key=lambda f: losses[steps[f]])[: self.best])
+        return [folder for folder in folders if folder not in kept]
+
+
+def prune(written: Path, keep: Retention, losses: Mapping[int, float]) -> None:
+    """Remove checkpoints that `keep` does not keep; the one just `written` counts as the newest."""
     others = [folder for folder in newest_first(written.parent) if folder != written]
-    for old in others[keep - 1 :]:
+    for old in keep.removes([written, *others], losses):
         remove_folder(old)
 
 

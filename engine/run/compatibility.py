@@ -24,6 +24,7 @@ _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
     *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.keep_checkpoints"),
+    *("run.keep_every", "run.keep_best"),
 )
 
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from engine.data.steps import Cursor, Place
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, Problem
 from engine.files import remove_ruins
 from engine.run import checkpoints
 from engine.run.checkpoints import (
+    Retention,
     abandon,
     check_hashes,
     newest_first,
@@ -194,8 +195,34 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_is_used(
     assert len(list(tmp_path.glob("abandoned-step-00000002-*"))) == 1, "a damaged checkpoint is kept for inspection"
 
 
-def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
-    """The launcher has verified every byte; otherwise the whole checkpoint would be read once per rank."""
+class OneRank:
+    """Collectives of one rank, which adds what `others` have found."""
+
+    def __init__(self, *others: Problem) -> None:
+        self.others = others
+
+    def largest(self, value: float) -> list[float]:
+        return [max(value, bool(self.others))]
+
+    def gather(self, value: Problem | None) -> list[Problem | None]:
+        return [value, *self.others]
+
+
+def test_each_rank_hashes_its_part_and_all_raise_what_one_has_found(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    groups = [SimpleNamespace(rank=rank, mesh=SimpleNamespace(ranks=2)) for rank in range(2)]
+    for of_rank in groups:
+        Trainer.verify(SimpleNamespace(groups=of_rank, control=OneRank()), folder)  # type: ignore[arg-type]
+    flip(folder)
+    with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash") as caught:
+        Trainer.verify(SimpleNamespace(groups=groups[0], control=OneRank()), folder)  # type: ignore[arg-type]
+    other = OneRank(caught.value.problems[0])
+    with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
+        Trainer.verify(SimpleNamespace(groups=groups[1], control=other), folder)  # type: ignore[arg-type]
+
+
+def test_beginning_reads_the_state_and_hashes_nothing(tmp_path: Path) -> None:
+    """The ranks have verified every byte, each a part; otherwise the whole checkpoint would be read once per rank."""
     folder = save(tmp_path, 1)
     flip(folder)
     assert read_state(folder) == state(1)
@@ -237,15 +264,34 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 10):
         written = save(tmp_path, step)
-    prune(written, keep=2)
+    prune(written, Retention(2), {})
     assert [read(p).step for p in newest_first(tmp_path)] == [10, 2]
 
 
 def test_the_checkpoint_just_written_is_always_kept(tmp_path: Path) -> None:
     for step in (8, 9, 3):
         written = save(tmp_path, step)
-    prune(written, keep=1)
+    prune(written, Retention(1), {})
     assert newest_first(tmp_path) == [written]
+
+
+def test_retention_keeps_the_newest_the_multiples_and_the_best(tmp_path: Path) -> None:
+    """If a kept one were removed, the best model of a run would be lost for good."""
+    folders = [tmp_path / f"step-{step:08d}" for step in range(12, 0, -1)]
+    losses = {2: 1.5, 5: 1.0, 8: 1.0, 9: 2.0, 99: 0.1}
+
+    def kept(keep: Retention) -> list[int]:
+        removed = keep.removes(folders, losses)
+        assert removed == [folder for folder in folders if folder in removed], "newest first"
+        return sorted(int(folder.name[5:]) for folder in set(folders) - set(removed))
+
+    assert kept(Retention(2)) == [11, 12]
+    assert kept(Retention(1, every=4)) == [4, 8, 12]
+    assert kept(Retention(1, best=1)) == [8, 12], "the newer of two equal ones"
+    assert kept(Retention(1, best=3)) == [2, 5, 8, 12]
+    assert kept(Retention(1, best=50)) == [2, 5, 8, 9, 12], "no step without validation is among the best"
+    assert kept(Retention(2, every=5, best=1)) == [5, 8, 10, 11, 12]
+    assert kept(Retention(50)) == list(range(1, 13))
 
 
 def test_checkpoints_of_later_steps_are_renamed(tmp_path: Path) -> None:
