@@ -94,7 +94,7 @@ def train(
 def _after_damage(error: RankError, start: prepare.Start, plan: Callable[[], prepare.Start], say: Say) -> prepare.Start:
     """Plan another start if ranks found damage in the checkpoint of `start`; raise any other error of theirs.
 
-    Note: [damage found by ranks]. Ranks compare the hashes of the checkpoint, each a part, because one process would take
+    Note: [damage found by ranks]. Ranks compare the hashes of the checkpoint, each a part: one process would take
     minutes. Where they find damage, they end before they have changed anything, and the launcher compares the hashes
     itself: it alone can choose another checkpoint, because metrics and ledger go back with it. Damage is rare, so this
     may be slow. Ranks check what was chosen again; if they still find damage, the run ends.
