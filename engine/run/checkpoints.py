@@ -16,21 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.units import counted
-from engine.errors import CheckpointError
+from engine.config.units import counted, format_bytes
+from engine.errors import CheckpointError, StorageError, storage_error
 from engine.files import LOCK, draft_of, locked_draft, publish, remove_folder, sync, write_durably
 
 MANIFEST = "manifest.json"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
 DAMAGED = "checkpoint is damaged: "
+_TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
 
 
@@ -49,6 +51,25 @@ class TrainState:
 def folder_name(step: int) -> str:
     """Return the name of a step's checkpoint folder, such as step-00000100."""
     return f"{PREFIX}{step:08d}"
+
+
+@contextmanager
+def _names_full_disk(draft: Path) -> Iterator[None]:
+    """Turn an error of the disk while the files of a draft are written into a StorageError with path and bytes.
+
+    The draft stays, because other ranks may be writing in it. The next start removes it first.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not (storage_error(error) or any(sign in str(error) for sign in _TORCH)):
+            raise
+        written = format_bytes(sum(_size(path) for path in draft.rglob("*") if path.is_file()))
+        message = f"a checkpoint could not be written: {written} were written"
+        with suppress(OSError):
+            message += f", {format_bytes(shutil.disk_usage(draft).free)} are free"
+        hint = "free some space, or set a smaller run.keep_checkpoints; then run the same command"
+        raise StorageError(message, key=str(draft), hint=hint) from error
 
 
 def step_of(folder: Path) -> int:
@@ -86,7 +107,8 @@ def write(
     final = checkpoints / folder_name(state.step)
     with locked_draft(final) if rank == 0 else nullcontext(draft_of(final)) as draft:
         gather({})  # the draft exists
-        save_tensors(draft)
+        with _names_full_disk(draft):
+            save_tensors(draft)
         gather({})  # every file is written
         # Rank 0 lists the files for all: on a network file system ranks may see different lists for a while.
         found = [p for p in draft.rglob("*") if p.is_file() and p.name != LOCK] if rank == 0 else []

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from engine.data.steps import Cursor, Place
-from engine.errors import CheckpointError, Problem
+from engine.errors import CheckpointError, Problem, StorageError
 from engine.files import remove_ruins
 from engine.run import checkpoints
 from engine.run.checkpoints import (
@@ -259,6 +259,29 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
     assert choose(tmp_path, print) == good
     remove_ruins(tmp_path)
     assert list(tmp_path.iterdir()) == [good]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("[enforce fail at inline_container.cc:664]")]
+)
+def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exception) -> None:
+    """torch.save hides the errno, and its message names neither."""
+
+    def fills(folder: Path) -> None:
+        (folder / "a.pt").write_bytes(bytes(3 << 20))
+        raise error
+
+    with pytest.raises(StorageError, match=r"could not be written: 3\.0 MiB were written, .*B are free$") as caught:
+        write(tmp_path, state(2), 0, fills, lambda hashes: [hashes])
+    assert caught.value.problems[0].key == str(tmp_path / ".writing-step-00000002")
+
+
+def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
+    def fails(folder: Path) -> None:
+        raise RuntimeError("a collective failed")
+
+    with pytest.raises(RuntimeError, match="a collective failed"):
+        write(tmp_path, state(2), 0, fails, lambda hashes: [hashes])
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
