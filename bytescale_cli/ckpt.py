@@ -1,4 +1,4 @@
-"""`bytescale ckpt`: lists checkpoints; imports and exports weights as Hugging Face folders."""
+"""`bytescale ckpt`: lists, checks and removes checkpoints; imports and exports weights as Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import typer
 
 from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, choice
-from engine.errors import ConfigError
+from engine.errors import CheckpointError, ConfigError
 
-app = typer.Typer(help="List checkpoints; import or export Hugging Face folders.")
+app = typer.Typer(help="List, check and remove checkpoints; import or export Hugging Face folders.")
 
 _DTYPES = ("bf16", "fp32")
 
@@ -28,6 +28,72 @@ def list_(run: Annotated[Path, typer.Argument(help="Run folder.")], json: Json =
         numbers = ["-" if one[name] is None else f"{one[name]:,}" for name in ("step", "ranks", "bytes")]
         rows.append([*numbers, one["path"], f"damaged: {one['damaged']}" if one["damaged"] else ""])
     output.emit({"checkpoints": found}, output.table(["step", "ranks", "bytes", "path", ""], rows), as_json=json)
+
+
+@app.command()
+def verify(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check every byte of a checkpoint, or of all checkpoints of a run. Exits with 5 if one is damaged."""
+    from engine.config.units import counted
+    from engine.run.saved import check_all
+
+    found = check_all(source)
+    damaged, error = [one for one in found if one["damaged"]], None
+    if damaged:
+        message = (
+            f"{len(damaged)} of {counted(len(found), 'checkpoint')} damaged, such as {Path(damaged[0]['path']).name}"
+        )
+        hint = "`train` resumes from the newest intact one and keeps the damaged ones aside"
+        error = CheckpointError(f"{message}: {damaged[0]['damaged']}", key=str(source), hint=hint)
+    rows = [[one["path"], f"damaged: {one['damaged']}" if one["damaged"] else "intact"] for one in found]
+    output.emit({"checkpoints": found}, output.table(["path", ""], rows), as_json=json, error=error)
+
+
+@app.command()
+def inspect(
+    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what a checkpoint contains: its step, place in the documents, settings and files. Hashes no file."""
+    from dataclasses import asdict
+
+    from engine.run.checkpoints import read_manifest
+    from engine.run.saved import find
+
+    folder = find(source)
+    manifest = read_manifest(folder)
+    state, sizes = asdict(manifest.state), dict(manifest.sizes)
+    lines = [str(folder)]
+    for name, value in (*state.items(), ("files", {name: f"{size:,} bytes" for name, size in sizes.items()})):
+        if isinstance(value, dict):
+            lines += [f"{name}:", *(f"  {key}: {inner}" for key, inner in value.items())]
+        else:
+            lines.append(f"{name}: {value}")
+    output.emit({"checkpoint": {"path": str(folder), **state, "files": sizes}}, "\n".join(lines), as_json=json)
+
+
+@app.command()
+def prune(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    keep: Annotated[int, typer.Option(min=1, help="Number of newest intact checkpoints to keep.")],
+    every: Annotated[int, typer.Option(min=0, help="Also keep those of steps that are multiples of this.")] = 0,
+    best: Annotated[int, typer.Option(min=0, help="Also keep this many with the lowest validation losses.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Remove checkpoints of a run. Checks the newest ones first: damaged ones are neither counted nor removed."""
+    from engine.config.units import counted
+    from engine.run.checkpoints import Retention
+    from engine.run.saved import thin_out
+
+    removed = [str(folder) for folder in thin_out(run, Retention(keep, every, best), dry_run, output.say)]
+    output.say(f"{'would remove' if dry_run else 'removed'} {counted(len(removed), 'checkpoint')}")
+    output.emit({"removed": removed, "dry_run": dry_run}, "\n".join(removed), as_json=json)
 
 
 @app.command("import")

@@ -50,6 +50,15 @@ def unit_nodes(config: Config) -> int:
 
 
 @_rule
+def best_checkpoints_have_validation(config: Config) -> Problem | None:
+    """Without a validation loss no checkpoint is the best."""
+    if not config.run.keep_best or config.data.validation_tokens:
+        return None
+    hint = "set data.validation_tokens, or run.keep_best=0"
+    return Problem("needs a validation loss, and data.validation_tokens is 0", "run.keep_best", hint)
+
+
+@_rule
 def ranks_can_be_planned(config: Config) -> Problem | None:
     """The cluster has at most MOST_RANKS HDP ranks. With a hostfile the planner checks this."""
     devices, group = config.cluster.nodes * config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp

@@ -37,6 +37,12 @@ class Run(Section):
         ge=1, le=_STEPS, description="steps between two checkpoints; the last step always saves one"
     )
     keep_checkpoints: int = Field(ge=1, le=_STEPS, description="number of newest checkpoints to keep")
+    keep_every: int = Field(
+        ge=0, le=_STEPS, description="also keep the checkpoints of steps that are multiples of this; 0 for none"
+    )
+    keep_best: int = Field(
+        ge=0, le=_STEPS, description="also keep this many checkpoints with the lowest validation losses"
+    )
     restarts: int = Field(
         ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
     )

@@ -59,18 +59,21 @@ class Start:
         return f"starting at step 1{weights}"
 
 
-def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say) -> Start:
+def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say, hashes: bool) -> Start:
     """Decide how a run on `ranks` ranks starts, and plan its next `steps` steps, or fewer if the run ends earlier.
 
-    `resume` is `auto`, `never` or the path of a checkpoint or run. Raises BytescaleError if the checkpoint, weights or
-    documents do not match the config. Writes only to `data.cache`: an error leaves the run folder as it was.
+    `resume` is `auto`, `never` or the path of a checkpoint or run. Without `hashes` only the sizes of a checkpoint's
+    files are checked; the ranks compare the hashes (Note: [damage found by ranks] in run.py). Raises BytescaleError if
+    the checkpoint, weights or documents do not match the config. Writes only to `data.cache`: an error leaves the run
+    folder as it was.
     """
     if resume == "never":
         checkpoint = None
     else:
         check_owner(folder, config)  # not for `never`, which renames an old run, whatever its config
         auto = resume == "auto"
-        checkpoint = saved.choose(folder.checkpoints, say) if auto else saved.verified(Path(resume), say).absolute()
+        checkpoint = saved.choose(folder.checkpoints, say, hashes) if auto else None
+        checkpoint = checkpoint if auto else saved.verified(Path(resume), say, hashes).absolute()
     state, done = None, 0
     if checkpoint is not None:
         state = checkpoints.read_state(checkpoint)
@@ -228,13 +231,11 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
-    """Reset a run folder to `step`: rename later checkpoints, cut later metrics, remove incomplete writes.
+    """Reset a run folder to `step`: rename later checkpoints, cut later metrics.
 
     Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
     ledger and the list of documents that were left out begin again.
     """
-    for parent in (folder.checkpoints, folder.root):  # first, because it may free the space of a full disk
-        files.remove_ruins(parent)
     if step == 0 and folder.ledger.exists():
         files.remove_folder(folder.ledger)
     if step == 0:

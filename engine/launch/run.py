@@ -14,7 +14,8 @@ from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.overview import Corpora
 from engine.data.quarantine import MOST
-from engine.errors import BytescaleError, ConfigError, MemoryFitError, PreflightError
+from engine.errors import BytescaleError, ConfigError, ExitCode, MemoryFitError, PreflightError
+from engine.files import remove_ruins
 from engine.fit.check import check_fit
 from engine.fit.host import host_problem, tight
 from engine.fit.machine import on_this_machine
@@ -70,7 +71,10 @@ def train(
                 say(line)
     check_place(folder, config)
     with prepare.locked(folder):
-        start = prepare.plan_start(folder, config, cluster.ranks, resume, PLANNED if dry_run else 1, say)
+        if not dry_run:
+            remove_ruins(folder.checkpoints)  # before anything is written: it may free the space of a full disk
+        steps = PLANNED if dry_run else 1
+        start = prepare.plan_start(folder, config, cluster.ranks, resume, steps, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
             refused += [*unready, *([host_too_small] if host_too_small else [])]
@@ -94,7 +98,13 @@ def _train(
     say: Say,
     on_step: OnStep,
 ) -> dict[str, Any]:
-    """Run the remaining steps in a locked run folder, write the report, and return what the command prints as JSON."""
+    """Run the remaining steps in a locked run folder, write the report, and return what the command prints as JSON.
+
+    Note: [damage found by ranks]. Ranks compare the hashes of the checkpoint, each a part: one process would take
+    minutes. Where they find damage, they end before they have changed anything, and the launcher compares the hashes
+    itself: it alone can choose another checkpoint, because metrics and ledger go back with it. Damage is rare, so this
+    may be slow. Ranks check what was chosen again; if they still find damage, the run ends.
+    """
     parameters = Costs.of(config).parameters
     prepare.write_facts(folder, config, start.corpora, parameters)
     for line in (*_facts(config, cluster, start.corpora, parameters), tight(config, cluster)):
@@ -102,7 +112,7 @@ def _train(
             say(line)
     if withheld := forwarded(os.environ, cluster).withheld:
         say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
-    restarts = Restarts(config.run.restarts, folder)
+    restarts, compared = Restarts(config.run.restarts, folder), False
     while True:
         prepare.go_back(folder, start.step, say)
         say(f"{folder.root}: {start.outlook(config)}")
@@ -117,9 +127,10 @@ def _train(
             raise
         except RankError as error:
             _report(folder, say)
-            say(restarts.after(error, start.step))
-        again = "auto" if newest_first(folder.checkpoints) else resume
-        start = prepare.plan_start(folder, config, cluster.ranks, again, 1, say)
+            damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
+            say(f"warning: {error}" if damaged else restarts.after(error, start.step))
+        again = resume if damaged or not newest_first(folder.checkpoints) else "auto"
+        start, compared = prepare.plan_start(folder, config, cluster.ranks, again, 1, say, hashes=damaged), damaged
 
     lines = metrics.read_metrics(folder.metrics)
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.

@@ -4,6 +4,11 @@ Checkpoint formats load a flipped bit without an error (in 40 of 40 trials), and
 overwrites a checkpoint leaves half of it. Therefore a checkpoint is written under a temporary name, with a manifest of
 hashes, and renamed when every byte is on disk. All hashes are checked before it is used. Does not import torch: the
 launcher checks them before any rank starts.
+
+The manifest has two lines of JSON: its content, and the BLAKE2b hash of the first line. Without a hash of its own, a
+flipped bit in the manifest changed where the run resumed, or refused it for a reason that was not true. Files are
+hashed in blocks, so that several processes can share the work of a large file. Manifests of older versions have one
+line, and one hash per file.
 """
 
 from __future__ import annotations
@@ -11,20 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config.units import counted
-from engine.errors import CheckpointError
-from engine.files import LOCK, draft_of, locked_draft, publish, remove_folder, sync, write_json
+from engine.config.units import counted, format_bytes
+from engine.errors import CheckpointError, StorageError, storage_error
+from engine.files import LOCK, draft_of, locked_draft, publish, remove_folder, sync, write_durably
 
 MANIFEST = "manifest.json"
 PREFIX = "step-"
+BLOCK = 64 << 20  # bytes per hash
 DAMAGED = "checkpoint is damaged: "
+_TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
 
 
@@ -43,6 +51,31 @@ class TrainState:
 def folder_name(step: int) -> str:
     """Return the name of a step's checkpoint folder, such as step-00000100."""
     return f"{PREFIX}{step:08d}"
+
+
+@contextmanager
+def _names_full_disk(draft: Path) -> Iterator[None]:
+    """Turn an error of the disk while the files of a draft are written into a StorageError with path and bytes.
+
+    The draft stays, because other ranks may be writing in it. The next start removes it first.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if not (storage_error(error) or any(sign in str(error) for sign in _TORCH)):
+            raise
+        written = format_bytes(sum(_size(path) for path in draft.rglob("*") if path.is_file()))
+        message = f"a checkpoint could not be written: {written} were written"
+        with suppress(OSError):
+            message += f", {format_bytes(shutil.disk_usage(draft).free)} are free"
+        hint = "free some space, or set a smaller run.keep_checkpoints; then run the same command"
+        raise StorageError(message, key=str(draft), hint=hint) from error
+
+
+def step_of(folder: Path) -> int:
+    """Return the step in the name of a checkpoint's folder; -1 if the name has none."""
+    digits = folder.name.removeprefix(PREFIX)
+    return int(digits) if digits.isdecimal() else -1
 
 
 def newest_first(checkpoints: Path) -> list[Path]:
@@ -74,7 +107,8 @@ def write(
     final = checkpoints / folder_name(state.step)
     with locked_draft(final) if rank == 0 else nullcontext(draft_of(final)) as draft:
         gather({})  # the draft exists
-        save_tensors(draft)
+        with _names_full_disk(draft):
+            save_tensors(draft)
         gather({})  # every file is written
         # Rank 0 lists the files for all: on a network file system ranks may see different lists for a while.
         found = [p for p in draft.rglob("*") if p.is_file() and p.name != LOCK] if rank == 0 else []
@@ -82,20 +116,40 @@ def write(
         facts = {}
         for name in files[rank :: state.ranks]:
             sync(draft / name)
-            facts[name] = (_hash(draft / name), _size(draft / name))
+            size = _size(draft / name)
+            facts[name] = size, [_hash(draft / name, start, BLOCK) for start in range(0, size, BLOCK)]
         known = {name: fact for part in gather(facts) for name, fact in part.items()}
         if rank == 0:
-            hashes, sizes = ({name: fact[index] for name, fact in known.items()} for index in (0, 1))
-            write_json(draft / MANIFEST, {"state": asdict(state), "files": hashes, "sizes": sizes})
+            _write_manifest(draft, state, known)
             publish(draft, final, replace=True)
     gather({})
     return final
 
 
-def prune(written: Path, keep: int) -> None:
-    """Remove all checkpoints but the one just `written` and the newest `keep - 1` others."""
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints of a run are kept: a checkpoint stays if one of the three numbers keeps it."""
+
+    newest: int  # at least 1
+    every: int = 0  # those of steps that are multiples of this; 0 for none
+    best: int = 0  # those with the lowest validation losses
+
+    def removes(self, folders: Sequence[Path], losses: Mapping[int, float]) -> list[Path]:
+        """Return those of `folders`, newest first, that are not kept. `losses` has validation losses by step.
+
+        A checkpoint of a step without validation is never among the best.
+        """
+        kept, steps = set(folders[: self.newest]), {folder: step_of(folder) for folder in folders}
+        if self.every:
+            kept |= {folder for folder, step in steps.items() if step % self.every == 0}
+        kept |= set(sorted((f for f in folders if steps[f] in losses), key=lambda f: losses[steps[f]])[: self.best])
+        return [folder for folder in folders if folder not in kept]
+
+
+def prune(written: Path, keep: Retention, losses: Mapping[int, float]) -> None:
+    """Remove checkpoints that `keep` does not keep; the one just `written` counts as the newest."""
     others = [folder for folder in newest_first(written.parent) if folder != written]
-    for old in others[keep - 1 :]:
+    for old in keep.removes([written, *others], losses):
         remove_folder(old)
 
 
@@ -111,26 +165,52 @@ def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:
             say(f"{folder.name} is newer than step {step}, from which this run resumes; it is kept as {kept.name}")
 
 
+@dataclass(frozen=True)
+class Manifest:
+    """The state of a checkpoint, and the size and hashes of each of its files."""
+
+    state: TrainState
+    block: int | None  # bytes per hash; None in older manifests, which have one hash per file
+    files: Mapping[str, Sequence[str]]  # hashes of the blocks, by the file's path in the folder
+    sizes: Mapping[str, int]  # in bytes; the first manifests had none
+
+
 def read(folder: Path) -> TrainState:
     """Check the hash of every file and return the state. Raises CheckpointError that names the damage."""
-    state = read_state(folder)
     check_sizes(folder)  # first, because hashing takes minutes
-    with _reports_damage(folder):
-        for name, digest in _manifest(folder)["files"].items():
-            if _hash(folder / name) != digest:
-                raise _damage(folder, f"{name} does not match its hash")
-    return state
+    check_hashes(folder)
+    return read_state(folder)
 
 
 def check_sizes(folder: Path) -> None:
-    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is unreadable."""
+    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged."""
+    manifest = read_manifest(folder)
     with _reports_damage(folder):
-        manifest = _manifest(folder)
-        sizes = manifest.get("sizes", {})  # the first manifests had none
-        for name in manifest["files"]:
+        for name in manifest.files:
             size = _size(folder / name)
-            if size != sizes.get(name, size):
-                raise _damage(folder, f"{name} has {counted(size, 'byte')} instead of {sizes[name]:,}")
+            if size != manifest.sizes.get(name, size):
+                raise _damage(folder, f"{name} has {counted(size, 'byte')} instead of {manifest.sizes[name]:,}")
+
+
+def check_hashes(folder: Path, part: int = 0, parts: int = 1) -> None:
+    """Compare the blocks of all files with their hashes, or one of `parts` shares of the blocks, of about equal bytes.
+
+    Raises CheckpointError that names the first damaged file of this part.
+    """
+    manifest = read_manifest(folder)
+    blocks: list[tuple[str, int, int, str]] = []  # file, offset, bytes, hash
+    with _reports_damage(folder):
+        for name, hashes in manifest.files.items():
+            length = manifest.block or _size(folder / name)
+            blocks += [(name, index * length, length, digest) for index, digest in enumerate(hashes)]
+    total, before = sum(length for _, _, length, _ in blocks), 0
+    for name, start, length, digest in blocks:
+        mine = before * parts // max(1, total) == part
+        before += length
+        if mine:
+            with _reports_damage(folder, name):
+                if _hash(folder / name, start, length) != digest:
+                    raise _damage(folder, f"{name} does not match its hash")
 
 
 def read_state(folder: Path) -> TrainState:
@@ -138,27 +218,59 @@ def read_state(folder: Path) -> TrainState:
 
     Raises CheckpointError if the checkpoint or its manifest cannot be read.
     """
+    return read_manifest(folder).state
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check the manifest of a checkpoint. Raises CheckpointError if it is missing or damaged."""
     if not folder.is_dir():
         hint = "`bytescale ckpt list RUN` shows the checkpoints of a run"
         raise CheckpointError("no such checkpoint", key=str(folder), hint=hint)
     with _reports_damage(folder):
-        values = _manifest(folder)["state"]
-        if "lineage" in values:  # the field's first name
-            values["must_match"] = values.pop("lineage")
-        if "epoch" in values:  # of an older order of documents, which cannot be resumed; its weights can be exported
-            del values["epoch"], values["position"]
-            values |= {"cursor": {}, "fingerprints": {"data": values.pop("fingerprint")}}
-        return TrainState(**values)
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text())
+        content = (folder / MANIFEST).read_bytes()
+        first, _, second = content.partition(b"\n")
+        if second and second != _seal(first):
+            raise _damage(folder, f"{MANIFEST} does not match its hash")
+        values = json.loads(first)
+        if not second and "block" in values:
+            raise _damage(folder, f"{MANIFEST} is cut short")
+        block, files = values.get("block"), values["files"]
+        if block is None:
+            files = {name: [digest] for name, digest in files.items()}
+        manifest = Manifest(_state(values["state"]), block, files, values.get("sizes", {}))
+        if folder.name.startswith(PREFIX) and folder.name != folder_name(manifest.state.step):
+            raise _damage(folder, f"{MANIFEST} is that of step {manifest.state.step}")
     return manifest
 
 
+def _state(values: dict[str, Any]) -> TrainState:
+    if "lineage" in values:  # the field's first name
+        values["must_match"] = values.pop("lineage")
+    if "epoch" in values:  # of an older order of documents, which cannot be resumed; its weights can be exported
+        del values["epoch"], values["position"]
+        values |= {"cursor": {}, "fingerprints": {"data": values.pop("fingerprint")}}
+    state = TrainState(**values)
+    if not (isinstance(state.step, int) and isinstance(state.ranks, int)):
+        raise TypeError("step and ranks are numbers")
+    return state
+
+
+def _write_manifest(folder: Path, state: TrainState, files: Mapping[str, tuple[int, Sequence[str]]]) -> None:
+    """Write the manifest durably. `files` has the size and the hashes of the blocks of each file, by name."""
+    hashes, sizes = ({name: facts[index] for name, facts in files.items()} for index in (1, 0))
+    values = {"block": BLOCK, "state": asdict(state), "files": hashes, "sizes": sizes}
+    first = json.dumps(values).encode()
+    write_durably(folder / MANIFEST, first + b"\n" + _seal(first))
+
+
+def _seal(line: bytes) -> bytes:
+    """Return the second line of a manifest: the hash of the first."""
+    return json.dumps({"blake2b": hashlib.blake2b(line, digest_size=16).hexdigest()}).encode() + b"\n"
+
+
 @contextmanager
-def _reports_damage(folder: Path) -> Iterator[None]:
-    """Turn errors from reading a checkpoint or its manifest into a CheckpointError that names the damage.
+def _reports_damage(folder: Path, name: str = MANIFEST) -> Iterator[None]:
+    """Turn errors from reading the file `name` of a checkpoint into a CheckpointError that names the damage.
 
     A file that this user may not read is not damaged: PermissionError passes, so that no older checkpoint is chosen.
     """
@@ -168,8 +280,11 @@ def _reports_damage(folder: Path) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise _damage(folder, f"{Path(error.filename).name} is missing") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damage(folder, f"{MANIFEST} is unreadable") from error
+    except OSError as error:
+        place = name if error.filename is None else Path(error.filename).name
+        raise _damage(folder, f"{place} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damage(folder, f"{name} is unreadable") from error
 
 
 def _damage(folder: Path, what: str) -> CheckpointError:
@@ -183,9 +298,12 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _hash(path: Path) -> str:
+def _hash(path: Path, start: int, length: int) -> str:
+    """Hash `length` bytes of a file from byte `start`, or fewer where it ends."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
+        file.seek(start)
+        while length > 0 and (piece := file.read(min(length, 1 << 20))):
             digest.update(piece)
+            length -= len(piece)
     return digest.hexdigest()

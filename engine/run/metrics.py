@@ -27,6 +27,11 @@ def read_metrics(path: Path, say: Callable[[str], None] = lambda line: None) -> 
     return found
 
 
+def validation_losses(path: Path) -> dict[int, float]:
+    """Read the validation losses so far, by step."""
+    return {line["step"]: line["validation_loss"] for line in read_metrics(path) if "validation_loss" in line}
+
+
 def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Read the complete lines after byte `offset`; return them, and the offset after the last of them.
 

@@ -1,13 +1,27 @@
-"""Lists the checkpoints of a run, and chooses the one to resume from. The launcher uses it, so it imports no torch."""
+"""Lists, checks and removes the checkpoints of a run, and chooses the one to resume from. Imports no torch."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError
-from engine.run.checkpoints import DAMAGED, MANIFEST, PREFIX, START_OVER, check_sizes, newest_first, read, read_state
+from engine.errors import CheckpointError, RunFolderError
+from engine.files import LOCK, locked, remove_folder
+from engine.run import metrics
+from engine.run.checkpoints import (
+    DAMAGED,
+    MANIFEST,
+    START_OVER,
+    Retention,
+    check_sizes,
+    newest_first,
+    read,
+    read_state,
+    step_of,
+)
 from engine.run.folder import RunFolder
 
 
@@ -25,20 +39,22 @@ def find(source: Path) -> Path:
     return found[0]
 
 
-def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
+def choose(checkpoints: Path, say: Callable[[str], None], hashes: bool = True) -> Path | None:
     """Return the newest intact checkpoint, or None if there are no checkpoints at all. Changes nothing on disk.
 
+    Without `hashes` only manifests and the sizes of files are checked, which reads little.
     Raises CheckpointError if every checkpoint is damaged: starting over silently would hide the loss.
     """
     damaged: list[tuple[str, str]] = []
     for folder in newest_first(checkpoints):
         try:
-            read(folder)
+            read(folder) if hashes else check_sizes(folder)
         except CheckpointError as error:
             damaged.append((folder.name, str(error).removeprefix(DAMAGED)))
         else:
-            for name, reason in damaged:
-                say(f"warning: {name} is damaged ({reason}); using {folder.name} instead")
+            if damaged:
+                named = ", ".join(f"{name} is damaged ({reason})" for name, reason in damaged)
+                say(f"warning: {named}; using {folder.name} instead")
             return folder
     if damaged:
         name, reason = damaged[0]
@@ -48,15 +64,16 @@ def choose(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def verified(source: Path, say: Callable[[str], None]) -> Path:
+def verified(source: Path, say: Callable[[str], None], hashes: bool = True) -> Path:
     """Return `source` if it is a checkpoint, else the newest intact checkpoint of the run `source`.
 
-    All hashes are checked. Raises CheckpointError if the checkpoint is damaged, or if the run has no intact one.
+    All hashes are checked, or only manifests and sizes as in `choose`. Raises CheckpointError if the checkpoint is
+    damaged, or if the run has no intact one.
     """
     found = find(source)
     if found != source:
-        return choose(found.parent, say) or found
-    read(found)
+        return choose(found.parent, say, hashes) or found
+    read(found) if hashes else check_sizes(found)
     return found
 
 
@@ -64,18 +81,85 @@ def listed(run: Path) -> list[dict[str, Any]]:
     """Return path, step, ranks, bytes and damage of each checkpoint of a run, newest first.
 
     `damaged` is the damage that a comparison of file sizes shows, or None. Hashes are not checked: that would take
-    minutes. `ranks` is None if the manifest cannot be read. Raises CheckpointError if there is no checkpoint.
+    minutes. `ranks` is None if the manifest cannot be read. Raises CheckpointError if there is no checkpoint, and
+    PermissionError if this user may read none of them.
     """
-    rows = []
+    rows, forbidden = [], list[PermissionError]()
     for folder in newest_first(find(run).parent):
-        digits = folder.name.removeprefix(PREFIX)
-        step, ranks, damaged = int(digits) if digits.isdecimal() else None, None, None
+        step, ranks, damaged = step_of(folder), None, None
         try:
             state = read_state(folder)
             step, ranks = state.step, state.ranks
             check_sizes(folder)
         except CheckpointError as error:
             damaged = str(error).removeprefix(DAMAGED)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        rows.append({"path": str(folder), "step": step, "ranks": ranks, "bytes": size, "damaged": damaged})
+        except PermissionError as error:  # must not hide the others
+            damaged = f"{Path(error.filename).name} may not be read"
+            forbidden.append(error)
+        rows.append(
+            {
+                "path": str(folder),
+                "step": None if step < 0 else step,
+                "ranks": ranks,
+                "bytes": _bytes(folder),
+                "damaged": damaged,
+            }
+        )
+    if len(forbidden) == len(rows):
+        raise forbidden[0]
     return rows
+
+
+def check_all(source: Path) -> list[dict[str, Any]]:
+    """Compare all hashes of a checkpoint, or of every checkpoint of a run; return path and damage (or None) of each."""
+    found = find(source)
+    rows = []
+    for folder in [found] if found == source else newest_first(found.parent):
+        damaged = None
+        try:
+            read(folder)
+        except CheckpointError as error:
+            damaged = str(error).removeprefix(DAMAGED)
+        rows.append({"path": str(folder), "damaged": damaged})
+    return rows
+
+
+def thin_out(run: Path, keep: Retention, dry_run: bool, say: Callable[[str], None]) -> list[Path]:
+    """Remove the checkpoints of a run that `keep` does not keep, and return them. `dry_run` removes nothing.
+
+    The newest that are kept are compared with their hashes first: a damaged checkpoint does not count, and stays.
+    Raises CheckpointError if the run has no checkpoint, RunFolderError if another process is using the run.
+    """
+    folder, intact = RunFolder(run), list[Path]()
+    find(run)
+    with ExitStack() as stack:
+        if not dry_run:
+            try:
+                stack.enter_context(locked(folder.root / LOCK))
+            except BlockingIOError as error:
+                hint = "wait until it ends; a run removes old checkpoints itself: run.keep_checkpoints"
+                raise RunFolderError("a run is using this folder", key=str(run), hint=hint) from error
+        for one in newest_first(folder.checkpoints):
+            try:
+                if len(intact) < keep.newest:
+                    read(one)
+            except CheckpointError as error:
+                say(
+                    f"warning: {one.name} is damaged ({str(error).removeprefix(DAMAGED)}); it stays, and does not count"
+                )
+            else:
+                intact.append(one)
+        removed = keep.removes(intact, metrics.validation_losses(folder.metrics))
+        for old in () if dry_run else removed:
+            remove_folder(old)
+    return removed
+
+
+def _bytes(folder: Path) -> int:
+    """The bytes of all files in a folder that can be seen."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(place, name).stat().st_size
+    return total

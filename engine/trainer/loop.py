@@ -22,7 +22,7 @@ from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
-from engine.errors import ExitCode, MemoryFitError
+from engine.errors import CheckpointError, ExitCode, MemoryFitError
 from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
@@ -67,8 +67,22 @@ class Trainer:
         self.step, self.cursor = 0, Cursor()
         self.ended: str | None = None  # why there are no more steps before run.steps, as `Steps.ended`
 
+    def verify(self, checkpoint: Path) -> None:
+        """Compare this rank's part of a checkpoint with its hashes. All ranks must call it, before `begin`.
+
+        If a part is damaged, all ranks raise the same CheckpointError, and the launcher chooses another checkpoint.
+        """
+        problem = None
+        try:
+            checkpoints.check_hashes(checkpoint, self.groups.rank, self.groups.mesh.ranks)
+        except CheckpointError as error:
+            problem = error.problems[0]
+        (damaged,) = self.control.largest(problem is not None)
+        if damaged:
+            raise CheckpointError.of([next(filter(None, self.control.gather(problem)))])
+
     def begin(self, checkpoint: Path | None) -> None:
-        """Resume from a checkpoint that the launcher has verified, or start at step 0 if it is None."""
+        """Resume from a checkpoint that `verify` has checked, or start at step 0 if it is None."""
         if checkpoint is not None:
             state = checkpoints.read_state(checkpoint)
             check_fingerprints(self.fingerprints, state.fingerprints)
@@ -174,7 +188,9 @@ class Trainer:
         rank = self.groups.rank
         written = checkpoints.write(self.folder.checkpoints, state, rank, self.engine.save, self.control.gather)
         if rank == 0:
-            checkpoints.prune(written, self.config.run.keep_checkpoints)
+            run = self.config.run
+            keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
+            checkpoints.prune(written, keep, metrics.validation_losses(self.folder.metrics) if keep.best else {})
 
     def close(self) -> None:
         """End the planning process and destroy the process groups."""

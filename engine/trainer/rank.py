@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> int:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         config = read_resolved(folder.resolved)
         trainer = Trainer(folder, config, join_groups(config), config.run.weights if checkpoint is None else None)
+        if checkpoint is not None:
+            trainer.verify(checkpoint)
         trainer.begin(checkpoint)
         code = trainer.run(stop)
         trainer.close()  # not after an error: it would wait for ranks that may be gone, and delay the report

@@ -13,6 +13,7 @@ import pytest
 
 from bytescale_cli.main import run
 from bytescale_cli.output import say
+from tests.run.damage import flip, save
 from tests.weights.folders import llama, saved
 
 WRITTEN = {"out": "hf", "checkpoint": "r/checkpoints/step-1", "step": 1, "dtype": "bf16", "shards": 2, "bytes": 9000}
@@ -56,6 +57,46 @@ def test_a_list_marks_damaged_checkpoints(tmp_path: Path, capsys: pytest.Capture
     assert run(["ckpt", "list", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [one["damaged"] for one in found] == ["manifest.json is missing"] * 2
+
+
+def test_verify_exits_with_5_if_a_checkpoint_is_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older, newest = (save(tmp_path / "checkpoints", step) for step in (1, 2))
+    assert run(["ckpt", "verify", str(tmp_path)]) == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[1:]] == ["intact", "intact"]
+    flip(newest)
+    assert run(["ckpt", "verify", str(older)]) == 0
+    assert run(["ckpt", "verify", str(tmp_path)]) == 5
+    captured = capsys.readouterr()
+    assert "damaged: zero/a.pt does not match its hash" in captured.out
+    assert "1 of 2 checkpoints damaged, such as step-00000002: zero/a.pt does not match its hash" in captured.err
+    assert run(["ckpt", "verify", str(tmp_path), "--json"]) == 5
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["error"]["code"]) == (False, 5)
+    assert [one["damaged"] for one in told["checkpoints"]] == ["zero/a.pt does not match its hash", None]
+
+
+def test_inspect_shows_state_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path / "checkpoints", 7)
+    assert run(["ckpt", "inspect", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"step: 7", "ranks: 1", "  run.seed: 0", "  zero/a.pt: 3,000 bytes"} <= set(lines)
+    assert run(["ckpt", "inspect", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["checkpoint"]
+    assert found["files"] == {"zero/a.pt": 3000, "zero/b.pt": 10} and found["must_match"]["run.seed"] == 0
+
+
+def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in range(1, 6):
+        save(tmp_path / "checkpoints", step)
+    arguments = ["ckpt", "prune", str(tmp_path), "--keep", "1", "--every", "2"]
+    gone = [str(tmp_path / "checkpoints" / f"step-0000000{step}") for step in (3, 1)]
+    assert run([*arguments, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "ok": True, "removed": gone, "dry_run": True}
+    assert run(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.out.split() == gone and captured.err.splitlines()[-1] == "removed 2 checkpoints"
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3
+    assert run(["ckpt", "prune", str(tmp_path), "--keep", "0"]) == 2
 
 
 def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

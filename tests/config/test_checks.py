@@ -147,6 +147,12 @@ MISTAKES = [
         "cluster.calibration=FILE",
     ),
     (["planner.mode=pipeline"], "planner.mode", "pipeline mode needs parallel.pp=2", "parallel.pp"),
+    (
+        ["run.keep_best=1", "data.validation_tokens=0"],
+        "run.keep_best",
+        "needs a validation loss, and data.validation_tokens is 0",
+        "set data.validation_tokens, or run.keep_best=0",
+    ),
     (["planner.mode=free", "zero.stage=3"], "planner.mode", "ZeRO-3 needs lockstep mode", "planner.mode=auto"),
     (
         ["planner.mode=lockstep", "parallel.pp=2", "context=1K"],

@@ -105,7 +105,7 @@ def test_steps_of_a_run_are_those_of_its_config(tmp_path: Path) -> None:
         ]
     (folder.checkpoints / "step-00000003").mkdir(parents=True)
     state = {"step": 3, "cursor": {**cursor.to_json(), "step": 3}, "ranks": 1, "fingerprints": {}, "must_match": {}}
-    (folder.checkpoints / "step-00000003" / "manifest.json").write_text(json.dumps({"state": state}))
+    (folder.checkpoints / "step-00000003" / "manifest.json").write_text(json.dumps({"state": state, "files": {}}))
     following = steps.next(cursor)
     assert following is not None, "the step after the checkpoint is that at its cursor"
     assert step_of_run(History.of(folder.root), 4, none).hash.tolist() != following[0].hash.tolist()

@@ -12,13 +12,21 @@ from engine.config.schema import Config
 from engine.data.overview import Corpora
 from engine.data.quarantine import MOST
 from engine.data.steps import Cursor
-from engine.errors import BytescaleError, CheckpointError, ConfigError, DataError, MemoryFitError, RunFolderError
+from engine.errors import (
+    BytescaleError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    ExitCode,
+    MemoryFitError,
+    RunFolderError,
+)
 from engine.fit import host as host_memory
 from engine.launch import run as launch
-from engine.launch.ranks import PreemptedError
+from engine.launch.ranks import PreemptedError, RankError
 from engine.launch.run import MetricsTail, left_out_so_far, train
 from engine.run import checkpoints
-from engine.run.checkpoints import TrainState, write
+from engine.run.checkpoints import TrainState, newest_first, write
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append
@@ -262,7 +270,11 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
     """Write rank 0's part of a checkpoint of two ranks, with one file."""
     state = TrainState(step, Cursor(step).to_json(), 2, Corpora(of).fingerprints, must_match(of))
-    return write(tmp_path, state, 0, lambda folder: (folder / "a").touch(), lambda hashes: [hashes])
+
+    def tensors(folder: Path) -> None:
+        (folder / "a").write_bytes(b"abc")
+
+    return write(tmp_path, state, 0, tensors, lambda hashes: [hashes])
 
 
 def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
@@ -296,13 +308,77 @@ def test_another_number_of_ranks_is_said(tmp_path: Path) -> None:
     assert found == ["2 ranks wrote the checkpoint; its states are divided among 4 now"]
 
 
-def test_a_checkpoint_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, hashed, real = config(tmp_path), [], checkpoints._hash
+def test_the_launcher_leaves_hashing_to_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one process; on a large checkpoint it would take minutes, before each start."""
+    settings = config(tmp_path)
     checkpoint = saved(tmp_path, settings)
-    monkeypatch.setattr(checkpoints, "_hash", lambda path: hashed.append(path.name) or real(path))
+    monkeypatch.setattr(checkpoints, "_hash", lambda *arguments: pytest.fail("the launcher hashes"))
     monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
     train(settings, resume=str(checkpoint), say=lambda line: None)
-    assert hashed == ["a"]
+
+
+def damage_found(folder: RunFolder, *arguments: object) -> None:
+    """Stand in for ranks that find damage in their parts of the checkpoint."""
+    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, 1, None)
+
+
+def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, started, said = config(tmp_path), list[Path](), list[str]()
+    old, damaged = (saved(tmp_path / "run" / "checkpoints", settings, step) for step in (1, 2))
+    (damaged / "a").write_bytes(bytes((damaged / "a").stat().st_size))
+
+    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
+        started.append(newest_first(folder.checkpoints)[0])
+        if len(started) == 1:
+            damage_found(folder)
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    train(settings, say=said.append)
+    assert started == [damaged, old], "the damaged one has been renamed"
+    (line,) = [line for line in said if "damaged" in line]
+    assert line == "warning: step-00000002 is damaged (a does not match its hash); using step-00000001 instead"
+    assert len(list(damaged.parent.glob("abandoned-step-00000002-*"))) == 1
+
+
+def test_damage_that_only_the_ranks_see_ends_the_run_after_a_second_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, started, said = config(tmp_path), list[object](), list[str]()
+    saved(tmp_path / "run" / "checkpoints", settings)
+
+    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
+        started.append(commands)
+        damage_found(folder)
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    with pytest.raises(RankError, match="rank 1 failed: checkpoint is damaged"):
+        train(settings, say=said.append)
+    assert len(started) == 2
+    assert any(line.endswith("the launcher finds no damage and tries once more") for line in said)
+
+
+def test_ruins_are_removed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may fill the disk. A dry run changes nothing."""
+    settings, seen = config(tmp_path), list[list[str]]()
+    checkpoints = saved(tmp_path / "run" / "checkpoints", settings).parent
+    for name in (".writing-step-00000004", ".removing-step-00000001"):
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "a.pt").write_bytes(b"a")
+    before = files(tmp_path)
+    train(settings, dry_run=True)
+    assert files(tmp_path) == before
+    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
+    plan_start = launch.prepare.plan_start
+
+    def spy(*arguments: Any, **more: Any) -> Any:
+        seen.append([path.name for path in checkpoints.iterdir()])
+        return plan_start(*arguments, **more)
+
+    monkeypatch.setattr(launch.prepare, "plan_start", spy)  # it packs documents
+    train(settings, say=lambda line: None)
+    assert seen == [["step-00000001"]]
 
 
 def test_a_resumed_run_shows_each_new_step_once_even_if_old_lines_were_lost(tmp_path: Path) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from engine.config.schema import Model
 from engine.data.steps import Cursor, Place
 from engine.run.checkpoints import TrainState, write
+
+FINGERPRINTS = {"data": "f"} | {f"source-{number}": "0123456789abcdef" * 2 for number in range(10)}
+VALUES = {"run.seed": 0} | {f"model.{name}": number for number, name in enumerate(Model.model_fields)}
 
 
 def state(step: int, ranks: int = 1) -> TrainState:
     cursor = Cursor(step, 100 * step, {"data": Place(0, 0, 7 * step)}).to_json()
-    return TrainState(step, cursor, ranks, fingerprints={"data": "f"}, must_match={"run.seed": 0})
+    return TrainState(step, cursor, ranks, fingerprints=FINGERPRINTS, must_match=VALUES)
 
 
 def save(checkpoints: Path, step: int) -> Path:
@@ -46,3 +53,12 @@ def mistype(folder: Path) -> None:
 
 def scramble(folder: Path) -> None:
     (folder / "manifest.json").write_text("{")
+
+
+def make_older(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Replace the manifest by one of the version without a hash of its own, and `change` its content."""
+    values = json.loads((folder / "manifest.json").read_text().splitlines()[0])
+    del values["block"]
+    values["files"] = {name: hashes[0] for name, hashes in values["files"].items()}
+    change(values)
+    (folder / "manifest.json").write_text(json.dumps(values) + "\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from collections.abc import Callable
@@ -13,19 +12,23 @@ from typing import Any
 import pytest
 
 from engine.data.steps import Cursor, Place
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, Problem, StorageError
 from engine.files import remove_ruins
+from engine.run import checkpoints
 from engine.run.checkpoints import (
+    Retention,
     abandon,
+    check_hashes,
     newest_first,
     prune,
     read,
+    read_manifest,
     read_state,
     write,
 )
 from engine.run.saved import choose
 from engine.trainer.loop import Trainer
-from tests.run.damage import flip, mistype, remove, save, scramble, state, truncate, unmanifest
+from tests.run.damage import flip, make_older, mistype, remove, save, scramble, state, truncate, unmanifest
 
 
 def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
@@ -85,7 +88,7 @@ def test_ranks_with_lagging_views_of_the_folder_hash_the_same_list(
 
     monkeypatch.setattr(Path, "rglob", lagging)
     folder = save_in_two(tmp_path)
-    assert set(json.loads((folder / "manifest.json").read_text())["files"]) == {"rank0.pt", "rank1.pt"}
+    assert set(read_manifest(folder).files) == {"rank0.pt", "rank1.pt"}
 
 
 def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_complete_one(
@@ -104,32 +107,73 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_complete_one(
     assert read(folder) == state(1)
 
 
-def test_a_manifest_without_sizes_is_of_an_older_version_and_still_read(tmp_path: Path) -> None:
-    folder = save(tmp_path, 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["sizes"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert read(folder) == state(1)
+def test_a_manifest_of_an_older_version_is_still_read_and_its_hashes_are_checked(tmp_path: Path) -> None:
+    for change in (lambda values: None, lambda values: values.pop("sizes")):  # the first had no sizes
+        folder = save(tmp_path, 1)
+        make_older(folder, change)
+        assert read(folder) == state(1)
+        flip(folder)
+        with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
+            read(folder)
 
 
 def test_a_manifest_with_the_first_name_of_a_field_is_still_read(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["state"]["lineage"] = manifest["state"].pop("must_match")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    make_older(folder, lambda values: values["state"].update(lineage=values["state"].pop("must_match")))
     assert read(folder) == state(1)
 
 
 def test_a_checkpoint_of_an_older_order_of_documents_can_be_read_for_export_only(tmp_path: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        for new in ("cursor", "fingerprints"):
+            del values["state"][new]
+        values["state"] |= {"epoch": 2, "position": 7, "fingerprint": "g"}
+
     folder = save(tmp_path, 1)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for new in ("cursor", "fingerprints"):
-        del manifest["state"][new]
-    manifest["state"] |= {"epoch": 2, "position": 7, "fingerprint": "g"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    make_older(folder, change)
     found = read(folder)
     assert (found.step, found.cursor, found.fingerprints) == (1, {}, {"data": "g"})
     assert found.must_match == state(1).must_match
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_damaged(tmp_path: Path) -> None:
+    """The run would resume at another step than `newest_first` and `abandon` believe."""
+    folder = save(tmp_path, 1)
+    other = folder.rename(folder.with_name("step-00000002"))
+    with pytest.raises(CheckpointError, match=r"damaged: manifest\.json is that of step 1$"):
+        read_state(other)
+    assert read_state(other.rename(folder.with_name("a copy"))) == state(1)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 50])
+def test_parts_of_a_checkpoint_are_checked_once_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: int
+) -> None:
+    """Else damage in a block that no rank hashes would stay unseen."""
+    monkeypatch.setattr(checkpoints, "BLOCK", 250)
+    folder, hashed = save(tmp_path, 3), list[tuple[int, str, int]]()
+    hash_block = checkpoints._hash
+
+    def spy(path: Path, start: int, length: int) -> str:
+        hashed.append((part, path.name, start))
+        return hash_block(path, start, length)
+
+    monkeypatch.setattr(checkpoints, "_hash", spy)
+    for part in range(parts):
+        check_hashes(folder, part, parts)
+    blocks = [("a.pt", start) for start in range(0, 3000, 250)] + [("b.pt", 0)]
+    assert sorted(block for _, *block in hashed) == sorted(map(list, blocks))
+    counts = [sum(part == other for other, *_ in hashed) for part in range(parts)]
+    assert max(counts) <= -(-len(blocks) // parts), "about as many bytes each"
+    flip(folder)
+    found = 0
+    for part in range(parts):
+        try:
+            check_hashes(folder, part, parts)
+        except CheckpointError as error:
+            found += 1
+            assert "zero/a.pt does not match its hash" in str(error)
+    assert found == 1
 
 
 @pytest.mark.parametrize("damage", [flip, truncate, remove, unmanifest, mistype, scramble])
@@ -151,8 +195,34 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_one_is_used(
     assert len(list(tmp_path.glob("abandoned-step-00000002-*"))) == 1, "a damaged checkpoint is kept for inspection"
 
 
-def test_ranks_read_the_state_and_hash_nothing(tmp_path: Path) -> None:
-    """The launcher has verified every byte; otherwise the whole checkpoint would be read once per rank."""
+class OneRank:
+    """Collectives of one rank, which adds what `others` have found."""
+
+    def __init__(self, *others: Problem) -> None:
+        self.others = others
+
+    def largest(self, value: float) -> list[float]:
+        return [max(value, bool(self.others))]
+
+    def gather(self, value: Problem | None) -> list[Problem | None]:
+        return [value, *self.others]
+
+
+def test_each_rank_hashes_its_part_and_all_raise_what_one_has_found(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    groups = [SimpleNamespace(rank=rank, mesh=SimpleNamespace(ranks=2)) for rank in range(2)]
+    for of_rank in groups:
+        Trainer.verify(SimpleNamespace(groups=of_rank, control=OneRank()), folder)  # type: ignore[arg-type]
+    flip(folder)
+    with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash") as caught:
+        Trainer.verify(SimpleNamespace(groups=groups[0], control=OneRank()), folder)  # type: ignore[arg-type]
+    other = OneRank(caught.value.problems[0])
+    with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
+        Trainer.verify(SimpleNamespace(groups=groups[1], control=other), folder)  # type: ignore[arg-type]
+
+
+def test_beginning_reads_the_state_and_hashes_nothing(tmp_path: Path) -> None:
+    """The ranks have verified every byte, each a part; otherwise the whole checkpoint would be read once per rank."""
     folder = save(tmp_path, 1)
     flip(folder)
     assert read_state(folder) == state(1)
@@ -191,18 +261,60 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [good]
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("[enforce fail at inline_container.cc:664]")]
+)
+def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exception) -> None:
+    """torch.save hides the errno, and its message names neither."""
+
+    def fills(folder: Path) -> None:
+        (folder / "a.pt").write_bytes(bytes(3 << 20))
+        raise error
+
+    with pytest.raises(StorageError, match=r"could not be written: 3\.0 MiB were written, .*B are free$") as caught:
+        write(tmp_path, state(2), 0, fills, lambda hashes: [hashes])
+    assert caught.value.problems[0].key == str(tmp_path / ".writing-step-00000002")
+
+
+def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
+    def fails(folder: Path) -> None:
+        raise RuntimeError("a collective failed")
+
+    with pytest.raises(RuntimeError, match="a collective failed"):
+        write(tmp_path, state(2), 0, fails, lambda hashes: [hashes])
+
+
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (1, 2, 10):
         written = save(tmp_path, step)
-    prune(written, keep=2)
+    prune(written, Retention(2), {})
     assert [read(p).step for p in newest_first(tmp_path)] == [10, 2]
 
 
 def test_the_checkpoint_just_written_is_always_kept(tmp_path: Path) -> None:
     for step in (8, 9, 3):
         written = save(tmp_path, step)
-    prune(written, keep=1)
+    prune(written, Retention(1), {})
     assert newest_first(tmp_path) == [written]
+
+
+def test_retention_keeps_the_newest_the_multiples_and_the_best(tmp_path: Path) -> None:
+    """If a kept one were removed, the best model of a run would be lost for good."""
+    folders = [tmp_path / f"step-{step:08d}" for step in range(12, 0, -1)]
+    losses = {2: 1.5, 5: 1.0, 8: 1.0, 9: 2.0, 99: 0.1}
+
+    def kept(keep: Retention) -> list[int]:
+        removed = keep.removes(folders, losses)
+        assert removed == [folder for folder in folders if folder in removed], "newest first"
+        return sorted(int(folder.name[5:]) for folder in set(folders) - set(removed))
+
+    assert kept(Retention(2)) == [11, 12]
+    assert kept(Retention(1, every=4)) == [4, 8, 12]
+    assert kept(Retention(1, best=1)) == [8, 12], "the newer of two equal ones"
+    assert kept(Retention(1, best=3)) == [2, 5, 8, 12]
+    assert kept(Retention(1, best=50)) == [2, 5, 8, 9, 12], "no step without validation is among the best"
+    assert kept(Retention(2, every=5, best=1)) == [5, 8, 10, 11, 12]
+    assert kept(Retention(50)) == list(range(1, 13))
 
 
 def test_checkpoints_of_later_steps_are_renamed(tmp_path: Path) -> None:

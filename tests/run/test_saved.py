@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, RunFolderError
+from engine.files import locked
 from engine.run import checkpoints as checkpoint
-from engine.run.saved import choose, listed, verified
+from engine.run.checkpoints import Retention, newest_first
+from engine.run.saved import check_all, choose, listed, thin_out, verified
 from tests.permissions import locked_out
 from tests.run.damage import flip, mistype, remove, save, scramble, truncate, unmanifest
 
@@ -33,6 +35,43 @@ def test_a_list_includes_damaged_checkpoints_and_hashes_nothing(
     assert [one["ranks"] for one in found] == [1, None, None, None, 1, 1]
 
 
+def test_a_checkpoint_that_may_not_be_read_does_not_hide_the_others_of_a_list(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save(tmp_path / "checkpoints", step)
+    with locked_out(tmp_path / "checkpoints/step-00000002/manifest.json"):
+        found = listed(tmp_path)
+    assert [(one["step"], one["damaged"]) for one in found] == [(2, "manifest.json may not be read"), (1, None)]
+
+
+def test_all_checkpoints_of_a_run_or_one_are_compared_with_their_hashes(tmp_path: Path) -> None:
+    folders = [save(tmp_path / "checkpoints", step) for step in (3, 2, 1)]
+    for folder in folders[:2]:
+        flip(folder)
+    reason = "zero/a.pt does not match its hash"
+    rows = [{"path": str(folder), "damaged": reason} for folder in folders[:2]]
+    assert check_all(folders[0]) == rows[:1]
+    assert check_all(tmp_path) == [*rows, {"path": str(folders[2]), "damaged": None}]
+
+
+def test_thinning_out_keeps_the_newest_intact_ones_and_the_damaged_ones(tmp_path: Path) -> None:
+    """Counting a damaged checkpoint as the newest would remove the last one that a run can resume from."""
+    folders = [save(tmp_path / "checkpoints", step) for step in range(6, 0, -1)]
+    flip(folders[0])
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 2, "validation_loss": 1.0}\n{"step": 3, "validation_loss": 2.0}\n'
+    )
+    said, keep = list[str](), Retention(1, every=4, best=1)
+    assert thin_out(tmp_path, keep, True, said.append) == [folders[3], folders[5]]
+    assert newest_first(tmp_path / "checkpoints") == folders, "a dry run removes nothing"
+    assert said == [
+        "warning: step-00000006 is damaged (zero/a.pt does not match its hash); it stays, and does not count"
+    ]
+    with locked(tmp_path / ".lock"), pytest.raises(RunFolderError, match="a run is using this folder"):
+        thin_out(tmp_path, keep, False, print)
+    assert thin_out(tmp_path, keep, False, print) == [folders[3], folders[5]]
+    assert newest_first(tmp_path / "checkpoints") == [*folders[:3], folders[4]]
+
+
 def test_the_hint_for_a_damaged_run_or_checkpoint_can_be_followed(tmp_path: Path) -> None:
     checkpoints, said = tmp_path / "checkpoints", list[str]()
     flip(save(checkpoints, 1))
@@ -49,6 +88,18 @@ def test_the_hint_for_a_damaged_run_or_checkpoint_can_be_followed(tmp_path: Path
     flip(save(checkpoints, 3))
     assert verified(tmp_path, said.append).name == "step-00000002"
     assert len(said) == 1 and "step-00000003" in said[0]
+
+
+def test_without_hashes_manifests_and_sizes_are_checked(tmp_path: Path) -> None:
+    """The ranks compare the hashes."""
+    checkpoints, said = tmp_path / "checkpoints", list[str]()
+    folders = [save(checkpoints, step) for step in (1, 2, 3)]
+    scramble(folders[2])
+    flip(folders[1])
+    assert choose(checkpoints, said.append, hashes=False) == folders[1]
+    assert verified(tmp_path, said.append, hashes=False) == verified(folders[1], print, hashes=False) == folders[1]
+    truncate(folders[1])
+    assert choose(checkpoints, said.append, hashes=False) == folders[0]
 
 
 def test_only_damaged_checkpoints_are_an_error_and_no_checkpoint_is_not(tmp_path: Path) -> None:
