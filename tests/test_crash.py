@@ -30,6 +30,7 @@ SMALL = [
     "data.validation_tokens=512",
     "run.validate_every=4",
     "run.checkpoint_every=3",
+    "run.restarts=0",
 ]
 
 
@@ -126,6 +127,16 @@ def test_a_rank_that_is_stopped_ends_the_run_and_the_same_command_goes_on(tmp_pa
     subprocess.run(command(run, data, 30), check=True, capture_output=True)
     assert losses(run) == losses(whole) and len(losses(whole)) == 30
     assert ledger(run) == ledger(whole)
+
+
+def test_a_run_whose_rank_is_killed_goes_on_by_itself(tmp_path: Path, data: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(command(whole, data, 10), check=True, capture_output=True)
+    metrics = killed / "metrics.jsonl"
+    arguments = command(killed, data, 10, "run.restarts=1")
+    assert run_until(arguments, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 5, slice(1)) == 0
+    assert losses(killed) == losses(whole) and len(losses(whole)) == 10
+    assert ledger(killed) == ledger(whole)
 
 
 def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_path: Path, data: Path) -> None:

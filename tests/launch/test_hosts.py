@@ -17,7 +17,7 @@ from tests.launch.hosts import ADDRESSES, Hosts, why_not
 
 pytestmark = pytest.mark.world
 
-SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512"]
+SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,69 @@
+"""A run goes on by itself only where that may help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ExitCode
+from engine.launch.ranks import RankError
+from engine.launch.restarts import Restarts, StuckError
+from engine.run import metrics
+from engine.run.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path)
+
+
+def done(folder: RunFolder, step: int) -> None:
+    metrics.append(folder.metrics, {"step": step, "loss": 1.0})
+
+
+def failure(folder: RunFolder, code: int = 137) -> RankError:
+    return RankError("rank 1 was killed", code, folder.log(1), "run it again")
+
+
+def test_it_counts_to_the_limit(folder: RunFolder) -> None:
+    restarts = Restarts(2, folder)
+    for number in (1, 2):
+        done(folder, 10 * number)
+        assert restarts.after(failure(folder), start=0) == f"rank 1 was killed; restart {number} of 2"
+    done(folder, 30)
+    with pytest.raises(RankError, match="rank 1 was killed"):
+        restarts.after(failure(folder), start=0)
+
+
+def test_a_failure_before_any_step_is_final(folder: RunFolder) -> None:
+    """A rank that cannot import a library would fail at each start."""
+    for before in (0, 7):
+        if before:
+            done(folder, before)
+        with pytest.raises(RankError):
+            Restarts(3, folder).after(failure(folder), start=before)
+
+
+def test_a_step_that_fails_three_times_ends_the_run(folder: RunFolder) -> None:
+    restarts = Restarts(9, folder)
+    done(folder, 4)
+    for _ in range(2):  # the second time, no step has been finished since the start
+        restarts.after(failure(folder), start=3)
+    with pytest.raises(StuckError, match="step 5 failed 3 times, the last time because rank 1 was killed") as caught:
+        restarts.after(failure(folder), start=4)
+    assert caught.value.code == 93 and caught.value.problems[0].hint == "run it again"
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 10, 73, 74])
+def test_mistakes_and_conditions_that_stay_are_final(folder: RunFolder, code: int) -> None:
+    done(folder, 4)
+    with pytest.raises(RankError) as caught:
+        Restarts(3, folder).after(failure(folder, code), start=0)
+    assert caught.value.code == code
+
+
+def test_without_restarts_every_failure_is_final(folder: RunFolder) -> None:
+    done(folder, 4)
+    with pytest.raises(RankError):
+        Restarts(0, folder).after(failure(folder, ExitCode.HANG), start=0)
