@@ -449,6 +449,9 @@ def test_a_url_of_an_unknown_protocol_is_refused(make_data: MakeData) -> None:
 def test_paths_without_files_are_refused(form: str, tmp_path: Path, make_data: MakeData) -> None:
     for root in (str(tmp_path), f"file://{tmp_path}"):
         data = make_data(root, format=form, pattern="**/*.x")
+        (tmp_path / "a.y").unlink(missing_ok=True)
+        assert refusal(data)[:2] == ("contains no files", root)
+        (tmp_path / "a.y").write_bytes(b"a")
         assert refusal(data)[:2] == ("contains no files that match '**/*.x'", root)
         assert refusal(make_data(f"{root}/*.x", format=form))[0] == "contains no files that match '*.x'"
         for path in (f"{root}/none", f"{root}/none/*.x"):
