@@ -259,6 +259,33 @@ def start(config: Config) -> Start:
     return plan_start(RunFolder(Path(config.run.out)), config, 2, "auto", 1, say=lambda line: None)
 
 
+def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
+    tmp_path: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of equal names and sizes have the same fingerprint. Only blocks that the run opens anyway are looked at."""
+    config, said = load([*sources, HALF]), list[str]()
+    stopped(config)
+    folder, corpora, zeros = RunFolder(tmp_path / "run"), Corpora(config), np.zeros(1, dtype=np.int64)
+    found = corpora.steps.next(Cursor())
+    assert found is not None
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
+    Ledger(folder.ledger, [corpus.name for corpus in corpora.sources]).record(1, found[0], plan)
+    plan_start(folder, config, 2, "auto", 1, say=said.append)
+    assert not any("changed" in line for line in said)
+    for path in tmp_path.glob("web/*.txt"):
+        path.write_text(path.read_text().upper())
+    web = int((found[0].source == [one.name for one in corpora.sources].index("web")).sum())
+    for few in (True, False):  # all blocks are opened, or those of the first window
+        monkeypatch.setattr(Corpora, "are_few", few)
+        said.clear()
+        plan_start(folder, config, 2, "auto", 1, say=said.append)
+        (line,) = (line for line in said if "changed" in line)
+        assert line.startswith(
+            f"warning: {web} of {len(found[0])} documents of step 1 have changed since, for example web:"
+        )
+    assert 0 < web < len(found[0])
+
+
 def test_a_tokenizer_that_was_moved_is_the_same_and_another_is_refused(tmp_path: Path, sources: list[str]) -> None:
     folder, vocabulary = chat_folder(tmp_path / "tokenizer", None), "model.vocab=400"
     before = load([*sources, HALF, vocabulary, f"data.tokenizer={folder}"])
