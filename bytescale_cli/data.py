@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +60,7 @@ def pack(
     if config.data.sources:
         hint = "pack each source by itself, with data.path and without data.sources and data.mix"
         raise ConfigError("are several sources; a token file is one", key=config.data.place, hint=hint)
-    prefix = Path(str(writable(f"{out}.bin", "--out")).removesuffix(".bin"))
+    prefix = Path(str(writable(f"{out}.bin", "--out", new_folder=True)).removesuffix(".bin"))
     facts = write(config.data, prefix, workers, _progress())
     counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
     text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
@@ -67,8 +68,11 @@ def pack(
         text += f"; {counted(facts.empty, 'empty document')} {'was' if facts.empty == 1 else 'were'} left out"
     if facts.broken:
         text += f"; {counted(facts.broken, 'document')} could not be used, see {quarantine_path(prefix)}"
-    use = f"use it with data=tokens data.path={prefix} model.vocab={facts.vocabulary}"
-    output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, output.fill(f"{text}\n{use}"), as_json=json)
+    use = ["data=tokens", f"data.path={prefix}", f"model.vocab={facts.vocabulary}"]
+    if facts.tokenizer != "bytes":
+        use.append(f"data.tokenizer={config.data.tokenizer}")
+    shown = f"{output.fill(text)}\nuse it with {shlex.join(use)}"
+    output.emit({"pack": {"out": str(prefix), **asdict(facts)}}, shown, as_json=json)
 
 
 @app.command()
@@ -125,10 +129,12 @@ def lint(
 
 def _finding(finding: Finding) -> str:
     """Format a finding: what and how many, its examples, and what to do."""
+    from engine.config.units import counted
     from engine.data.lint import CHECKS
 
     check, reason = CHECKS[finding.code], f": {finding.reason}" if finding.reason else ""
-    lines = [f"{'error' if check.refused else 'warning'} {finding.code}: {finding.count:,} {check.what}{reason}"]
+    times = counted(finding.count, "time")
+    lines = [f"{'error' if check.refused else 'warning'} {finding.code}, {times}: {check.what}{reason}"]
     lines += [f"  {example.place}: {example.detail}" for example in finding.examples]
     lines += [f"  ... {finding.count - len(finding.examples):,} more"] * (finding.count > len(finding.examples))
     return "\n".join([*lines, f"  hint: {finding.hint}\n"])

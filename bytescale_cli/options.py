@@ -49,10 +49,11 @@ def plot_path(plot: str | None) -> Path | None:
     return writable(plot, "--plot")
 
 
-def writable(name: str, flag: str) -> Path:
+def writable(name: str, flag: str, new_folder: bool = False) -> Path:
     """Return the path of the output file `name` without symbolic links.
 
     Raises ConfigError that names `flag` if the file cannot be written. Commands call this before they start their work.
+    With `new_folder` its folder may be missing: the caller creates it later.
     """
     path = Path(os.path.realpath(name))
     try:
@@ -61,7 +62,8 @@ def writable(name: str, flag: str) -> Path:
         if path.exists() and not os.access(path, os.W_OK):
             raise OSError(0, "it is read-only")
         # Permission bits do not decide this, least of all for root: create and remove a file in the same folder.
-        handle, probe = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        folder = next(one for one in path.parents if one.exists()) if new_folder else path.parent
+        handle, probe = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
         os.close(handle)
         Path(probe).unlink()
     except OSError as error:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound="BytescaleError")
 
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 
@@ -130,6 +130,8 @@ def storage_error(error: BaseException) -> StorageError | None:
     place = None if error.filename is None else str(error.filename)
     if error.errno in _DISK:
         return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
+    if error.errno == errno.EROFS:
+        return StorageError(os.strerror(error.errno), key=place, hint="choose a folder that you can write to")
     if error.errno in _FORBIDDEN and place is not None:  # without a path it is not about a file
         hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
         return StorageError(os.strerror(error.errno), key=place, hint=hint)

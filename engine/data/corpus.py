@@ -116,6 +116,11 @@ class Corpus(Protocol):
         ...
 
     @property
+    def kind(self) -> str | None:
+        """Kind of the tokenizer; None for the token file of another tool."""
+        ...
+
+    @property
     def ends(self) -> tuple[int | None, int | None]:
         """BOS and EOS of the tokenizer; None if it has none, or is not known."""
         ...
@@ -171,6 +176,10 @@ class TokenCorpus:
     @property
     def vocabulary(self) -> int | None:
         return self.facts.vocabulary if self.facts else None
+
+    @property
+    def kind(self) -> str | None:
+        return self.facts.tokenizer if self.facts else None
 
     @property
     def ends(self) -> tuple[int | None, int | None]:
@@ -229,6 +238,10 @@ class TextCorpus:
     @property
     def vocabulary(self) -> int | None:
         return self.tokens.open().vocabulary
+
+    @property
+    def kind(self) -> str:
+        return self.tokens.open().kind
 
     @property
     def ends(self) -> tuple[int | None, int | None]:

@@ -22,7 +22,8 @@ from engine.data.bigrams import BigramCounts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
 from engine.data.pack import Tokens, pack_blocks
 from engine.data.steps import Cursor, Steps
-from engine.errors import ConfigError
+from engine.data.tokenizers.load import BYTES, open_tokenizer
+from engine.errors import ConfigError, DataError
 
 SMALL = 64 << 20  # bytes of sources that are read completely
 _SECONDS = 5.0  # between two lines of progress
@@ -46,12 +47,13 @@ class Corpora:
     def __init__(self, config: Config) -> None:
         """List the blocks of all sources.
 
-        Raises DataError for a source that cannot be used, ConfigError if its tokenizer has more tokens than the model,
-        or if `data.cache` is among its documents.
+        Raises DataError for a source that cannot be used, or whose tokens another tokenizer made; ConfigError if its
+        tokenizer has more tokens than the model, or if `data.cache` is among its documents.
         """
         check_cache(config.data)
         self.blocks = list_blocks(config.data)
         self.sources = open_corpora(config.data, self.blocks)
+        _check_tokenizer(self.sources, config.data)
         _check_vocabulary(self.sources, config)
         self.steps = Steps(self.sources, config)
 
@@ -125,6 +127,26 @@ def tokenizer_facts(data: schema.Data) -> Mapping[str, Any] | None:
     return {"name": data.tokenizer, "bos": found.bos, "eos": found.eos, "fingerprint": found.fingerprint}
 
 
+def _check_tokenizer(corpora: Sequence[Corpus], data: schema.Data) -> None:
+    """Raise DataError if `data.tokenizer` did not make the tokens of a token file.
+
+    `bytes` is what a config has that names no tokenizer. It is accepted, unless texts are encoded with it, too. Nothing
+    is known of the token file of another tool.
+    """
+    if data.tokenizer == BYTES and not any(isinstance(corpus, TextCorpus) for corpus in corpora):
+        return
+    for corpus in corpora:
+        facts = corpus.facts if isinstance(corpus, TokenCorpus) else None
+        if facts is None or facts.made_by(data.tokenizer):
+            continue
+        ours = open_tokenizer(data.tokenizer)
+        theirs = f"{facts.tokenizer}, fingerprint {facts.fingerprint[:12]}, vocabulary {facts.vocabulary:,}"
+        mine = f"{ours.kind}, fingerprint {ours.fingerprint[:12]}, vocabulary {ours.vocabulary:,}"
+        message = f"({mine}) did not make the tokens of {corpus.place}; another tokenizer did ({theirs})"
+        hint = "set data.tokenizer to the one that did, or pack the documents again with `bytescale data pack`"
+        raise DataError(message, key=f"data.tokenizer={data.tokenizer}", hint=hint)
+
+
 def _check_vocabulary(corpora: Sequence[Corpus], config: Config) -> None:
     """Raise ConfigError if the documents may have tokens that are not in the model's vocabulary.
 
@@ -140,8 +162,4 @@ def _check_vocabulary(corpora: Sequence[Corpus], config: Config) -> None:
 
 def _is_bytes(corpus: Corpus) -> bool:
     """Return whether the tokens of a corpus are bytes, with EOS, which separates documents."""
-    if isinstance(corpus, TextCorpus):
-        tokenizer = corpus.tokens.open()
-        return tokenizer.kind == "bytes" and tokenizer.eos is not None
-    facts = corpus.facts if isinstance(corpus, TokenCorpus) else None
-    return facts is not None and facts.tokenizer == "bytes" and facts.eos is not None
+    return corpus.kind == BYTES and corpus.ends[1] is not None

@@ -93,6 +93,15 @@ class Facts:
     masked: bool  # whether there is a PREFIX.mask
     broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
 
+    def made_by(self, tokenizer: str) -> bool:
+        """Return whether a tokenizer, named as in a config, made the tokens. Raises DataError if it cannot be read."""
+        try:
+            found = _open_tokenizer(tokenizer, self.bos is not None, self.eos is not None)
+        except DataError:
+            _open_tokenizer(tokenizer)  # raises the error, unless the tokenizer only has no BOS or EOS
+            return False
+        return found.fingerprint == self.fingerprint
+
 
 def facts_path(prefix: Path) -> Path:
     """The file that says what is known about a token file."""
@@ -382,6 +391,8 @@ def _unwritable(error: OSError, place: Path) -> StorageError:
     hint = "choose a folder with free space; for training, with data.cache"
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = OTHERS
+    elif error.errno == errno.EROFS:
+        hint = "choose a folder that you can write to; for training, with data.cache"
     elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
         hint = "its file system has no locks; choose a folder of another one, for training with data.cache"
     return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)

@@ -342,8 +342,13 @@ class Steps:
 
 
 def no_documents(corpus: Corpus) -> DataError:
-    """Create the DataError for a source without any document to train on."""
-    if corpus.share:
-        message = f"every document of {corpus.place} is used for validation, none for training"
-        return DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
-    return DataError("every document is empty", key=corpus.place, hint="set data.path to documents with text")
+    """Create the DataError for a source without any document to train on. Looks for the first that is not empty."""
+    documents = 0
+    for block in range(corpus.blocks):
+        inputs = corpus.open(block).inputs()
+        documents += len(inputs)
+        if corpus.share and (inputs > 0).any():
+            message = f"every document of {corpus.place} is used for validation, none for training"
+            return DataError(message, key="data.validation_share", hint="lower it; 0 trains on every document")
+    message = "every document is empty" if documents else "contains no documents"
+    return DataError(message, key=corpus.place, hint="set data.path to documents with text")

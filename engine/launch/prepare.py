@@ -14,6 +14,7 @@ from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.data.block_files import write_blocks
+from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, RunFolderError
@@ -101,6 +102,8 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
         if line := _changed_sources(corpora, state):
             say(line)
     corpora.pack_first(cursor, say)
+    if checkpoint is not None and (line := _changed_documents(RunFolder(checkpoint.parent.parent), corpora, cursor)):
+        say(line)
     plans = list[StepPlan]()
     while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
         table, cursor = found
@@ -135,6 +138,30 @@ def _changed_sources(corpora: Corpora, state: TrainState) -> str | None:
     return f"data.sources: {'; '.join(found)}" if found else None
 
 
+def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> str | None:
+    """Describe how many documents of the step before `cursor` have other contents now than in the ledger, else None.
+
+    Files of the same names and sizes have the same fingerprint. Only blocks that the next steps need are looked at,
+    which have been packed, so none is read for this.
+    """
+    ledger = Ledger(folder.ledger)
+    names, rows = ledger.sources, ledger.documents(cursor.step)
+    numbers = {corpus.name: number for number, corpus in enumerate(corpora.sources)}
+    packed = None if corpora.are_few else set(corpora.steps.upcoming(cursor, 0))
+    compared, changed = 0, list[str]()
+    for source, block, document, content in rows[["source", "block", "document", "hash"]].tolist():
+        name = names[source]
+        if name not in numbers or (packed is not None and (name, block) not in packed):
+            continue
+        compared, found = compared + 1, corpora.sources[numbers[name]].open(block)
+        if document >= found.last - found.first or found.hash(document, document + 1)[0] != content:
+            changed.append(f"{name}:{block}:{document}")
+    if not changed:
+        return None
+    message = f"warning: {len(changed):,} of {counted(compared, 'document')} of step {cursor.step} have changed since"
+    return f"{message}, for example {changed[0]}; the run goes on with the documents as they are now"
+
+
 def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
     """Describe how the learning rate changes after `step` if the run is longer or shorter than before, else None.
 
@@ -150,7 +177,8 @@ def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
     was = learning_rate(step, before.run.steps, before.optimizer)
     now, last = (learning_rate(at, steps, config.optimizer) for at in (step + 1, steps))
     jump = f"goes from {was:.3g} in step {step} to {now:.3g} in step {step + 1}"
-    return f"run.steps: {before.run.steps} -> {steps}: the learning rate {jump}, and is {last:.3g} in step {steps}"
+    end = f", and is {last:.3g} in step {steps}" if steps > step + 1 else ""
+    return f"run.steps: {before.run.steps} -> {steps}: the learning rate {jump}{end}"
 
 
 @contextmanager
@@ -252,6 +280,7 @@ def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters:
     known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {
         "fingerprints": corpora.fingerprints,
+        "tokenizers": sorted({corpus.kind or "unknown" for corpus in corpora.sources}),
         "bos": bos,
         "eos": eos,
         "bigram_nats": known and known.bigram_nats,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
+from engine.data.tokenizers.load import BYTES
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
 from engine.run import checkpoints
@@ -54,7 +55,7 @@ def export_weights(
         facts = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
         ends = facts.get("bos"), facts.get("eos")  # of the documents' tokenizer
         described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), *ends)
-        tokenizer = _copy_tokenizer(config.data.tokenizer, draft, say)
+        tokenizer = _copy_tokenizer(config.data.tokenizer, facts.get("tokenizers", []), draft, say)
         shards = write_weights(draft, described, entries, shard_bytes)
     return {
         "out": str(out),
@@ -68,10 +69,11 @@ def export_weights(
     }
 
 
-def _copy_tokenizer(tokenizer: str, draft: Path, say: Callable[[str], None]) -> list[str]:
+def _copy_tokenizer(tokenizer: str, kinds: list[str], draft: Path, say: Callable[[str], None]) -> list[str]:
     """Copy the files of the run's tokenizer, and return their names. `say` gets why there are none.
 
-    Weights are exported without it too: the run may have been made on another machine.
+    `kinds` are those of the tokenizers that made the documents' tokens. Weights are exported without it too: the run
+    may have been made on another machine.
     """
     try:
         copied = copy_tokenizer(tokenizer, draft)
@@ -79,7 +81,12 @@ def _copy_tokenizer(tokenizer: str, draft: Path, say: Callable[[str], None]) -> 
         (problem,) = error.problems
         say(f"warning: no tokenizer in the folder: {problem.key}: {problem.message}; {problem.hint}")
         return []
-    if not copied:
+    if not copied and (others := [kind for kind in kinds if kind != BYTES]):
+        made = (
+            f"another tokenizer ({', '.join(others)}) made the run's token files, and data.tokenizer does not name it"
+        )
+        say(f"warning: no tokenizer in the folder: {made}; copy its files into the folder by hand")
+    elif not copied:
         say("no tokenizer in the folder: data.tokenizer=bytes has no files, and transformers has no equivalent")
     return copied
 

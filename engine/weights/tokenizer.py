@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from engine.config import schema
 from engine.config.sources import source_configs
-from engine.data.pack import Facts, read_facts
+from engine.data.pack import read_facts
 from engine.data.tokenizers.chat import CONFIG, MORE_TEMPLATES, SPECIAL, TEMPLATE
 from engine.data.tokenizers.load import BYTES, IN_FOLDER, open_tokenizer, tokenizer_file
 from engine.data.tokenizers.tokenizer import Tokenizer
@@ -74,27 +73,13 @@ def _encoded(source: schema.Data, found: list[Path], folder: Path) -> bool:
     facts = read_facts(Path(source.paths[0]))
     if facts is None:
         return source.tokenizer != BYTES
-    if any(_made(str(path), facts) for path in found):
+    if any(facts.made_by(str(path)) for path in found):
         return False
-    if not _made(source.tokenizer, facts):
+    if not facts.made_by(source.tokenizer):
         message = f"did not make the tokens of {source.path_text}, nor did the tokenizer of run.weights={folder}"
         hint = f"set it to the one that did ({facts.tokenizer}), which is then compared"
         raise ConfigError(message, key=f"data.tokenizer={source.tokenizer}", hint=hint)
     return True
-
-
-def _made(tokenizer: str, facts: Facts) -> bool:
-    """Return whether a tokenizer made a token file. Raises DataError if it cannot be read."""
-    return _fingerprint(tokenizer, facts.bos is not None, facts.eos is not None) == facts.fingerprint
-
-
-@lru_cache(maxsize=16)
-def _fingerprint(tokenizer: str, bos: bool, eos: bool) -> str | None:
-    open_tokenizer(tokenizer)
-    try:
-        return open_tokenizer(tokenizer, bos, eos).fingerprint
-    except DataError:  # it has no BOS or EOS
-        return None
 
 
 def _compare(tokenizer: str, found: list[Path], folder: Path) -> None:

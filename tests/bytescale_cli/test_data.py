@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bytescale_cli.main import run
+from engine.config.load import load
 from engine.data.token_file import TokenFile
+from tests.data.tokenizers.chat_folder import chat_folder
 
 
 @pytest.fixture
@@ -18,17 +21,37 @@ def documents(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_packed(documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "packed" / "a.b"
-    out.parent.mkdir()
+    out = tmp_path / "new" / "packed here" / "a.b"
     words = ["data", "pack", "data=folder", f"data.path={documents}", "data.pattern=*.txt", "--out", str(out)]
     assert run(words) == 0
     text = capsys.readouterr().out
     assert f"{out}: 2 documents, 7 tokens of bytes, vocabulary 258; 1 empty document was left out" in text
-    assert f"data=tokens data.path={out} model.vocab=258" in text
+    assert text.endswith(f"\nuse it with data=tokens 'data.path={out}' model.vocab=258\n")
+    assert load(shlex.split(text.splitlines()[-1].removeprefix("use it with "))).data.path == str(out)
     assert TokenFile.open(out).read(1, 0, 9).tolist() == [256, *b"xx", 257]
     assert run([*words, "--json", "--workers", "1"]) == 0
     found = json.loads(capsys.readouterr().out)["pack"]
     assert (found["out"], found["documents"], found["tokens"], found["empty"]) == (str(out), 2, 7, 1)
+
+
+def test_the_tokenizer_is_part_of_how_a_token_file_is_used(
+    documents: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise nobody would know what the ids mean. Another one is refused."""
+    ours, other = (chat_folder(tmp_path / name, None, size=size) for name, size in (("my own", 500), ("other", 700)))
+    words = ["data=folder", f"data.path={documents}", "data.pattern=*.txt", f"data.tokenizer={ours}"]
+    assert run(["data", "pack", *words, "--out", str(tmp_path / "a")]) == 0
+    use = capsys.readouterr().out.splitlines()[-1]
+    assert use.endswith(f" 'data.tokenizer={ours}'")
+    train = ["train", "recipe=quickstart", *shlex.split(use.removeprefix("use it with ")), "--dry-run"]
+    train += ["data.validation_share=0", f"run.out={tmp_path / 'run'}"]
+    assert run(train) == 0
+    capsys.readouterr()
+    assert run([*train, f"data.tokenizer={other}", "model.vocab=700"]) == 4
+    error = capsys.readouterr().err
+    assert (
+        f"data.tokenizer={other}: (huggingface, " in error and f"did not make the tokens of {tmp_path / 'a'}" in error
+    )
 
 
 def test_training_takes_the_packed_documents(
@@ -59,24 +82,24 @@ def test_lint_reports_findings_and_exits_with_4_for_what_training_refuses(
     out, err = capsys.readouterr()
     assert f"{path}: 7 documents, 16 tokens\n" in out and "up to  documents" in out
     expected = [
-        "error L02: 1 documents that cannot be used: field 'text' is not a string",
+        "error L02, 1 time: documents that cannot be used: field 'text' is not a string",
         f"  {path}:2: field 'text' is not a string",
         "  hint: set data.field to a field with text, token ids, or chats",
         "",
-        "error L02: 2 documents that cannot be used: has no field 'text'",
+        "error L02, 2 times: documents that cannot be used: has no field 'text'",
         f"  {path}:3: has no field 'text'",
         "  ... 1 more",
         "  hint: did you mean data.field=txt?",
         "",
-        "warning L06: 1 empty documents",
+        "warning L06, 1 time: empty documents",
         f"  {path}:6: is empty",
         "  hint: nothing, unless they should have text: they are left out",
         "",
-        "warning L14: 1 copies of other documents",
+        "warning L14, 1 time: copies of other documents",
         f"  {path}:5: is a copy of {path}:1",
         "  hint: remove them, unless they should count more than once",
         "",
-        "warning L15: 1 documents longer than context",
+        "warning L15, 1 time: documents longer than context",
         f"  {path}:7: has 5 tokens; context is 4",
         "  hint: raise context, unless they may be split into pieces",
     ]
@@ -114,7 +137,7 @@ def test_lint_exits_with_0_for_warnings_and_without_findings(
     assert run([*words, "--json"]) == 0
     assert [one["code"] for one in json.loads(capsys.readouterr().out)["lint"]["findings"]] == ["L14"]
     assert run([*words, "data.pattern=b", "model.vocab=200"]) == 4
-    assert "error L05: 1 tokens beyond model.vocab" in capsys.readouterr().out
+    assert "error L05, 1 time: tokens beyond model.vocab" in capsys.readouterr().out
 
 
 def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +151,7 @@ def test_lint_refuses_a_source_without_text(tmp_path: Path, capsys: pytest.Captu
     [
         (["--workers", "0"], 2, "--workers: must be at least 1, not 0"),
         (["--out", "/proc/a"], 2, "--out: /proc/a.bin cannot be written"),
+        (["--out", "/proc/new/folder/a"], 2, "--out: /proc/new/folder/a.bin cannot be written"),
         (["data=tokens", "data.path=a"], 2, "data.path=a: is a token file already"),
         (["data=folder", "data.path=/nowhere"], 4, "/nowhere: no such folder"),
     ],

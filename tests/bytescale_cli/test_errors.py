@@ -69,6 +69,11 @@ def test_a_full_disk_is_a_storage_error(capsys: pytest.CaptureFixture[str]) -> N
     assert lines(capsys)[0].startswith("error: runs/a: ")
 
 
+def test_a_read_only_disk_has_space(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(OSError(errno.EROFS, "no", "runs/a"), as_json=False, debug=False) == 74
+    assert lines(capsys) == ["error: runs/a: Read-only file system", "hint: choose a folder that you can write to"]
+
+
 def test_a_path_without_permission_is_a_storage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert report(PermissionError(errno.EACCES, "no", "my run/a"), as_json=False, debug=False) == 74
     hint = "hint: `namei -l 'my run/a'` shows the permissions of this path and of its folders"

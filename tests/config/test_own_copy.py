@@ -28,4 +28,9 @@ def test_what_a_user_needs_to_start() -> None:
     assert "bytescale train --config 'a b.yaml'" in text
     assert f"# {keys.leaves()['capacity'].description}\ncapacity: 8K\n" in text
     assert "base/" not in text
-    assert "# data:\n" in own_copy("quickstart", Path("a.yaml")), "what stands for documents of one's own"
+    quickstart, llama = (own_copy(name, Path("a.yaml")) for name in ("quickstart", "llama7b-256k"))
+    assert "# data:\n" in quickstart and "# data:\n" in llama, "what stands for documents of one's own"
+    assert (
+        "# For your documents make the entry of `override /data` in `defaults`: `- override /data: jsonl`" in quickstart
+    )
+    assert "/lengths" not in quickstart and "remove `override /lengths`" in llama and "add to `defaults`" in llama

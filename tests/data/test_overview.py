@@ -22,6 +22,7 @@ from engine.data.steps import Cursor
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import ConfigError, DataError
 from tests.data.token_files import megatron, written
+from tests.data.tokenizers.chat_folder import chat_folder
 
 encode = open_tokenizer("bytes").document
 
@@ -226,6 +227,34 @@ def test_the_vocabulary_of_every_source_is_checked(tmp_path: Path, make_config: 
     with pytest.raises(ConfigError, match="tokenizer, 258") as caught:
         Corpora(make_config(theirs, "model.vocab=100", sources, "data.mix={theirs: 1, ours: 1}", format_="tokens"))
     assert str(tmp_path / "ours") in caught.value.problems[0].message
+
+
+def test_token_files_of_another_tokenizer_are_refused(tmp_path: Path, make_config: MakeConfig) -> None:
+    """Unless the config names none, which is `bytes`, and encodes no texts with it."""
+    ours, other = (chat_folder(tmp_path / name, None, size=size) for name, size in (("ours", 500), ("other", 450)))
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a text")
+    vocabulary, tokenizer = "model.vocab=500", f"data.tokenizer={ours}"
+    facts = pack(make_config(tmp_path / "texts", vocabulary, tokenizer, "data.bos=false").data, tmp_path / "a")
+    accepted = (tokenizer, "data.tokenizer=bytes")
+    for one in accepted:  # BOS and EOS are those of the file
+        assert Corpora(make_config(tmp_path / "a", vocabulary, one, format_="tokens")).sources[0].kind == "huggingface"
+    with pytest.raises(DataError) as caught:
+        Corpora(make_config(tmp_path / "a", vocabulary, f"data.tokenizer={other}", format_="tokens"))
+    (problem,) = caught.value.problems
+    assert caught.value.code == 4 and problem.key == f"data.tokenizer={other}"
+    assert open_tokenizer(str(other)).fingerprint[:12] in problem.message and str(tmp_path / "a") in problem.message
+    assert facts.fingerprint[:12] in problem.message
+    texts = f"b: {{path: {tmp_path / 'texts'}, format: folder}}"
+    mixed = [f"data.sources={{a: {{path: {tmp_path / 'a'}}}, {texts}}}", "data.mix={a: 1, b: 1}", vocabulary]
+    Corpora(make_config(tmp_path / "a", *mixed, tokenizer, format_="tokens"))
+    with pytest.raises(DataError, match="did not make the tokens"):
+        Corpora(make_config(tmp_path / "a", *mixed, format_="tokens"))
+    theirs = written(tmp_path / "theirs", [[1, 2]])
+    assert (
+        Corpora(make_config(theirs, f"data.tokenizer={other}", "model.vocab=450", format_="tokens")).sources[0].kind
+        is None
+    )
 
 
 def test_a_source_that_cannot_be_read_is_refused_at_once(tmp_path: Path, make_config: MakeConfig) -> None:

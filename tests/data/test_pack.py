@@ -304,6 +304,19 @@ def test_a_cache_folder_of_another_user_is_named(noted: Noted, tmp_path: Path, w
     assert str(part.parent) in str(problem.key) and "use another data.cache" in str(problem.hint)
 
 
+def test_of_a_read_only_file_system_space_is_no_question(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **named: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "cache")
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(StorageError, match="Read-only file system") as caught:
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    hint = str(caught.value.problems[0].hint)
+    assert "a folder that you can write to" in hint and "space" not in hint
+
+
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_named(
     noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int

@@ -169,9 +169,15 @@ def test_validation_documents_are_never_trained_on(blocks: Blocks, held: set[int
     validated = {n for table in steps.validation().values() for n, *_ in pieces(table, [corpus])}
     assert validated == {number for number in held if number < len(lengths) and lengths[number]}
     if not expected:
-        with pytest.raises(DataError, match="is used for validation, none for training") as caught:
+        with pytest.raises(DataError) as caught:
             steps.next(Cursor())
-        assert caught.value.problems[0].key == "data.validation_share"
+        problem = caught.value.problems[0]
+        if any(lengths):
+            assert "is used for validation, none for training" in problem.message
+            assert problem.key == "data.validation_share"
+        else:
+            message = "every document is empty" if lengths else "contains no documents"
+            assert (problem.message, problem.key) == (message, corpus.place)
         return
     trained = {n for table, _ in epochs(steps, "data", 2) for n, *_ in pieces(table, [corpus])}
     assert trained == expected
@@ -421,11 +427,19 @@ def test_nothing_is_opened_to_see_that_sources_which_repeat_do_not_end() -> None
 
 
 @pytest.mark.parametrize("exhausted", ["repeat", "drop", "stop"])
-@pytest.mark.parametrize("blocks", [[[0, 0], [0]], [[], []], []])
-def test_only_empty_documents_are_refused(blocks: Blocks, exhausted: str) -> None:
-    corpora = [Memory([[5]], "a"), Memory(blocks, "b", share=0.0)]
+@pytest.mark.parametrize("share", [0.0, 0.25])
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ([[0, 0], [0]], "every document is empty"),
+        ([[], []], "contains no documents"),
+        ([], "contains no documents"),
+    ],
+)
+def test_only_empty_documents_are_refused(blocks: Blocks, message: str, share: float, exhausted: str) -> None:
+    corpora = [Memory([[5]], "a"), Memory(blocks, "b", share=share)]
     steps = steps_of(corpora, config_of(20, 5), exhausted=exhausted)
-    with pytest.raises(DataError, match="every document is empty") as caught:
+    with pytest.raises(DataError, match=message) as caught:
         run(steps, 3)
     assert caught.value.problems[0].key == "memory b"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 import subprocess
 import sys
@@ -17,15 +18,17 @@ from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
+from engine.data.pack import pack
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.steps import Cursor, SequenceTable
 from engine.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from engine.files import LOCK
-from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside
+from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside, write_facts
 from engine.run.checkpoints import TrainState, newest_first, read_state, write
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
+from tests.data.token_files import written
 from tests.data.tokenizers.chat_folder import chat_folder
 
 
@@ -256,6 +259,55 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
 
 def start(config: Config) -> Start:
     return plan_start(RunFolder(Path(config.run.out)), config, 2, "auto", 1, say=lambda line: None, hashes=False)
+
+
+def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
+    tmp_path: Path, sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of equal names and sizes have the same fingerprint. Only blocks that the run opens anyway are looked at."""
+    config, said = load([*sources, HALF]), list[str]()
+    stopped(config)
+    folder, corpora, zeros = RunFolder(tmp_path / "run"), Corpora(config), np.zeros(1, dtype=np.int64)
+    found = corpora.steps.next(Cursor())
+    assert found is not None
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
+    Ledger(folder.ledger, [corpus.name for corpus in corpora.sources]).record(1, found[0], plan)
+    plan_start(folder, config, 2, "auto", 1, say=said.append)
+    assert not any("changed" in line for line in said)
+    for path in tmp_path.glob("web/*.txt"):
+        path.write_text(path.read_text().upper())
+    web = int((found[0].source == [one.name for one in corpora.sources].index("web")).sum())
+    for few in (True, False):  # all blocks are opened, or those of the first window
+        monkeypatch.setattr(Corpora, "are_few", few)
+        said.clear()
+        plan_start(folder, config, 2, "auto", 1, say=said.append)
+        (line,) = (line for line in said if "changed" in line)
+        assert line.startswith(
+            f"warning: {web} of {len(found[0])} documents of step 1 have changed since, for example web:"
+        )
+    assert 0 < web < len(found[0])
+
+
+def test_the_facts_of_a_run_say_which_tokenizers_made_its_tokens(tmp_path: Path) -> None:
+    """`ckpt export` reads them: the token files may be gone by then."""
+    (tmp_path / "a.txt").write_text("a text")
+    tokenizer = chat_folder(tmp_path / "ours", None)
+    common = [f"run.out={tmp_path / 'run'}", f"data.cache={tmp_path / 'cache'}", "model.vocab=400"]
+    texts = ["data=folder", f"data.path={tmp_path}", "data.pattern=*.txt"]
+    pack(load([*texts, f"data.tokenizer={tokenizer}"]).data, tmp_path / "packed")
+    folder = RunFolder(tmp_path / "run")
+    folder.root.mkdir()
+    theirs = written(tmp_path / "theirs", [[1, 2]])
+    for words, expected in (
+        (texts, "bytes"),
+        (["data=tokens", f"data.path={tmp_path / 'packed'}"], "huggingface"),
+        (["data=tokens", f"data.path={theirs}"], "unknown"),
+    ):
+        config = load([*common, *words])
+        corpora = Corpora(config)
+        corpora.pack_first(Cursor(), print)
+        write_facts(folder, config, corpora, 1)
+        assert json.loads(folder.summary.read_text())["tokenizers"] == [expected]
 
 
 def test_a_tokenizer_that_was_moved_is_the_same_and_another_is_refused(tmp_path: Path, sources: list[str]) -> None:

@@ -236,9 +236,11 @@ def test_a_longer_run_says_what_the_learning_rate_does(tmp_path: Path) -> None:
     # Step 4 of 4 has the last rate, 0.1; in step 5 of 8 it is 0.1 + 0.9 * (1 + cos(5/8 pi)) / 2.
     line = "run.steps: 4 -> 8: the learning rate goes from 0.1 in step 4 to 0.378 in step 5, and is 0.1 in step 8"
     assert [one for one in said if "learning rate" in one] == [line] * 2
+    train(config(tmp_path, "run.steps=5", *rates), dry_run=True, say=said.append)
+    assert "run.steps: 4 -> 5: the learning rate goes from 0.1 in step 4 to 0.1 in step 5" in said, "nothing twice"
     (tmp_path / "run" / "resolved.yaml").write_text("steps: unknown")
     train(config(tmp_path, f"run.out={tmp_path / 'other'}"), str(checkpoint), dry_run=True, say=said.append)
-    assert len([one for one in said if "learning rate" in one]) == 2, "a run of another version: nothing is known"
+    assert len([one for one in said if "learning rate" in one]) == 3, "a run of another version: nothing is known"
 
 
 def test_other_hosts_are_not_local(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ If these fail, a trained model is useless to everybody else.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from itertools import product
@@ -226,6 +227,19 @@ def test_a_run_whose_newest_checkpoint_is_damaged_gives_the_one_before(runs: Pat
         "no tokenizer in the folder: data.tokenizer=bytes has no files, and transformers has no equivalent",
     ]
     assert written["tokenizer"] == []
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "unknown"])
+def test_tokens_that_another_tokenizer_made_are_not_called_bytes(runs: Path, tmp_path: Path, kind: str) -> None:
+    """`data.tokenizer` is bytes for a run on token files that names none."""
+    run, said = tmp_path / "run", list[str]()
+    shutil.copytree(runs / "fp32", run)
+    facts = RunFolder(run).summary
+    known = json.loads(facts.read_text()) if facts.exists() else {}
+    facts.write_text(json.dumps(known | {"tokenizers": ["bytes", kind]}))
+    assert export_weights(run, tmp_path / "out", None, 1 << 30, said.append)["tokenizer"] == []
+    (line,) = said
+    assert line.startswith("warning: no tokenizer in the folder") and f"another tokenizer ({kind}) made" in line
 
 
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:

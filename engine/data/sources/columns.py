@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from engine.data.sources.chat import MESSAGES, TOOLS, chat_document
 from engine.data.sources.files import library
@@ -23,35 +23,40 @@ from engine.errors import DataError
 def columns(table: Any, field: str, path: str) -> list[str]:
     """Return the columns to read of a pyarrow.Schema: `field`, the mask beside token ids, and the tools beside a chat.
 
-    Raises DataError if there is no such column, or if it contains neither texts nor token ids nor chats.
+    Raises DataError if there is no such column, or several, or if it contains neither texts nor token ids nor chats.
     """
+    usable = [one.name for one in table if one.name != MASK and _contents(one.type, one.name, path) is not None]
     if field not in table.names:
-        raise no_such_field(path, field, table.names, "column")
+        raise no_such_field(path, field, usable, "column")
+    for name in (field, MASK, TOOLS):  # pyarrow finds none by a name that several have
+        if table.names.count(name) > 1:
+            message = f"has {table.names.count(name)} columns named {name!r}"
+            raise DataError(message, key=path, hint="rename or remove all but one, and write it again")
     kind = table.field(field).type
-    types = library("pyarrow.types", path)
-    if _is_list(kind, path):
+    contents = _contents(kind, field, path)
+    if contents == "ids":
         mask = table.field(MASK).type if MASK in table.names else None
-        if mask is not None and not (types.is_list(mask) or types.is_large_list(mask) or types.is_null(mask)):
+        if mask is not None and not (_is_list(mask, path) or library("pyarrow.types", path).is_null(mask)):
             message = f"column {MASK!r} has the type {mask}, which is not a list of integers"
             raise DataError(message, key=path, hint="write one value per id, 0 or 1")
         return [field] if mask is None else [field, MASK]
-    texts = any(one(kind) for one in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
-    chats = _has_chats(kind, field, path)
-    if not (texts or chats):
+    if contents is None:
         message = f"column {field!r} has the type {kind}, which is neither text nor token ids nor a list of messages"
-        raise DataError(message, key=path, hint=f"set data.field to one of {', '.join(map(repr, table.names[:8]))}")
+        hint = f"set data.field to one of {', '.join(map(repr, usable[:8]))}" if usable else "no other column is"
+        raise DataError(message, key=path, hint=hint)
     if MASK in table.names:
-        raise mask_without_ids(path, field, "chat" if chats else "text")
-    return [field, TOOLS] if chats and TOOLS in table.names else [field]
+        raise mask_without_ids(path, field, contents)
+    return [field, TOOLS] if contents == "chat" and TOOLS in table.names else [field]
 
 
 def documents(batch: Any, field: str, encoding: str, path: str, row: int) -> Iterator[Document]:
     """Yield the documents of a pyarrow.RecordBatch, whose first row has the number `row` in messages."""
     column, beside = batch.column(field), ""
     read: Callable[[Any, Any | None, str, str], Document] = partial(_text, encoding)
-    if _is_list(column.type, path):
+    contents = _contents(column.type, field, path)
+    if contents == "ids":
         beside, read = MASK, _ids
-    elif _has_chats(column.type, field, path):
+    elif contents == "chat":
         beside, read = TOOLS, _chat
     else:  # bytes, because a string would be decoded and encoded again
         column = column.cast(library("pyarrow", path).large_binary())
@@ -90,28 +95,40 @@ def _text(encoding: str, text: Any, beside: Any | None, field: str, place: str) 
 @contextmanager
 def damage(path: str) -> Iterator[None]:
     """Turn errors of pyarrow into a DataError that names the file, as a context."""
-    pyarrow = library("pyarrow", path)
+    pyarrow, hint = library("pyarrow", path), "write or download it again"
     try:
         yield
     except pyarrow.ArrowException as error:
         message = f"cannot be read: {str(error).splitlines()[0]}"
-        raise DataError(message, key=path, hint="write or download it again") from error
+        raise DataError(message, key=path, hint=hint) from error
+    except OSError as error:
+        # pyarrow raises a plain OSError without a number for what a file contains. Others are of the file system.
+        if type(error) is not OSError or error.errno is not None:
+            raise
+        reason = str(error).splitlines()[0] if str(error) else "its contents are damaged"
+        message = "was cut off" if reason.startswith("Expected to be able to read") else f"cannot be read: {reason}"
+        raise DataError(message, key=path, hint=hint) from error
 
 
 def _is_list(kind: Any, path: str) -> bool:
-    """Return whether a type of pyarrow is a list of integers or booleans."""
+    """Return whether a type of pyarrow is one of lists."""
     types = library("pyarrow.types", path)
-    if not (types.is_list(kind) or types.is_large_list(kind)):
-        return False
-    return bool(types.is_integer(kind.value_type) or types.is_boolean(kind.value_type))
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _has_chats(kind: Any, field: str, path: str) -> bool:
-    """Return whether a column of a type of pyarrow contains chats: lists of structs, or strings in `messages`."""
+def _contents(kind: Any, field: str, path: str) -> Literal["text", "ids", "chat"] | None:
+    """Return what a column of a type of pyarrow contains; None if it cannot be used.
+
+    Lists of integers are token ids. Chats are lists of structs, or strings in the column `messages`.
+    """
     types = library("pyarrow.types", path)
-    if types.is_list(kind) or types.is_large_list(kind):
-        return bool(types.is_struct(kind.value_type))
-    return field == MESSAGES and bool(types.is_string(kind) or types.is_large_string(kind))
+    if _is_list(kind, path):
+        return "ids" if types.is_integer(kind.value_type) else "chat" if types.is_struct(kind.value_type) else None
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "chat" if field == MESSAGES else "text"
+    return "text" if types.is_binary(kind) or types.is_large_binary(kind) else None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
+from engine.config.sources import PATTERNS
+from engine.data.sources.files import matches
 from engine.errors import DataError
 
 HEAD = 1024  # bytes of a file that are looked at
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
+_LONG = re.compile(rb'(\xef\xbb\xbf)?\s*\{[ \t]*\r?\n\s*"')  # an object that is indented over several lines
 
 
 class Content(NamedTuple):
     """What a file contains, as the words of a refusal."""
 
     says: str
-    hint: str  # how to read it; `{path}` is data.path
+    hint: str  # how to read it; `{path}` is what to write as data.path
     format: str = ""
 
 
 _UNPACK = "of JSON lines: write data=jsonl data.path={path}; decompress other files first"
 _JSON_LINES = Content("looks like JSON lines", "write data=jsonl data.path={path}")
 _JSON_ARRAY = Content("is a JSON array, not JSON lines", "write an object per line: jq -c '.[]' OLD > NEW.jsonl")
+_JSON_LONG = Content(
+    "begins with one JSON object over several lines, not JSON lines",
+    "write an object per line: jq -c . OLD > NEW.jsonl",
+)
 _JSON_RECORDS = Content(
     "is a JSON array of objects",
     "write an object per line, jq -c '.[]' OLD > NEW.jsonl, and data=jsonl; data.pattern='**/*.json' takes it as text",
@@ -64,6 +72,8 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         found = _JSON_RECORDS
     elif found is None and wanted == "jsonl" and head.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
         found = _JSON_ARRAY
+    elif found is None and wanted == "jsonl" and _LONG.match(head):
+        found = _JSON_LONG
     elif found in (None, _BINARY) and wanted in ("parquet", "arrow"):
         hint = (
             _JSON_LINES.hint
@@ -72,7 +82,10 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         )
         found = Content(f"is not a file in the format {wanted}", hint)
     if found is not None:
-        raise DataError(found.says, key=path, hint=found.hint.format(path=root))
+        # Without data.pattern, another format reads files of a folder by their names: it must find this one.
+        meant = re.search(r"data=(\w+) data\.path=\{path\}", found.hint)
+        by_name = meant is not None and matches(posixpath.basename(path), PATTERNS[meant[1]])
+        raise DataError(found.says, key=path, hint=found.hint.format(path=root if by_name else path))
 
 
 def _is_json_lines(text: bytes, path: str) -> bool:

@@ -91,8 +91,15 @@ def find_below(path: str, pattern: str) -> list[str]:
     names = sorted(below(root, pattern))
     if not names:
         hint = "set data.pattern, for example data.pattern='**/*.json.gz'; data=folder reads texts"
-        raise DataError(f"contains no files that match {pattern!r}", key=root, hint=hint if found == "folder" else None)
+        raise no_match(root, pattern, hint if found == "folder" else None)
     return [posixpath.join(root, name) for name in names]
+
+
+def no_match(root: Path | str, pattern: str, hint: str | None, skipped: AbstractSet[str] = frozenset()) -> DataError:
+    """Create the DataError for a folder without a file that matches a pattern: it may have no files (see `below`)."""
+    if any(True for _ in below(root, "**/*", skipped)):
+        return DataError(f"contains no files that match {pattern!r}", key=str(root), hint=hint)
+    return DataError("contains no files", key=str(root), hint="set data.path to a folder with files")
 
 
 def split_glob(path: str) -> tuple[str, str]:

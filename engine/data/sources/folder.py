@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from engine.config import schema
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import below, check_different, file_size, kind, reading
+from engine.data.sources.files import below, check_different, file_size, kind, no_match, reading, split_glob
 from engine.data.sources.source import Block, Document, checked_text, choose
 from engine.errors import DataError
 
@@ -17,6 +18,7 @@ STDLIB = "stdlib"
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _MOST_FILES = 100_000  # files that `profile-data` reads without --sample
 _BLOCK_FILES = 64
+_FOLDER = "set data.path to a folder of text files"
 _HINT = "make it a readable file, or exclude it with data.pattern"
 
 
@@ -40,16 +42,19 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
         root = Path(path)
         found = kind(root)
         if found == "missing":
-            raise DataError("no such folder", key=path, hint="set data.path to a folder of text files")
+            folder, names_below = split_glob(path)
+            hint = f"set data.path={folder} data.pattern={shlex.quote(names_below)}" if names_below else _FOLDER
+            raise DataError("no such folder", key=path, hint=hint)
         if found == "file":
             with reading(root) as file:
                 check(file.read(HEAD), "folder", path, path)
-            hint = "data.format=jsonl reads one document per line"
+            inside = f"set data.path={root.parent} data.pattern={shlex.quote(root.name)}"
+            hint = f"{inside} for a text; data=jsonl reads one document per line"
             raise DataError("is a file, not a folder", key=path, hint=hint)
     names = sorted(below(root, pattern, skipped))
     if not names:
         hint = "set data.pattern, for example data.pattern='**/*.txt'"
-        raise DataError(f"contains no files that match {pattern!r}", key=str(root), hint=hint)
+        raise no_match(root, pattern, hint, skipped)
     return root, names
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -87,14 +87,25 @@ def checked_text(text: bytes, encoding: str, place: str) -> bytes:
 
 
 def token_document(place: str, ids: ArrayLike, mask: ArrayLike | None, field: str) -> Document:
-    """Make a document of token ids from `field`, and a mask of 0 and 1. Raises DataError if either is not usable."""
+    """Make a document of token ids from `field`, and a mask of 0 and 1 or booleans.
+
+    Raises DataError if either is not usable.
+    """
 
     def integers(values: ArrayLike, what: str) -> Ints:
         try:
             array = np.asarray(values)
         except ValueError:  # lists of unequal lengths
             array = np.empty((0, 0))
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        # numpy makes integers of a list of integers and booleans, and floats of one of small and large integers.
+        types = set(map(type, values)) if isinstance(values, list) else {type(one) for one in array[:1].tolist()}
+        if types == {int} and not np.can_cast(array.dtype, np.int64):
+            largest = int(max(cast("Iterable[int]", values)))
+            if largest > np.iinfo(np.int64).max:
+                message = f"{what!r} contains {largest}, which is too large for a token id"
+                raise DataError(message, key=place, hint="write ids below the size of the vocabulary")
+        booleans = bool in types and what != MASK
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "biu") or booleans:
             message, hint = f"{what!r} is not a list of integers", "set data.field to a text, or to lists of token ids"
             raise DataError(message, key=place, hint=hint)
         return array.astype(np.int64)

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from engine.config import schema
+from engine.config.sources import PATTERNS
 from engine.data.sources.content import recognise
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import usable
@@ -92,7 +93,8 @@ def test_binary_is_no_text(
     data = make_data(root, encoding=encoding)
     found = refusal(data)
     assert found[:2] == (message, str(root / "b.txt"))
-    assert hint in found[2] and ("data=" not in hint or "field" in hint or f"{hint} data.path={root}" in found[2])
+    named = "data=" not in hint or "field" in hint or f"{hint} data.path={root}/b.txt" in found[2]
+    assert hint in found[2] and named
     with pytest.raises(DataError, match=message):  # also if data.path is the file
         FORMATS["folder"].blocks(make_data(root / "b.txt"))
 
@@ -118,6 +120,33 @@ def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_da
     root = write_files({"a.jsonl": content})
     expected = ("looks like JSON lines", str(root / "a.jsonl"), f"write data=jsonl data.path={root}")
     assert refusal(make_data(root)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "form"), [(LINES, "jsonl"), (gzip.compress(LINES), "jsonl"), (parquet(), "parquet")]
+)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_what_the_hint_says_finds_the_file(
+    content: bytes, form: str, by_name: bool, write_files: WriteFiles, make_data: MakeData
+) -> None:
+    """The folder, if the other format would read the file there; otherwise the file."""
+    root = write_files({"x.txt": b"text", f"y.{form}" if by_name else "y.md": content})
+    _, place, hint = refusal(make_data(root))
+    path = hint.partition(f"data={form} data.path=")[2].partition(";")[0]
+    assert path == (str(root) if by_name else place)
+    blocks = FORMATS[form].blocks(make_data(path, format=form, pattern=PATTERNS[form]))
+    assert [document.text for block in blocks for document in usable(block)] == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("begin", [b"", b"\xef\xbb\xbf", b" \r\n"])
+def test_an_object_over_several_lines_is_not_read_as_json_lines(
+    begin: bytes, write_files: WriteFiles, make_data: MakeData
+) -> None:
+    content = begin + json.dumps({"text": "a"}, indent=2).encode()
+    message, _, hint = refusal(make_data(write_files({"a.jsonl": content}), format="jsonl"))
+    assert message == "begins with one JSON object over several lines, not JSON lines" and "jq -c ." in hint
+    root = write_files({"a.jsonl": b"{\n" + LINES})  # a line that is broken, among good ones
+    assert refusal(make_data(root, format="jsonl"))[0].startswith("is not JSON at column")
 
 
 ARRAYS = [
@@ -215,9 +244,9 @@ def test_tables_are_not_guessed(
 
 def test_the_tables_are_distinguished(write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a": parquet()})
-    assert refusal(make_data(root, format="arrow"))[2] == f"write data=parquet data.path={root}"
+    assert refusal(make_data(root, format="arrow"))[2] == f"write data=parquet data.path={root}/a"
     root = write_files({"a": arrow(pa.ipc.new_stream)})
-    assert refusal(make_data(root, format="parquet"))[2] == f"write data=arrow data.path={root}"
+    assert refusal(make_data(root, format="parquet"))[2] == f"write data=arrow data.path={root}/a"
 
 
 def test_the_standard_library_is_text(make_data: MakeData) -> None:

@@ -83,12 +83,22 @@ def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> Non
     missing = str(tmp_path / "nowhere")
     hint = "set data.path to a folder of text files"
     assert refusal(make_data(missing)) == ("no such folder", missing, hint)
+    hint = f"set data.path={tmp_path}/ data.pattern='*.txt'"
+    assert refusal(make_data(f"{tmp_path}/*.txt")) == ("no such folder", f"{tmp_path}/*.txt", hint)
 
 
 def test_a_file_where_a_folder_should_be_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
-    file = str(write_files({"a.json": b"{}"}) / "a.json")
-    hint = "data.format=jsonl reads one document per line"
+    root = write_files({"a.txt": b"text"})
+    file = str(root / "a.txt")
+    hint = f"set data.path={root} data.pattern=a.txt for a text; data=jsonl reads one document per line"
     assert refusal(make_data(file)) == ("is a file, not a folder", file, hint)
+    assert texts(make_data(root, pattern="a.txt")) == [b"text"]
+
+
+def test_a_folder_without_files_is_refused(tmp_path: Path, make_data: MakeData) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    expected = ("contains no files", str(tmp_path), "set data.path to a folder with files")
+    assert refusal(make_data(tmp_path)) == refusal(make_data(tmp_path, pattern="*.md")) == expected
 
 
 def test_a_folder_without_a_match_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:
