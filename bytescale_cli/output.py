@@ -134,7 +134,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: bool 
         if terminal.cells(others[0]) <= width:
             below = [fill(_GAP + row[-1]) if row[-1] else None for row in rows]
             lines = [line for pair in zip(others[1:], below, strict=True) for line in pair if line is not None]
-            return _with_header([f"{others[0].rstrip()}\n{_GAP}{columns[-1]}", *lines])
+            return _with_header([f"{others[0].rstrip()}\n{fill(_GAP + columns[-1])}", *lines])
     records = (list(zip(columns, row, strict=True)) for row in rows)
     return "\n\n".join(record(" ".join(first), others) for first, *others in records)
 
