@@ -208,10 +208,9 @@ class MetricsTail:
             )
         most, data = self._config.batch_tokens, self._config.data
         if (tokens := line.get("tokens", 0)) > most:
-            piece = "document" if data.long == "step" else f"piece of context={self._config.context} tokens"
-            way = (
-                "data.long=split distributes its pieces over steps" if data.long == "step" else "set a smaller context"
-            )
+            piece, way = "document", "data.long=split distributes its pieces over steps"
+            if data.long == "split":
+                piece, way = f"piece of context={self._config.context} tokens", "set a smaller context"
             what = f"step {line['step']} has {tokens:,} tokens, more than batch_tokens={most}"
             yield "long", f"{what}: a longer {piece} forms a step of its own; {way}"
         if empty := line.get("unvalidated"):
