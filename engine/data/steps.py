@@ -277,9 +277,8 @@ class Steps:
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
         gone = sorted({*cursor.mixer["sources"]} - {*weights}) if cursor.mixer else []
         mixer = Mixer([*weights, *gone], cursor.mixer)
-        mixer.dropped -= {
-            name for name in mixer.dropped if self._exhausted.get(name) == "repeat"
-        }  # a resume may say so
+        # A resume may say that a source that was dropped repeats its documents.
+        mixer.dropped -= {name for name in mixer.dropped if self._exhausted.get(name) == "repeat"}
         mixer.weights = {**dict.fromkeys(gone, 0), **weights}
         for name in gone:
             mixer.forget(name)

@@ -141,8 +141,8 @@ def _changed_sources(corpora: Corpora, state: TrainState) -> str | None:
 def _changed_documents(folder: RunFolder, corpora: Corpora, cursor: Cursor) -> str | None:
     """Describe how many documents of the step before `cursor` have other contents now than in the ledger, else None.
 
-    Files of the same names and sizes have the same fingerprint. Only blocks that the next steps need are looked at,
-    which have been packed, so none is read for this.
+    Fingerprints do not show it if names and sizes are the same. Only blocks that the next steps need are compared: they
+    have been packed, so nothing is read for this alone.
     """
     ledger = Ledger(folder.ledger)
     names, rows = ledger.sources, ledger.documents(cursor.step)
@@ -264,9 +264,9 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
     ledger and the list of documents that were left out begin again.
     """
-    if step == 0 and folder.ledger.exists():
-        files.remove_folder(folder.ledger)
     if step == 0:
+        if folder.ledger.exists():
+            files.remove_folder(folder.ledger)
         folder.quarantine.unlink(missing_ok=True)
     checkpoints.abandon(folder.checkpoints, step, say)
     metrics.cut_back(folder.metrics, step, say)

@@ -72,7 +72,8 @@ def train(
     check_place(folder, config)
     with prepare.locked(folder):
         if not dry_run:
-            remove_ruins(folder.checkpoints)  # before anything is written: it may free the space of a full disk
+            for parent in (folder.checkpoints, folder.root):
+                remove_ruins(parent)  # before anything is written: it may free the space of a full disk
         steps = PLANNED if dry_run else 1
         start = prepare.plan_start(folder, config, cluster.ranks, resume, steps, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
@@ -236,10 +237,9 @@ class MetricsTail:
             )
         most, data = self._config.batch_tokens, self._config.data
         if (tokens := line.get("tokens", 0)) > most:
-            piece = "document" if data.long == "step" else f"piece of context={self._config.context} tokens"
-            way = (
-                "data.long=split distributes its pieces over steps" if data.long == "step" else "set a smaller context"
-            )
+            piece, way = "document", "data.long=split distributes its pieces over steps"
+            if data.long == "split":
+                piece, way = f"piece of context={self._config.context} tokens", "set a smaller context"
             what = f"step {line['step']} has {tokens:,} tokens, more than batch_tokens={most}"
             yield "long", f"{what}: a longer {piece} forms a step of its own; {way}"
         if empty := line.get("unvalidated"):

@@ -115,11 +115,8 @@ class Trainer:
         progress.report("plan", step=self.step + 1)
         planned = self.ahead.take()
         plan_wait_s = time.perf_counter() - began
-        plan, tokens, loss_tokens = (
-            planned.plan,
-            int(planned.table.length.sum()),
-            max(1, int(planned.table.loss_tokens.sum())),
-        )
+        plan, tokens = planned.plan, int(planned.table.length.sum())
+        loss_tokens = max(1, int(planned.table.loss_tokens.sum()))
         if self.step + 1 < self.config.run.steps and planned.ended is None:
             self.ahead.request(planned.after)
         self.control.check_same(plan.digest)
