@@ -56,7 +56,7 @@ class Link:
         """
         try:
             found = os.read(self._reads, _READ_BYTES)
-        except ConnectionError:
+        except OSError:  # of a socket, also that its host cannot be reached any more
             found = b""
         if not found:
             raise EOFError
