@@ -9,14 +9,18 @@ carry to other hosts:
  launcher                                        agent                                       rank
     | <- hello: a free port -------------------- |
     | -- start: ranks, program, environment ---> | starts a process for each rank
+    | <- listening: where its children connect - |
     | <- beats: where each rank is, each second  | <- at: step, phase, micro-batch ---------- |
+    |                                            | <- reduce: a value to combine ------------ |
+    |                                            | -- result: what all ranks' values make --> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
     | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
     | <- ended: rank, code, cause -------------- |
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
 ```
-When the launcher is gone or silent, the agent kills its ranks and ends. Imports no torch.
+When the launcher is gone or silent, the agent kills its ranks and ends. The agents of all nodes are a tree, in which
+they combine values of ranks (engine/control/branch.py); an agent connects to its parent over TCP. Imports no torch.
 """
 
 from __future__ import annotations
@@ -37,10 +41,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
 from engine.control.link import RANK_LINK, Link
+from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode
-from engine.launch.interface import interface_towards
+from engine.launch.interface import address_towards, interface_towards
 from engine.run.folder import RunFolder
 
 BEAT_S = 1.0  # between two messages of the agent, and of the launcher
@@ -48,6 +54,7 @@ SILENCE_S = 20.0  # without a message, after which the other host is taken for l
 _POLL_S = 0.05
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
+_CONNECT_S = 10.0  # for the parent to answer
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 
@@ -77,7 +84,7 @@ class _Rank:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     pass_fds=[theirs.fileno()],
-                    preexec_fn=dies_with_agent,  # safe, because the agent has one thread
+                    preexec_fn=dies_with_agent,  # a system call; it takes no lock that another thread could hold
                 )
                 descriptor = ours.detach()
         self.link = Link(descriptor, descriptor)
@@ -112,6 +119,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
+        self._branch: Branch | None = None
         self._clock = AwakeClock()
         self._heard = self._beaten = self._clock()
         self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
@@ -129,6 +137,8 @@ class Agent:
                     self._heard = self._clock()
                     for message in messages:
                         self._obey(message)
+                elif key.fileobj is self._branch:
+                    self._branch.work()
                 else:
                     self._listen(key.data)
             self._report()
@@ -139,6 +149,8 @@ class Agent:
             rank.kill()
         for rank in self._ranks.values():
             rank.process.wait()
+        if self._branch is not None:
+            self._branch.close()
 
     def _obey(self, message: dict[str, Any]) -> None:
         if start := message.get("start"):
@@ -164,6 +176,13 @@ class Agent:
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
+        try:
+            self._branch = self._join(job)
+        except OSError as error:
+            for number, _ in job["ranks"]:
+                self._tell_not_started(number, _not_joined(error, job["tree"]["parent"]))
+            return
+        self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         for local, (number, program) in enumerate(job["ranks"]):
@@ -172,13 +191,35 @@ class Agent:
                 folder.error(number).unlink(missing_ok=True)
                 rank = _Rank(number, program, {**environment, **place}, folder.log(number), self._clock())
             except OSError as error:
-                self._launcher.send(ended=number, code=_NOT_STARTED, age=0, cause=_not_started(number, error), said="")
+                self._tell_not_started(number, _not_started(number, error))
                 continue
             self._ranks[number] = rank
             self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
+    def _join(self, job: dict[str, Any]) -> Branch:
+        """Take this node's place in the tree of agents, and tell the launcher where its children connect.
+
+        Raises OSError if the parent does not answer.
+        """
+        ranks, tree = len(job["ranks"]), job.get("tree")
+        if tree is None:  # the only node
+            return Branch(ranks)
+        parent, listener, secret = None, None, bytes.fromhex(tree["secret"])
+        if tree["parent"] is not None:
+            address, port = tree["parent"]
+            parent = connect(address, port, secret, _CONNECT_S)
+        if tree["children"]:
+            address = (job["peer"] and address_towards(job["peer"])) or "127.0.0.1"
+            listener = Listener(address, secret)
+            self._launcher.send(listening=[address, listener.port])
+        return Branch(ranks, tree["children"], parent, listener)
+
+    def _tell_not_started(self, rank: int, cause: dict[str, Any]) -> None:
+        self._launcher.send(ended=rank, code=_NOT_STARTED, age=0, cause=cause, said="")
+
     def _listen(self, rank: _Rank) -> None:
-        """Note where a rank is."""
+        """Note where a rank is, and pass on what it wants combined."""
+        assert self._branch is not None
         try:
             messages = rank.link.receive()
         except EOFError:
@@ -187,6 +228,7 @@ class Agent:
         for message in messages:
             if "at" in message:
                 rank.at, rank.since = message["at"], self._clock()
+            self._branch.take(rank.link, message)
 
     def _report(self) -> None:
         """Tell the launcher which ranks have ended, and each second where the others are."""
@@ -196,6 +238,8 @@ class Agent:
                 del self._ranks[rank.rank]
                 if rank.link in self._selector.get_map():
                     self._selector.unregister(rank.link)
+                if self._branch is not None:
+                    self._branch.forget(rank.link)
                 rank.link.close()
                 self._launcher.send(ended=rank.rank, code=code, **self._cause(rank))
         now = self._clock()
@@ -219,6 +263,14 @@ def _not_started(rank: int, error: OSError) -> dict[str, Any]:
     """Return the cause of a rank that could not be started."""
     message = f"rank {rank} could not be started on {socket.gethostname()}: {error.filename}: {error.strerror}"
     hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
+    return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
+
+
+def _not_joined(error: OSError, parent: list[Any] | None) -> dict[str, Any]:
+    """Return the cause of ranks whose agent cannot take its place below the `parent`, given by address and port."""
+    what = "listen to those of other hosts" if parent is None else f"join that of its parent at {parent[0]}:{parent[1]}"
+    message = f"the agent of {socket.gethostname()} cannot {what}: {error.strerror or error}"
+    hint = "hosts must reach each other over TCP, which a firewall may prevent"
     return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
 
 

@@ -9,21 +9,26 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from contextlib import suppress
 
 _SIOCGIFADDR = 0x8915  # asks Linux for the IPv4 address of an interface (netdevice(7))
 _ANY_PORT = 9
 
 
-def interface_towards(host: str) -> str | None:
-    """Return the interface whose IPv4 address the route to `host` has; None if there is no route, or it is loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
+def address_towards(host: str) -> str | None:
+    """Return this host's address on the route to `host`, IPv4 if it has one; None if there is no route, or loopback."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, _ANY_PORT))  # sends nothing
-        except OSError:
-            return None
-        address = probe.getsockname()[0]
-        if address.startswith("127."):
-            return None
+            address = str(probe.getsockname()[0])
+            return None if address.startswith("127.") or address == "::1" else address
+    return None
+
+
+def interface_towards(host: str) -> str | None:
+    """Return the interface that has the address `address_towards(host)`; None if there is none, or it is not IPv4."""
+    address = address_towards(host)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
                 found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))

@@ -7,6 +7,7 @@ begins.
 from __future__ import annotations
 
 import os
+import secrets
 import selectors
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any, ParamSpec
 from engine.cluster.hosts import is_local
 from engine.control.clock import AwakeClock
 from engine.control.link import Link
+from engine.control.reduction import children
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
 from engine.launch.agent import BEAT_S, SILENCE_S, last_line
 from engine.launch.commands import NodeCommand
@@ -102,6 +104,8 @@ class _Nodes:
         self.ends = dict[int, End]()
         self.hosts = {rank: command.host for command in commands for rank in command.ranks}
         self.patience = Patience(self._clock)
+        self._secret = secrets.token_hex(32)  # with which agents connect to each other
+        self._started = set[int]()  # nodes
 
     def __enter__(self) -> _Nodes:
         try:
@@ -156,12 +160,23 @@ class _Nodes:
             node.send(**message)
 
     def start(self) -> None:
-        """Let the agents start the ranks. They meet at the port that the first agent has found."""
-        first = self.nodes[0].hello
+        """Let the agents start the ranks. They meet at the port that the first agent has found.
+
+        The first agent starts at once, each other one when its parent in the tree of agents listens.
+        """
+        self._start(0, None)
+        while len(self._started) < len(self.nodes) and not any(end.code for end in self.ends.values()):
+            self.look(_POLL_S)
+
+    def _start(self, number: int, parent: list[Any] | None) -> None:
+        """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
+        node, first = self.nodes[number], self.nodes[0].hello
         assert first is not None
-        for node in self.nodes:
-            job = dict(node.command.job)
-            node.send(start={**job, "environment": {**job["environment"], "MASTER_PORT": str(first["port"])}})
+        tree = {"parent": parent, "children": len(children(number, len(self.nodes))), "secret": self._secret}
+        environment = {**node.command.job["environment"], "MASTER_PORT": str(first["port"])}
+        alone = len(self.nodes) == 1
+        node.send(start={**node.command.job, "environment": environment, "tree": None if alone else tree})
+        self._started.add(number)
 
     def look(self, seconds: float) -> None:
         """Take what agents say during this time, and note those that have been lost."""
@@ -192,6 +207,9 @@ class _Nodes:
         """Note what an agent has said."""
         if "hello" in message:
             node.hello = message["hello"]
+        if "listening" in message:
+            for child in children(self.nodes.index(node), len(self.nodes)):
+                self._start(child, message["listening"])
         if "ended" in message:
             rank, seen = message["ended"], time.time() - message["age"]
             self.ends.setdefault(rank, End(message["code"], seen, message["cause"], message["said"]))
