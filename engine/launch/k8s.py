@@ -97,7 +97,8 @@ def _pod(config: Config, name: str, words: Sequence[str]) -> dict[str, Any]:
             {
                 "name": _CONTAINER,
                 "image": k8s.image,
-                "command": ["bytescale", *words],
+                # Kubernetes would replace $(NAME) by a variable of the container.
+                "command": ["bytescale", *(word.replace("$(", "$$(") for word in words)],
                 "workingDir": k8s.mount,
                 "env": [
                     {"name": NODES, "value": str(config.cluster.nodes)},

@@ -103,11 +103,8 @@ class Slurm:
 
     def down(self, node: str) -> None:
         """Let a node fail: kill all that runs on it."""
-        daemon = psutil.Process(self._daemons[node].pid)
-        for process in (*daemon.children(recursive=True), *self.processes(node)):
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
         self._daemons[node].kill()
+        self._kill(self.processes(node))
         self._daemons[node].wait()
 
     def processes(self, node: str | None = None) -> list[psutil.Process]:
@@ -122,6 +119,14 @@ class Slurm:
             if here and node in (None, variables.get("SLURMD_NODENAME")):
                 found.append(process)
         return found
+
+    def _kill(self, processes: list[psutil.Process]) -> None:
+        """Kill processes of jobs, and first the daemons of their steps."""
+        parents = {parent for process in processes if (parent := process.parent()) is not None}
+        daemons = [parent for parent in parents if parent.name() == "slurmstepd"]
+        for process in (*daemons, *processes):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def state(self, job: str) -> dict[str, str]:
         """What `scontrol show job` says of a job, by name."""
@@ -141,10 +146,7 @@ class Slurm:
         if "n1" in self._daemons:
             subprocess.run(["scancel", "--full", "--signal=KILL", "-u", "root"], env=self.environment, check=False)
             time.sleep(0.5)
-        for process in self.processes():
-            process.kill()
+        self._kill(self.processes())
         for daemon in reversed(self._daemons.values()):
-            for process in psutil.Process(daemon.pid).children(recursive=True):  # of the steps of a node
-                process.kill()
             daemon.kill()
             daemon.wait()

@@ -57,7 +57,8 @@ def others(folder: RunFolder, *places: Joined, patience: float = 60) -> Iterator
         yield started
     finally:
         for process in started:
-            process.kill()
+            if process.poll() is None:
+                process.kill()
             process.communicate()
 
 
@@ -72,6 +73,14 @@ def launch(joins: Joins, folder: RunFolder, *programs: str, tick: Callable[[], N
     run_ranks(commands, folder, tick, lambda line: None, joins)
 
 
+@contextmanager
+def joining(folder: RunFolder) -> Iterator[Joins]:
+    """The launcher of two nodes, which the other one can join."""
+    with Joins(place(), folder, LOOPBACK) as joins:
+        joins.publish()
+        yield joins
+
+
 def codes(processes: list[psutil.Popen]) -> list[int]:
     return [process.wait(30) for process in processes]
 
@@ -79,8 +88,7 @@ def codes(processes: list[psutil.Popen]) -> list[int]:
 def test_both_nodes_run_their_ranks_and_end_with_zero(folder: RunFolder) -> None:
     says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'])"
     with others(folder, place(1)) as started:
-        with Joins(place(), folder, LOOPBACK) as joins:
-            joins.publish()
+        with joining(folder) as joins:
             launch(joins, folder, says, says)
         assert codes(started) == [0]
     assert [folder.log(rank).read_text() for rank in (0, 1)] == ["0 0 1\n", "1 0 1\n"]
@@ -88,16 +96,16 @@ def test_both_nodes_run_their_ranks_and_end_with_zero(folder: RunFolder) -> None
 
 
 def test_the_secret_is_for_the_owner_alone_and_in_no_command_or_environment(folder: RunFolder) -> None:
-    with Joins(place(), folder, LOOPBACK) as joins:
-        joins.publish()
+    with joining(folder) as joins:
         path = folder.launch(place().key)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         secret = json.loads(path.read_text())["secret"]
         assert len(bytes.fromhex(secret)) == 32
         shows = (
-            "import os, psutil; p = psutil.Process(); print([q.cmdline() for q in [p, *p.parents()]], dict(os.environ))"
+            "import os, psutil; p = psutil.Process();"
+            "print([one.cmdline() for one in [p, *p.parents()]], dict(os.environ))"
         )
-        with others(folder, place(1)) as started:
+        with others(folder, place(1)):
             launch(joins, folder, shows, shows)
     for log in folder.logs.iterdir():
         assert secret not in log.read_text()
@@ -120,8 +128,7 @@ def test_agents_are_used_again_for_a_restart(folder: RunFolder) -> None:
     fails = "import os; print(os.environ['MASTER_PORT'], flush=True); raise SystemExit(1)"
     works = "import os; print(os.environ['MASTER_PORT'], flush=True)"
     with others(folder, place(1)) as started:
-        with Joins(place(), folder, LOOPBACK) as joins:
-            joins.publish()
+        with joining(folder) as joins:
             with pytest.raises(RankError):
                 launch(joins, folder, "import time; time.sleep(60)", fails)
             assert joins.restarts
@@ -195,14 +202,14 @@ def test_a_scheduler_that_signals_all_processes_asks_once(folder: RunFolder, num
         def signal_all() -> None:
             if up.exists():
                 up.unlink()
+                time.sleep(1)  # for the second process of the node to find the first one
                 for process in (*started, psutil.Process()):
                     process.send_signal(number)
 
         saves = real_rank(folder).replace("return 75", "time.sleep(1)\n    return 75")
-        with pytest.raises(PreemptedError), Joins(place(), folder, LOOPBACK) as joins:
-            joins.publish()
+        with pytest.raises(PreemptedError), joining(folder) as joins:
             launch(joins, folder, saves, saves, tick=signal_all)
-        assert codes(started) == [130, 130], "without a checkpoint"
+        assert codes(started) == [75, 75]
     assert (folder.root / "saved").exists()
 
 
@@ -217,8 +224,7 @@ def test_a_pod_that_is_asked_to_end_stops_the_run_with_a_checkpoint(folder: RunF
                 up.unlink()
                 started[0].terminate()
 
-        with pytest.raises(PreemptedError), Joins(place(), folder, LOOPBACK) as joins:
-            joins.publish()
+        with pytest.raises(PreemptedError), joining(folder) as joins:
             launch(joins, folder, real_rank(folder), real_rank(folder), tick=drain)
         assert codes(started) == [75]
 
@@ -253,8 +259,7 @@ def test_files_of_earlier_launches_are_not_used(folder: RunFolder) -> None:
         stale.write_text(json.dumps({"host": "127.0.0.1", "port": listener.port, "secret": "00"}))
         time.sleep(1)
         assert started[0].poll() is None
-        with Joins(place(), folder, LOOPBACK) as joins:
-            joins.publish()
+        with joining(folder) as joins:
             launch(joins, folder, "pass", "pass")
         assert codes(started) == [0]
 
@@ -281,8 +286,7 @@ def test_a_node_that_never_comes_is_named(folder: RunFolder, monkeypatch: pytest
 def test_a_second_process_that_claims_a_node_is_sent_away(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks for another launch, as a pod does that has replaced one that is not yet known to be gone."""
     with others(folder, place(1)) as started:
-        with Joins(place(), folder, LOOPBACK) as joins:
-            joins.publish()
+        with joining(folder) as joins:
             while not joins._agents:
                 joins._admit()
                 time.sleep(0.05)
