@@ -76,7 +76,7 @@ def train(
     }
     given = with_aliases(with_config(overrides, config_file), aliases)
     with config_as_typed(config_file), named_as_typed(aliases):
-        place = joined(os.environ) if launcher in (None, "slurm") else None
+        place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
         with _silent_unless_first(place):
             config = load([*given, *(place.settings(given) if place else [])])
         if place and not place.first:

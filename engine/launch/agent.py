@@ -151,6 +151,7 @@ class Agent:
         for rank in self._ranks.values():
             self._forget(rank)
         self._ranks.clear()
+        self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
         self._launcher.send(hello={"port": free_port()})
 
     def pass_on(self, number: int) -> None:

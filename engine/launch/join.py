@@ -24,6 +24,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -41,7 +42,7 @@ from engine.launch.launchers import Loss, Starts, how_to_resume
 from engine.run.folder import RunFolder
 
 _JOIN_S = 600.0  # for the other processes to come, and for the launcher to appear
-_FAREWELL_S = 15.0  # for those that have not come yet when the launch has failed, so that they learn it
+_FAREWELL_S = 15.0  # for those that have not come yet when the launch ends, so that they learn its exit code
 _GRACE_S = 5.0
 _RETRY_S = 0.5
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -72,12 +73,14 @@ class Joins:
         self._agents = dict[int, _Agent]()
         self._strangers = list[Link]()  # they have not said yet which node they are
         self._gone = set[int]()
+        self._missing = list[Path]()  # folders that did not exist
         self._published = False
         self._secret = secrets.token_bytes(32)
 
     def __enter__(self) -> Joins:
         """Listen for the other processes. Raises PreflightError if that is not possible."""
         self._followers = _Followers(self.joined)
+        self._missing = [path for path in (self._folder.logs, self._folder.root) if not path.exists()]
         if self.joined.nodes > 1:
             try:
                 self._listener = Listener(self.address, self._secret)
@@ -99,9 +102,10 @@ class Joins:
                 self._followers.dismiss(code)
 
     def cluster(self, config: schema.Cluster) -> Cluster:
-        """Return the cluster of a config, whose first node is this machine."""
-        first, *others = Cluster.of(config).nodes
-        return Cluster((Node("localhost", first.devices), *others), config.device_memory)
+        """Return the cluster of a config, whose first node is this machine. The names of others are no host names."""
+        names = ["localhost", *(f"node {number}" for number in range(1, config.nodes))]
+        nodes = tuple(Node(name, config.ranks_per_node) for name in names)
+        return Cluster(nodes, config.device_memory)
 
     def publish(self) -> None:
         """Write the file through which the others join. The run folder and its logs must exist."""
@@ -205,13 +209,11 @@ class Joins:
         """Tell the agents of all nodes to end with this exit code; those that come too late find no file."""
         if self._listener is None:
             return
-        root, logs = self._folder.root, self._folder.logs
-        ours = [path for path in (logs, root) if not path.exists()]
         with suppress(OSError):
             if not self._published:  # the launch was refused before it had a folder
-                logs.mkdir(parents=True, exist_ok=True)
+                self._folder.logs.mkdir(parents=True, exist_ok=True)
                 self.publish()
-            last = time.monotonic() + (_FAREWELL_S if code else 0)
+            last = time.monotonic() + _FAREWELL_S
             while len(self._agents) + len(self._gone) < self.joined.nodes - 1 and time.monotonic() < last:
                 time.sleep(_RETRY_S / 10)
                 self._admit()
@@ -223,8 +225,8 @@ class Joins:
         self._listener.close()
         for link in (*self._strangers, *(agent.link for agent in self._agents.values())):
             link.close()
-        for path in ours:
-            with suppress(OSError):
+        for path in self._missing:
+            with suppress(OSError):  # it is used now
                 path.rmdir()
 
 

@@ -63,8 +63,11 @@ class Joined:
         return [f"{key}={value}" for key, value in {"cluster.hostfile": "null", **follow}.items() if key not in given]
 
 
-def joined(environment: Mapping[str, str]) -> Joined | None:
+def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | None:
     """Return the place of this process; None if the variables say nothing about others.
+
+    `terminal` says whether the process reads from a terminal: `srun --pty` starts a shell in which somebody types, on
+    the first of its nodes only. Its variables reach another srun, too, which the user starts there.
 
     Raises ConfigError if a variable is no number, or if the nodes have different numbers of processes.
     """
@@ -80,8 +83,8 @@ def joined(environment: Mapping[str, str]) -> Joined | None:
     if by is None:
         return None
     if by == "srun":
-        if "SLURM_PTY_PORT" in environment:
-            return None  # a shell in which somebody types, on the first of its nodes
+        if terminal and "SLURM_PTY_PORT" in environment:
+            return None
         total, nodes = number("SLURM_STEP_NUM_TASKS", environment.get("SLURM_NTASKS")), number("SLURM_STEP_NUM_NODES")
         attempt = number("SLURM_RESTART_COUNT", "0")
         job = f"{environment.get('SLURM_JOB_ID')}.{environment['SLURM_STEP_ID']}.{attempt}"

@@ -64,7 +64,7 @@ def others(folder: RunFolder, *places: Joined, patience: float = 60) -> Iterator
 
 def second(folder: RunFolder, program: str) -> NodeCommand:
     """The node that joins, with rank 1."""
-    return NodeCommand("node-1", (), {}, job(folder, program, first=1, alone=False))
+    return NodeCommand("node 1", (), {}, job(folder, program, first=1, alone=False))
 
 
 def launch(joins: Joins, folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: None) -> None:
@@ -156,7 +156,7 @@ def test_a_node_that_is_killed_is_lost_and_nobody_here_starts_it_again(folder: R
     with others(folder, place(1)) as started:
         kills = f"import os; os.kill({started[0].pid}, 9); {waits}"
         with (
-            pytest.raises(RankError, match=r"node-1 \(.*\) was lost: its connection has ended") as caught,
+            pytest.raises(RankError, match=r"node 1 \(.*\) was lost: its connection has ended") as caught,
             Joins(place(), folder, LOOPBACK) as joins,
         ):
             joins.publish()
@@ -199,9 +199,11 @@ def test_a_scheduler_that_signals_all_processes_asks_once(folder: RunFolder, num
     up = folder.root / "up"
     with others(folder, place(1, processes=2), place(1, local=1, processes=2)) as started:
 
+        signalled = list[bool]()
+
         def signal_all() -> None:
-            if up.exists():
-                up.unlink()
+            if up.exists() and not signalled:
+                signalled.append(True)
                 time.sleep(1)  # for the second process of the node to find the first one
                 for process in (*started, psutil.Process()):
                     process.send_signal(number)
@@ -276,7 +278,7 @@ def test_a_node_that_never_comes_is_named(folder: RunFolder, monkeypatch: pytest
     monkeypatch.setattr(Joins, "answer_s", 1.0)
     monkeypatch.setattr(join, "_FAREWELL_S", 0.2)
     with (
-        pytest.raises(PreflightError, match="node-1 has not joined within 1 s"),
+        pytest.raises(PreflightError, match="node 1 has not joined within 1 s"),
         Joins(place(), folder, LOOPBACK) as joins,
     ):
         joins.publish()

@@ -58,13 +58,19 @@ def test_places() -> None:
     [
         {},
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"},  # a batch script
-        SRUN | {"SLURM_PTY_PORT": "1234"},  # `srun --pty bash`
         {"JOB_COMPLETION_INDEX": "0"},  # a Job of somebody else
         {"RANK": "0"},
     ],
 )
 def test_no_launch_to_join(environment: dict[str, str]) -> None:
     assert joined(environment) is None
+
+
+def test_a_shell_that_srun_has_started_is_no_launch_but_the_srun_of_its_user_is() -> None:
+    """The variables of the shell reach the tasks of the second srun, which read from no terminal."""
+    shell = SRUN | {"SLURM_PTY_PORT": "1234"}
+    assert joined(shell, terminal=True) is None
+    assert joined(shell, terminal=False) is not None and joined(SRUN, terminal=True) is not None
 
 
 def test_each_launch_has_a_name_of_its_own() -> None:
