@@ -24,8 +24,9 @@ from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
 # One task of a node has all of its cores. When one task has ended, the others do so within seconds, with the same code;
-# with --kill-on-bad-exit srun would kill them at once, and end with the code of the kill.
-_SRUN = ("--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=0")
+# with --kill-on-bad-exit srun would kill them at once, and end with the code of the kill. A task that does not end is
+# killed after a time in which Slurm has noticed that its node has failed (SlurmdTimeout, 300 s by default).
+_SRUN = ("--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=600")
 _SIZES = ("--exclusive", "--cpus-per-task", "--mem", "-c")  # with one of them in slurm.extra, whole nodes are not asked
 _PLAIN = re.compile(r"[\w./:@%+,=-]+")
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

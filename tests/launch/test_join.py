@@ -198,7 +198,6 @@ def test_a_scheduler_that_signals_all_processes_asks_once(folder: RunFolder, num
     """A second request would kill the ranks before they have saved."""
     up = folder.root / "up"
     with others(folder, place(1, processes=2), place(1, local=1, processes=2)) as started:
-
         signalled = list[bool]()
 
         def signal_all() -> None:

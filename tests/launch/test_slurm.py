@@ -92,23 +92,19 @@ def test_only_a_preempted_run_is_requeued(tmp_path: Path, code: int, state: str,
     assert ("requeue 7" in (tmp_path / "said").read_text().splitlines()) == requeued
 
 
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [("slurm.extra=[exclusive]", "slurm.extra"), ('slurm.extra=["--comment=a\\nb"]', "slurm.extra")],
-)
-def test_lines_that_are_no_options_are_refused(tmp_path: Path, override: str, key: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        script(tmp_path, override)
-    assert caught.value.problems[0].key == key
+@pytest.mark.parametrize("option", ["exclusive", "--comment=a\nrm -r /"])
+def test_options_that_sbatch_would_not_read_as_one_are_refused(tmp_path: Path, option: str) -> None:
+    config = load([])
+    config = config.model_copy(update={"slurm": config.slurm.model_copy(update={"extra": (option,)})})
+    with pytest.raises(ConfigError, match="is not an option of sbatch"):
+        slurm.script(config, RunFolder(tmp_path / "run"), ["train"])
 
 
 @pytest.mark.parametrize("override", ["slurm.partition='a b'", "slurm.time=soon", "slurm.grace=0"])
 def test_values_that_slurm_cannot_take_are_refused(override: str) -> None:
-    with pytest.raises(ConfigError, match=override.split("=")[0].replace(".", r"\.")):
-        try:
-            load([override])
-        except ConfigError as error:
-            raise ConfigError(str(error.problems[0].key)) from error
+    with pytest.raises(ConfigError) as caught:
+        load([override])
+    assert str(caught.value.problems[0].key).startswith(override.split("=")[0])
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from engine.config.load import load
 from engine.launch.run import train
-from tests.launch.test_slurm import SMALL
 
 pytestmark = pytest.mark.world
+
+SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
