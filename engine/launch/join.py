@@ -108,7 +108,12 @@ class Joins:
         return Cluster(nodes, config.device_memory)
 
     def publish(self) -> None:
-        """Write the file through which the others join. The run folder and its logs must exist."""
+        """Write the file through which the others join, in a locked run folder. Remove those of launches that died."""
+        for path in self._folder.logs.glob(self._folder.launch("*").name):
+            path.unlink(missing_ok=True)
+        self._write()
+
+    def _write(self) -> None:
         if self._listener is None:
             return
         path = self._folder.launch(self.joined.key)
@@ -212,7 +217,7 @@ class Joins:
         with suppress(OSError):
             if not self._published:  # the launch was refused before it had a folder
                 self._folder.logs.mkdir(parents=True, exist_ok=True)
-                self.publish()
+                self._write()
             last = time.monotonic() + _FAREWELL_S
             while len(self._agents) + len(self._gone) < self.joined.nodes - 1 and time.monotonic() < last:
                 time.sleep(_RETRY_S / 10)

@@ -263,6 +263,7 @@ def test_files_of_earlier_launches_are_not_used(folder: RunFolder) -> None:
         with joining(folder) as joins:
             launch(joins, folder, "pass", "pass")
         assert codes(started) == [0]
+    assert not list(folder.logs.glob("launch-*")), "what launches leave that were killed is removed"
 
 
 def test_a_process_without_a_launch_gives_up_with_a_reason(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
