@@ -121,7 +121,7 @@ def choose(folder: Path, loads: bool, connection: Connection) -> None:
     for _ in range(STEPS):
         if loaders:
             asked = [(texts[name], block) for name, block in corpora.steps.upcoming(cursor, 1)]
-            loaders.ask(Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in asked)
+            loaders.ask(Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in asked)
         found = corpora.steps.next(cursor)
         assert found is not None
         cursor = found[1]

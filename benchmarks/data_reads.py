@@ -81,8 +81,8 @@ def read(path: str, kind: str, folder: str, degree: int, part: int) -> tuple[int
             packed = corpus.open(block)
         lengths = packed.inputs()
         zeros, width = np.zeros_like(lengths), packed.tokens.dtype.itemsize
-        contents = zeros.astype(np.uint64)
-        table = SequenceTable(zeros, zeros + block, np.arange(len(lengths)), zeros, lengths, lengths, contents)
+        documents = np.arange(len(lengths))
+        table = SequenceTable(zeros, zeros + block, documents, zeros, lengths, lengths, packed.hash())
         with patch("os.pread", counting_pread):
             for sequence, length in enumerate(lengths.tolist()):
                 micro = MicroBatch(0, part, 0, -1, (Shard(sequence, length, tuple(range(degree)), part),))

@@ -76,10 +76,14 @@ def head(
 def _describe(one: Shown) -> str:
     """Format a sequence: where it is, and its first tokens."""
     first, last = one.start, one.start + one.length - 1
-    part = f"{one.inputs:,} tokens" if one.length == one.inputs else f"tokens {first:,} to {last:,} of {one.inputs:,}"
+    part = f"tokens {first:,} to {last:,}" + (f" of {one.inputs:,}" if one.inputs is not None else "")
+    if one.length == one.inputs:
+        part = f"{one.inputs:,} tokens"
     loss = "" if one.loss_tokens == one.length else f", {one.loss_tokens:,} in the loss"
     where = " ".join(filter(None, (one.place.place, f"({one.document.id})")))
-    lines = [f"{where}: {part}{loss}"] + [f"warning: {one.place.problem}"] * (one.place.problem is not None)
+    lines = [f"{where}: {part}{loss}"]
+    if one.place.problem is not None:
+        return "\n".join([*lines, f"warning: {one.place.problem}"])
     dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     begin, end = ("\x1b[2m", "\x1b[22m") if dim else ("[[", "]]")
     text = "".join(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,15 @@ def locked(path: Path) -> Iterator[None]:
     The kernel releases the lock when this process ends, however it ends.
     """
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Before our lock its last owner may have removed the file, or renamed its folder. Then another process may have
-        # locked a new file of the same name.
+        # locked a new file of the same name. NFS has no files without a name (ESTALE).
         same = False
-        with suppress(FileNotFoundError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             same = os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
         if not same:
             raise BlockingIOError(f"{path} was removed by the process that locked it")
         yield

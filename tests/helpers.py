@@ -37,7 +37,9 @@ class FakeReader:
     def __init__(self, documents: list[np.ndarray]) -> None:
         self.documents = documents
 
-    def tokens(self, source: int, block: int, document: int, start: int, stop: int) -> np.ndarray:
+    def tokens(
+        self, source: int, block: int, document: int, start: int, stop: int, content: int | None = None
+    ) -> np.ndarray:
         return self.documents[document][start:stop]
 
     def counted(self, source: int, block: int, document: int, start: int, stop: int) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine.cost.datasheets import nominal
-from engine.files import LOCK, locked_draft, publish, remove_folder, remove_ruins, write_durably, write_json
+from engine.files import LOCK, locked, locked_draft, publish, remove_folder, remove_ruins, write_durably, write_json
 
 
 def write_calibration(path: Path) -> None:
@@ -89,3 +90,16 @@ def test_ruins_of_writers_and_removals_are_removed(tmp_path: Path, monkeypatch: 
     assert len(list(tmp_path.iterdir())) == 2 and not (tmp_path / "a").exists()
     remove_ruins(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_lock_that_its_owner_removes_on_another_host_counts_as_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS an open file is gone once another host has removed it."""
+
+    def gone(file: object, how: int) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(fcntl, "flock", gone)
+    with pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
+        pass

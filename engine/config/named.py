@@ -18,7 +18,7 @@ class Named(NamedTuple):
     """The overrides (`data.path=a.jsonl`) or places (`mine.yaml:7`) that name documents and lengths, if any does."""
 
     documents: str | None
-    lengths: str | None  # None also if only a file names lengths, and what comes before the file names documents
+    lengths: str | None  # None if the documents come from an earlier layer than the lengths
 
     @property
     def implied(self) -> list[str]:
@@ -65,7 +65,7 @@ def _layers(others: Sequence[str], own: Sequence[OwnRecipe]) -> Iterator[tuple[s
 
 
 def _first(names: Sequence[str], keys: Mapping[str, str]) -> str | None:
-    """Return the value of the first of `keys` that is one of `names` or below it; of `data`, no key below it counts."""
+    """Return the value of the first key that equals a name or lies below it; `data` matches only itself."""
     for name in names:
         for key, value in keys.items():
             if key == name or (name != "data" and key.startswith(f"{name}.")):

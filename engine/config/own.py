@@ -56,8 +56,8 @@ def separate(overrides: Sequence[str]) -> tuple[list[str], list[OwnRecipe], list
 def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
     """Read a recipe of one's own and the files it builds on, each through the `defaults` of the one before.
 
-    A file has all keys that exist. The list is empty if a file cannot be read, or if its `defaults` are wrong: then its
-    keys would be checked together with values that the user did not mean. Problems name file and line.
+    `values` contains only keys of the schema. The list is empty if a file cannot be read, or if its `defaults` are
+    wrong: then its keys would be checked together with values that the user did not mean. Problems name file and line.
     """
     chain: list[OwnRecipe] = []
     problems: list[Problem] = []

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.corpus import Corpus, TextCorpus, TokenCorpus
+from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, open_chosen
 from engine.data.history import History
 from engine.data.pack import Tokens
 from engine.data.places import Known, Place, places_of
@@ -33,13 +33,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown:
-    """The beginning of a sequence."""
+    """The beginning of a sequence. Of a document that is not found, or has changed since the step, nothing is shown."""
 
     document: Known
     place: Place
     start: int  # first input in the document
     length: int  # inputs of the sequence
-    inputs: int  # of the document
+    inputs: int | None  # of the document; None if it is not the one of the step
     loss_tokens: int  # of the sequence
     ids: list[int]  # the first tokens
     counted: list[bool]  # which of them are labels that count in the loss; the first one is no label
@@ -100,17 +100,19 @@ def first_tokens(corpora: Sequence[Corpus], config: Config, table: SequenceTable
     ]
     places, found = places_of(corpora, known), list[Shown]()
     for sequence, document in enumerate(known):
-        corpus = corpora[int(table.source[sequence])]
-        packed = corpus.open(document.block)
-        start, length = int(table.start[sequence]), int(table.length[sequence])
+        corpus, place = corpora[int(table.source[sequence])], places[document]
+        start, length, loss_tokens = (int(one[sequence]) for one in (table.start, table.length, table.loss_tokens))
+        if place.problem is not None:
+            found.append(Shown(document, place, start, length, None, loss_tokens, [], [], []))
+            continue
+        packed = open_chosen(corpus, document.block, document.document, document.hash)
         stop = start + min(tokens, length + 1)  # the last token is only a label
         ids = packed.read(document.document, start, stop)
         mask = packed.counted(document.document, start, stop)
         counted = np.ones(len(ids), dtype=np.bool_) if mask is None else mask.copy()
         counted[:1] = False
         text = decode(_tokenizer(corpus, config), ids, counted)
-        inputs, loss_tokens = int(packed.inputs()[document.document]), int(table.loss_tokens[sequence])
-        place = places[document]
+        inputs = int(packed.inputs()[document.document])
         found.append(Shown(document, place, start, length, inputs, loss_tokens, ids.tolist(), counted.tolist(), text))
     return found
 

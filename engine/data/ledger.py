@@ -8,7 +8,8 @@
             replaced.bin             rows of steps that were run before the run went back, until they are run again
 ```
 It is only appended to, except that a step that is run again replaces the steps from it on. Then documents must have the
-same contents as before. The oldest files are removed when all together exceed a limit.
+same contents as before; a run that begins at step 1 again has a new ledger. The oldest files are removed when all
+together exceed a limit.
 
 A step is written before its metrics, so a step with metrics is complete; the rows of a later one may not be.
 
@@ -30,6 +31,7 @@ from engine.data.steps import SequenceTable
 from engine.errors import DataError
 from engine.files import sync, write_durably
 from engine.planner.plan.step_plan import StepPlan
+from engine.run.checkpoints import START_OVER
 
 ROW = np.dtype(
     [
@@ -199,7 +201,8 @@ class Ledger:
                 document = f"{self.sources[source]}:{block}:{number}"
                 message = f"document {document} has changed since step {step} was run before"
                 shown = f"`bytescale data trace {self.folder.parent} --document {document}` shows its place"
-                raise DataError(message, key=str(self.folder), hint=f"restore it ({shown}), or start a new run")
+                hint = f"restore it ({shown}), or start over: {START_OVER}"
+                raise DataError(message, key=str(self.folder), hint=hint)
 
     def _remove_from(self, step: int) -> None:
         """Remove all steps from `step` on, and what a crash has left behind the last one."""

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -272,7 +272,7 @@ def _documents(block: Block) -> Iterator[tuple[Document, bool]]:
     except DataError as error:
         yield Document(error.problems[0].key or block.files[0], None, problem=error), False
         if isinstance(block, FolderBlock):
-            yield from _documents(replace(block, names=block.names[read + 1 :]))
+            yield from _documents(block.after(read + 1))
 
 
 def _check_block(

@@ -1,18 +1,22 @@
 """Processes that pack blocks of texts ahead of the steps that need them: each block once a host.
 
-They only make token files appear earlier: whoever needs a block that is not there packs it. So a loader that is killed,
-stopped or slow costs time and changes nothing else.
+They only make token files appear earlier: the caller that needs a block that is not there packs it. So a loader that is
+killed, stopped or slow costs time and changes nothing else. Loaders of several hosts may pack into one folder: one that
+meets a block that another process is packing takes the next.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import shutil
 import signal
+import stat
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.process import BaseProcess
@@ -20,7 +24,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.data.pack import Tokens, is_packed, pack_block, part_path
+from engine.data.pack import ENDINGS, Tokens, is_packed, locked_part, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.errors import BytescaleError
 from engine.safe_path import safe_path
@@ -28,8 +32,10 @@ from engine.safe_path import safe_path
 _LOOK_S = 0.2  # between two looks at the loaders
 _PATIENCE_S, _POLL_S = 60.0, 0.02
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
-_ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json", ".bin.writing", ".mask.writing")
+# The files of a block, its lock, and the folder of a draft (pack.part_path, locked_part, _write_part).
+_OURS = re.compile(rf"([0-9a-f]{{32}})(?:{'|'.join(map(re.escape, (*ENDINGS, '.lock')))})|\.([0-9a-f]{{32}})\.\w+")
 _ATTEMPTS = 3  # loaders that may die of a block
+_BUSY_S = 1.0  # until blocks that other processes were packing are tried again: those processes may have died
 
 
 class Work(NamedTuple):
@@ -51,6 +57,7 @@ class Loaders:
         os.environ.update(safe_path())  # loaders inherit the environment
         self._changed = threading.Condition()
         self._queue = deque[tuple[Path, Work]]()
+        self._busy, self._retry = list[tuple[Path, Work]](), 0.0  # other processes are packing them; time of a next try
         self._asked = dict[tuple[Tokens, Path, int], tuple[Path, Work]]()  # of the last `ask`, by id of the block
         self._spool, self._room = spool, dict[Path, int]()  # bytes that still fit into a folder
         # Blocks of the next step, of the step that runs, and of validation.
@@ -59,8 +66,8 @@ class Loaders:
         self._closed = False
         self._wakes, self._wake = Pipe(duplex=False)
         self._loaders = [_Loader() for _ in range(count)]
-        self._keeper = threading.Thread(target=self._keep, daemon=True)
-        self._keeper.start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
         # multiprocessing waits for all children when this process exits, and loaders ignore its SIGTERM.
         self._at_exit = Finalize(None, self.close, exitpriority=1)
 
@@ -68,8 +75,9 @@ class Loaders:
         """Pack these blocks next, in this order, instead of those asked for before.
 
         Files are looked up only of blocks that were not in the last call: each step asks for much the same ones. If a
-        file changes after that, its block is not read from the path that is remembered here. So whoever needs the block
-        does not wait for a loader, and packs it as it is then, unless a loader has: a change costs nothing but time.
+        file changes after that, its block is not read from the path that is remembered here. So the caller that needs
+        the block does not wait for a loader, and packs it as it is then, unless a loader has: a change costs nothing
+        but time.
         """
         asked = dict[tuple[Tokens, Path, int], tuple[Path, Work]]()
         for work in works:
@@ -84,6 +92,7 @@ class Loaders:
             self._before, self._wanted = self._wanted, {part for part, _ in wanted}
             packing = {loader.part for loader in self._loaders}
             self._queue = deque(one for one in wanted if one[0] not in packing and not is_packed(one[0]))
+            self._busy.clear()  # they are in the queue again
             self._wake.send(None)
 
     def keep(self, works: Iterable[Work]) -> None:
@@ -91,15 +100,15 @@ class Loaders:
         self._kept |= {part_path(*work) for work in works}
 
     def wait(self, part: Path) -> None:
-        """Wait while the block of this token file is being packed or is to be packed.
+        """Wait while the block of this token file is being packed, here or by another host, or is to be packed.
 
         Afterwards it may still not be packed: the block is then one that this process was not asked for or that cannot
         be packed, and packing it here raises the error.
         """
 
         def settled() -> bool:
-            ours = [path for path, _ in self._queue] + [loader.part for loader in self._loaders]
-            return part not in ours or self._closed
+            ours = [path for path, _ in (*self._queue, *self._busy)] + [loader.part for loader in self._loaders]
+            return part not in ours or self._closed or is_packed(part)
 
         with self._changed:
             self._changed.wait_for(settled)
@@ -112,11 +121,11 @@ class Loaders:
             if not self._closed:
                 self._closed = True
                 self._wake.send(None)
-        self._keeper.join()
+        self._thread.join()
         for loader in self._loaders:
             loader.kill()
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         """Hand out blocks, and look after the loaders, until `close`."""
         try:
             while not self._closed:
@@ -129,6 +138,10 @@ class Loaders:
     def _look(self) -> None:
         """Hand out blocks, wait until something happens, and replace loaders that have died or were stopped."""
         with self._changed:
+            if time.monotonic() > self._retry:
+                self._queue.extendleft(reversed(self._busy))  # they are needed sooner than the others
+                self._busy.clear()
+                self._retry = time.monotonic() + _BUSY_S
             for loader in self._loaders:
                 while loader.part is None and self._queue:
                     part, work = self._queue.popleft()
@@ -145,11 +158,15 @@ class Loaders:
                     loader.kill()
                 elif loader.connection not in ready:
                     continue
-                block, done = loader.part, loader.work
-                if not loader.ended():
+                try:
+                    part, work, settled = loader.end()
+                except (OSError, EOFError):  # it has died
                     self._loaders[number] = self._replaced(loader)
-                elif block is not None and done is not None:
-                    self._room[done.folder] = self._room.get(done.folder, 0) - _bytes(block)
+                    continue
+                if settled:
+                    self._room[work.folder] = self._room.get(work.folder, 0) - _bytes(part)
+                elif part in self._wanted:
+                    self._busy.append((part, work))
             kept = self._wanted | self._before | self._kept
         for folder, room in self._room.items():
             if room <= 0:
@@ -169,17 +186,20 @@ class Loaders:
 def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
     """Remove token files of blocks, those first that were not used for the longest time, if they exceed `limit` bytes.
 
-    They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, and those of other users. A run that
-    needs a removed block packs it again. Returns the bytes that are left.
+    They are reduced to 15/16 of `limit`. Those whose prefix is in `kept` stay, those of other users, and those that
+    another process is packing. A run that needs a removed block packs it again. Returns the bytes that are left. Files
+    that are not ours are neither counted nor removed: `data.cache` may be a folder that contains others.
     """
-    used, sizes = dict[Path, float](), defaultdict[Path, int](int)
-    for inside, _, names in os.walk(folder):  # skips a folder that another process has removed
-        for name in names:
-            if not name.startswith("."):  # not a lock
-                with suppress(OSError):  # another process has removed it
-                    found, part = Path(inside, name).stat(), Path(inside, name.partition(".")[0])
-                    sizes[part] += found.st_size
-                    used[part] = max(found.st_mtime, used.get(part, 0))
+    used, sizes, drafts = dict[Path, float](), defaultdict[Path, int](int), defaultdict[Path, list[Path]](list)
+    for part, path in _found_in(folder):
+        with suppress(OSError):  # another process has removed it
+            found = path.stat()
+            used[part] = max(found.st_mtime, used.get(part, 0))
+            if stat.S_ISDIR(found.st_mode):
+                drafts[part].append(path)
+                sizes[part] += sum(file.stat().st_size for file in path.iterdir())
+            else:
+                sizes[part] += found.st_size
     total = sum(sizes.values())
     if total <= limit:
         return total
@@ -188,11 +208,25 @@ def trim(folder: Path, limit: int, kept: Container[Path]) -> int:
             break
         if part in kept:
             continue
-        with suppress(OSError):
-            for ending in _ENDINGS:  # the index first, which says that all is there
+        with suppress(OSError), locked_part(part):  # nobody writes these files; they may be read
+            for ending in ENDINGS:  # the index first, which says that all is there
                 Path(f"{part}{ending}").unlink(missing_ok=True)
+            for draft in drafts[part]:
+                shutil.rmtree(draft)
             total -= sizes[part]
     return total
+
+
+def _found_in(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the files and drafts of blocks in a cache folder, each after the prefix of its block."""
+    for number in range(256):
+        inside = folder / f"{number:02x}"
+        with suppress(OSError):  # there is no such folder, or another process removes it
+            for path in inside.iterdir():
+                ours = _OURS.fullmatch(path.name)
+                name = ours and (ours[1] or ours[2])
+                if name and name.startswith(inside.name):
+                    yield inside / name, path
 
 
 def _bytes(part: Path) -> int:
@@ -225,17 +259,16 @@ class _Loader:
     def begin(self, part: Path, work: Work) -> None:
         """Begin to pack a block."""
         self.part, self.work = part, work
-        with suppress(OSError):  # it has died; `ended` will see it
+        with suppress(OSError):  # it has died; `end` will see it
             self.connection.send(work)
 
-    def ended(self) -> bool:
-        """Take the end of a block. Returns False if the process has died."""
-        try:
-            self.connection.recv()
-        except (OSError, EOFError):
-            return False
-        self.part = self.work = None
-        return True
+    def end(self) -> tuple[Path, Work, bool]:
+        """End a block; return it, and False if another process is packing it. Raises OSError or EOFError if dead."""
+        settled: bool = self.connection.recv()
+        assert self.part is not None
+        assert self.work is not None
+        part, work, self.part, self.work = self.part, self.work, None, None
+        return part, work, settled
 
     def stopped(self) -> bool:
         """Return whether a signal has stopped the process: it would hold its block for ever."""
@@ -259,6 +292,7 @@ def _pack(connection: Connection) -> None:
     with suppress(OSError, EOFError):
         while True:
             work: Work = connection.recv()
-            with suppress(BytescaleError):  # whoever needs the block raises the error
-                pack_block(*work)
-            connection.send(None)
+            settled = True
+            with suppress(BytescaleError):  # the caller that needs the block raises the error
+                settled = pack_block(*work, wait=False)
+            connection.send(settled)

@@ -17,6 +17,7 @@ import numpy as np
 from engine.config import schema
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
 from engine.data.pack import Tokens, pack_blocks
@@ -45,8 +46,10 @@ class Corpora:
     def __init__(self, config: Config) -> None:
         """List the blocks of all sources.
 
-        Raises DataError for a source that cannot be used, ConfigError if its tokenizer has more tokens than the model.
+        Raises DataError for a source that cannot be used, ConfigError if its tokenizer has more tokens than the model,
+        or if `data.cache` is among its documents.
         """
+        check_cache(config.data)
         self.blocks = list_blocks(config.data)
         self.sources = open_corpora(config.data, self.blocks)
         _check_vocabulary(self.sources, config)
@@ -86,7 +89,7 @@ class Corpora:
 
         texts = [corpus for corpus in self.sources if isinstance(corpus, TextCorpus)]
         if texts:  # all have the same tokenizer and folder
-            blocks = [corpus.sources[block] for corpus in texts for block in sorted(needed[corpus.name])]
+            blocks = [corpus.block_list[block] for corpus in texts for block in sorted(needed[corpus.name])]
             pack_blocks(texts[0].tokens, texts[0].folder, blocks, progress=progress)
 
     @cached_property

@@ -7,16 +7,19 @@ blocks that it needs next (loaders.py). `bytescale data pack` packs all, and joi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import stat
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,9 +38,11 @@ from engine.data.workers import cores, in_processes
 from engine.errors import DataError, StorageError
 from engine.units import Ints
 
-SCHEMA = 3
+SCHEMA = 4
+OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
+ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 
 
@@ -49,19 +54,27 @@ class Tokens:
     bos: bool | None
     eos: bool | None
     quarantine_after: int = 0  # so many documents in a row that cannot be used are an error; others are left out
+    known: str | None = None  # fingerprint of the tokenizer, which is then opened only if something must be packed
 
     @classmethod
-    def of(cls, data: schema.Data) -> Tokens:
-        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after)
+    def of(cls, data: schema.Data, known: str | None = None) -> Tokens:
+        return cls(data.tokenizer, data.bos, data.eos, data.quarantine_after, known)
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the tokenizer."""
+        return self.known or self.open().fingerprint
 
     def open(self) -> Tokenizer:
-        """Open the tokenizer. Raises DataError as `open_tokenizer` does."""
-        return _tokenizer(self)
+        """Open the tokenizer. Raises DataError as `open_tokenizer` does, and if it is another one than is known."""
+        found = _open_tokenizer(self.tokenizer, self.bos, self.eos)
+        if self.known not in (None, found.fingerprint):
+            hint = "restore it, or run the same command again, which says what has changed"
+            raise DataError("is no longer the tokenizer that the run was started with", key=self.tokenizer, hint=hint)
+        return found
 
 
-@cache
-def _tokenizer(tokens: Tokens) -> Tokenizer:
-    return open_tokenizer(tokens.tokenizer, tokens.bos, tokens.eos)
+_open_tokenizer = cache(open_tokenizer)
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,8 @@ class Facts:
     documents: int
     tokens: int
     empty: int  # documents without text, which are left out
-    contents: str  # hash of all documents and of the tokenizer
+    contents: str  # hash of all documents with their masks, and of the tokenizer
+    masked: bool  # whether there is a PREFIX.mask
     broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
 
 
@@ -142,32 +156,80 @@ def pack_blocks(
             progress(len(blocks) - len(missing) + done, len(blocks))
 
 
-def pack_block(tokens: Tokens, folder: Path, block: Block) -> None:
-    """Write the token file of a block, unless it is there already. It is `part_path(...)`.
+def pack_block(tokens: Tokens, folder: Path, block: Block, wait: bool = True) -> bool:
+    """Write the token file of a block, unless it is there already. It is `part_path(...)`. Returns whether it is there.
 
     While another process packs the same block, wait for it; if that process ends before it has finished, pack the block
-    here. Raises DataError for a document that cannot be used, StorageError if writing fails.
+    here. Without `wait`, return False at once. Raises DataError for a document that cannot be used, StorageError if
+    writing fails.
     """
     part = part_path(tokens, folder, block)
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        lock = Path(f"{part}.lock")
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            part.parent.mkdir()
+            _share(part.parent)
         while not is_packed(part):
-            with suppress(BlockingIOError), files.locked(lock):
+            with suppress(BlockingIOError), locked_part(part):
                 if not is_packed(part):
-                    _write_block(tokens, part, block)
-                lock.unlink()
+                    _write_part(tokens, part, block)
             if not is_packed(part):
+                if not wait:
+                    return False
                 time.sleep(_POLL_S)
     except OSError as error:
         raise _unwritable(error, part) from error
+    return True
+
+
+@contextmanager
+def locked_part(part: Path) -> Iterator[None]:
+    """Lock the files of a block, to write or remove them. Raises BlockingIOError if another process has locked them.
+
+    It only saves work. On a network file system whose locks are seen by one host alone, several hosts may pack a block:
+    each in a folder of its own, and all get the same files.
+    """
+    lock = Path(f"{part}.lock")
+    with files.locked(lock):
+        _share(lock)  # if this process is killed, another user's can lock it
+        try:
+            yield
+        finally:
+            lock.unlink()
+
+
+def _share(path: Path) -> None:
+    """Give a file or a folder the permissions of its folder, whatever the umask: users may share a cache folder."""
+    mode = stat.S_IMODE(path.parent.stat().st_mode)
+    if not path.is_dir():
+        mode &= 0o644 if mode & stat.S_ISVTX else 0o666  # in a folder such as /tmp, users change only their own files
+    with suppress(PermissionError):  # it is another user's, or the file system has no permissions
+        path.chmod(mode)
+
+
+def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
+    """Write the files of a block in a folder of their own, and rename them into place, the index last.
+
+    The folder is `.NAME.RANDOM` beside them. Of a process that is killed it is left, until `loaders.trim` removes it.
+    """
+    with TemporaryDirectory(prefix=f".{part.name}.", dir=part.parent) as draft:
+        _share(Path(draft))
+        _write_block(tokens, Path(draft, part.name), block)
+        written = {path.name.removeprefix(part.name): path for path in Path(draft).iterdir()}
+        for ending in reversed(ENDINGS):
+            if ending in written:
+                _share(written[ending])
+                written[ending].replace(f"{part}{ending}")
+            else:
+                Path(f"{part}{ending}").unlink(missing_ok=True)  # a rest of files that were removed in part
+        files.sync(part.parent)
 
 
 def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
     """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
     stamps = [stamp(path) for path in block.files]
     # With another number, a document that was left out may be an error.
-    key = repr((SCHEMA, tokens.open().fingerprint, tokens.quarantine_after, block, stamps))
+    key = repr((SCHEMA, tokens.fingerprint, tokens.quarantine_after, block, stamps))
     name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
     return folder / name[:2] / name
 
@@ -181,10 +243,11 @@ class Broken(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """What the token file of a block does not contain."""
+    """What the token file of a block does not contain, and whether it has a mask."""
 
     empty: list[int]  # numbers, among all documents of the block, of those without any token to predict
     broken: list[Broken]
+    masked: bool = False
 
     def numbers(self, documents: int) -> Ints:
         """Return the number of each of the `documents` of the token file among all documents of the block: int64 [D]"""
@@ -196,15 +259,20 @@ def read_left_out(part: Path) -> LeftOut:
     """Read what the token file of a block does not contain. Raises DataError if the file is damaged."""
     try:
         found = json.loads(facts_path(part).read_bytes())
-        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]])
+        return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         hint = "remove this folder; what it contains is packed again"
         raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
 
 
 def is_packed(part: Path) -> bool:
-    """Return whether the token file of a block is complete."""
-    return Path(f"{part}.idx").exists()
+    """Return whether the token file of a block is complete.
+
+    The index is written last and removed first; but programs that tidy up a disk may have removed any file.
+    """
+    with suppress(PermissionError):  # packing it will raise the error
+        return all(Path(f"{part}{ending}").exists() for ending in ENDINGS if ending != ".mask")
+    return False
 
 
 def cache_folder(data: schema.Data) -> Path:
@@ -216,12 +284,9 @@ def cache_folder(data: schema.Data) -> Path:
 
 
 def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
-    """Write the token file of a block, with hashes of its documents and what was left out.
-
-    The token file's index is written last, so a part with an index is complete.
-    """
+    """Write the token file of a block, with hashes of its documents and what was left out."""
     tokenizer, left_out, in_row = tokens.open(), LeftOut([], []), 0
-    hashes = list[bytes]()
+    hashes, masked = list[bytes](), False
     with TokenWriter(part, token_dtype(tokenizer.vocabulary)) as writer:
         for number, document in enumerate(block.documents()):
             try:
@@ -238,12 +303,14 @@ def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
             in_row = 0
             if len(ids) and (mask is None or mask[1:].any()):
                 content = ids.astype("<i8").tobytes() if document.text is None else document.text
+                if mask is not None and not mask.all():  # other labels are another document
+                    content, masked = content + np.packbits(mask, bitorder="little").tobytes(), True
                 hashes.append(blake2b(content, digest_size=8).digest())
                 writer.add(ids, mask)
             else:
                 left_out.empty.append(number)
         files.write_durably(hashes_path(part), b"".join(hashes))
-        files.write_durably(facts_path(part), json.dumps(left_out._asdict()).encode())
+        files.write_durably(facts_path(part), json.dumps(left_out._replace(masked=masked)._asdict()).encode())
 
 
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
@@ -259,6 +326,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     with draft.open("wb") as file:
         for number, part in enumerate(parts):
             left_out = read_left_out(part)
+            TokenFile.open(part).check_mask(left_out.masked)
             empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
             quarantine.add(0, [Unusable("data", number, *one) for one in left_out.broken])
             hashes = hashes_path(part).read_bytes()
@@ -285,6 +353,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
         tokens=joined.tokens,
         empty=empty,
         contents=contents.hexdigest(),
+        masked=joined.mask is not None,
         broken=broken,
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})
@@ -311,4 +380,8 @@ def read_facts(prefix: Path) -> Facts | None:
 
 def _unwritable(error: OSError, place: Path) -> StorageError:
     hint = "choose a folder with free space; for training, with data.cache"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = OTHERS
+    elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        hint = "its file system has no locks; choose a folder of another one, for training with data.cache"
     return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)

@@ -79,7 +79,7 @@ def places_of(corpora: Sequence[Corpus], documents: Iterable[Known]) -> dict[Kno
             found |= dict.fromkeys(wanted, Place(None, f"{problem.key}: {problem.message}"))
             continue
         placed = [one for one in wanted if found[one].place is not None]
-        if placed and isinstance(corpus, TextCorpus) and isinstance(block := corpus.sources[number], JsonlBlock):
+        if placed and isinstance(corpus, TextCorpus) and isinstance(block := corpus.block_list[number], JsonlBlock):
             lines[block.path] += placed
     for path, wanted in lines.items():
         numbered = line_places(path, {found[one].place or "" for one in wanted})
@@ -96,7 +96,7 @@ def _in_block(corpus: Corpus, number: int, wanted: Sequence[Known]) -> dict[Know
     hashes = packed.hash().tolist()
     if isinstance(corpus, TextCorpus):
         assert packed.left_out is not None
-        all_places = [document.place for document in corpus.sources[number].documents()]
+        all_places = [document.place for document in corpus.block_list[number].documents()]
         places = [all_places[ordinal] for ordinal in packed.left_out.numbers(len(hashes)).tolist()]
     else:
         places = [f"{corpus.place}:document {document}" for document in range(packed.first, packed.last)]
@@ -124,7 +124,7 @@ def at_place(corpora: Sequence[Corpus], place: str) -> tuple[list[Match], str | 
                 found.append(Match(corpus.name, *match))
                 reason = _not_trained(corpus, *match)
         elif isinstance(corpus, TextCorpus):
-            for block, ordinal in _ordinals(corpus.sources, place):
+            for block, ordinal in _ordinals(corpus.block_list, place):
                 if ordinal is None:
                     found.append(Match(corpus.name, block, None))
                     continue

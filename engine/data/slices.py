@@ -47,12 +47,12 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
     for shard in micro.shards:
         sequence = shard.sequence
         place = int(table.source[sequence]), int(table.block[sequence]), int(table.document[sequence])
-        begin = int(table.start[sequence])
+        begin, content = int(table.start[sequence]), int(table.hash[sequence])
         for span in shard_spans(shard.length, shard.degree, shard.part):
             if not span.tokens:
                 continue
             # Read one more token, the label of the last input.
-            read = reader.tokens(*place, begin + span.start, begin + span.stop + 1)
+            read = reader.tokens(*place, begin + span.start, begin + span.stop + 1, content)
             counted = reader.counted(*place, begin + span.start + 1, begin + span.stop + 1)
             tokens.append(read[:-1])
             labels.append(read[1:] if counted is None else np.where(counted, read[1:], IGNORE))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.corpus import Corpus
+from engine.data.corpus import Corpus, open_chosen
 from engine.data.mixture import SCALE, Mixer, segment_at, segments_of, weights_at
 from engine.data.order import Documents, window, window_blocks
 from engine.data.permute import Permutation
@@ -32,7 +32,7 @@ from engine.errors import DataError
 from engine.units import Ints
 
 _POOL = 4  # validation documents are chosen from this many times the inputs of the validation set
-_TOKEN_BYTES = 4  # of text, about
+TOKEN_BYTES = 4  # of text, about
 _SEARCHED = 16  # windows in which validation documents are looked for
 _WINDOWS = 2  # that are kept for each source
 
@@ -228,7 +228,7 @@ class Steps:
         corpora = self._validated()
         tokens = self._config.data.validation_tokens // max(1, len(corpora))
         for corpus in corpora:
-            place, left = 0, _POOL * tokens * _TOKEN_BYTES / corpus.share
+            place, left = 0, _POOL * tokens * TOKEN_BYTES / corpus.share
             for _ in range(_SEARCHED):
                 blocks = window_blocks(corpus, f"validation, {corpus.name}", place)
                 yield from ((corpus.name, block) for block in blocks)
@@ -273,7 +273,7 @@ class Steps:
         return None
 
     def _mixer(self, cursor: Cursor) -> Mixer:
-        """Return what chooses the sources of the step at a cursor. It has those that the config has by now."""
+        """Return what chooses the sources of the step at a cursor. Only sources of the present config remain."""
         weights = weights_at(self._segments, cursor.step, cursor.tokens)
         gone = sorted({*cursor.mixer["sources"]} - {*weights}) if cursor.mixer else []
         mixer = Mixer([*weights, *gone], cursor.mixer)
@@ -331,10 +331,11 @@ class Steps:
     def _loss_tokens(self, table: SequenceTable) -> Ints:
         """Return how many labels of each sequence count in the loss, int64 [S]."""
         counted: Ints = table.length.copy()
-        rows = zip(table.source.tolist(), table.block.tolist(), table.document.tolist(), strict=True)
-        for sequence, (source, block, document) in enumerate(rows):
+        columns = (table.source, table.block, table.document, table.hash)
+        for sequence, (source, *chosen) in enumerate(zip(*map(np.ndarray.tolist, columns), strict=True)):
             start = int(table.start[sequence]) + 1  # the label of an input is the next token
-            mask = self.corpora[source].open(block).counted(document, start, start + int(table.length[sequence]))
+            packed = open_chosen(self.corpora[source], *chosen)
+            mask = packed.counted(chosen[1], start, start + int(table.length[sequence]))
             if mask is not None:
                 counted[sequence] = mask.sum()
         return counted

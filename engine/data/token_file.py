@@ -10,7 +10,8 @@ megatron/core/datasets/indexed_dataset.py of NVIDIA/Megatron-LM.
 
 A third file is ours. `PREFIX.mask` is there only if some document excludes a token from the loss, such as those of a
 prompt: a bit for each token of `PREFIX.bin`, which is 1 if the token counts as a label. Token i has bit i % 8, the
-lowest one first, of byte i // 8; the bits after the last token are 0.
+lowest one first, of byte i // 8; the bits after the last token are 0. The index does not say whether there is a mask,
+because its format is Megatron's. What is packed here has `PREFIX.json`, which does (pack.py).
 
 Letters: D documents, S sequences, T tokens.
 """
@@ -112,6 +113,14 @@ class TokenFile:
         begin, end = self.bounds(document, document + 1).tolist()
         first, last = min(begin + start, end), min(begin + stop, end)
         return read_bits(self.mask, first, last)
+
+    def check_mask(self, expected: bool) -> None:
+        """Raise DataError if there is a mask but none is expected, or none although one is."""
+        if (self.mask is not None) != expected:
+            message = (
+                "no such file: all tokens would count in the loss" if expected else "belongs to another token file"
+            )
+            raise DataError(message, key=str(mask_path(self.prefix)), hint=_HINT)
 
     @classmethod
     def open(cls, prefix: Path) -> TokenFile:

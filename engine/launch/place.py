@@ -7,8 +7,7 @@ from pathlib import Path
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
-from engine.data.sources.files import is_url, matches, split_glob
-from engine.data.sources.folder import STDLIB
+from engine.data.apart import document_among, place_of, top_of
 from engine.errors import RunFolderError
 from engine.files import LOCK
 from engine.run.folder import RunFolder
@@ -24,8 +23,7 @@ def check_place(folder: RunFolder, config: Config) -> None:
     key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
     for name, source in source_configs(config.data).items():
         for path in source.paths:
-            place = f"data.{f'sources.{name}.' if config.data.sources else ''}path={path}"
-            _check_apart(folder, path, source.pattern, place)
+            _check_apart(folder, path, source.pattern, place_of(config.data, name, path))
     if folder.resolved.exists():
         return  # the folder of an existing run may contain other files too, such as notes
     try:
@@ -41,20 +39,15 @@ def check_place(folder: RunFolder, config: Config) -> None:
 
 def _check_apart(folder: RunFolder, path: str, pattern: str, place: str) -> None:
     """Raise RunFolderError if a run folder and documents overlap. `place` names the documents in the message."""
-    if path == STDLIB or is_url(path):
-        return
     key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
-    top, pattern = (path, pattern) if Path(path).exists() else split_glob(path)
-    root, data = (Path(os.path.realpath(one)) for one in (folder.root, top))
-    if data.is_relative_to(root):
+    found = top_of(path, pattern)
+    if found is not None and found[0].is_relative_to(os.path.realpath(folder.root)):
         raise RunFolderError(f"contains the documents of {place}", key=key, hint=hint)
-    if root.is_relative_to(data):
-        inside = root.relative_to(data)
-        read = [name for name in files_of_a_run(folder) if matches((inside / name).as_posix(), pattern)]
-        if read:
-            # The documents would change with every step, and the run could never be resumed.
-            hint = "choose a folder outside with run.out=DIR, or narrow data.pattern"
-            raise RunFolderError(f"is inside {place}, so {read[0]} would become a document", key=key, hint=hint)
+    read = document_among(files_of_a_run(folder), folder.root, path, pattern)
+    if read is not None:
+        # The documents would change with every step, and the run could never be resumed.
+        hint = "choose a folder outside with run.out=DIR, or narrow data.pattern"
+        raise RunFolderError(f"is inside {place}, so {read} would become a document", key=key, hint=hint)
 
 
 def files_of_a_run(folder: RunFolder) -> list[str]:

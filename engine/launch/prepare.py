@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,6 +13,7 @@ from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
 from engine.config.units import counted
+from engine.data.block_files import write_blocks
 from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, RunFolderError
@@ -98,6 +98,8 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
         check_fingerprints(corpora.fingerprints, state.fingerprints)
         cursor = Cursor.of_json(state.cursor)
         _check_validation(corpora, cursor)
+        if line := _changed_sources(corpora, state):
+            say(line)
     corpora.pack_first(cursor, say)
     plans = list[StepPlan]()
     while len(plans) < min(steps, config.run.steps - done) and (found := corpora.steps.next(cursor)) is not None:
@@ -116,6 +118,21 @@ def _check_validation(corpora: Corpora, cursor: Cursor) -> None:
             )
             hint = f"keep its earlier segment in data.mix, or remove data.sources.{corpus.name}"
             raise ConfigError(message, key="data.mix", hint=hint)
+
+
+def _changed_sources(corpora: Corpora, state: TrainState) -> str | None:
+    """Describe where sources begin that the run did not have in its last step, and which are left out, else None."""
+    mixer = state.cursor["mixer"]
+    last = mixer["sources"] if mixer else state.fingerprints
+    found = list[str]()
+    for corpus in corpora.sources:
+        if corpus.name not in state.fingerprints:
+            where = "for validation alone" if corpus.share == 1 else "begins at its first document"
+            found.append(f"{corpus.name} is new and {where}")
+        elif corpus.name not in last:
+            found.append(f"{corpus.name} is back and continues where it stopped")
+    found += (f"{name} is left out" for name in last if name not in corpora.fingerprints)
+    return f"data.sources: {'; '.join(found)}" if found else None
 
 
 def _new_schedule(checkpoint: Path, step: int, config: Config) -> str | None:
@@ -214,7 +231,15 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
-    """Reset a run folder to `step`: rename later checkpoints, cut later metrics."""
+    """Reset a run folder to `step`: rename later checkpoints, cut later metrics.
+
+    Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
+    ledger and the list of documents that were left out begin again.
+    """
+    if step == 0 and folder.ledger.exists():
+        files.remove_folder(folder.ledger)
+    if step == 0:
+        folder.quarantine.unlink(missing_ok=True)
     checkpoints.abandon(folder.checkpoints, step, say)
     metrics.cut_back(folder.metrics, step, say)
 
@@ -222,7 +247,8 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 def write_facts(folder: RunFolder, config: Config, corpora: Corpora, parameters: int) -> None:
     """Write the config, summary.json and the list of blocks to the run folder. `parameters` counts model weights."""
     write_durably(folder.resolved, resolved_yaml(config).encode())
-    write_durably(folder.blocks, pickle.dumps(corpora.blocks))
+    tokenizer = tokenizer_facts(config.data)
+    write_blocks(folder.blocks, corpora.blocks, tokenizer["fingerprint"] if tokenizer else None)
     known, (bos, eos) = corpora.overview, corpora.sources[0].ends  # all sources have the same tokenizer
     facts = {
         "fingerprints": corpora.fingerprints,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
+from engine.config.sources import source_configs
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.overview import Corpora
@@ -30,7 +31,7 @@ from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.run import metrics
 from engine.run.folder import RunFolder
 
-_LONG = {"step": "each one forms a step of its own", "split": "their pieces are distributed over steps"}
+_EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 Say = Callable[[str], None]
 OnStep = Callable[[Mapping[str, Any]], None]
 
@@ -70,7 +71,8 @@ def train(
     check_place(folder, config)
     with prepare.locked(folder):
         if not dry_run:
-            remove_ruins(folder.checkpoints)  # before anything is written: it may free the space of a full disk
+            for parent in (folder.checkpoints, folder.root):
+                remove_ruins(parent)  # before anything is written: it may free the space of a full disk
         plan = partial(prepare.plan_start, folder, config, cluster.ranks, resume)
         start = plan(PLANNED if dry_run else 1, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
@@ -123,7 +125,7 @@ def _train(
         if withheld := forwarded(os.environ, cluster).withheld:
             say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
         try:
-            run_ranks(commands, folder, MetricsTail(folder, on_step, say), say)
+            run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say)
         except (RankError, PreemptedError):
             _report(folder, say)
             raise
@@ -166,14 +168,21 @@ def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) 
     size = "not counted; blocks are read when they are needed"
     number = f"{known.training + known.validation:,}{empty}" if known else size
     yield f"documents of {config.data.place}{pattern}: {number}"
+    yield _exhausted(config, [corpus.name for corpus in corpora.sources if corpus.share < 1])
     warm_up, steps = config.optimizer.warmup_steps, config.run.steps
     if steps < warm_up:
         yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
-    if known and known.longest > config.batch_tokens:
-        what = f"documents longer than batch_tokens={config.batch_tokens}, up to {known.longest:,} tokens"
-        yield f"{what}: {_LONG[config.data.long]}"
-    if known and config.data.validation_tokens and not known.validation:
-        yield "no document is held out for validation"
+
+
+def _exhausted(config: Config, trained: Sequence[str]) -> str:
+    """Describe what is done when all documents of a source were used, for the sources that are trained on."""
+    of_policy = dict[str, list[str]]()
+    for name, source in source_configs(config.data).items():
+        if name in trained:
+            of_policy.setdefault(source.exhausted, []).append(name)
+    one = len(of_policy) == 1
+    done = (_EXHAUSTED[policy] + ("" if one else f" ({', '.join(names)})") for policy, names in of_policy.items())
+    return f"when all documents of a source were used (data.exhausted): {', '.join(done)}"
 
 
 def _report(folder: RunFolder, say: Say) -> str | None:
@@ -192,31 +201,48 @@ def _report(folder: RunFolder, say: Say) -> str | None:
 class MetricsTail:
     """Calls `on_step` for each line that the ranks add to the metrics.
 
-    Warns once if a host had less memory than a rank needs for offload, and when documents were left out: at the first
-    one, and whenever their number has doubled.
+    Warns once if a host had less memory than a rank needs for offload, if a step has more than `batch_tokens`, and if
+    validation sets are empty; and when documents were left out: at the first one, and whenever their number has
+    doubled.
     """
 
-    def __init__(self, folder: RunFolder, on_step: OnStep, say: Say) -> None:
-        self._folder, self._on_step, self._say = folder, on_step, say
+    def __init__(self, folder: RunFolder, config: Config, on_step: OnStep, say: Say) -> None:
+        self._folder, self._config, self._on_step, self._say = folder, config, on_step, say
         self._offset = folder.metrics.stat().st_size
-        self._warned, self._left_out = False, 0
+        self._warned, self._left_out = set[str](), 0  # kinds of warnings that are given once
 
     def __call__(self) -> None:
         """Read the lines added since the last call."""
         lines, self._offset = metrics.read_from(self._folder.metrics, self._offset)
         for line in lines:
-            short = line.get("host_short")  # bytes
-            if short and not self._warned:
-                self._warned = True
-                self._say(
-                    f"warning: a host lacked {format_bytes(short)} that a rank needs for offload; activations that "
-                    "did not fit stay on the device; set a smaller cluster.host_memory to plan with less "
-                    f"(details: {self._folder.logs})"
-                )
+            for kind, warning in self._warnings(line):
+                if kind not in self._warned:
+                    self._warned.add(kind)
+                    self._say(f"warning: {warning}")
             if (left_out := line.get("left_out", 0)) >= max(1, 2 * self._left_out):
                 self._left_out = left_out
                 self._say(f"warning: {left_out_so_far(left_out, self._folder)}")
             self._on_step(line)
+
+    def _warnings(self, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the text of each warning that a step gives rise to."""
+        if short := line.get("host_short"):  # bytes
+            yield (
+                "host",
+                f"a host lacked {format_bytes(short)} that a rank needs for offload; activations that did not fit stay "
+                f"on the device; set a smaller cluster.host_memory to plan with less (details: {self._folder.logs})",
+            )
+        most, data = self._config.batch_tokens, self._config.data
+        if (tokens := line.get("tokens", 0)) > most:
+            piece = "document" if data.long == "step" else f"piece of context={self._config.context} tokens"
+            way = (
+                "data.long=split distributes its pieces over steps" if data.long == "step" else "set a smaller context"
+            )
+            what = f"step {line['step']} has {tokens:,} tokens, more than batch_tokens={most}"
+            yield "long", f"{what}: a longer {piece} forms a step of its own; {way}"
+        if empty := line.get("unvalidated"):
+            sets = f"validation sets of {', '.join(empty)} are" if data.sources else "validation set is"
+            yield "validation", f"the {sets} empty; set a larger data.validation_share or data.validation_tokens"
 
 
 def left_out_so_far(count: int, folder: RunFolder) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -48,13 +49,14 @@ def run_page(run: RunData) -> Page:
         )
         timeline = Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
 
-    totals = table(run)
+    totals, sources = table(run), mixture(run)
+    tables = [Table("Key numbers of the run", totals)] if totals else []
     return Page(
         title=run.config.recipe,
         kind="a ByteScale run",
         head=head(run),
         figures=[losses, timeline, throughput],
-        tables=[Table("Key numbers of the run", totals)] if totals else [],
+        tables=[*tables, sources] if sources else tables,
         warning=warning(run),
     )
 
@@ -99,6 +101,25 @@ def table(run: RunData) -> list[Pair]:
         ("wait for plans", wait("plan_wait_s")),
         ("wait for data", wait("data_wait_s")),
     ]
+
+
+def mixture(run: RunData) -> Table | None:
+    """The tokens of each source after the last step, and those that `data.mix` wanted; None with fewer than two."""
+    found: Mapping[str, Mapping[str, float]] = run.lines[-1].get("mixture", {}) if run.lines else {}
+    tokens, wanted = (sum(one[key] for one in found.values()) for key in ("tokens", "wanted"))
+    if not tokens:
+        return None
+    rows = []
+    for name, one in found.items():
+        shares = (f"{one[key] / total:.2%}" for key, total in (("tokens", tokens), ("wanted", wanted)))
+        ahead = f"{one['tokens'] - one['wanted']:+,.0f}"
+        rows.append((name, f"{one['tokens']:,.0f}", f"{one['wanted']:,.0f}", ahead, *shares))
+    columns = ("source", "tokens", "wanted", "ahead", "share", "wanted share")
+    note = (
+        "Wanted: the tokens that the weights of data.mix give a source in all steps; of a source that was dropped, "
+        "those that it had. Ahead: tokens minus wanted tokens, at most those of the source's longest document."
+    )
+    return Table("Mixture of the sources", rows, columns, note)
 
 
 def warning(run: RunData) -> str | None:

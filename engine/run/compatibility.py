@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.schema import Config
+from engine.config.sources import ONLY
 from engine.errors import CheckpointError, DataError
-from engine.run.checkpoints import TrainState
+from engine.run.checkpoints import START_OVER, TrainState
 
 _BIAS = "balance.bias_rate"
 _TOKENIZER = "data.tokenizer"
@@ -19,10 +20,12 @@ _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
 
 # Keys that may change in a run's own folder. They decide where and how a step is computed, what is written when, and
 # how long the run is. What a step learns stays the same (Note: [plan invariance] in docs/design.md), except that the
-# schedule of the learning rate spans run.steps.
+# schedule of the learning rate spans run.steps. Documents that are left out decide what a step learns, but without a
+# checkpoint nothing has been learned, and with one, their fingerprints are compared.
 _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
     *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*"),
+    *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.keep_checkpoints"),
     *("run.keep_every", "run.keep_best"),
 )
@@ -85,12 +88,23 @@ def check_compatible(
 
 
 def check_fingerprints(now: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Raise DataError if the documents of a source have changed. Sources may be added and left out."""
-    for name in before:
-        if name in now and now[name] != before[name]:
-            message = f"the documents changed since the run started ({now[name][:12]}, was {before[name][:12]})"
-            hint = "restore them, or start a new run with another run.out"
-            raise DataError(message, key="data.path" if name == "data" else f"data.sources.{name}.path", hint=hint)
+    """Raise DataError if the documents of a source have changed, or if a source has another name than before.
+
+    Sources may be added and left out. One with another name would begin again at its first document.
+    """
+    gone = {fingerprint: name for name, fingerprint in before.items() if name not in now}
+    for name, fingerprint in now.items():
+        key = "data.path" if name == ONLY else f"data.sources.{name}.path"
+        if (was := before.get(name, fingerprint)) != fingerprint:
+            message = f"the documents changed since the run started ({fingerprint[:12]}, was {was[:12]})"
+            raise DataError(message, key=key, hint=f"restore them, or start over: {START_OVER}")
+        if name not in before and fingerprint in gone:
+            old = gone[fingerprint]
+            message = f"source {name} has the documents of the run's source {old} and would begin again at the first"
+            hint = (
+                f"name it data.sources.{old} to continue after the documents that it had, or start over: {START_OVER}"
+            )
+            raise DataError(message, key=key, hint=hint)
 
 
 def _describe(tokenizer: Mapping[str, Any]) -> str:

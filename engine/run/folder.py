@@ -12,7 +12,7 @@ class RunFolder:
         self.root = root
         self.resolved = root / "resolved.yaml"  # the complete config
         self.summary = root / "summary.json"  # facts of the documents and the model
-        self.blocks = root / "blocks.pickle"  # the blocks of all sources of texts, listed once for all ranks
+        self.blocks = root / "blocks.jsonl"  # the blocks of all sources of texts (engine/data/block_files.py)
         self.metrics = root / "metrics.jsonl"  # one JSON object per step
         self.ledger = root / "ledger"  # the documents of each step (engine/data/ledger.py)
         self.quarantine = root / "quarantine.jsonl"  # documents that were left out (engine/data/quarantine.py)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.data.corpus import validation_shares
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
@@ -63,6 +64,8 @@ class Trainer:
         self.validation = self.ahead.validation()
         for _, plan in self.validation.values():
             self.control.check_same(plan.digest)
+        shares = validation_shares(config.data) if config.data.validation_tokens else {}
+        self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
         self.step, self.cursor = 0, Cursor()
         self.ended: str | None = None  # why there are no more steps before run.steps, as `Steps.ended`
 
@@ -164,6 +167,8 @@ class Trainer:
         }
         if self.ended and self.step < self.config.run.steps:
             line["ended"] = self.ended
+        if self.unvalidated:
+            line["unvalidated"] = self.unvalidated  # sources whose validation set is empty
         if self.groups.rank == 0:
             self.ledger.record(self.step, planned.table, plan)
             if left_out := self.quarantine.add(self.step, planned.unusable):

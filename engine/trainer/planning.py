@@ -23,7 +23,7 @@ from engine.data.corpus import TextCorpus, corpora_of
 from engine.data.loaders import Loaders, Work, wait_for_others
 from engine.data.pack import LeftOut
 from engine.data.quarantine import Unusable
-from engine.data.steps import Cursor, SequenceTable, Steps
+from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
 from engine.data.workers import cores
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
@@ -32,15 +32,14 @@ from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
-_AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have _TOKEN_BYTES bytes of text
-_TOKEN_BYTES = 4
+_AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
 
 
 @dataclass(frozen=True)
 class Planned:
     """A planned step: its sequences, its plan, the simulated balance of the plan, and the cursor of the next step.
 
-    `unusable` are documents that were left out and of which earlier steps do not know, unless the run was resumed.
+    `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
     `ended` says why there is no step after this one, as `Steps.ended`.
     """
 
@@ -94,7 +93,7 @@ class _Planner:
         self.settings = settings
         self.steps = Steps(corpora_of(folder, config), config)
         self.texts = {corpus.name: corpus for corpus in self.steps.corpora if isinstance(corpus, TextCorpus)}
-        self.ahead = _AHEAD_STEPS * _TOKEN_BYTES * config.batch_tokens
+        self.ahead = _AHEAD_STEPS * TOKEN_BYTES * config.batch_tokens
         count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
         self.loaders = Loaders(count, config.data.spool) if loads and self.texts else None
         self.unusable = list[Unusable]()  # of blocks that have been opened since the last step
@@ -113,7 +112,7 @@ class _Planner:
 
     def _works(self, blocks: Iterable[tuple[str, int]]) -> Iterator[Work]:
         texts = ((self.texts[name], block) for name, block in blocks if name in self.texts)
-        return (Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in texts)
+        return (Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in texts)
 
     def step(self, cursor: Cursor) -> _Found:
         """Plan the step at a cursor. The balance is simulated here too, because that takes as long as planning."""

@@ -85,3 +85,17 @@ def test_it_is_dim_on_a_terminal(
 def test_mistakes(given: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "head", *given]) == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["data", "head"], ["plan"], ["simulate"], ["train", "--dry-run"]])
+def test_a_cache_among_the_documents_is_refused_by_every_command_that_packs(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The next command would read the packed blocks as documents."""
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a").write_bytes(b"one")
+    words = ["data=folder", f"data.path={tmp_path / 'texts'}", "data.pattern='**/*'", f"run.out={tmp_path / 'run'}"]
+    assert run([*command, *words, f"data.cache={tmp_path / 'texts' / 'cache'}"]) == 2
+    error = capsys.readouterr().err
+    assert f"data.cache={tmp_path / 'texts' / 'cache'}: is inside data.path=" in error
+    assert [path.name for path in (tmp_path / "texts").iterdir()] == ["a"]

@@ -81,7 +81,7 @@ def make_corpus(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Token
         hashes.tofile(hashes_path(folder / "a"))
         firsts = [*range(0, len(sizes), block), len(sizes)]
         np.array([[first, 1 << 20] for first in firsts], dtype=np.int64).tofile(blocks_path(folder / "a"))
-        facts = Facts("bytes", "f", 258, 256, 257, len(sizes), int(sizes.sum()), 0, "c")
+        facts = Facts("bytes", "f", 258, 256, 257, len(sizes), int(sizes.sum()), 0, "c", masked=False)
         facts_path(folder / "a").write_text(json.dumps({"schema": SCHEMA, **asdict(facts)}))
         return TokenCorpus("data", folder / "a", share=0.25)
 

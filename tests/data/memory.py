@@ -47,6 +47,9 @@ class Memory:
     def size(self, block: int) -> int:
         return self._bytes if isinstance(self._bytes, int) else self._bytes[block]
 
+    def files(self, block: int) -> list[str]:
+        return [f"{self.place}, block {block}"]
+
     def number(self, block: int, document: int) -> int:
         """The number of a document, counted over all blocks."""
         return int(self._first[block]) + document
@@ -62,7 +65,9 @@ class Memory:
 
         return SimpleNamespace(
             inputs=lambda: lengths,
-            hash=lambda: np.array(hashes, dtype=np.uint64),
+            hash=lambda first=0, last=None: np.array(hashes[first:last], dtype=np.uint64),
+            first=0,
+            last=len(lengths),
             read=lambda document, start, stop: np.arange(start, min(stop, lengths[document] + 1)) % 251,
             counted=counted,
         )

@@ -9,19 +9,45 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tokenizers import models, pre_tokenizers
 
 from engine.config import schema
+from engine.config.load import load
 from engine.config.schema import Segment, Source
 from engine.data import corpus as module
 from engine.data import order
-from engine.data.corpus import Corpus, Packed, Reader, TextCorpus, TokenCorpus, list_blocks, open_corpora
-from engine.data.pack import LeftOut, blocks_path, hashes_path, is_packed, pack, part_path
+from engine.data.corpus import (
+    Corpus,
+    Packed,
+    Reader,
+    TextCorpus,
+    TokenCorpus,
+    _opened,
+    corpora_of,
+    list_blocks,
+    open_corpora,
+)
+from engine.data.loaders import trim
+from engine.data.overview import Corpora
+from engine.data.pack import (
+    ENDINGS,
+    LeftOut,
+    _open_tokenizer,
+    blocks_path,
+    hashes_path,
+    is_packed,
+    pack,
+    pack_block,
+    part_path,
+)
 from engine.data.sources import folder, jsonl
 from engine.data.sources.arrow import ArrowBlock
 from engine.data.sources.formats import FORMATS
@@ -30,10 +56,13 @@ from engine.data.sources.source import Block
 from engine.data.steps import Cursor, SequenceTable, Steps
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
-from engine.errors import DataError
+from engine.errors import DataError, StorageError
+from engine.launch.prepare import write_facts
+from engine.run.folder import RunFolder
 from tests.data.memory import Exhausted, config_of, rows, run, same, steps_of
 from tests.data.noted import Noted, starts
 from tests.data.token_files import megatron, written
+from tests.permissions import locked_out
 
 encode = open_tokenizer("bytes").document
 
@@ -170,10 +199,12 @@ def test_the_use_of_a_block_is_noted(noted: list[Noted], make_data: MakeData, tm
     """Loaders remove blocks that were not used for the longest time."""
     found = corpus_of(noted, make_data, tmp_path)
     found.open(0)
-    index = Path(f"{part_path(found.tokens, found.folder, noted[0])}.idx")
-    os.utime(index, (1, 1))
+    part = part_path(found.tokens, found.folder, noted[0])
+    paths = [*part.parent.iterdir()]
+    for path in paths:
+        os.utime(path, (1, 1))
     corpus_of(noted, make_data, tmp_path).open(0)
-    assert index.stat().st_mtime > 10**9
+    assert len(paths) == 4 and all(path.stat().st_mtime > 10**9 for path in paths), "also for programs that tidy up"
 
 
 def test_few_blocks_stay_open(
@@ -200,7 +231,76 @@ def test_a_block_that_was_removed_stays_readable_while_it_is_open(
     assert len(corpus_of(noted, make_data, tmp_path).open(0).inputs()) == 2
 
 
-def test_a_document_that_cannot_be_used_is_an_error_of_whoever_opens_its_block(
+@pytest.mark.parametrize("ending", [".idx", ".bin", ".hash", ".json"])
+def test_a_block_of_which_a_file_was_removed_is_packed_again(
+    noted: list[Noted], make_data: MakeData, tmp_path: Path, ending: str
+) -> None:
+    """By a program that tidies up a disk, for example."""
+    found = corpus_of(noted, make_data, tmp_path)
+    found.pack_and_open(0)
+    Path(f"{part_path(found.tokens, found.folder, noted[0])}{ending}").unlink()
+    opened = found.pack_and_open(0)
+    assert opened.read(0, 0, 99).tolist() == encode(b"text 0").tolist() and len(opened.hash()) == 2
+    assert starts(noted[0]) == 2
+
+
+def test_a_block_that_another_user_has_packed_and_kept_is_named(
+    noted: list[Noted], make_data: MakeData, tmp_path: Path
+) -> None:
+    found = corpus_of(noted, make_data, tmp_path)
+    found.pack_and_open(0)
+    part = part_path(found.tokens, found.folder, noted[0])
+    with locked_out(Path(f"{part}.bin")), pytest.raises(StorageError, match="cannot be read: Permission") as caught:
+        found.pack_and_open(0)
+    (problem,) = caught.value.problems
+    assert problem.key == str(part) and "use another data.cache" in str(problem.hint)
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_block_may_be_removed_while_it_is_opened(
+    make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Before the first of its files is opened, and after each. Without its mask, all tokens would count."""
+    records = [{"ids": [1, 2, 3], "loss_mask": [0, 0, 1]}, {"ids": [4, 5]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    data = make_data(tmp_path / "a.jsonl", format="jsonl", field="ids", cache=str(tmp_path / "cache"))
+    found, opens, opening = texts(data), list[str](), os.open
+    found.pack_and_open(0)
+
+    def trimming(path: str | Path, flags: int, *more: int, **where: int | None) -> int:
+        ours = str(path).startswith(str(found.folder)) and Path(path).suffix in ENDINGS
+        if ours and not opens and moment == 0:
+            trim(found.folder, -1, set())
+        opens.extend([Path(path).suffix] if ours else [])
+        opened = opening(path, flags, *more, **where)
+        if ours and len(opens) == moment:
+            trim(found.folder, -1, set())
+        return opened
+
+    monkeypatch.setattr(os, "open", trimming)
+    opened = found.pack_and_open(0)
+    assert opens[:1] == [".idx"] and {*opens} == {".idx", ".bin", ".mask", ".hash"}
+    counted = opened.counted(0, 0, 9)
+    assert counted is not None and counted.tolist() == [False, False, True] and len(opened.hash()) == 2
+
+
+def test_a_block_that_is_removed_again_and_again_is_an_error(
+    noted: list[Noted], make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not an endless loop."""
+    found = corpus_of(noted, make_data, tmp_path)
+
+    def pack_and_trim(*given: Any) -> None:
+        pack_block(*given)
+        trim(found.folder, -1, set())
+
+    monkeypatch.setattr(module, "pack_block", pack_and_trim)
+    with pytest.raises(StorageError, match="was removed 5 times by other runs") as caught:
+        found.open(0)
+    assert str(found.folder) in str(caught.value.problems[0].key) and starts(noted[0]) == 5
+
+
+def test_a_document_that_cannot_be_used_is_an_error_of_the_caller_that_opens_its_block(
     write_files: WriteFiles, make_data: MakeData
 ) -> None:
     found = texts(make_data(write_files(MANY | {"199.txt": b"\xff"})))
@@ -241,7 +341,9 @@ def test_the_fingerprint_depends_on_the_tokenizer_and_on_what_is_read(
 def blocks_in(root: Path) -> dict[str, list[Block]]:
     """Three blocks of each format. A fingerprint reads none of their files."""
     return {
-        "folder": [folder.FolderBlock(root, (f"{number}.txt", f"{number}.md"), "utf-8", 30) for number in range(3)],
+        "folder": [
+            folder.FolderBlock(str(root), f"{number}.txt\0{number}.md", "utf-8", False, 2) for number in range(3)
+        ],
         "jsonl": [jsonl.JsonlBlock(f"{root}/{number}", "text", ((0, 9), (20, 29)), 30) for number in range(3)],
         "parquet": [ParquetBlock(f"{root}/a", number, 10 * number, 30, "text", "utf-8") for number in range(3)],
         "arrow": [ArrowBlock(f"{root}/{number}", 0, (8, 900), 30, "text", "utf-8") for number in range(3)],
@@ -250,10 +352,9 @@ def blocks_in(root: Path) -> dict[str, list[Block]]:
 
 def changes_of(block: Block) -> Iterator[Block]:
     """Change each field of a block: the file or files that are read, and how."""
-    number = block.files[0].rpartition("/")[2].partition(".")[0]
     others = {
-        "root": lambda root: root / "deep",
-        "names": lambda names: (names[0], f"{number}.other"),
+        "root": lambda root: f"{root}/deep",
+        "names": lambda names: names.replace(".md", ".other"),
         "path": lambda path: f"{path}.other",
         "ranges": lambda ranges: (ranges[0], (20, 28)),
         "offsets": lambda offsets: offsets[:1],
@@ -262,7 +363,7 @@ def changes_of(block: Block) -> Iterator[Block]:
         other = others.get(name, lambda value: value + (1 if isinstance(value, int) else "x"))
         yield replace(block, **{name: other(value)})  # type: ignore[type-var]
     if isinstance(block, folder.FolderBlock):
-        yield replace(block, names=block.names[::-1])
+        yield replace(block, names="\0".join(block.names.split("\0")[::-1]))
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl", "parquet", "arrow"])
@@ -499,3 +600,44 @@ def test_a_run_goes_on_with_the_token_file_of_its_texts(
         if cursor.places["data"].epoch < 1:
             seen.update(tokens for _, tokens in content(corpora[number % 2], table))
     assert cursor.places["data"].epoch >= 1 and set(seen.values()) == {1} and len(seen) > 100
+
+
+# The tokenizer of a run
+
+
+def test_a_run_opens_its_tokenizer_to_pack_only(tmp_path: Path) -> None:
+    """Its processes know the fingerprint. One that has become another makes no tokens."""
+    model = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = tmp_path / "tokenizer.json"
+    model.save(str(path))
+    for name in range(65):
+        (tmp_path / "texts" / f"{name:02}").parent.mkdir(exist_ok=True)
+        (tmp_path / "texts" / f"{name:02}").write_bytes(b"a b a")
+    places = [f"data.path={tmp_path / 'texts'}", f"data.cache={tmp_path / 'cache'}", f"data.tokenizer={path}"]
+    config = load(["recipe=quickstart", "data=folder", *places])
+    run_folder, corpora = RunFolder(tmp_path), Corpora(config)
+    write_facts(run_folder, config, corpora, 0)
+    shutil.rmtree(tmp_path / "cache")  # few documents are packed at the start
+    _opened.cache_clear()
+    corpora.sources[0].open(0)
+    content = path.read_bytes()
+    for now, message in ((None, "no such tokenizer"), (content + b" ", "is no longer the tokenizer that the run")):
+        path.unlink(missing_ok=True)
+        _open_tokenizer.cache_clear()
+        if now is not None:
+            path.write_bytes(now)
+        (found,) = corpora_of(run_folder, config)
+        assert found.open(0).read(0, 0, 9).tolist() == [0, 1, 0] and found.fingerprint == corpora.sources[0].fingerprint
+        uses: list[Callable[[Corpus], object]] = [
+            lambda one: one.open(1),
+            lambda one: one.vocabulary,
+            lambda one: one.ends,
+        ]
+        for use in uses:
+            with pytest.raises(DataError, match=message) as caught:
+                use(found)
+            assert caught.value.problems[0].key == str(path)
+    path.write_bytes(content)
+    _open_tokenizer.cache_clear()
+    assert found.open(1).read(0, 0, 9).tolist() == [0, 1, 0] and (found.vocabulary, found.ends) == (3, (None, None))

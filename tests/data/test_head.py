@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from engine.config.load import load
+from engine.data.corpus import _opened
 from engine.data.head import Piece, decode, first_tokens, step_after, step_of_run
 from engine.data.history import History
 from engine.data.overview import Corpora
@@ -135,3 +137,39 @@ def test_token_files_are_shown_as_text_if_their_tokenizer_is_known(tmp_path: Pat
         )
         assert "".join(piece.text for piece in found.text) == text
         assert found.place == (f"{tmp_path / name}:document 0", None)
+
+
+@pytest.mark.parametrize("now", [["x" * number for number in range(1, 30)][::-1], ["a"]])
+def test_nothing_is_shown_of_documents_that_have_changed(tmp_path: Path, now: list[str]) -> None:
+    """It would be taken for what the step was trained on. Those of the same contents are shown."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": "x" * number}) + "\n" for number in range(1, 30)))
+    folder, config = run_of(tmp_path, "data=jsonl", f"data.path={path}", *SIZES, steps=1)
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in now))
+    history = History.of(folder.root)
+    table = step_of_run(history, 1, none)
+    for one in first_tokens(history.corpora, config, table, 99):
+        same = one.document.document == 14 and len(now) == 29
+        assert (one.place.problem is None) == (one.inputs is not None) == bool(one.ids) == bool(one.text) == same
+
+
+def test_loss_tokens_are_those_of_the_documents_that_were_chosen(tmp_path: Path) -> None:
+    """A block that is opened once more may have other masks by then."""
+    path = tmp_path / "a.jsonl"
+
+    def write(mask: int) -> None:
+        rows = [{"input_ids": [number, 1, 2, 3], "loss_mask": [1, 1, 1, mask]} for number in range(40)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(path, (1, mask + 1))
+
+    write(0)
+    places = ["data=jsonl", f"data.path={path}", "data.field=input_ids", "data.validation_share=0"]
+    config = load(["recipe=quickstart", f"data.cache={tmp_path / 'cache'}", *places, *SIZES])
+    steps = Corpora(config).steps
+    table = step_after(steps, Cursor(), 1, none)
+    assert table.loss_tokens.sum() == 2 * len(table)
+    write(1)
+    _opened.cache_clear()
+    with pytest.raises(DataError, match="has changed since") as caught:
+        step_after(steps, Cursor(), 1, none)
+    assert caught.value.problems[0].key == str(path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,8 @@ def test_a_source_that_cannot_be_opened_does_not_hide_the_documents(tmp_path: Pa
     expected = [one.document for one in History.of(folder.root).trace_step(1)]
     text = folder.resolved.read_text()
     folder.resolved.write_text(text.replace("tokenizer: bytes", "tokenizer: /nowhere/tokenizer.json"))
+    assert all(one.place.place for one in History.of(folder.root).trace_step(1)), "the blocks are packed"
+    shutil.rmtree(tmp_path / "cache")
     traced = History.of(folder.root).trace_step(1)
     assert [one.document for one in traced] == expected
     assert {one.place for one in traced} == {(None, "/nowhere/tokenizer.json: no such tokenizer")}

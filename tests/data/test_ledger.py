@@ -173,6 +173,7 @@ def test_a_document_that_has_changed_is_refused_when_its_step_is_run_again(step:
     (problem,) = caught.value.problems
     assert f"document {document} " in problem.message
     assert f"bytescale data trace {tmp_path} --document {document}" in str(problem.hint)
+    assert "--resume never" in str(problem.hint)
     after = contents(tmp_path / "ledger")
     assert {name: after[name] for name in before if name != "replaced.bin"} == {
         name: text for name, text in before.items() if name != "replaced.bin"

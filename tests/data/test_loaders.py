@@ -205,7 +205,7 @@ def test_signals_of_a_scheduler_and_of_a_terminal_end_no_loader(blocks: list[Not
 def test_a_block_of_which_loaders_die_is_given_up(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
 ) -> None:
-    """For example for want of memory. Whoever needs it packs it; the others are packed."""
+    """For example for want of memory. The caller that needs it packs it; the others are packed."""
     blocks[0].kill(but=os.getpid())
     corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
     with running(1) as loaders:
@@ -217,7 +217,7 @@ def test_a_block_of_which_loaders_die_is_given_up(
     assert starts(blocks[5]) == 1
 
 
-def test_a_block_that_cannot_be_packed_is_an_error_of_whoever_waits(
+def test_a_block_that_cannot_be_packed_is_an_error_of_the_caller_that_waits(
     blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
 ) -> None:
     blocks[0].break_()
@@ -245,6 +245,66 @@ def test_loaders_of_two_runs_pack_a_block_once(blocks: list[Noted], cache: Path)
             other.wait(part)
             assert is_packed(part)
     assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+
+
+def test_loaders_of_two_hosts_share_the_work(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are asked for the same blocks in the same order. No loader waits for a block of another host."""
+    begun, begin = list[Path](), module._Loader.begin
+
+    def note(loader: module._Loader, part: Path, work: Work) -> None:
+        begun.append(part)
+        begin(loader, part, work)
+
+    blocks[0].hold()
+    with running(1) as one:
+        parts = ask(one, cache, blocks)
+        first = packer(blocks[0])
+        monkeypatch.setattr(module._Loader, "begin", note)
+        with running(1) as other:
+            ask(other, cache, blocks)
+            for part in parts[1:]:
+                other.wait(part)
+            assert [ends(block) for block in blocks] == [0, 1, 1, 1, 1, 1]
+            time.sleep(1)
+            assert begun.count(parts[0]) <= 4, "a block that is being packed is tried about once a second"
+            waiting = threading.Thread(target=other.wait, args=(parts[0],))
+            waiting.start()
+            waiting.join(0.3)
+            assert waiting.is_alive()
+            blocks[0].release()
+            waiting.join(10)
+            assert not waiting.is_alive() and is_packed(parts[0])
+    assert [(starts(block), ends(block)) for block in blocks] == [(1, 1)] * 6
+    assert blocks[0].notes()[-1][1] == first
+
+
+def test_a_block_of_a_host_that_dies_is_packed_by_another(blocks: list[Noted], cache: Path) -> None:
+    blocks[0].hold()
+    with running(1) as other:
+        with running(1) as one:
+            (part,) = ask(one, cache, blocks[:1])
+            first = packer(blocks[0])
+            ask(other, cache, blocks)
+            other.wait(part_path(TOKENS, cache, blocks[5]))
+        wait_until(lambda: starts(blocks[0]) == 2)
+        blocks[0].release()
+        other.wait(part)
+        assert contents(part) == [encode(text).tolist() for text in TEXTS]
+    assert ends(blocks[0]) == 1 and blocks[0].notes()[-1][1] != first
+
+
+def test_a_block_that_another_host_has_packed_is_not_waited_for(blocks: list[Noted], cache: Path) -> None:
+    """Though the only loader is still packing another one."""
+    for block in blocks[:2]:
+        block.hold()
+    with running(1) as one, running(1) as other:
+        (part,) = ask(one, cache, blocks[:1])
+        packer(blocks[0])
+        ask(other, cache, blocks[:2])
+        packer(blocks[1])
+        blocks[0].release()
+        other.wait(part)
+        assert is_packed(part) and not ends(blocks[1])
 
 
 def test_waiting_ends_when_the_loaders_are_closed(blocks: list[Noted], cache: Path) -> None:
@@ -373,6 +433,91 @@ def test_what_was_not_used_for_the_longest_time_is_removed(blocks: list[Noted], 
     trim(cache, 0, set())
     assert not sizes(cache)
     trim(cache / "none", 0, set())
+
+
+FOREIGN = (
+    *("config.json", "tokenizer.json", "pytorch_model.bin", "notes", "00", "ff.json"),
+    *("packed/texts.bin", "packed/texts.idx", "packed/texts.json", "packed/.lock", "ab/model.json", "ab/lock"),
+    *(f"ab/{'c' * 32}.bin", f"abc/ab{'c' * 30}.bin", f"deep/ab/ab{'c' * 30}.bin", f"ab{'c' * 30}.bin"),
+    *(f"ab/ab{'c' * 30}", f"ab/ab{'c' * 30}.txt", f"ab/ab{'c' * 31}.bin", f"ab/ab{'C' * 30}.bin"),
+)
+
+
+def test_files_of_other_programs_stay(blocks: list[Noted], cache: Path) -> None:
+    """data.cache may be a folder that contains the user's models and data."""
+    for name in FOREIGN:
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_bytes(b"foreign")
+    (cache / "cd").symlink_to("ab")
+    parts, content = aged(cache, blocks[:2]), b"foreign" * len(FOREIGN)
+    assert trim(cache, 1 << 40, set()) == sizes(cache) - len(content), "they do not count"
+    assert trim(cache, 0, set()) == 0
+    assert not any(map(is_packed, parts))
+    left = sorted(path.relative_to(cache).as_posix() for path in cache.rglob("*") if path.is_file())
+    assert [name for name in left if not name.startswith("cd/")] == sorted(FOREIGN)
+    assert b"".join((cache / name).read_bytes() for name in FOREIGN) == content
+
+
+def test_a_block_that_is_being_packed_stays(blocks: list[Noted], cache: Path) -> None:
+    """Also if it is the one that was not used for the longest time. A draft that a killed process has left goes."""
+    part = part_path(TOKENS, cache, blocks[0])
+    with running(2) as loaders:
+        for block in blocks[:2]:
+            block.hold()
+        ask(loaders, cache, blocks[:2])
+        packer(blocks[0])
+        packer(blocks[1])
+        wait_until(lambda: len([*cache.rglob("*.bin.writing")]) == 2)
+        assert trim(cache, 0, set()) == 0, "drafts count, but nothing is in them yet"
+        blocks[0].release()
+        loaders.wait(part)
+        assert contents(part) == [encode(text).tolist() for text in TEXTS]
+    assert len([*cache.rglob("*.bin.writing")]) == 1, "a loader is killed when its owner ends"
+    trim(cache, -1, set())
+    assert not [path for path in cache.rglob("*") if path.is_file()] and not [*cache.glob("*/*")]
+
+
+def test_a_block_is_complete_if_the_folder_is_trimmed_at_any_moment(
+    blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Around each file that is renamed into place. An index without its tokens would be an error of every later run."""
+    replace, moments = Path.replace, list[str]()
+
+    def replace_and_trim(path: Path, target: str) -> Path:
+        trim(cache, -1, set())
+        replaced = replace(path, target)
+        moments.append(Path(target).suffix)
+        trim(cache, -1, set())
+        return replaced
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replace_and_trim)
+        pack_block(TOKENS, cache, blocks[0])
+    part = part_path(TOKENS, cache, blocks[0])
+    assert contents(part) == [encode(text).tolist() for text in TEXTS] and is_packed(part)
+    assert moments[-1] == ".idx" and len(moments) >= 4
+
+
+def test_runs_that_trim_a_folder_do_not_disturb_those_that_read(
+    blocks: list[Noted], cache: Path, make_data: MakeData, tmp_path: Path
+) -> None:
+    """Each opens all blocks again and again, while half of them are removed as fast as possible."""
+    corpus = TextCorpus("data", make_data(tmp_path, cache=str(cache)), 0.0, blocks)
+    wanted, found = [encode(text).tolist() for text in TEXTS], list[list[list[int]]]()
+
+    def read() -> None:
+        for number in range(60):
+            opened = corpus.pack_and_open(number % 6)
+            found.append([opened.read(document, 0, 99).tolist() for document in range(len(opened.inputs()))])
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    while any(reader.is_alive() for reader in readers):
+        trim(cache, 600, set())
+        time.sleep(0.002)
+    assert found == [wanted] * 180
+    assert sum(map(starts, blocks)) > 6, "blocks were removed"
 
 
 def test_a_folder_of_others_cannot_be_trimmed(

@@ -53,7 +53,7 @@ def packed(config: Config) -> Corpora:
 def parts(corpora: Corpora) -> list[set[int]]:
     """The blocks of each source of texts that have been packed."""
     return [
-        {number for number, block in enumerate(one.sources) if is_packed(part_path(one.tokens, one.folder, block))}
+        {number for number, block in enumerate(one.block_list) if is_packed(part_path(one.tokens, one.folder, block))}
         for one in corpora.sources
         if isinstance(one, TextCorpus)
     ]

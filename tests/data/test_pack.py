@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,10 +20,12 @@ import pytest
 from engine import files
 from engine.config import schema
 from engine.data import pack as module
+from engine.data.corpus import TextCorpus, TokenCorpus
 from engine.data.pack import (
     LeftOut,
     Tokens,
     blocks_path,
+    hashes_path,
     is_packed,
     pack,
     pack_block,
@@ -31,10 +37,11 @@ from engine.data.pack import (
 from engine.data.sources import jsonl
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
-from engine.data.token_file import TokenFile
+from engine.data.token_file import TokenFile, mask_path
 from engine.data.tokenizers.load import open_tokenizer
 from engine.errors import DataError, StorageError
 from tests.data.noted import Noted, ends, starts
+from tests.permissions import locked_out
 
 encode = open_tokenizer("bytes").document
 
@@ -253,6 +260,90 @@ def test_a_block_is_packed_here_if_the_process_that_packed_it_ends(noted: Noted,
     assert documents(part) == [encode(b"one").tolist(), encode(b"three").tolist()]
 
 
+@pytest.mark.parametrize(
+    ("mode", "of_files"), [(0o2775, 0o664), (0o755, 0o644), (0o700, 0o600), (0o1777, 0o644), (0o777, 0o666)]
+)
+def test_users_of_a_cache_folder_can_write_to_all_of_it(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, of_files: int
+) -> None:
+    """Whatever the umask of the first one. In a folder like /tmp, they cannot change the files of others."""
+    cache, found = tmp_path / "cache", dict[str, int]()
+    cache.mkdir()
+    cache.chmod(mode)
+    part, replace = part_path(TOKENS, cache, noted), Path.replace
+
+    def look(path: Path, target: str) -> Path:
+        found.update({one.name: stat.S_IMODE(one.stat().st_mode) for one in (Path(f"{part}.lock"), path.parent)})
+        return replace(path, target)
+
+    before = os.umask(0o077)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", look)
+            pack_block(TOKENS, cache, noted)
+    finally:
+        os.umask(before)
+    draft = next(name for name in found if name.startswith(f".{part.name}."))
+    assert stat.S_IMODE(part.parent.stat().st_mode) == mode == found[draft]
+    assert found[f"{part.name}.lock"] == of_files, "one that a killed process has left"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in part.parent.iterdir()} == {of_files}
+
+
+@pytest.mark.parametrize("what", ["lock", "folder"])
+def test_a_cache_folder_of_another_user_is_named(noted: Noted, tmp_path: Path, what: str) -> None:
+    part = part_path(TOKENS, tmp_path / "cache", noted)
+    part.parent.mkdir(parents=True)
+    lock = Path(f"{part}.lock")
+    lock.touch()
+    with (
+        locked_out(lock if what == "lock" else part.parent),
+        pytest.raises(StorageError, match="cannot be written: Permission denied") as caught,
+    ):
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    (problem,) = caught.value.problems
+    assert str(part.parent) in str(problem.key) and "use another data.cache" in str(problem.hint)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_named(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """NFS without lockd, for example."""
+
+    def refuse(file: object, how: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StorageError, match="cannot be written") as caught:
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    assert "its file system has no locks" in str(caught.value.problems[0].hint) and not starts(noted)
+
+
+def test_hosts_that_do_not_see_the_locks_of_each_other_write_the_same(
+    noted: Noted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS with local locks. Both pack the block, and no moment shows a file of which a part is missing."""
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: None)
+    part, replace = part_path(TOKENS, tmp_path / "cache", noted), Path.replace
+    texts, inside = [encode(b"one").tolist(), encode(b"three").tolist()], False
+
+    def other_host(path: Path, target: str) -> Path:
+        nonlocal inside
+        if not inside:
+            inside = True
+            module._write_part(TOKENS, part, noted)
+            inside = False
+            assert documents(part) == texts
+        replaced = replace(path, target)
+        assert not is_packed(part) or documents(part) == texts
+        return replaced
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", other_host)
+        pack_block(TOKENS, tmp_path / "cache", noted)
+    assert documents(part) == texts and len([*part.parent.iterdir()]) == 4
+
+
 def test_only_missing_blocks_are_read(tmp_path: Path) -> None:
     blocks = [Noted.write(tmp_path / f"{number}", [b"%d" % number]) for number in range(4)]
     pack_block(TOKENS, tmp_path / "cache", blocks[2])
@@ -339,6 +430,63 @@ def test_masks_are_packed(tmp_path: Path, make_data: MakeData) -> None:
     assert documents(tmp_path / "a") == [[1, 2, 3, 4], [7, 8, 9]]
     found = [packed.counted(number, 0, 9) for number in range(2)]
     assert [mask.tolist() for mask in found if mask is not None] == [[False, False, True, True], [True] * 3]
+
+
+Row = tuple[list[int], list[int] | None]
+
+
+def masked(path: Path, *rows: Row) -> Path:
+    """Write documents of token ids and masks as JSON lines."""
+    records = [{"ids": ids} | ({} if mask is None else {"loss_mask": mask}) for ids, mask in rows]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def hashes_of(tmp_path: Path, make_data: MakeData, *rows: Row) -> tuple[list[int], str]:
+    """The hashes of the documents, and that of all of them; also if they are packed one block at a time."""
+    data = make_data(masked(tmp_path / "a.jsonl", *rows), format="jsonl", field="ids")
+    contents = pack(data, tmp_path / "a", workers=1).contents
+    (block,) = FORMATS["jsonl"].blocks(data)
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+    pack_block(TOKENS, tmp_path / "cache", block)
+    (part,) = (tmp_path / "cache").rglob("*.hash")
+    assert part.read_bytes() == hashes_path(tmp_path / "a").read_bytes()
+    return np.fromfile(part, dtype="<u8").tolist(), contents
+
+
+def test_hashes_cover_masks(tmp_path: Path, make_data: MakeData) -> None:
+    """Otherwise a run would go on with other labels, which nobody would see."""
+    ids = [*range(1, 18)]
+    masks = [None, [1] * 17, [0, *[1] * 16], [*[1] * 16, 0], [1, 0, *[1] * 15]]
+    found = [hashes_of(tmp_path, make_data, (ids, mask), ([5, 6], None)) for mask in masks]
+    assert found[0][0] == found[1][0], "a mask that excludes nothing is no mask"
+    assert len({hashes[0] for hashes, _ in found}) == 4
+    assert len({contents for _, contents in found[2:]}) == 3, "the files have the same size"
+    assert len({hashes[1] for hashes, _ in found}) == 1, "of a document without a mask in a file with one"
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_lost_mask_is_refused(tmp_path: Path, make_data: MakeData, is_masked: bool) -> None:
+    """Prompts would be trained on. A mask that belongs to another file is refused, too."""
+    rows: list[Row] = [([1, 2, 3], [0, 0, 1] if is_masked else None), ([4, 5], None)]
+    data = make_data(masked(tmp_path / "a.jsonl", *rows), format="jsonl", field="ids", cache=str(tmp_path / "cache"))
+    (block,) = FORMATS["jsonl"].blocks(data)
+    assert pack(data, tmp_path / "a", workers=1).masked == is_masked
+    for folder in (tmp_path / "cache", tmp_path / "b.parts"):
+        pack_block(TOKENS, folder, block)
+    parts = [part_path(TOKENS, folder, block) for folder in (tmp_path / "cache", tmp_path / "b.parts")]
+    for prefix in (tmp_path / "a", *parts):
+        assert mask_path(prefix).exists() == is_masked
+        mask_path(prefix).unlink() if is_masked else mask_path(prefix).write_bytes(b"\x1f")
+    opens: list[tuple[Path, Callable[[], object]]] = [
+        (tmp_path / "a", lambda: TokenCorpus("data", tmp_path / "a", 0.0)),
+        (parts[0], lambda: TextCorpus("data", data, 0.0, [block]).open(0)),
+        (parts[1], lambda: pack(data, tmp_path / "b", workers=1)),
+    ]
+    for prefix, open_ in opens:
+        with pytest.raises(DataError, match="all tokens would count" if is_masked else "belongs to another") as caught:
+            open_()
+        assert caught.value.problems[0].key == f"{prefix}.mask"
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_refused(tmp_path: Path, make_data: MakeData) -> None:

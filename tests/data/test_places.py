@@ -143,7 +143,7 @@ def test_a_file_of_several_documents_stands_for_all_of_them(tmp_path: Path, make
 def test_changed_and_missing_files_are_said(tmp_path: Path, make_data: MakeData) -> None:
     path, places = write("folder", tmp_path / "in")
     data = make_data(path, cache=str(tmp_path / "cache"))
-    blocks = corpus_of(data).sources
+    blocks = corpus_of(data).block_list
     documents = known([corpus_of(data, blocks)])
 
     def place(document: Known) -> Place:

@@ -155,7 +155,7 @@ def test_with_loaders_whose_work_is_removed_at_random(
         sources = {corpus.name: corpus for corpus in corpora.sources}
         asked = [(sources[name], block) for name, block in corpora.steps.upcoming(cursor, 1 << 16)]
         drawn.shuffle(asked)
-        loaders.ask(Work(corpus.tokens, corpus.folder, corpus.sources[block]) for corpus, block in asked)
+        loaders.ask(Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in asked)
         if step % 7 == 0:
             for part in (tmp_path / "cache").glob("??"):
                 if drawn.random() < 0.5:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config import schema
-from engine.data.corpus import Corpus, Reader, list_blocks, open_corpora
+from engine.data.corpus import Corpus, Reader, TextCorpus, TokenCorpus, list_blocks, open_chosen, open_corpora
+from engine.data.pack import pack
 from engine.data.slices import IGNORE, idle_slices, micro_batch_slices
+from engine.data.sources.jsonl import JsonlBlock
 from engine.data.steps import SequenceTable, piece_bounds
 from engine.data.tokenizers.bytes import BOS, EOS
 from engine.data.tokenizers.load import open_tokenizer
+from engine.errors import DataError
 from engine.planner.plan.schedule import shard_tokens
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from engine.units import Ints
@@ -36,8 +41,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, make_data: Callable[..., sc
 def cut_of(corpus: Corpus, documents: Ints, context: int) -> SequenceTable:
     """The pieces of documents of the only block."""
     owner, start, length = piece_bounds(corpus.open(0).inputs()[documents], context)
-    zeros = np.zeros_like(start)
-    return SequenceTable(zeros, zeros, documents[owner], start, length, length, zeros.astype(np.uint64))
+    zeros, hashes = np.zeros_like(start), corpus.open(0).hash()[documents]
+    return SequenceTable(zeros, zeros, documents[owner], start, length, length, hashes[owner])
 
 
 def shards_of(table: SequenceTable, degrees: list[int]) -> list[Shard]:
@@ -118,3 +123,53 @@ def test_labels_that_do_not_count_are_ignored(tmp_path: Path, make_data: Callabl
             slices = micro_batch_slices(Reader([masked], 258), table, micro)
             assert slices.labels.tolist() == [counted[position] for position in slices.positions.tolist()]
             assert slices.tokens.tolist() == [ids[position] for position in slices.positions.tolist()]
+
+
+def lines(path: Path, *texts: str) -> None:
+    """Write documents, at a time that differs from the last one's."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    os.utime(path, (1, next(TIMES)))
+
+
+TIMES = count(1)
+WRITTEN = ("one", "two", "three")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("now", [("one", "TWO", "three"), ("one",), ("two", "one", "three"), ("new", "one", "two"), ()])
+def test_a_rank_reads_what_was_planned_or_nothing(
+    tmp_path: Path, make_data: Callable[..., schema.Data], now: tuple[str, ...], packed: bool
+) -> None:
+    """A rank opens a block later than the planning process. A file that was changed meanwhile has other documents."""
+    path = tmp_path / "a.jsonl"
+
+    def opened() -> Corpus:
+        data = make_data(path, format="jsonl", cache=str(tmp_path / "cache"))
+        if packed:
+            pack(data, tmp_path / "a", workers=1)
+            return TokenCorpus("data", tmp_path / "a", 0.0)
+        return TextCorpus("data", data, 0.0, [JsonlBlock(str(path), "text", ((0, 1 << 20),), 1 << 20)])
+
+    micro = MicroBatch(0, 0, 0, -1, (Shard(0, 4, (0,), 0),))
+    lines(path, *WRITTEN)
+    table = cut_of(opened(), np.array([1]), context=16)
+    lines(path, *(now or WRITTEN))
+    reader = Reader([opened()], 258)
+    if not now:  # written again, or copied
+        assert micro_batch_slices(reader, table, micro).tokens.tolist() == [BOS, *b"two"]
+        return
+    with pytest.raises(DataError, match="has changed since document data:0:1 was chosen for a step") as caught:
+        micro_batch_slices(reader, table, micro)
+    assert caught.value.problems[0].key == (f"{tmp_path}/a.bin" if packed else str(path))
+
+
+def test_a_block_that_is_gone_is_an_error_too(
+    tmp_path: Path, make_data: Callable[..., schema.Data], write_files: Callable[..., Path]
+) -> None:
+    data = make_data(write_files({f"{number:03}": b"text" for number in range(100)}))
+    (corpus,) = open_corpora(data, list_blocks(data))
+    place = f"{data.path}/064 .. {data.path}/099"
+    for block, document, where in ((1, 36, place), (1, 3, place), (2, 0, data.path)):
+        with pytest.raises(DataError, match="has changed since") as caught:
+            open_chosen(corpus, block, document, 7)
+        assert caught.value.problems[0].key == where

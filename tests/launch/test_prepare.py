@@ -5,19 +5,24 @@ import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.config.load import load, resolved_yaml
 from engine.config.schema import Config
+from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
-from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ConfigError, RunFolderError
+from engine.data.quarantine import Quarantine, Unusable
+from engine.data.steps import Cursor, SequenceTable
+from engine.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from engine.files import LOCK
 from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside
-from engine.run.checkpoints import TrainState, write
+from engine.run.checkpoints import TrainState, newest_first, read_state, write
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
@@ -68,7 +73,8 @@ def test_a_run_goes_on_in_its_folder_with_other_ranks_plans_and_lengths(tmp_path
         check_owner(folder, load([f"run.out={folder.root}", *change]))
     check_owner(folder, load([f"run.out={folder.root}", *elastic, *harmless]))
     shutil.rmtree(folder.checkpoints)
-    check_owner(folder, load([f"run.out={folder.root}", *elastic]))
+    places = ["data.cache=elsewhere", "data.spool=1GiB", "data.loaders=1", "data.quarantine_after=9"]
+    check_owner(folder, load([f"run.out={folder.root}", *elastic, *places]))
     with pytest.raises(ConfigError, match=r"data\.path: stdlib -> elsewhere"):
         check_owner(folder, load([f"run.out={folder.root}", *harmless]))
 
@@ -190,6 +196,33 @@ def test_going_back_removes_later_steps(tmp_path: Path) -> None:
     assert read_metrics(folder.metrics) == [{"step": 1}, {"step": 2}]
 
 
+def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_documents(tmp_path: Path) -> None:
+    """Its steps are lost, so nothing depends on what the documents were. With a checkpoint, they must be the same."""
+    folder, zeros = RunFolder(tmp_path), np.zeros(1, dtype=np.int64)
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
+
+    def record(step: int, content: int) -> None:
+        table = SequenceTable(zeros, zeros, zeros, zeros, zeros + 1, zeros + 1, np.array([content], dtype=np.uint64))
+        Ledger(folder.ledger, ["data"]).record(step, table, plan)
+
+    for step in (1, 2):
+        record(step, content=7)
+    (tmp_path / ".removing-ledger").mkdir()  # left by a start that was killed
+    unusable = Unusable("data", 0, 3, "a.jsonl:byte 9", "is not JSON")
+    assert Quarantine(folder.quarantine).add(1, [unusable]) == 1
+    go_back(folder, 1, lambda line: None)
+    with pytest.raises(DataError, match="has changed since step 2 was run before"):
+        record(2, content=8)
+    assert Quarantine(folder.quarantine).add(2, []) == 1
+    go_back(folder, 0, lambda line: None)
+    assert not list(tmp_path.glob(".removing*")) and not folder.quarantine.exists()
+    for step in (1, 2):
+        record(step, content=8)
+    assert Ledger(folder.ledger).documents(1)["hash"].tolist() == [8]
+    go_back(RunFolder(tmp_path), 0, lambda line: None)
+    go_back(RunFolder(tmp_path), 0, lambda line: None)  # a run that has neither yet
+
+
 # Where a run goes on
 
 
@@ -265,6 +298,41 @@ def test_a_source_that_was_trained_on_does_not_become_one_for_validation(sources
     assert start(load([*sources, "data.mix=[{weights: {web: 1, code: 1}}, {step: 1, weights: {web: 1}}]"])).step == 1
     left_out = [one for one in sources if not one.startswith("data.sources.code")]
     assert start(load([*left_out, "data.mix={web: 1}"])).step == 1
+
+
+def test_a_resume_says_which_sources_are_new_back_or_left_out(tmp_path: Path, sources: list[str]) -> None:
+    """Sources are known by their names, so a typo in one would let its documents begin again."""
+    stopped(load([*sources, HALF]))
+    said, out = list[str](), RunFolder(tmp_path / "run")
+    for name in ("new", "held"):
+        shutil.copytree(tmp_path / "web", tmp_path / name)
+        (tmp_path / name / "0.txt").write_text(f"another text of {name}")
+
+    def resume(*names: str) -> None:
+        places = ", ".join(f"{name}: {{path: {tmp_path / name}}}" for name in names)
+        weights = ", ".join(f"{name}: {int(name != 'held')}" for name in names)
+        only = [one for one in sources if not one.startswith("data.sources")]
+        config = load([*only, f"data.sources={{{places}}}", f"data.mix={{{weights}}}"])
+        plan_start(out, config, 2, "auto", 1, said.append)
+        state = read_state(newest_first(out.checkpoints)[0])
+        corpora = Corpora(config)
+        found = corpora.steps.next(Cursor.of_json(state.cursor))
+        assert found is not None
+        known = {**state.fingerprints, **corpora.fingerprints}  # as the trainer saves them
+        after = replace(state, step=state.step + 1, cursor=found[1].to_json(), fingerprints=known)
+        write(out.checkpoints, after, 0, lambda draft: None, lambda facts: [facts])
+
+    resume("web", "code")
+    assert said == []
+    resume("web", "new", "held")
+    resume("web", "new", "held")
+    resume("code", "web", "new")
+    begins = "new is new and begins at its first document; held is new and for validation alone; code is left out"
+    back = "code is back and continues where it stopped; held is left out"
+    assert said == [f"data.sources: {begins}", f"data.sources: {back}"]
+    (tmp_path / "web").rename(tmp_path / "wbe")
+    with pytest.raises(DataError, match="source wbe has the documents of the run's source web"):
+        resume("code", "wbe")
 
 
 def test_a_source_for_validation_stays_one(sources: list[str]) -> None:

@@ -382,7 +382,7 @@ def test_ruins_are_removed_before_anything_is_written(tmp_path: Path, monkeypatc
 def test_a_resumed_run_shows_each_new_step_once_even_if_old_lines_were_lost(tmp_path: Path) -> None:
     path, shown = tmp_path / "metrics.jsonl", []
     append(path, {"step": 7})  # steps 1 to 6 are lost
-    tail = MetricsTail(RunFolder(tmp_path), shown.append, print)
+    tail = MetricsTail(RunFolder(tmp_path), config(tmp_path), shown.append, print)
     tail()
     assert shown == []
     for step in (8, 9):
@@ -472,6 +472,30 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     assert [line for line in said if "used" in line] == [f"{root}: nothing left to train after step {last}: {why}"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "repeat them"),
+        (["data.exhausted=stop"], "stop the run"),
+        (["data.sources.web.exhausted=repeat", "data.sources.code.exhausted=repeat"], "repeat them"),
+        (["data.exhausted=drop", "data.sources.web.exhausted=repeat"], "repeat them (web), drop the source (code)"),
+        (["data.exhausted=stop", "data.sources.web.exhausted=stop"], "stop the run"),
+    ],
+)
+def test_a_run_says_what_happens_when_a_source_has_been_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expected: str
+) -> None:
+    """Sources for validation alone are not trained on, so their policy does not matter."""
+    finished(tmp_path, monkeypatch, 2)
+    said = list[str]()
+    if any("sources" in one for one in overrides):
+        places = [f"data.sources.{name}.path={tmp_path / 'data'}" for name in ("web", "code", "held")]
+        overrides = [*overrides, *places, "data.sources.held.exhausted=drop", "data.mix={web: 3, code: 1, held: 0}"]
+    train(config(tmp_path, "run.steps=2", *overrides), say=said.append)
+    line = f"when all documents of a source were used (data.exhausted): {expected}"
+    assert [one for one in said if one.startswith("when all documents")] == [line]
+
+
 def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled_and_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,6 +531,42 @@ def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypa
     (reported,) = [line for line in said if "for offload" in line]
     assert reported.startswith("warning: a host lacked 3.0 GiB that a rank needs for offload")
     assert len(shown) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "a longer document forms a step of its own; data.long=split distributes its pieces over steps"),
+        (
+            ["data.long=split", "context=2K"],
+            "a longer piece of context=2048 tokens forms a step of its own; set a smaller context",
+        ),
+    ],
+)
+def test_a_step_beyond_batch_tokens_is_said_once(tmp_path: Path, overrides: list[str], expected: str) -> None:
+    """Of more than 64 MiB, the lengths of documents are not known before."""
+    folder, said, shown = RunFolder(tmp_path), list[str](), list[Any]()
+    folder.metrics.touch()
+    tail = MetricsTail(folder, config(tmp_path, *overrides), shown.append, said.append)
+    for step, tokens in enumerate((1000, 1024, 1025, 9000), start=1):
+        append(folder.metrics, {"step": step, "tokens": tokens})
+        tail()
+    assert said == [f"warning: step 3 has 1,025 tokens, more than batch_tokens=1024: {expected}"]
+    assert len(shown) == 4
+
+
+@pytest.mark.parametrize(("names", "sets"), [([], "set is"), (["web", "code"], "sets of web, code are")])
+def test_validation_sets_that_are_empty_are_said_once(tmp_path: Path, names: list[str], sets: str) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    folder.metrics.touch()
+    places = [f"data.sources.{name}.path={tmp_path}" for name in names]
+    mix = [f"data.mix={{{', '.join(f'{name}: 1' for name in names)}}}"] if names else []
+    tail = MetricsTail(folder, config(tmp_path, *places, *mix), lambda line: None, said.append)
+    for step in (1, 2):
+        append(folder.metrics, {"step": step, "unvalidated": names or ["data"]})
+        tail()
+    hint = "set a larger data.validation_share or data.validation_tokens"
+    assert said == [f"warning: the validation {sets} empty; {hint}"]
 
 
 def test_output_that_fails_does_not_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

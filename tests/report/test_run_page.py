@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,33 @@ def test_the_table_sums_up_the_steps(tmp_path: Path) -> None:
     assert table["steps with a ring of 2 or more ranks"] == "2 (50%)"
     assert table["largest ring"] == "2 ranks"
     assert table["wait for data"] == "0.02 s (0.2% of step time)"
+
+
+def test_the_mixture_shows_what_each_source_had_and_should_have_had(tmp_path: Path) -> None:
+    """After the last step; a source without a weight has none."""
+    lines = metrics(2)
+    lines[0]["mixture"] = {"web": {"tokens": 9, "wanted": 9.0}, "code": {"tokens": 1, "wanted": 1.0}}
+    lines[1]["mixture"] = {
+        "web": {"tokens": 74_000, "wanted": 75_000.0},
+        "code": {"tokens": 26_000, "wanted": 25_000.0},
+        "held": {"tokens": 0, "wanted": 0.0},
+    }
+    run = read_run(write_run(tmp_path, lines=lines, traced=None))
+    found = run_page.mixture(run)
+    assert found is not None and found.columns == ("source", "tokens", "wanted", "ahead", "share", "wanted share")
+    assert found.rows == [
+        ("web", "74,000", "75,000", "-1,000", "74.00%", "75.00%"),
+        ("code", "26,000", "25,000", "+1,000", "26.00%", "25.00%"),
+        ("held", "0", "0", "+0", "0.00%", "0.00%"),
+    ]
+    page = run_page.run_page(run)
+    assert [table.title for table in page.tables] == ["Key numbers of the run", "Mixture of the sources"]
+    assert '<th scope="row">web</th><td>74,000</td><td>75,000</td><td>-1,000</td>' in page.html()
+
+
+@pytest.mark.parametrize("lines", [[], metrics(3)])
+def test_a_run_of_one_source_has_no_mixture(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    assert run_page.mixture(read_run(write_run(tmp_path, lines=lines, traced=None))) is None
 
 
 def test_a_run_without_steps_has_no_table_and_says_so(tmp_path: Path) -> None:

@@ -116,11 +116,22 @@ def test_changed_documents_are_refused() -> None:
     for name, key in (("data", "data.path"), ("web", "data.sources.web.path")):
         with pytest.raises(DataError, match=message) as caught:
             check_fingerprints({name: "b" * 32, "other": "c"}, {name: "a" * 32, "other": "c"})
-        assert caught.value.problems[0].key == key
+        (problem,) = caught.value.problems
+        assert problem.key == key and "--resume never" in str(problem.hint)
 
 
 def test_sources_may_be_added_and_left_out() -> None:
     check_fingerprints({"web": "a", "new": "b"}, {"web": "a", "old": "c"})
+    check_fingerprints({"web": "a", "copy": "a"}, {"web": "a"})
+
+
+@pytest.mark.parametrize(("old", "new", "key"), [("web", "pages", "sources.pages.path"), ("web", "data", "path")])
+def test_a_source_with_another_name_is_refused_with_both_names(old: str, new: str, key: str) -> None:
+    """It would begin again at its first document, without a word."""
+    with pytest.raises(DataError, match=f"source {new} has the documents of the run's source {old} and") as caught:
+        check_fingerprints({"code": "b", new: "a"}, {old: "a", "code": "b"})
+    (problem,) = caught.value.problems
+    assert problem.key == f"data.{key}" and f"name it data.sources.{old} " in str(problem.hint)
 
 
 def test_older_checkpoints_had_to_keep_the_stage() -> None:
@@ -129,7 +140,10 @@ def test_older_checkpoints_had_to_keep_the_stage() -> None:
 
 
 def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:
-    """Every key of the config: those that may change, and of the data those that may if a checkpoint is compared."""
+    """Every key of the config: those that may change, and of the data those that may if a checkpoint is compared.
+
+    Without one, a user may still choose another cache after a full disk, or leave out documents that stopped the run.
+    """
     free = {key for key in leaves() if same_run(key, has_checkpoint=False)}
     sections = ("cluster.", "lengths.", "offload.", "planner.", "zero.")
     assert {key for key in leaves() if key.startswith(sections)} < free
@@ -144,6 +158,7 @@ def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:
             "run.steps",
             "run.validate_every",
         ),
+        *("data.cache", "data.loaders", "data.quarantine_after", "data.spool"),
     }
     of_data = {key for key in leaves() if same_run(key, has_checkpoint=True)} - free
-    assert of_data == {key for key in leaves() if key.startswith("data.")} != set()
+    assert of_data == {key for key in leaves() if key.startswith("data.")} - free != set()

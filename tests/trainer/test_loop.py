@@ -4,6 +4,7 @@ import errno
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -96,6 +97,39 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     assert met == [([0, 2, 3, 7], cpu)]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sets", "empty"),
+    [
+        ([], [], ["data"]),
+        ([], ["data"], []),
+        (["data.validation_tokens=0"], [], []),
+        (["data.validation_share=0"], [], []),
+        (["data.mix={web: 1, code: 2, held: 0}"], ["code"], ["web", "held"]),
+        (["data.mix={web: 1, code: 2, held: 0}", "data.validation_share=0"], [], ["held"]),
+    ],
+)
+def test_metrics_name_the_sources_whose_validation_set_is_empty(
+    overrides: list[str], sets: list[str], empty: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that should have one. Otherwise a user would look for validation losses in vain."""
+    of_sets = {name: (None, SimpleNamespace(digest="")) for name in sets}
+    monkeypatch.setattr(loop, "build", lambda *given: (None, None, SimpleNamespace(comm=Mock())))
+    for name in ("Control", "Trace", "Feed", "PlanAhead"):
+        monkeypatch.setattr(loop, name, Mock())
+    monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=lambda: of_sets))
+    (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
+    if any("mix" in one for one in overrides):
+        overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
+    groups: Any = SimpleNamespace(hdp_rank=0, control=None, device=None, first_of_host=False)
+    unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
+    assert unvalidated == empty
+    trainer = trainer_without_a_model(tmp_path, monkeypatch)
+    trainer.ahead, trainer.unvalidated = Ahead(2), unvalidated
+    trainer.one_step(lambda: False)
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line.get("unvalidated", []) == empty
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_a_step_is_in_the_ledger_before_it_has_metrics(
     full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,7 +202,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     every = ["run.steps=6", "run.validate_every=4", "run.checkpoint_every=3"]
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.ended, trainer.config = 0, None, load(["recipe=quickstart", *every])
-    trainer.folder, trainer.model, trainer.validation = RunFolder(root), None, {}
+    trainer.folder, trainer.model, trainer.validation, trainer.unvalidated = RunFolder(root), None, {}, []
     total, largest = float, lambda *numbers: list(numbers)
     trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=largest, total=total)
     trainer.groups, trainer.context = SimpleNamespace(rank=0, device=None, sum=None), SimpleNamespace(offload=None)

@@ -146,7 +146,7 @@ def _opened(path: str) -> Iterator[Any]:
     pyarrow = library("pyarrow", path)
     with (
         reading(path) as file,
-        pyarrow.PythonFile(file, mode="r") if is_url(path) else pyarrow.memory_map(path) as source,
+        pyarrow.PythonFile(file, mode="r") if is_url(path) else pyarrow.memory_map(os.fsencode(path)) as source,
     ):
         source.seek(len(_MAGIC) if source.read(len(_MAGIC)) == _MAGIC else 0)
         yield source

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
 from engine.errors import DataError
 
 HEAD = 1024  # bytes of a file that are looked at
+_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
 
 
 class Content(NamedTuple):
@@ -22,6 +24,10 @@ class Content(NamedTuple):
 _UNPACK = "of JSON lines: write data=jsonl data.path={path}; decompress other files first"
 _JSON_LINES = Content("looks like JSON lines", "write data=jsonl data.path={path}")
 _JSON_ARRAY = Content("is a JSON array, not JSON lines", "write an object per line: jq -c '.[]' OLD > NEW.jsonl")
+_JSON_RECORDS = Content(
+    "is a JSON array of objects",
+    "write an object per line, jq -c '.[]' OLD > NEW.jsonl, and data=jsonl; data.pattern='**/*.json' takes it as text",
+)
 _BINARY = Content("contains NUL bytes, so it is not text", "exclude it with data.pattern, or convert it to UTF-8")
 _MAGIC = {
     b"\x1f\x8b": Content("is compressed with gzip", _UNPACK, "gzip"),
@@ -43,20 +49,27 @@ def recognise(head: bytes) -> Content | None:
     return found or (_BINARY if b"\0" in head[:HEAD] else None)
 
 
-def check(head: bytes, wanted: str, path: str, root: str) -> None:
+def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) -> None:
     """Raise DataError if a file that begins with `head` is not of the format `wanted`. `root` is data.path.
 
-    For the format `folder`, `head` is the whole file, because the first of its lines may be long.
+    For the format `folder`, `head` is the whole file, because the first of its lines may be long. `arrays`: a JSON
+    array of objects is a text, too.
     """
     found = recognise(head)
     if found is not None and found.format == wanted:
         return
     if found is None and wanted == "folder" and _is_json_lines(head, path):
         found = _JSON_LINES
+    elif found is None and wanted == "folder" and not arrays and _is_json_array(head):
+        found = _JSON_RECORDS
     elif found is None and wanted == "jsonl" and head.removeprefix(BOM_UTF8).lstrip().startswith(b"["):
         found = _JSON_ARRAY
     elif found in (None, _BINARY) and wanted in ("parquet", "arrow"):
-        hint = _JSON_LINES.hint if head.startswith(b"{") else f"set data.path or data.pattern to {wanted} files"
+        hint = (
+            _JSON_LINES.hint
+            if head.removeprefix(BOM_UTF8).lstrip().startswith(b"{")
+            else f"set data.path or data.pattern to {wanted} files"
+        )
         found = Content(f"is not a file in the format {wanted}", hint)
     if found is not None:
         raise DataError(found.says, key=path, hint=found.hint.format(path=root))
@@ -64,7 +77,7 @@ def check(head: bytes, wanted: str, path: str, root: str) -> None:
 
 def _is_json_lines(text: bytes, path: str) -> bool:
     """Return whether a text begins with two lines that are JSON objects. A single one may be any JSON file."""
-    text = text.removeprefix(BOM_UTF8)
+    text = text.removeprefix(BOM_UTF8).lstrip()
     end = text.find(b"\n") + 1 or len(text)
     alone = path.endswith(".jsonl") and not text[end:].strip()
     if not (text.startswith(b"{") and (alone or text[end : end + HEAD].lstrip().startswith(b"{"))):
@@ -73,3 +86,16 @@ def _is_json_lines(text: bytes, path: str) -> bool:
         return isinstance(json.loads(text[:end]), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def _is_json_array(text: bytes) -> bool:
+    """Return whether a text is a JSON array that begins with an object: more objects follow, or its end."""
+    if not _ARRAY.match(text):
+        return False
+    try:
+        found = text.decode("utf-8-sig")
+        begin = found.index("{")
+        _, end = json.JSONDecoder().raw_decode(found, begin)
+    except (ValueError, RecursionError):
+        return False
+    return found[end : end + HEAD].lstrip().startswith((",", "]"))

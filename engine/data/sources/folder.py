@@ -53,35 +53,41 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
     return root, names
 
 
-def _read(path: Path, root: Path, encoding: str) -> Document:
-    """Read a file. It cannot be used if it is binary, JSON lines, or not UTF-8 with the encoding `utf-8`.
+def _read(path: str, root: str, encoding: str, arrays: bool) -> Document:
+    """Read a file. It cannot be used if it is binary, JSON lines, an array of JSON objects unless `arrays`, or not
+    UTF-8 with the encoding `utf-8`.
 
     Raises DataError if it cannot be read.
     """
     with reading(path, _HINT) as file:
         text = file.read()
     try:
-        check(text, "folder", str(path), str(root))
-        return Document(str(path), checked_text(text, encoding, str(path)))
+        check(text, "folder", path, root, arrays)
+        return Document(path, checked_text(text, encoding, path))
     except DataError as error:
-        return Document(str(path), None, problem=error)
+        return Document(path, None, problem=error)
 
 
 @dataclass(frozen=True)
 class FolderBlock(Block):
     """Some of the files of a folder, by their paths relative to `root`."""
 
-    root: Path
-    names: tuple[str, ...]
+    root: str
+    names: str  # with NUL between them: each process has those of all files, and objects for each would be much larger
     encoding: str
+    arrays: bool  # whether data.pattern names JSON files: then JSON arrays of objects are texts, too
     # Bytes of the files when they were listed. Not in the repr, which names the block in a cache beside the present
     # sizes (pack.part_path): a file that changes during a run has the same name there as for the next run.
     length: int = field(repr=False)
 
     @property
     def files(self) -> list[str]:
-        begin = str(self.root / "_")[:-1]  # joining each path takes longer than a look at its file
-        return [f"{begin}{name}" for name in self.names]
+        begin = str(Path(self.root, "_"))[:-1]  # joining each path takes longer than a look at its file
+        return [f"{begin}{name}" for name in self.names.split("\0") if name]
+
+    def after(self, count: int) -> FolderBlock:
+        """Return the block without its first `count` files."""
+        return replace(self, names="\0".join(self.names.split("\0")[count:]))
 
     @property
     def size(self) -> int:
@@ -90,7 +96,7 @@ class FolderBlock(Block):
     def documents(self) -> Iterator[Document]:
         """Read each file. Raises DataError for one that is unreadable."""
         for path in self.files:
-            yield _read(Path(path), self.root, self.encoding)
+            yield _read(path, self.root, self.encoding, self.arrays)
 
 
 def folder_blocks(data: schema.Data, sized: bool = True) -> list[Block]:
@@ -98,7 +104,7 @@ def folder_blocks(data: schema.Data, sized: bool = True) -> list[Block]:
 
     Without `sized`, files are not looked up, and the size of each block is 0.
     """
-    return _blocks(folder_files(data), data.encoding, sized)
+    return _blocks(folder_files(data), data, sized)
 
 
 def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list[Block], float]:
@@ -114,14 +120,14 @@ def folder_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[lis
         inside = chosen[(chosen >= first) & (chosen < first + len(names))] - first
         kept.append((root, [names[number] for number in inside.tolist()]))
         first += len(names)
-    return _blocks(kept, data.encoding), count / total
+    return _blocks(kept, data), count / total
 
 
-def _blocks(folders: list[tuple[Path, list[str]]], encoding: str, sized: bool = True) -> list[Block]:
-    blocks = list[Block]()
+def _blocks(folders: list[tuple[Path, list[str]]], data: schema.Data, sized: bool = True) -> list[Block]:
+    blocks, arrays = list[Block](), data.pattern.endswith(".json")
     for root, names in folders:
         for first in range(0, len(names), _BLOCK_FILES):
-            block = FolderBlock(root, tuple(names[first : first + _BLOCK_FILES]), encoding, 0)
+            block = FolderBlock(str(root), "\0".join(names[first : first + _BLOCK_FILES]), data.encoding, arrays, 0)
             length = sum(file_size(path, _HINT) for path in block.files) if sized else 0
             blocks.append(replace(block, length=length))
     return blocks

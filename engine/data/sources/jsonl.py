@@ -10,7 +10,7 @@ import os
 import sys
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
@@ -44,7 +44,7 @@ class JsonlBlock(Block):
 
     path: str
     field: str
-    ranges: Sequence[tuple[int, int]]
+    ranges: tuple[tuple[int, int], ...]
     length: int  # bytes in the file
 
     @property
@@ -92,7 +92,7 @@ def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
     blocks: list[Block] = []
     for path, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
         while together := list(islice(parts, _BLOCK_BYTES // _SAMPLED_BYTES)):
-            ranges = [one for part in together for one in part.ranges]
+            ranges = tuple(one for part in together for one in part.ranges)
             blocks.append(JsonlBlock(path, data.field, ranges, sum(part.size for part in together)))
     return blocks, fraction
 
@@ -102,10 +102,10 @@ def _split(data: schema.Data, step: int) -> list[JsonlBlock]:
     blocks = list[JsonlBlock]()
     for path, size, compressed in _files(data):
         if compressed:
-            blocks.append(JsonlBlock(path, data.field, [(0, sys.maxsize)], size))
+            blocks.append(JsonlBlock(path, data.field, ((0, sys.maxsize),), size))
             continue
         ranges = [(at, min(size, at + step)) for at in range(0, size, step)]
-        blocks += [JsonlBlock(path, data.field, [(start, stop)], stop - start) for start, stop in ranges]
+        blocks += [JsonlBlock(path, data.field, ((start, stop),), stop - start) for start, stop in ranges]
     return blocks
 
 

@@ -22,7 +22,7 @@ Message = dict[str, Any]  # of a chat: `role`, `content` (a string), and what el
 class Document(NamedTuple):
     """A document, as a block reads it: a text, token ids that were made elsewhere, a chat, or why it cannot be used.
 
-    The others of these four are None.
+    Exactly one of `text`, `ids`, `messages` and `problem` is set.
     """
 
     place: str  # for error messages: a path, `path:byte OFFSET` of a line, or `path:row NUMBER`
@@ -37,7 +37,8 @@ class Document(NamedTuple):
 class Block(Protocol):
     """Documents that are read together, by one process. It is pickled, so it must not contain an open file.
 
-    Its `repr` says what is read and how, so that it can be recognised later.
+    Those of the formats consist of strings, integers and tuples of them, because a run lists them as JSON. Its `repr`
+    says what is read and how, so that it can be recognised later.
     """
 
     @property

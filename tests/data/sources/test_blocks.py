@@ -24,6 +24,7 @@ from engine.data.sources import arrow, jsonl, parquet, source
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Document, usable
 from engine.errors import DataError
+from tests.data.sources.read import is_one_thing
 
 MakeData = Callable[..., schema.Data]
 Write = Callable[[Sequence[str]], bytes]
@@ -192,6 +193,7 @@ def test_reading_goes_on_after_documents_that_cannot_be_used(name: str, tmp_path
     (tmp_path / "a").write_bytes(write([good, bad[0], good, *bad, good]))
     blocks = FORMATS[form].blocks(make_data(tmp_path / "a", format=form, field="input_ids"))
     found = [(block, document) for block in blocks for document in block.documents()]
+    assert all(is_one_thing(one) for _, one in found)
     assert [None if one.ids is None else one.ids.tolist() for _, one in found] == [
         *([1, 2], None, [1, 2], None, None, [1, 2]),
     ]
@@ -213,6 +215,7 @@ def test_texts_that_cannot_be_used_among_others(name: str, tmp_path: Path, make_
     (tmp_path / "a").write_bytes(write([{"text": "a"}, {"text": None}, {"text": "b"}]))
     blocks = FORMATS[form].blocks(make_data(tmp_path / "a", format=form))
     found = [document for block in blocks for document in block.documents()]
+    assert all(map(is_one_thing, found))
     assert [document.text for document in found] == [b"a", None, b"b"]
     assert [document.problem is None for document in found] == [True, False, True]
 

@@ -103,7 +103,16 @@ def test_a_token_file_is_no_text(index: bytes, write_files: WriteFiles, make_dat
 
 
 @pytest.mark.parametrize(
-    "content", [LINES, b"\xef\xbb\xbf" + LINES, b'{"text": "' + b"a" * 5000 + b'"}\n\n{}', LINES[:16]]
+    "content",
+    [
+        LINES,
+        b"\xef\xbb\xbf" + LINES,
+        b'{"text": "' + b"a" * 5000 + b'"}\n\n{}',
+        LINES[:16],
+        b"\n" + LINES,
+        b"\xef\xbb\xbf \r\n\n" + LINES,
+        b"\n" + LINES[:16],
+    ],
 )
 def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_data: MakeData) -> None:
     root = write_files({"a.jsonl": content})
@@ -111,10 +120,44 @@ def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_da
     assert refusal(make_data(root)) == expected
 
 
+ARRAYS = [
+    b'[{"text": "a"}]',
+    b"[{}]\n",
+    json.dumps([{"text": "a" * 5000}, {"text": "b"}], indent=1).encode(),
+    b'\xef\xbb\xbf\n [\n  {"text": "\xc3\xa9"}\n, 7',
+    b'[{"text": "a"}, {"text": "cut o',
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "bytes"])
+@pytest.mark.parametrize("content", ARRAYS)
+def test_a_json_array_of_objects_is_no_text(
+    content: bytes, encoding: str, write_files: WriteFiles, make_data: MakeData
+) -> None:
+    """Unless the pattern names JSON files."""
+    root = write_files({"a.json": content})
+    message, key, hint = refusal(make_data(root, encoding=encoding))
+    assert (message, key) == ("is a JSON array of objects", str(root / "a.json"))
+    assert "jq -c" in hint and "data=jsonl" in hint and "data.pattern='**/*.json'" in hint
+    for pattern in ("**/*.json", "a.json"):
+        (block,) = FORMATS["folder"].blocks(make_data(root, encoding=encoding, pattern=pattern))
+        assert [document.text for document in block.documents()] == [content]
+    with pytest.raises(DataError, match="JSON lines"):  # these are never one text
+        for block in FORMATS["folder"].blocks(make_data(write_files({"a.json": LINES}), pattern="*.json")):
+            list(usable(block))
+
+
 @pytest.mark.parametrize(
     "content",
     [
         json.dumps({"a": {"b": 1}}, indent=1).encode(),
+        b"\n\n" + json.dumps({"a": {"b": 1}}).encode(),
+        b"[{x}](link)",
+        b"[{% if a %}",
+        b'[{"a": 1} for a in b]',
+        b"[" * 5000 + b"{",
+        b"[[{}]]",
+        b"[",
         b'{"a": 1}',
         b'{"a": 1}\n',
         b"[1, 2]\n",
@@ -155,6 +198,7 @@ def test_a_json_array_is_not_read_as_json_lines(content: bytes, write_files: Wri
     ("content", "message", "hint"),
     [
         (LINES, "is not a file in the format NAME", "data=jsonl"),
+        (b"\n" + LINES, "is not a file in the format NAME", "data=jsonl"),
         (b"text", "is not a file in the format NAME", "set data.path or data.pattern to NAME files"),
         (b"", "is not a file in the format NAME", "set data.path or data.pattern to NAME files"),
         (gzip.compress(parquet(), mtime=0), "is compressed with gzip", "decompress"),
