@@ -51,8 +51,7 @@ def train(
     before anything is written, or with the cause of the first rank that failed.
     """
     say = unfailing(say)
-    cluster = Cluster.of(config.cluster)
-    folder = RunFolder(Path(config.run.out))
+    cluster, folder = Cluster.of(config.cluster), RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
     check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     refused = not_launchable(config, cluster)
@@ -71,42 +70,46 @@ def train(
     check_place(folder, config)
     with prepare.locked(folder):
         if not dry_run:
-            for parent in (folder.checkpoints, folder.root):
-                remove_ruins(parent)  # before anything is written: it may free the space of a full disk
+            remove_ruins(folder.checkpoints, folder.root)  # first: it may free the space of a full disk
         plan = partial(prepare.plan_start, folder, config, cluster.ranks, resume)
         start = plan(PLANNED if dry_run else 1, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
-            refused += [*unready, *([host_too_small] if host_too_small else [])]
+            refused += [problem for problem in (*unready, host_too_small) if problem]
             return {"dry_run": dry_run_of(config, cluster, folder, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
         check_host_adam(config, say)
+        run = partial(_train, config, cluster, folder, say=say, on_step=on_step)
         if resume != "never" or not folder.resolved.exists():
-            try:
-                return _train(config, cluster, folder, start, say, on_step)
-            except RankError as error:
-                start = _after_damage(error, start, partial(plan, 1, say, hashes=True), say)
-            return _train(config, cluster, folder, start, say, on_step)
+            return _train_from(start, run, partial(plan, 1, say, hashes=True), say)
         say(f"the old run is now in {prepare.set_aside(folder)}")
     with prepare.locked(folder):  # a new folder: the old one was renamed with its lock
-        return _train(config, cluster, folder, start, say, on_step)
+        return run(start)
 
 
-def _after_damage(error: RankError, start: prepare.Start, plan: Callable[[], prepare.Start], say: Say) -> prepare.Start:
-    """Plan another start if ranks found damage in the checkpoint of `start`; raise any other error of theirs.
+def _train_from(
+    start: prepare.Start,
+    run: Callable[[prepare.Start], dict[str, Any]],
+    plan: Callable[[], prepare.Start],
+    say: Say,
+) -> dict[str, Any]:
+    """Call `run(start)`; if its ranks find damage in the checkpoint, run once more from what `plan` returns.
 
     Note: [damage found by ranks]. Ranks compare the hashes of the checkpoint, each a part: one process would take
     minutes. Where they find damage, they end before they have changed anything, and the launcher compares the hashes
     itself: it alone can choose another checkpoint, because metrics and ledger go back with it. Damage is rare, so this
     may be slow. Ranks check what was chosen again; if they still find damage, the run ends.
     """
-    if start.checkpoint is None or error.code != ExitCode.NO_CHECKPOINT:
-        raise error
-    again = plan()
-    if again.checkpoint == start.checkpoint:
-        say(f"warning: {error}; the launcher finds no damage and tries once more")
-    return again
+    try:
+        return run(start)
+    except RankError as error:
+        if start.checkpoint is None or error.code != ExitCode.NO_CHECKPOINT:
+            raise
+        again = plan()
+        if again.checkpoint == start.checkpoint:
+            say(f"warning: {error}; the launcher finds no damage and tries once more")
+    return run(again)
 
 
 def _train(
