@@ -39,17 +39,24 @@ def save(checkpoints: Path, mib: int) -> Path:
     return write(checkpoints, state, 0, tensors, lambda facts: [facts])
 
 
-def _verify(folder: Path, part: int, parts: int, barrier: Any) -> None:
+def _verify(folder: Path, part: int, parts: int, barrier: Any, used: Any) -> None:
     barrier.wait()
+    began = time.process_time()
     check_hashes(folder, part, parts)
+    used[part] = time.process_time() - began
     barrier.wait()
 
 
-def seconds(folder: Path, ranks: int) -> float:
-    """Verify a checkpoint with `ranks` processes; return the time until the last has finished, without their start."""
+def seconds(folder: Path, ranks: int) -> tuple[float, float]:
+    """Verify a checkpoint with `ranks` processes.
+
+    Returns the time until the last has finished, without their start, and the CPU time of the process that used most:
+    the time on a machine with a free core for each.
+    """
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(ranks + 1)
-    started = [spawn.Process(target=_verify, args=(folder, part, ranks, barrier)) for part in range(ranks)]
+    used: Any = spawn.Array("d", ranks)
+    started = [spawn.Process(target=_verify, args=(folder, part, ranks, barrier, used)) for part in range(ranks)]
     for process in started:
         process.start()
     barrier.wait()
@@ -58,7 +65,7 @@ def seconds(folder: Path, ranks: int) -> float:
     took = time.perf_counter() - began
     for process in started:
         process.join()
-    return took
+    return took, max(used)
 
 
 def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
@@ -125,7 +132,7 @@ def measure_stalls(root: Path, layers: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Print the seconds of each round and the ratio of their medians."""
+    """Print the seconds and ratios of each round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=3200)
     parser.add_argument("--rounds", type=int, default=3)
@@ -136,11 +143,13 @@ def main() -> None:
         measure_stalls(Path(root), options.layers, options.rounds)
     with tempfile.TemporaryDirectory(dir=options.folder) as root:
         folder = save(Path(root), options.mib)
-        took = [(seconds(folder, 1), seconds(folder, 2)) for _ in range(options.rounds)]
-    for one, two in took:
-        print(f"{options.mib} MiB: 1 rank {one:.2f} s, 2 ranks {two:.2f} s, ratio {two / one:.3f}")
-    one, two = (statistics.median(column) for column in zip(*took, strict=True))
-    print(f"medians: 1 rank {one:.2f} s, 2 ranks {two:.2f} s, ratio {two / one:.3f}")
+        took = [(*seconds(folder, 1), *seconds(folder, 2)) for _ in range(options.rounds)]
+    for one, cpu_one, two, cpu_two in (*took, map(statistics.median, zip(*took, strict=True))):
+        print(
+            f"verify {options.mib} MiB: 1 rank {one:.2f} s, 2 ranks {two:.2f} s, ratio {two / one:.3f}; "
+            f"CPU {cpu_one:.2f} s, {cpu_two:.2f} s, ratio {cpu_two / cpu_one:.3f}"
+        )
+    print("the last line has the medians")
 
 
 if __name__ == "__main__":
