@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,9 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(_retire(folder))
 
 
-def remove_ruins(parent: Path) -> None:
-    """Remove the drafts and half-removed folders that killed processes left in `parent`."""
-    for prefix in (_RETIRED, _DRAFT):
+def remove_ruins(*parents: Path) -> None:
+    """Remove the drafts and half-removed folders that killed processes left in `parents`."""
+    for parent, prefix in product(parents, (_RETIRED, _DRAFT)):
         for ruin in parent.glob(f"{prefix}*"):
             shutil.rmtree(ruin)
 

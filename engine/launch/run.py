@@ -72,13 +72,12 @@ def train(
     check_place(folder, config)
     with prepare.locked(folder):
         if not dry_run:
-            for parent in (folder.checkpoints, folder.root):
-                remove_ruins(parent)  # before anything is written: it may free the space of a full disk
+            remove_ruins(folder.checkpoints, folder.root)  # first: it may free the space of a full disk
         steps = PLANNED if dry_run else 1
         start = prepare.plan_start(folder, config, cluster.ranks, resume, steps, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
-            refused += [*unready, *([host_too_small] if host_too_small else [])]
+            refused += [problem for problem in (*unready, host_too_small) if problem]
             return {"dry_run": dry_run_of(config, cluster, folder, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])

@@ -5,6 +5,7 @@ All ranks run the same steps. Global rank 0 writes the metrics.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ from engine.planner.neighbours import neighbours
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
+from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match
 from engine.run.folder import RunFolder
 from engine.trainer.control import Control
@@ -56,6 +58,7 @@ class Trainer:
         self.settings = PlanSettings.of(config)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
+        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, groups.mesh.ranks)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
         self.tokenizer = tokenizer_facts(config.data)
         self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
@@ -104,13 +107,17 @@ class Trainer:
             stopping = self.one_step(stop)
             if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
-            if stopping and not self._finished:
-                return ExitCode.PREEMPTED
-        return ExitCode.OK
+            if stopping:
+                break
+        self.writer.wait()
+        self.control.largest(0)  # all ranks have waited
+        self.writer.clean()
+        return ExitCode.OK if self._finished else ExitCode.PREEMPTED
 
     def one_step(self, stop: Callable[[], bool]) -> bool:
         """Run one step and log it. Returns whether any rank was asked to stop."""
         # Take the plan. The next step is planned while this one runs.
+        self.writer.check()
         began = time.perf_counter()
         progress.report("plan", step=self.step + 1)
         planned = self.ahead.take()
@@ -140,7 +147,7 @@ class Trainer:
         )
         step_s = time.perf_counter() - began
         # If a gradient is not finite, DeepSpeed silently skips the update and returns inf as the norm.
-        check_finite(self.step, self.folder.checkpoints, loss=loss, grad_norm=grad_norm)
+        self._check_finite(loss=loss, grad_norm=grad_norm)
         line = {
             "step": self.step,
             "loss": loss,
@@ -172,8 +179,13 @@ class Trainer:
         return bool(stopping)
 
     def save(self) -> None:
-        """Write a checkpoint of the last finished step, and remove old ones. All ranks must call it."""
+        """Begin to write a checkpoint of the last finished step, and to remove old ones. All ranks must call it.
+
+        Waits until an earlier one is written. Training goes on while the states are written from a copy in host memory.
+        """
         progress.report("save")
+        self.writer.wait()
+        snapshot, run = self.engine.snapshot(), self.config.run
         state = checkpoints.TrainState(
             step=self.step,
             cursor=self.cursor.to_json(),
@@ -182,12 +194,15 @@ class Trainer:
             must_match=must_match(self.config),
             tokenizer=self.tokenizer,
         )
-        rank = self.groups.rank
-        written = checkpoints.write(self.folder.checkpoints, state, rank, self.engine.save, self.control.gather)
-        if rank == 0:
-            run = self.config.run
-            keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
-            checkpoints.prune(written, keep, metrics.validation_losses(self.folder.metrics) if keep.best else {})
+        keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
+
+        def prune(written: Path) -> None:
+            losses = metrics.validation_losses(self.folder.metrics) if keep.best else {}
+            checkpoints.prune(written, keep, losses)
+
+        self.writer.start(state, snapshot.write, prune)
+        if snapshot.is_live:
+            self.writer.wait()
 
     def close(self) -> None:
         """End the planning process and destroy the process groups."""
@@ -217,7 +232,14 @@ class Trainer:
             problems = self.control.gather(problem)
             if self.step:
                 self.save()
+            self.writer.wait()
             raise MemoryFitError.of([next(filter(None, problems))])
+
+    def _check_finite(self, **values: float) -> None:
+        """Raise DivergedError unless all `values` are finite, after the checkpoint that its hint names is written."""
+        if not all(map(math.isfinite, values.values())):
+            self.writer.wait()
+        check_finite(self.step, self.folder.checkpoints, **values)
 
     def _validate(self) -> dict[str, Any]:
         """Return the validation loss as a metric, and that of each source if there are several.
@@ -231,7 +253,7 @@ class Trainer:
             loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context).item()
             sums[name], tokens[name] = self.control.total(loss_sum), max(1, int(table.loss_tokens.sum()))
         loss = sum(sums.values()) / sum(tokens.values())
-        check_finite(self.step, self.folder.checkpoints, validation_loss=loss)
+        self._check_finite(validation_loss=loss)
         of_sources = {"validation_losses": {name: sums[name] / tokens[name] for name in sums}} if len(sums) > 1 else {}
         return {"validation_loss": loss} | of_sources
 
