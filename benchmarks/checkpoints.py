@@ -29,14 +29,17 @@ def save(checkpoints: Path, mib: int) -> Path:
     """Write a checkpoint of random bytes whose files have the sizes that two ranks write."""
     piece = os.urandom(1 << 20)
 
-    def tensors(folder: Path) -> None:
-        for name, share in (("model", 4), ("optimizer-0", 6), ("optimizer-1", 6)):
+    files = {"model": 4, "optimizer-0": 6, "optimizer-1": 6}
+
+    def tensors(folder: Path) -> list[str]:
+        for name, share in files.items():
             with (folder / name).open("wb") as file:
                 for _ in range(mib * share // 16):
                     file.write(piece)
+        return list(files)
 
     state = TrainState(1, {}, 1, {}, {})
-    return write(checkpoints, state, 0, tensors, lambda facts: [facts])
+    return write(checkpoints, state, 0, tensors)
 
 
 def _verify(folder: Path, part: int, parts: int, barrier: Any, used: Any) -> None:
@@ -93,7 +96,7 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
     attention: Any = LocalAttention(tokens)
     engine.backward(engine.forward(tokens, tokens, tokens, attention), 16)
     engine.step(1e-3)  # creates the moments
-    writer = BackgroundWriter(root, rank, 2)
+    writer = BackgroundWriter(root, rank)
     for number in range(rounds + 1):
         dist.barrier()
         began = time.perf_counter()
@@ -102,7 +105,7 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
         stall = time.perf_counter() - began
         writer.wait()
         whole = time.perf_counter() - began
-        assert not snapshot.is_live, "too little host memory to measure"
+        assert not snapshot.short, "too little host memory to measure"
         dist.barrier()
         if rank == 0:
             millions = sum(weight.numel() for weight in model.parameters()) / 1e6
@@ -115,7 +118,6 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
             )
             shutil.rmtree(root / folder_name(number))
         dist.barrier()
-    writer.clean()
 
 
 def measure_stalls(root: Path, layers: int, rounds: int) -> None:

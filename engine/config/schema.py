@@ -43,6 +43,9 @@ class Run(Section):
     keep_best: int = Field(
         ge=0, le=_STEPS, description="also keep this many checkpoints with the lowest validation losses"
     )
+    remote: str | None = Field(
+        description="URL of a folder to which finished checkpoints are copied, such as s3://bucket/run; null for none"
+    )
     restarts: int = Field(
         ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
     )

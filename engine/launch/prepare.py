@@ -17,7 +17,7 @@ from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ConfigError, RunFolderError
+from engine.errors import CheckpointError, ConfigError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
@@ -26,6 +26,7 @@ from engine.run import checkpoints, metrics, saved
 from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import check_compatible, check_fingerprints, same_run
 from engine.run.folder import RunFolder
+from engine.run.remote import Remote, fetch, is_url, reaching
 from engine.trainer.schedule import learning_rate
 from engine.weights.tokenizer import check_tokenizer
 
@@ -109,6 +110,45 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
         table, cursor = found
         plans.append(plan_step(table.length, settings))
     return Start(checkpoint, state, corpora, tuple(plans))
+
+
+def fetched(folder: RunFolder, config: Config, remote: Remote | None, resume: str, dry_run: bool, say: Say) -> str:
+    """Copy the checkpoint into the run folder, if the run resumes from a URL; return what `resume` then is.
+
+    That is so for `resume` = URL, and for `auto` if `remote` has a newer checkpoint than the run folder. Raises
+    CheckpointError if the checkpoint does not match the config, before it is copied; PreflightError if the URL cannot
+    be read, unless the run folder has a checkpoint; ConfigError for `never` if `remote` has checkpoints: they would be
+    mixed with those of the new run. A dry run copies nothing.
+    """
+    asked, own = Remote(resume, "--resume") if is_url(resume) else None, newest_first(folder.checkpoints)
+    source = asked or remote
+    if source is None or not (asked or resume in ("auto", "never")):
+        return resume
+    try:
+        with reaching(source):
+            names = source.newest_first()
+    except PreflightError as error:
+        if asked or resume == "never" or not own:
+            raise
+        say(f"warning: {source.url} {error}; resuming from {own[0]}")
+        return resume
+    if asked is None:
+        if names and resume == "never":
+            hint = "choose another folder for a new run, or remove them"
+            raise ConfigError(f"{source.url} has checkpoints, such as {names[0]}", key="run.remote", hint=hint)
+        if not names or (own and names[0] <= own[0].name):
+            return resume
+    check_owner(folder, config)
+    if dry_run:
+        say(f"this dry run copies nothing; a run would resume from {source.url}/{source.some()[0]}")
+        return "auto"
+    tokenizer = tokenizer_facts(config.data)
+
+    def check(state: TrainState) -> None:
+        check_compatible(source.url, state, config, tokenizer)
+
+    with reaching(source):
+        return str(fetch(source, folder.checkpoints, check, say))
 
 
 def _check_validation(corpora: Corpora, cursor: Cursor) -> None:
@@ -259,8 +299,9 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
-    """Reset a run folder to `step`: rename later checkpoints, cut later metrics.
+    """Reset a run folder to `step`: remove ruins, rename later checkpoints, cut later metrics.
 
+    Ranks begin to write a checkpoint without looking for the ruin of an earlier write (checkpoints.py).
     Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
     ledger and the list of documents that were left out begin again.
     """
@@ -268,6 +309,7 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
         if folder.ledger.exists():
             files.remove_folder(folder.ledger)
         folder.quarantine.unlink(missing_ok=True)
+    files.remove_ruins(folder.checkpoints)
     checkpoints.abandon(folder.checkpoints, step, say)
     metrics.cut_back(folder.metrics, step, say)
 

@@ -24,6 +24,7 @@ from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ExitCode, MemoryFitError
+from engine.fit.estimate import most_on_host
 from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
@@ -58,7 +59,7 @@ class Trainer:
         self.settings = PlanSettings.of(config)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
-        self.writer = BackgroundWriter(folder.checkpoints, groups.rank, groups.mesh.ranks)
+        self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
         self.tokenizer = tokenizer_facts(config.data)
         self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
@@ -67,7 +68,10 @@ class Trainer:
             self.control.check_same(plan.digest)
         shares = validation_shares(config.data) if config.data.validation_tokens else {}
         self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
+        self.copies = most_on_host(config, self.settings).checkpoint > 0
         self.step, self.cursor = 0, Cursor()
+        self.saved = 0  # step of the last checkpoint
+        self.of_save: dict[str, Any] = {}  # metrics of the last checkpoint, for the next line
         self.ended: str | None = None  # why there are no more steps before run.steps, as `Steps.ended`
 
     def verify(self, checkpoint: Path) -> None:
@@ -92,7 +96,7 @@ class Trainer:
             self.fingerprints = {**state.fingerprints, **self.fingerprints}  # a source that is left out may come back
             self.tokenizer = self.tokenizer or state.tokenizer
             self.engine.load(checkpoint)
-            self.step, self.cursor = state.step, Cursor.of_json(state.cursor)
+            self.step, self.saved, self.cursor = state.step, state.step, Cursor.of_json(state.cursor)
             self.trace.resume(self.control)
         self.ahead.request(self.cursor)
 
@@ -109,9 +113,7 @@ class Trainer:
                 self.save()
             if stopping:
                 break
-        self.writer.wait()
-        self.control.largest(0)  # all ranks have waited
-        self.writer.clean()
+        self._finish_save()
         return ExitCode.OK if self._finished else ExitCode.PREEMPTED
 
     def one_step(self, stop: Callable[[], bool]) -> bool:
@@ -164,12 +166,14 @@ class Trainer:
             "host_short": int(host_short) or None,
             **of_model,
             **_mixture(self.cursor),
+            **self.of_save,
             **self._validate(),
         }
         if self.ended and self.step < self.config.run.steps:
             line["ended"] = self.ended
         if self.unvalidated:
             line["unvalidated"] = self.unvalidated  # sources whose validation set is empty
+        self.of_save = {}
         if self.groups.rank == 0:
             self.ledger.record(self.step, planned.table, plan)
             if left_out := self.quarantine.add(self.step, planned.unusable):
@@ -181,11 +185,14 @@ class Trainer:
     def save(self) -> None:
         """Begin to write a checkpoint of the last finished step, and to remove old ones. All ranks must call it.
 
-        Waits until an earlier one is written. Training goes on while the states are written from a copy in host memory.
+        Training goes on while the states are written from a copy in host memory. It waits until an earlier checkpoint
+        is written; without memory for a copy on some rank, also for this one.
         """
         progress.report("save")
+        began, run = time.perf_counter(), self.config.run
         self.writer.wait()
-        snapshot, run = self.engine.snapshot(), self.config.run
+        snapshot = self.engine.snapshot(self.copies)
+        (short,) = self.control.largest(snapshot.short)
         state = checkpoints.TrainState(
             step=self.step,
             cursor=self.cursor.to_json(),
@@ -201,8 +208,19 @@ class Trainer:
             checkpoints.prune(written, keep, losses)
 
         self.writer.start(state, snapshot.write, prune)
-        if snapshot.is_live:
+        if short or not self.copies:
             self.writer.wait()
+        self.saved = self.step
+        self.of_save = {"save_s": time.perf_counter() - began} | ({"copy_short": int(short)} if short else {})
+
+    def _finish_save(self) -> None:
+        """Wait until the last checkpoint is published. All ranks must call it.
+
+        Ranks leave together: a rank that ends early would end the others, and one of them may still be writing.
+        """
+        progress.report("save")
+        self.writer.wait()
+        self.control.largest(0)
 
     def close(self) -> None:
         """End the planning process and destroy the process groups."""
@@ -230,15 +248,18 @@ class Trainer:
         (failed,) = self.control.largest(problem is not None)
         if failed:
             problems = self.control.gather(problem)
-            if self.step:
+            if self.step > self.saved:
                 self.save()
-            self.writer.wait()
+            self._finish_save()
             raise MemoryFitError.of([next(filter(None, problems))])
 
     def _check_finite(self, **values: float) -> None:
-        """Raise DivergedError unless all `values` are finite, after the checkpoint that its hint names is written."""
+        """Raise DivergedError unless all `values` are finite. The checkpoint that its hint names is then published.
+
+        The values must be the same on all ranks.
+        """
         if not all(map(math.isfinite, values.values())):
-            self.writer.wait()
+            self._finish_save()
         check_finite(self.step, self.folder.checkpoints, **values)
 
     def _validate(self) -> dict[str, Any]:

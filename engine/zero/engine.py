@@ -79,17 +79,19 @@ class ZeroEngine:
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, copies: bool = True) -> Snapshot:
         """Copy this rank's part of the model and optimizer states to host memory. All ranks must call it.
 
-        The same object is returned each time: it must be written before the next call.
+        Without `copies`, or if the result's `short` is not 0, it must be written before the next step. The same object
+        is returned each time: it must be written before the next call.
         """
+        self._snapshot.copies = copies
         self._engine.save_checkpoint(".", tag=_TAG, save_latest=False)
         return self._snapshot
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of the model and optimizer states into `folder`. All ranks must call it."""
-        self.snapshot().write(folder)
+        self.snapshot(copies=False).write(folder)
         dist.barrier()
 
     def load(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from torch import Tensor
 
 from engine.cluster.available_memory import available_bytes
+from engine.fit.host import copy_limit
 from engine.offload.pinned import allocate
 
 _ALIGN = 64  # bytes
@@ -23,20 +25,20 @@ class Snapshot(TorchCheckpointEngine):
     """Takes the states of a checkpoint from DeepSpeed, and keeps copies in host memory instead of writing them.
 
     The memory is kept for the next checkpoint: it is allocated, and its pages are touched, once. If the host has too
-    little for all of its ranks, nothing is copied, and `is_live` is true: then the states must be written before they
-    change.
+    little for all of its ranks, the states stay where they are, and must be written before they change.
     """
 
     def __init__(self, device: torch.device, ranks_of_host: int) -> None:
         super().__init__()
-        self.is_live = False
+        self.copies = True  # whether to copy the states, if the host has the memory
+        self.short = 0  # bytes for which the host had no memory at the last checkpoint
         self._device, self._ranks_of_host = device, ranks_of_host
         self._files: dict[str, Any] = {}
         self._memory: dict[str, Tensor] = {}
 
     def create(self, info: object) -> None:
         """Begin a checkpoint."""
-        self._files, self.is_live = {}, False
+        self._files, self.short = {}, 0
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Create no folder: `write` does."""
@@ -44,15 +46,18 @@ class Snapshot(TorchCheckpointEngine):
     def save(self, state_dict: dict[str, Any], path: str) -> None:
         """Copy the states of a file. `path` is relative to the checkpoint's folder."""
         name = os.path.normpath(path)
+        if not self.copies:
+            self._files[name] = state_dict
+            return
         tensors = {_identity(tensor): tensor for tensor in _tensors(state_dict)}
         size = sum(_aligned(tensor) for tensor in tensors.values())
         memory = self._memory.get(name)
         if memory is None or len(memory) < size:
             self._memory.pop(name, None)
             available = available_bytes()
-            # A half stays for what else grows: activations, documents, other processes.
-            if available is not None and size * self._ranks_of_host > available // 2:
-                self._files[name], self.is_live = state_dict, True
+            if available is not None and size > copy_limit(available, self._ranks_of_host):
+                self._files[name] = state_dict
+                self.short += size
                 return
             memory = self._memory[name] = allocate(size, self._device)
         raw, at, copies = memory.numpy(), 0, {}
@@ -60,23 +65,22 @@ class Snapshot(TorchCheckpointEngine):
             for identity, tensor in tensors.items():
                 # Each copy gets a storage of its own: torch.save writes whole storages.
                 held = raw[at : at + tensor.nbytes]
-                copy = (
-                    torch.frombuffer(held, dtype=tensor.dtype) if tensor.nbytes else torch.empty(0, dtype=tensor.dtype)
-                )
-                copies[identity] = copy.view(tensor.shape).copy_(tensor, non_blocking=True)
+                flat = torch.frombuffer(held, dtype=tensor.dtype) if len(held) else torch.empty(0, dtype=tensor.dtype)
+                copies[identity] = flat.view(tensor.shape).copy_(tensor, non_blocking=True)
                 at += _aligned(tensor)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._files[name] = _replaced(state_dict, lambda tensor: copies[_identity(tensor)])
 
-    def write(self, folder: Path) -> None:
-        """Write the states of this rank into `folder`. May run in another thread."""
+    def write(self, folder: Path) -> list[str]:
+        """Write the states of this rank into `folder`; return the paths of the files. May run in another thread."""
         for name, states in self._files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb", buffering=0) as file:
                 pieces: Any = _Pieces(file.write)
                 torch.save(states, pieces)
+        return list(self._files)
 
 
 class _Pieces:
@@ -119,11 +123,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _replaced(value: Any, replace: Callable[[Tensor], Tensor]) -> Any:
-    """Copy nested containers, with each tensor replaced. Other objects stay the same."""
+    """Copy nested containers and all objects in them, with each tensor replaced."""
     if isinstance(value, Tensor):
         return replace(value)
     if type(value) in (dict, OrderedDict):
         return type(value)((key, _replaced(inner, replace)) for key, inner in value.items())
     if type(value) in (list, tuple):
         return type(value)(_replaced(inner, replace) for inner in value)
-    return value
+    return copy.deepcopy(value)

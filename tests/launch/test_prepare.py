@@ -61,7 +61,7 @@ def saved(folder: RunFolder, *overrides: str) -> Path:
     """A run of two ranks with a checkpoint of step 4; return the checkpoint."""
     config = load([f"run.out={folder.root}", *overrides])
     state = TrainState(4, {}, 2, {"data": "f"}, must_match(config))
-    written = write(folder.checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+    written = write(folder.checkpoints, state, 0, lambda draft: [])
     append(folder.metrics, {"step": 4})
     folder.resolved.write_text(resolved_yaml(config))
     return written
@@ -253,7 +253,7 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
         at = found[1]
     kept = at.to_json() if cursor is None else cursor
     state = TrainState(steps, kept, 2, corpora.fingerprints, must_match(config), tokenizer=tokenizer_facts(config.data))
-    write(RunFolder(Path(config.run.out)).checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+    write(RunFolder(Path(config.run.out)).checkpoints, state, 0, lambda draft: [])
     return at
 
 
@@ -372,7 +372,7 @@ def test_a_resume_says_which_sources_are_new_back_or_left_out(tmp_path: Path, so
         assert found is not None
         known = {**state.fingerprints, **corpora.fingerprints}  # as the trainer saves them
         after = replace(state, step=state.step + 1, cursor=found[1].to_json(), fingerprints=known)
-        write(out.checkpoints, after, 0, lambda draft: None, lambda facts: [facts])
+        write(out.checkpoints, after, 0, lambda draft: [])
 
     resume("web", "code")
     assert said == []

@@ -273,10 +273,11 @@ def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
     """Write rank 0's part of a checkpoint of two ranks, with one file."""
     state = TrainState(step, Cursor(step).to_json(), 2, Corpora(of).fingerprints, must_match(of))
 
-    def tensors(folder: Path) -> None:
+    def tensors(folder: Path) -> list[str]:
         (folder / "a").write_bytes(b"abc")
+        return ["a"]
 
-    return write(tmp_path, state, 0, tensors, lambda hashes: [hashes])
+    return write(tmp_path, state, 0, tensors)
 
 
 def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
@@ -468,7 +469,7 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     assert [line for line in said if "ended after" in line] == [ended]
 
     state = TrainState(last, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
-    write(root / "checkpoints", state, 0, lambda folder: None, lambda hashes: [hashes])
+    write(root / "checkpoints", state, 0, lambda folder: [])
     said.clear()
     monkeypatch.setattr(launch, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
     train(settings, say=said.append)
