@@ -108,7 +108,11 @@ class Trainer:
         saved.
         """
         while not self._finished:
-            stopping = self.one_step(stop)
+            try:
+                stopping = self.one_step(stop)
+            except OSError:
+                self.writer.check()  # a checkpoint that has filled the disk is the cause, not the metrics' next line
+                raise
             if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
             if stopping:

@@ -245,6 +245,22 @@ def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatc
     assert caught.value.problems[0].key.endswith(".writing-step-00000003")
 
 
+def test_a_checkpoint_that_has_filled_the_disk_is_the_cause_of_the_next_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's own files cannot be written either. The checkpoint's error names the bytes that it needs."""
+    trainer = trainer_without_a_model(tmp_path, monkeypatch)
+    trainer.ahead, failed = Ahead(6), StorageError("a checkpoint could not be written: 3 GiB were written")
+
+    def record(*step: Any) -> None:
+        trainer.writer._error = failed
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer.ledger = SimpleNamespace(record=record)
+    with pytest.raises(StorageError, match="3 GiB were written"):
+        trainer.run(lambda: False)
+
+
 def test_a_rank_leaves_when_all_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that ends early would end the others, and rank 0 may still be writing the last checkpoint."""
     order = Mock()
