@@ -17,7 +17,7 @@ from engine.planner.settings import PlanSettings
 from engine.zero import snapshot as module
 from engine.zero.snapshot import Snapshot
 from tests.world import run_world
-from tests.zero.test_reshard import KINDS, config_of, differences, engine_of, gather, train
+from tests.zero.engines import KINDS, config_of, differences, engine_of, gather, train
 
 CPU = torch.device("cpu")
 
@@ -119,6 +119,7 @@ def test_a_write_of_the_system_may_be_short() -> None:
 
 
 CASES = [("bf16 experts", 1, ""), ("fp32", 2, ""), ("bf16 tied", 3, "")]
+CASES += [("bf16 tied", 3, "zero.weights_on_host=true")]
 CASES += [(kind, stage, "optimizer.on_host=true") for stage in (1, 2, 3) for kind in ("fp32", "bf16 tied")]
 
 
