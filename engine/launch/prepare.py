@@ -115,29 +115,32 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
 def fetched(folder: RunFolder, config: Config, remote: Remote | None, resume: str, dry_run: bool, say: Say) -> str:
     """Copy the checkpoint into the run folder, if the run resumes from a URL; return what `resume` then is.
 
-    That is so for `resume` = URL, and for `auto` if `remote` has a newer checkpoint than the run folder. Raises
-    CheckpointError if the checkpoint does not match the config, before it is copied; PreflightError if the URL cannot
-    be read, unless the run folder has a checkpoint; ConfigError for `never` if `remote` has checkpoints: they would be
-    mixed with those of the new run. A dry run copies nothing.
+    That is so for `resume` = URL, and for `auto` if `remote` has a newer checkpoint than the run folder. A dry run
+    copies nothing. Raises CheckpointError if the checkpoint does not match the config, before it is copied;
+    PreflightError if the URL cannot be read, unless the run folder has a checkpoint; ConfigError for another run if
+    `remote` has checkpoints, because it would mix its own with them.
     """
     asked, own = Remote(resume, "--resume") if is_url(resume) else None, newest_first(folder.checkpoints)
-    source = asked or remote
-    if source is None or not (asked or resume in ("auto", "never")):
+    continues = resume == "auto" or own or (asked and remote and asked.url == remote.url)
+    if remote is not None and (resume == "never" or not continues):
+        with reaching(remote):
+            names = remote.newest_first()
+        if names:
+            hint = "choose another folder for a new run, or remove them"
+            raise ConfigError(f"{remote.url} has checkpoints, such as {names[0]}", key="run.remote", hint=hint)
+    source = asked or (remote if resume == "auto" else None)
+    if source is None:
         return resume
     try:
         with reaching(source):
             names = source.newest_first()
     except PreflightError as error:
-        if asked or resume == "never" or not own:
+        if asked or not own:
             raise
         say(f"warning: {source.url} {error}; resuming from {own[0]}")
         return resume
-    if asked is None:
-        if names and resume == "never":
-            hint = "choose another folder for a new run, or remove them"
-            raise ConfigError(f"{source.url} has checkpoints, such as {names[0]}", key="run.remote", hint=hint)
-        if not names or (own and names[0] <= own[0].name):
-            return resume
+    if asked is None and (not names or (own and names[0] <= own[0].name)):
+        return resume
     check_owner(folder, config)
     if dry_run:
         say(f"this dry run copies nothing; a run would resume from {source.url}/{source.some()[0]}")

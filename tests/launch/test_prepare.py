@@ -290,9 +290,13 @@ def test_a_copy_of_another_config_is_refused_before_it_is_copied(copied: Copied)
 
 
 def test_a_new_run_does_not_mix_its_copies_with_those_of_another(copied: Copied) -> None:
+    for resume in ("never", "a/path", f"{copied.remote.url}/elsewhere"):
+        with pytest.raises(ConfigError, match="has checkpoints, such as step-00000004"):
+            copied.fetched(resume)
+    saved(copied.folder)
+    assert copied.fetched("a/path") == "a/path", "the run goes back"
     with pytest.raises(ConfigError, match="has checkpoints, such as step-00000004"):
         copied.fetched("never")
-    assert copied.fetched("a/path") == "a/path"
 
 
 def test_a_dry_run_copies_nothing(copied: Copied) -> None:
