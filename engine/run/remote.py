@@ -106,7 +106,7 @@ class Remote:
             try:
                 for file in parse_manifest(content, final).files:
                     (draft / file).parent.mkdir(parents=True, exist_ok=True)
-                    self._system.get_file(self._path(name, file), str(draft / file))
+                    self._system.get_file(self._file(name, file), str(draft / file))
                     sync(draft / file)
                 read(draft)
             except CheckpointError:
@@ -120,9 +120,7 @@ class Remote:
         manifest = self.manifest(name)
         with self._named(name):
             for file, hashes in manifest.files.items():
-                place = self._path(name, file)
-                if not self._system.exists(place):
-                    raise CheckpointError(f"{DAMAGED}{file} is missing")
+                place = self._file(name, file)
                 with self._system.open(place, "rb") as content:
                     found = [hash_of(content, manifest.block or self._system.size(place)) for _ in hashes]
                     if found != list(hashes) or content.read(1):
@@ -155,6 +153,7 @@ class Remote:
         return rows
 
     def some(self) -> list[str]:
+        """Return what `newest_first` does. Raises CheckpointError if there is no checkpoint."""
         if names := self.newest_first():
             return names
         hint = "a checkpoint is there when its manifest is, which is copied last"
@@ -171,6 +170,13 @@ class Remote:
         for name in later:
             self._system.mv(self._path(name, MANIFEST), self._path(name, _ABANDONED))
         return later
+
+    def _file(self, name: str, file: str) -> str:
+        """The path of a file that the manifest names. Raises CheckpointError if it is missing."""
+        place = self._path(name, file)
+        if not self._system.exists(place):
+            raise CheckpointError(f"{DAMAGED}{file} is missing")
+        return place
 
     def _path(self, name: str, file: str) -> str:
         return f"{self._root}/{name}/{file}"

@@ -74,13 +74,15 @@ class Snapshot(TorchCheckpointEngine):
 
     def write(self, folder: Path) -> list[str]:
         """Write the states of this rank into `folder`; return the paths of the files. May run in another thread."""
-        for name, states in self._files.items():
+        names = list(self._files)
+        for name in names:
+            states = self._files.pop(name)  # without a copy, DeepSpeed has cloned some of them on the device
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb", buffering=0) as file:
                 pieces: Any = _Pieces(file.write)
                 torch.save(states, pieces)
-        return list(self._files)
+        return names
 
 
 class _Pieces:

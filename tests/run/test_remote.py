@@ -131,6 +131,11 @@ def test_a_missing_file_is_damage(tmp_path: Path, url: str) -> None:
     remote = uploaded(tmp_path, url, 5)
     remote._system.rm_file(remote._path("step-00000005", "zero/a.pt"))
     assert check_all(url) == [{"path": f"{url}/step-00000005", "damaged": "zero/a.pt is missing"}]
+    with pytest.raises(
+        CheckpointError, match=r"no intact checkpoint: step-00000005 is damaged \(zero/a\.pt is missing\)"
+    ):
+        fetch(remote, tmp_path / "back", accept, print)
+    assert list((tmp_path / "back").iterdir()) == []
 
 
 def test_a_manifest_cannot_name_files_outside_of_its_checkpoint(tmp_path: Path, url: str) -> None:
