@@ -101,7 +101,7 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
         dist.barrier()
         began = time.perf_counter()
         snapshot = engine.snapshot()
-        writer.start(TrainState(number, {}, 2, {}, {}), snapshot.write, lambda written: None)
+        writer.start(TrainState(number, {}, 2, {}, {}), snapshot.write_each, lambda written: None)
         stall = time.perf_counter() - began
         writer.wait()
         whole = time.perf_counter() - began

@@ -185,7 +185,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
     tmp_path: Path, data: Path, small_disk: Path
 ) -> None:
-    """The ruin of a checkpoint fills the disk. Each start removes it first, or it could not even write its config."""
+    """A checkpoint fills the disk. Its files are removed, or no rank could report the cause; the next start goes on."""
     whole, run, filler = tmp_path / "whole", small_disk / "run", small_disk / "filler"
     more = [f"data.cache={tmp_path / 'cache'}", "run.checkpoint_every=2"]
     subprocess.run(command(whole, data, 14, *more), check=True, capture_output=True)
@@ -201,7 +201,6 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
         assert "a checkpoint could not be written: " in said and "were written, " in said and "are free" in said
         assert str(run / "checkpoints" / ".writing-step-") in "".join(full.stderr.split())
         assert "resuming from" in said and read(newest_first(run / "checkpoints")[0]).step == 4
-        assert list((run / "checkpoints").glob(".writing-*")), "the ruin, which fills the disk"
     filler.unlink()
     subprocess.run(command(run, data, 14, *more), check=True, capture_output=True)
     assert losses(run) == losses(whole) and ledger(run) == ledger(whole)

@@ -56,10 +56,10 @@ def folder_name(step: int) -> str:
 
 
 @contextmanager
-def _names_full_disk(draft: Path) -> Iterator[None]:
+def _names_full_disk(draft: Path, names: Iterable[str]) -> Iterator[None]:
     """Turn an error of the disk while the files of a draft are written into a StorageError with path and bytes.
 
-    The draft stays, because other ranks may be writing in it. The next start removes it first.
+    The files `names` are removed. The draft stays, because other ranks may be writing in it. The next start removes it.
     """
     try:
         yield
@@ -70,6 +70,8 @@ def _names_full_disk(draft: Path) -> Iterator[None]:
         message = f"a checkpoint could not be written: {written} were written"
         with suppress(OSError):
             message += f", {format_bytes(shutil.disk_usage(draft).free)} are free"
+        for name in names:
+            (draft / name).unlink(missing_ok=True)
         hint = "free some space, or set a smaller run.keep_checkpoints; then run the same command"
         raise StorageError(message, key=str(draft), hint=hint) from error
 
@@ -98,16 +100,20 @@ def write(checkpoints: Path, state: TrainState, rank: int, save_tensors: Callabl
     """Write this rank's part of a checkpoint. Rank 0 waits for the parts of all ranks, and publishes the checkpoint.
 
     All ranks must call it, on a shared file system. It calls no collective, so it may run in a thread beside a training
-    step. `save_tensors(folder)` writes the files of this rank and returns their paths in the folder. Returns the
-    checkpoint's folder, which exists when rank 0 returns. There must be no ruin of an earlier write of the same step.
+    step. `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the
+    file is written, or returns all. Returns the checkpoint's folder, which exists when rank 0 returns. There must be no
+    ruin of an earlier write of the same step. Raises StorageError if the disk is full or fails; then the files of this
+    rank are removed, or there would be no space to report it.
     """
     final = checkpoints / folder_name(state.step)
     draft = draft_of(final)
-    parts = draft / _PARTS
-    with _names_full_disk(draft):
+    parts, names = draft / _PARTS, list[str]()
+    with _names_full_disk(draft, names):
         parts.mkdir(parents=True, exist_ok=True)
-        facts = {}
         for name in save_tensors(draft):
+            names.append(name)
+        facts = {}
+        for name in names:
             sync(draft / name)
             size = _size(draft / name)
             facts[name] = size, [_hash(draft / name, start, BLOCK) for start in range(0, size, BLOCK)]

@@ -211,7 +211,7 @@ class Trainer:
             losses = metrics.validation_losses(self.folder.metrics) if keep.best else {}
             checkpoints.prune(written, keep, losses)
 
-        self.writer.start(state, snapshot.write, prune)
+        self.writer.start(state, snapshot.write_each, prune)
         if short or not self.copies:
             self.writer.wait()
         self.saved = self.step

@@ -91,7 +91,8 @@ class ZeroEngine:
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of the model and optimizer states into `folder`. All ranks must call it."""
-        self.snapshot(copies=False).write(folder)
+        for _ in self.snapshot(copies=False).write_each(folder):
+            pass
         dist.barrier()
 
     def load(self, folder: Path) -> None:

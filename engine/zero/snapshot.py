@@ -72,17 +72,19 @@ class Snapshot(TorchCheckpointEngine):
             torch.cuda.synchronize(self._device)
         self._files[name] = _replaced(state_dict, lambda tensor: copies[_identity(tensor)])
 
-    def write(self, folder: Path) -> list[str]:
-        """Write the states of this rank into `folder`; return the paths of the files. May run in another thread."""
-        names = list(self._files)
-        for name in names:
+    def write_each(self, folder: Path) -> Iterator[str]:
+        """Write the states of this rank into `folder`, file by file, and yield each path before that file is written.
+
+        May run in another thread.
+        """
+        for name in list(self._files):
+            yield name
             states = self._files.pop(name)  # without a copy, DeepSpeed has cloned some of them on the device
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb", buffering=0) as file:
                 pieces: Any = _Pieces(file.write)
                 torch.save(states, pieces)
-        return names
 
 
 class _Pieces:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -238,12 +238,14 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exception) -> None:
     """torch.save hides the errno, and its message names neither."""
 
-    def fills(folder: Path) -> list[str]:
+    def fills(folder: Path) -> Iterator[str]:
+        yield "a.pt"
         (folder / "a.pt").write_bytes(bytes(3 << 20))
         raise error
 
     with pytest.raises(StorageError, match=r"could not be written: 3\.0 MiB were written, .*B are free$") as caught:
         write(tmp_path, state(2), 0, fills)
+    assert not list(tmp_path.rglob("a.pt")), "else there is no space to report it"
     assert caught.value.problems[0].key == str(tmp_path / ".writing-step-00000002")
 
 

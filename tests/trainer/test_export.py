@@ -68,7 +68,7 @@ def train_and_save(root: Path) -> None:
         engine.step(1e-2)
         run = RunFolder(root / name)
         state = TrainState(1, {}, 2, {"data": "f"}, must_match(made))
-        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write)
+        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write_each)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
             torch.save(

@@ -193,7 +193,7 @@ class Copy:
     def __init__(self, short: int = 0) -> None:
         self.short, self.go = short, threading.Event()
 
-    def write(self, folder: Path) -> list[str]:
+    def write_each(self, folder: Path) -> list[str]:
         assert self.go.wait(20)
         (folder / "a.pt").write_bytes(b"a")
         return ["a.pt"]
@@ -238,7 +238,7 @@ def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatc
     def full(folder: Path) -> list[str]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    trainer.engine.snapshot = lambda copies: SimpleNamespace(short=0, write=full)
+    trainer.engine.snapshot = lambda copies: SimpleNamespace(short=0, write_each=full)
     with pytest.raises(StorageError, match="could not be written: 0 bytes were written") as caught:
         trainer.run(lambda: False)
     assert 3 <= trainer.step < 6

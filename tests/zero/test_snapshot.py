@@ -66,7 +66,7 @@ def test_states_are_written_as_they_were_when_they_were_copied(tmp_path: Path) -
         live["nested"].append("later")
         live["lr"] = 0.0
         live["scaler"].scale, live["scaler"].seen[0][0] = 0.0, 9.0
-        assert snapshot.write(tmp_path) == ["zero/a.pt"]
+        assert list(snapshot.write_each(tmp_path)) == ["zero/a.pt"]
         found = load(tmp_path / "zero/a.pt")
         assert_equal(found, states(scale))
         assert (tmp_path / "zero/a.pt").stat().st_size < 6000, "no storage is written twice, or whole for a view"
@@ -97,13 +97,13 @@ def test_with_too_little_host_memory_nothing_is_copied(
     snapshot.save(states(1.0), "a.pt")
     assert bool(snapshot.short) == (ranks == 50)
     assert allocated.call_count == (ranks == 1 and copies)
-    snapshot.write(tmp_path)
+    assert list(snapshot.write_each(tmp_path)) == ["a.pt"]
     assert_equal(load(tmp_path / "a.pt"), states(1.0))
     monkeypatch.setattr(module, "available_bytes", lambda: 10**6)  # memory has become free
     snapshot.create(None)
     snapshot.save(states(2.0), "a.pt")
     assert snapshot.short == 0
-    snapshot.write(tmp_path)
+    assert list(snapshot.write_each(tmp_path)) == ["a.pt"]
     assert_equal(load(tmp_path / "a.pt"), states(2.0))
 
 
@@ -132,7 +132,7 @@ def on_rank(root: Path) -> list[str]:
         train(engine, 2)
         whole, taken = gather(engine), engine.snapshot()
         train(engine, 1)
-        written = sum((folder / name).stat().st_size for name in taken.write(folder))
+        written = sum((folder / name).stat().st_size for name in list(taken.write_each(folder)))
         dist.barrier()
         other = engine_of(config, seed=1)
         other.load(folder)
