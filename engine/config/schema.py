@@ -241,7 +241,11 @@ class Cluster(Section):
     device_memory: Bytes = Field(
         gt=0, le=2**50, description="memory of a device in bytes, including what CUDA itself uses (docs/memory.md)"
     )
-    host_memory: Bytes = Field(ge=0, le=2**50, description="host memory in bytes that one rank may use for offload")
+    host_memory: Bytes = Field(
+        ge=0,
+        le=2**50,
+        description="host memory in bytes that one rank may use for offload and for copies of its states",
+    )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     calibration: str | None = Field(
         description="file written by `bytescale profile-hardware`; null uses rates from data sheets"
