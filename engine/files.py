@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -92,36 +93,29 @@ def locked_draft(final: Path) -> Iterator[Path]:
         yield draft
 
 
-def publish(draft: Path, final: Path, replace: bool = False) -> None:
-    """Rename a locked draft folder to `final` and remove its lock file.
+def publish(draft: Path, final: Path) -> None:
+    """Rename a draft folder to `final` and remove its lock file, if it has one.
 
-    The caller must have synced the files; this function syncs the folders.
-
-    With `replace`, an existing folder `final` is removed. Otherwise raises OSError if `final` is a file or not empty.
+    The caller must have synced the files; this function syncs the folders. Raises OSError if `final` is a file or not
+    empty.
     """
     for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
         sync(folder)
-    old = _retire(final) if replace and final.exists() else None
     draft.rename(final)
-    (final / LOCK).unlink()  # after the rename: else a second writer could create and lock a new file in the draft
+    (final / LOCK).unlink(
+        missing_ok=True
+    )  # after the rename: else a second writer could create and lock a new file in the draft
     sync(final)
     sync(final.parent)
-    if old is not None:
-        shutil.rmtree(old)
 
 
 def remove_folder(folder: Path) -> None:
-    """Rename a folder and remove it, so that an interruption leaves no incomplete folder of that name."""
-    shutil.rmtree(_retire(folder))
+    """Rename a folder, so that `remove_ruins` finds it, and remove it: no incomplete folder of that name is left."""
+    shutil.rmtree(folder.rename(folder.with_name(f"{_RETIRED}{folder.name}")))
 
 
-def remove_ruins(parent: Path) -> None:
-    """Remove the drafts and half-removed folders that killed processes left in `parent`."""
-    for prefix in (_RETIRED, _DRAFT):
+def remove_ruins(*parents: Path) -> None:
+    """Remove the drafts and half-removed folders that killed processes left in `parents`."""
+    for parent, prefix in product(parents, (_RETIRED, _DRAFT)):
         for ruin in parent.glob(f"{prefix}*"):
             shutil.rmtree(ruin)
-
-
-def _retire(folder: Path) -> Path:
-    """Rename a folder that is about to be removed, so that `remove_ruins` finds it; return the new path."""
-    return folder.rename(folder.with_name(f"{_RETIRED}{folder.name}"))

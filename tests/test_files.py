@@ -59,7 +59,7 @@ def test_a_second_writer_is_refused_and_takes_nothing_from_the_first(tmp_path: P
         assert (draft / "x").exists()
 
 
-def test_only_a_folder_that_may_be_replaced_is_replaced(tmp_path: Path) -> None:
+def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
     final = tmp_path / "a"
     final.mkdir()
     (final / "old").touch()
@@ -68,7 +68,8 @@ def test_only_a_folder_that_may_be_replaced_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="not empty"):
             publish(draft, final)
         assert (final / "old").exists()
-        publish(draft, final, replace=True)
+        (final / "old").unlink()
+        publish(draft, final)
     assert list(tmp_path.rglob("*")) == [final, final / "new"]
 
 

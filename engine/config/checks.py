@@ -59,6 +59,25 @@ def best_checkpoints_have_validation(config: Config) -> Problem | None:
 
 
 @_rule
+def remote_folder_is_a_url(config: Config) -> Problem | None:
+    """Checkpoints are copied to a URL, which resolved.yaml shows to everyone who may read the run."""
+    return None if config.run.remote is None else url_problem(config.run.remote, "run.remote")
+
+
+def url_problem(url: str, key: str) -> Problem | None:
+    """The reason why a value cannot be the URL of a folder: it is none, or has a password or a signature in it."""
+    protocol, found, rest = url.rpartition("://")
+    if not found or not protocol or not rest.strip("/"):
+        return Problem(
+            "is not the URL of a folder", key, "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"
+        )
+    if ":" in rest.partition("/")[0].rpartition("@")[0] or "?" in rest:
+        hint = "remove it: fsspec finds credentials in the environment and in its configuration files"
+        return Problem("contains a password or a signature, which others could read", key, hint)
+    return None
+
+
+@_rule
 def ranks_can_be_planned(config: Config) -> Problem | None:
     """The cluster has at most MOST_RANKS HDP ranks. With a hostfile the planner checks this."""
     devices, group = config.cluster.nodes * config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp

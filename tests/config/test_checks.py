@@ -153,6 +153,13 @@ MISTAKES = [
         "needs a validation loss, and data.validation_tokens is 0",
         "set data.validation_tokens, or run.keep_best=0",
     ),
+    (["run.remote=bucket/run"], "run.remote", "is not the URL of a folder", "s3://bucket/run"),
+    (
+        ["run.remote='s3://key:word@bucket/run'"],
+        "run.remote",
+        "contains a password or a signature, which others could read",
+        "fsspec finds credentials in the environment",
+    ),
     (["planner.mode=free", "zero.stage=3"], "planner.mode", "ZeRO-3 needs lockstep mode", "planner.mode=auto"),
     (
         ["planner.mode=lockstep", "parallel.pp=2", "context=1K"],

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -69,18 +68,12 @@ def train_and_save(root: Path) -> None:
         engine.step(1e-2)
         run = RunFolder(root / name)
         state = TrainState(1, {}, 2, {"data": "f"}, must_match(made))
-        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.save, _exchange)
+        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write_each)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
             torch.save(
                 {name: safe_get_full_fp32_param(p) for name, p in model.named_parameters()}, run.root / "whole.pt"
             )
-
-
-def _exchange(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 @pytest.fixture(scope="module")
