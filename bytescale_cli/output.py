@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -18,11 +19,17 @@ _LABELS = {"error:": "red", "warning:": "yellow"}
 _LEAST = 24  # characters of the narrowest column that is worth wrapping
 
 
-def open_closed() -> None:
-    """Connect stdout and stderr to the null device if the process was started without them, as with `>&-`."""
+def prepare_streams() -> None:
+    """Make stdout and stderr take any text.
+
+    They are connected to the null device if the process was started without them, as with `>&-`. Characters that their
+    encoding lacks, and names of files that are not UTF-8, are written as escapes such as `\\xb5`.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str) -> None:
@@ -37,7 +44,7 @@ def say(text: str) -> None:
 def _print(text: str, stream: TextIO) -> None:
     """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError."""
     try:
-        print(text, file=stream, flush=True)
+        print(terminal.harmless(text), file=stream, flush=True)
     except OSError as error:
         # Discard the stream's buffer. Otherwise Python's flush at exit fails again and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import keys, tree
 from engine.config.schema import Config, Rope
@@ -47,6 +48,35 @@ def unit_nodes(config: Config) -> int:
     """Return the smallest number of nodes whose devices form whole HDP ranks."""
     node = config.cluster.ranks_per_node
     return math.lcm(node, config.parallel.tp * config.parallel.pp) // node
+
+
+# A password in a URL, such as s3://KEY:SECRET@bucket/a, or a signature or token among its parameters.
+_PASSWORD = re.compile(r"(?!git(?:hub)?:)\w+://[^/?#@]*:[^/?#@]+@")  # github://OWNER:REPOSITORY@BRANCH/ has none
+_SIGNATURE = re.compile(r"://.*[?&](?:sig|key|[\w-]*(?:signature|token|secret|password|credential))=", re.IGNORECASE)
+
+
+@_rule
+def urls_have_no_secrets(config: Config) -> Problem | None:
+    """A run folder has the config, and people show it to others."""
+
+    def strings(value: object, key: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield from strings(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list):
+            for inner in value:
+                yield from strings(inner, key)
+        elif isinstance(value, str):
+            yield key, value
+
+    for key, text in strings(config.model_dump(mode="json"), ""):
+        if _PASSWORD.search(text) or _SIGNATURE.search(text):
+            message = "is a URL with a password or a signature, which the run folder would show"
+            hint = (
+                "remove it, and set it where fsspec looks for it: the environment, such as AWS_PROFILE, or its config"
+            )
+            return Problem(message, key, hint)
+    return None
 
 
 @_rule

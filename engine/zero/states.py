@@ -58,8 +58,7 @@ class SavedStates:
 
     def __init__(self, checkpoint: Path) -> None:
         model = _model_states(checkpoint)
-        zero = model["ds_config"]["zero_optimization"]
-        self.stage, self.on_host = int(zero["stage"]), "offload_optimizer" in zero
+        self.stage = int(model["ds_config"]["zero_optimization"]["stage"])
         self.buffers: dict[str, Tensor] = {name: model["module"][name] for name in model["buffer_names"]}
         self.shapes: dict[str, torch.Size] = {name: at for group in model["param_shapes"] for name, at in group.items()}
         found = {match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))}
