@@ -183,8 +183,13 @@ def read(folder: Path) -> TrainState:
 
 
 def check_sizes(folder: Path) -> None:
-    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged."""
+    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged.
+
+    A file of tensors that the manifest does not have would be loaded without a hash.
+    """
     manifest = read_manifest(folder)
+    if unlisted := {path.relative_to(folder).as_posix() for path in folder.rglob("*.pt")} - {*manifest.files}:
+        raise _damage(folder, f"{min(unlisted)} is not in {MANIFEST}")
     with _reports_damage(folder):
         for name in manifest.files:
             size = _size(folder / name)
@@ -237,6 +242,8 @@ def read_manifest(folder: Path) -> Manifest:
         block, files = values.get("block"), values["files"]
         if block is None:
             files = {name: [digest] for name, digest in files.items()}
+        if outside := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
+            raise _damage(folder, f"{MANIFEST} names {outside[0]}, which is outside of the checkpoint")
         manifest = Manifest(_state(values["state"]), block, files, values.get("sizes", {}))
         if folder.name.startswith(PREFIX) and folder.name != folder_name(manifest.state.step):
             raise _damage(folder, f"{MANIFEST} is that of step {manifest.state.step}")

@@ -6,6 +6,7 @@ DeepSpeed's own functions gather every parameter and moment, before a checkpoint
 from __future__ import annotations
 
 import gc
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.errors import CheckpointError
 from engine.models.build import Transformer, build_model
 from engine.models.common.attention import LocalAttention
 from engine.models.common.initialise import initialise
@@ -235,6 +237,36 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
     for peak, moments, whole in run_world(3, bytes_of_a_load, tmp_path):
         mapped = 3 * whole  # counted as well: the masters and both moments
         assert moments <= peak - mapped < moments + whole / 10
+
+
+class Evil:
+    """An object whose unpickling runs code: it makes a folder."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def load_with_code(root: Path) -> str:
+    """On a rank: save a checkpoint, put code into the states of rank 1, and load it; return the error."""
+    engine_of(config_of("fp32", 1), seed=0).save(root)
+    if dist.get_rank() == 0:
+        (states,) = (root / "zero").glob("*rank_1_*optim_states.pt")
+        torch.save(torch.load(states, weights_only=False) | {"more": Evil(root / f"made-by-{states.name}")}, states)
+    dist.barrier()
+    try:
+        engine_of(config_of("fp32", 1), seed=0).load(root)
+    except (CheckpointError, RuntimeError) as error:  # rank 0 waits for rank 1, which has ended
+        return str(error)
+    return ""
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    """Hashes do not show who has written a checkpoint, and DeepSpeed's own loader would run it."""
+    assert "contains objects that are no tensors" in run_world(2, load_with_code, tmp_path)[1]
+    assert not list(tmp_path.glob("made-by-*"))
 
 
 def rates_after_a_load(root: Path) -> list[tuple[float, float]]:

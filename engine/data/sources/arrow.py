@@ -2,6 +2,9 @@
 
 Hugging Face's `save_to_disk` and its cache write streams: a message with the schema, then one per record batch. A file
 in Arrow's file format is the same after 8 bytes of magic. Blocks are record batches of together about 1 MiB.
+
+A stream ends with a marker. The format does not require it, but all libraries write it when they close a stream, and
+without it a file that was cut off between two messages would read as a shorter one. So it is required here.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from engine.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
 _MAGIC = b"ARROW1\0\0"
+_ENDS = b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"  # of a stream, and of a file in Arrow's file format
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,14 @@ def _split(data: schema.Data) -> list[ArrowBlock]:
         with reading(path) as file:
             check(file.read(HEAD), "arrow", path, data.path_text)
             size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_MAGIC)))
+            ends = file.read().endswith(_ENDS)
         with _opened(path) as source, damage(path):
             columns(library("pyarrow.ipc", path).open_stream(source).schema, data.field, path)
             offsets = [] if is_url(path) else _offsets(source, path)
+        if not ends:
+            message = "was cut off, or not closed: the marker at its end is missing"
+            raise DataError(message, key=path, hint="write or download it again")
         if not offsets:
             blocks.append(ArrowBlock(path, 0, (), size, data.field, data.encoding))
         first = 0
