@@ -9,6 +9,7 @@ import errno
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ E = TypeVar("E", bound="BytescaleError")
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
+_SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
+_LEAST_SHARED = 1 << 20  # bytes
 
 
 class ExitCode(IntEnum):
@@ -124,10 +127,21 @@ class PlanError(BytescaleError):
 
 
 def storage_error(error: BaseException) -> StorageError | None:
-    """Convert an OSError of a full or failing disk, or of a path without permission. None for any other error."""
+    """Convert an OSError of a full or failing disk, or of a path without permission, and any error of full /dev/shm.
+
+    None for any other error.
+    """
+    text = str(error)
+    if _SHARED_MEMORY in text and "No space left" in text:  # NCCL's, in a RuntimeError
+        return _full_shared_memory()
     if not isinstance(error, OSError):
         return None
     place = None if error.filename is None else str(error.filename)
+    if error.errno == errno.ENOSPC and place is None:  # Python does not name what it could not allocate
+        with suppress(OSError):
+            found = os.statvfs(_SHARED_MEMORY)
+            if found.f_bavail * found.f_frsize < _LEAST_SHARED:
+                return _full_shared_memory()
     if error.errno in _DISK:
         return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
     if error.errno == errno.EROFS:
@@ -136,3 +150,8 @@ def storage_error(error: BaseException) -> StorageError | None:
         hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
         return StorageError(os.strerror(error.errno), key=place, hint=hint)
     return None
+
+
+def _full_shared_memory() -> StorageError:
+    hint = "remove what ended processes have left there, or enlarge it: docker run --shm-size=16g, or mount -o remount"
+    return StorageError("the shared memory of this host is full", key=_SHARED_MEMORY, hint=hint)
