@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,8 +128,8 @@ def _files_below(top: str, pattern: str) -> list[str]:
     """Return the files of one path (see `_files`)."""
     splits = _read_json(posixpath.join(top, "dataset_dict.json")).get("splits", [])
     if splits:
-        hint = f"set data.path={posixpath.join(top, 'train' if 'train' in splits else splits[0])}"
-        raise DataError(f"has several splits: {', '.join(splits)}", key=top, hint=hint)
+        split = posixpath.join(top, "train" if "train" in splits else splits[0])
+        raise DataError(f"has several splits: {', '.join(splits)}", key=top, hint=f"set data.path={shlex.quote(split)}")
     found = find_below(top, pattern)
     for folder in {posixpath.dirname(path) for path in found} if kind(top) == "folder" else ():
         listed = _read_json(posixpath.join(folder, "state.json")).get("_data_files")
