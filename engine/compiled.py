@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from numba import config
 from numba.core import event
 
 from engine.errors import StorageError
+from engine.files import is_own
 
 _PACKAGES = ("cost", "planner")  # packages of the engine that define compiled functions
 _MODULES = ("units.py",)  # modules whose constants are frozen into compiled code
@@ -49,18 +49,13 @@ def _folder(homes: list[Path]) -> Path:
 
 
 def _serves(folder: Path) -> bool:
-    """Create a folder if it does not exist. Return whether no other user can have put something into it.
-
-    That is assumed of folders that are not directly in one that everybody may write to.
-    """
+    """Create a folder if it does not exist. Return whether no other user can have put something into it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        shared = bool(folder.parent.stat().st_mode & stat.S_IWOTH)
-        folder.mkdir(mode=0o700 if shared else 0o777, exist_ok=True)
-        found = folder.lstat()
+        folder.mkdir(exist_ok=True)
+        return is_own(folder)
     except OSError:
         return False
-    return not shared or (stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022)
 
 
 class _First(event.Listener):

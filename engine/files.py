@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,6 +57,17 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def is_own(folder: Path) -> bool:
+    """Return whether no other user can have made a folder, or a link in its place.
+
+    That is so if not everybody may write to the folder around it, or if it is this user's.
+    """
+    if not folder.parent.stat().st_mode & stat.S_IWOTH:
+        return True
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a file, which is created if it does not exist. Raises BlockingIOError if another process has locked it.
@@ -88,10 +100,13 @@ def locked_draft(final: Path) -> Iterator[Path]:
     """Create an empty draft of the folder `final`, lock it, and yield its path; the caller fills and publishes it.
 
     A draft that is not published stays on disk, and the next writer of `final` empties it. Raises BlockingIOError if
-    another process is writing the same folder.
+    another process is writing the same folder, OSError if another user has made the draft: it could be a link to a
+    folder of ours, which would be emptied.
     """
     draft = draft_of(final)
     draft.mkdir(parents=True, exist_ok=True)
+    if not is_own(draft):
+        raise OSError(errno.EEXIST, "another user has made this folder", str(draft))
     with locked(draft / LOCK):
         for left in draft.iterdir():
             if left.is_dir():

@@ -131,6 +131,20 @@ def test_a_link_that_somebody_has_put_there_is_not_followed(tmp_path: Path) -> N
     assert (tmp_path / "a.bin.writing").read_bytes() == b"a"
 
 
+def test_a_draft_that_another_user_has_made_is_not_emptied(tmp_path: Path) -> None:
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    mine.mkdir()
+    (mine / "a").write_text("precious")
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / ".writing-hf").symlink_to(mine)
+    with pytest.raises(OSError, match="another user has made this folder"), locked_draft(shared / "hf"):
+        pass
+    assert (mine / "a").exists()
+    with locked_draft(shared / "other") as draft:  # no link
+        publish(draft, shared / "other")
+
+
 def test_a_lock_keeps_what_the_file_contains(tmp_path: Path) -> None:
     (tmp_path / LOCK).write_text("notes")
     with locked(tmp_path / LOCK):

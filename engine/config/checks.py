@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import keys, tree
 from engine.config.schema import Config, Rope
+from engine.config.secret import has_secret
 from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.errors import Problem
@@ -50,11 +50,6 @@ def unit_nodes(config: Config) -> int:
     return math.lcm(node, config.parallel.tp * config.parallel.pp) // node
 
 
-# A password in a URL, such as s3://KEY:SECRET@bucket/a, or a signature or token among its parameters.
-_PASSWORD = re.compile(r"(?!git(?:hub)?:)\w+://[^/?#@]*:[^/?#@]+@")  # github://OWNER:REPOSITORY@BRANCH/ has none
-_SIGNATURE = re.compile(r"://.*[?&](?:sig|key|[\w-]*(?:signature|token|secret|password|credential))=", re.IGNORECASE)
-
-
 @_rule
 def urls_have_no_secrets(config: Config) -> Problem | None:
     """A run folder has the config, and people show it to others."""
@@ -70,7 +65,7 @@ def urls_have_no_secrets(config: Config) -> Problem | None:
             yield key, value
 
     for key, text in strings(config.model_dump(mode="json"), ""):
-        if _PASSWORD.search(text) or _SIGNATURE.search(text):
+        if has_secret(text):
             message = "is a URL with a password or a signature, which the run folder would show"
             hint = (
                 "remove it, and set it where fsspec looks for it: the environment, such as AWS_PROFILE, or its config"
