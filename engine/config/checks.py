@@ -67,9 +67,7 @@ def urls_have_no_secrets(config: Config) -> Problem | None:
     for key, text in strings(config.model_dump(mode="json"), ""):
         if has_secret(text):
             message = "is a URL with a password or a signature, which the run folder would show"
-            hint = (
-                "remove it, and set it where fsspec looks for it: the environment, such as AWS_PROFILE, or its config"
-            )
+            hint = "remove it; fsspec also finds it in the environment, for example by AWS_PROFILE, or in its config"
             return Problem(message, key, hint)
     return None
 
