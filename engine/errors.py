@@ -19,7 +19,7 @@ E = TypeVar("E", bound="BytescaleError")
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
-_LEAST_SHARED = 1 << 20  # bytes
+_SEMAPHORE, _SEGMENT = 1 << 12, 16 << 20  # bytes of either, at most
 
 
 class ExitCode(IntEnum):
@@ -132,16 +132,14 @@ def storage_error(error: BaseException) -> StorageError | None:
     None for any other error.
     """
     text = str(error)
-    if _SHARED_MEMORY in text and "No space left" in text:  # NCCL's, in a RuntimeError
+    # NCCL's, in a RuntimeError; older ones do not say why they could not create a segment.
+    if f"{_SHARED_MEMORY}/nccl" in text and ("No space left" in text or _lacks(_SEGMENT)):
         return _full_shared_memory()
     if not isinstance(error, OSError):
         return None
     place = None if error.filename is None else str(error.filename)
-    if error.errno == errno.ENOSPC and place is None:  # Python does not name what it could not allocate
-        with suppress(OSError):
-            found = os.statvfs(_SHARED_MEMORY)
-            if found.f_bavail * found.f_frsize < _LEAST_SHARED:
-                return _full_shared_memory()
+    if error.errno == errno.ENOSPC and place is None and _lacks(_SEMAPHORE):  # Python names no file for a semaphore
+        return _full_shared_memory()
     if error.errno in _DISK:
         return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
     if error.errno == errno.EROFS:
@@ -150,6 +148,14 @@ def storage_error(error: BaseException) -> StorageError | None:
         hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
         return StorageError(os.strerror(error.errno), key=place, hint=hint)
     return None
+
+
+def _lacks(size: int) -> bool:
+    """Return whether the shared memory of this host has fewer than `size` bytes left."""
+    with suppress(OSError):  # there is none
+        found = os.statvfs(_SHARED_MEMORY)
+        return found.f_bavail * found.f_frsize < size
+    return False
 
 
 def _full_shared_memory() -> StorageError:

@@ -42,7 +42,14 @@ NCCL = (
 )
 
 
-@pytest.mark.parametrize(("error", "free"), [(RuntimeError(NCCL), 1 << 30), (OSError(errno.ENOSPC, "No space"), 0)])
+@pytest.mark.parametrize(
+    ("error", "free"),
+    [
+        (RuntimeError(NCCL), 1 << 30),
+        (RuntimeError(NCCL.partition(", error")[0]), 9 << 20),
+        (OSError(errno.ENOSPC, "No space"), 0),
+    ],
+)
 def test_full_shared_memory_is_named(error: Exception, free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers have 64 MiB of it, and the errors of libraries do not say so, or in the last of many lines."""
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free, f_frsize=1))
@@ -58,6 +65,7 @@ def test_a_full_disk_is_not_taken_for_shared_memory(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1 << 30, f_frsize=1))
     found = storage_error(OSError(errno.ENOSPC, "No space"))
     assert found is not None and found.problems[0].key is None
+    assert storage_error(RuntimeError(NCCL.partition(", error")[0])) is None, "there is another reason"
 
 
 def test_a_semaphore_that_finds_no_shared_memory_is_explained() -> None:
