@@ -36,9 +36,10 @@ def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         inner: BaseException | None = error
-        while inner := inner.__cause__ or inner.__context__:
-            if isinstance(inner, ConfigError):  # of `_variable`
-                raise inner from None
+        while inner is not None and not isinstance(inner, ConfigError):
+            inner = inner.__cause__ or inner.__context__
+        if inner is not None:  # of `_variable`
+            raise inner from None
         text = next((text for text in overrides if "${" in text), getattr(error, "full_key", None))
         raise ConfigError("cannot be resolved", key=text, hint="${...} must name another key of the recipe") from error
     assert isinstance(values, dict)
