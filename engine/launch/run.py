@@ -129,9 +129,14 @@ def _train(
         except RankError as error:
             _report(folder, say)
             damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
-            say(f"warning: {error}" if damaged else restarts.after(error, start.step))
+            if not damaged:
+                say(restarts.after(error, start.step))
+            failure = error
         again = resume if damaged or not newest_first(folder.checkpoints) else "auto"
-        start, compared = prepare.plan_start(folder, config, cluster.ranks, again, 1, say, hashes=damaged), damaged
+        used, compared = start.checkpoint, damaged
+        start = prepare.plan_start(folder, config, cluster.ranks, again, 1, say, hashes=damaged)
+        if damaged and start.checkpoint == used:
+            say(f"warning: {failure}; the launcher finds no damage and tries once more")
 
     lines = metrics.read_metrics(folder.metrics)
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
