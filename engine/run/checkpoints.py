@@ -242,8 +242,8 @@ def read_manifest(folder: Path) -> Manifest:
         block, files = values.get("block"), values["files"]
         if block is None:
             files = {name: [digest] for name, digest in files.items()}
-        if outside := [name for name in files if name.startswith("/") or ".." in Path(name).parts]:
-            raise _damage(folder, f"{MANIFEST} names {outside[0]}, which is outside of the checkpoint")
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+            raise _damage(folder, f"{MANIFEST} names files outside of the checkpoint")
         manifest = Manifest(_state(values["state"]), block, files, values.get("sizes", {}))
         if folder.name.startswith(PREFIX) and folder.name != folder_name(manifest.state.step):
             raise _damage(folder, f"{MANIFEST} is that of step {manifest.state.step}")
