@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,18 +18,11 @@ _LABELS = {"error:": "red", "warning:": "yellow"}
 _LEAST = 24  # characters of the narrowest column that is worth wrapping
 
 
-def prepare_streams() -> None:
-    """Make stdout and stderr take any text.
-
-    They are connected to the null device if the process was started without them, as with `>&-`. Characters that their
-    encoding lacks, and names of files that are not UTF-8, are written as escapes such as `\\xb5`.
-    """
+def open_closed() -> None:
+    """Connect stdout and stderr to the null device if the process was started without them, as with `>&-`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            with suppress(OSError):  # the descriptor was a file when Python opened it, and is a pipe now
-                stream.reconfigure(errors="backslashreplace")
 
 
 def say(text: str) -> None:
@@ -44,9 +35,15 @@ def say(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError."""
+    """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError.
+
+    Control characters, and those that the stream's encoding lacks, are written as escapes such as `\\xb5`. So are bytes
+    of names of files that are not UTF-8.
+    """
+    encoding = stream.encoding or "utf-8"
+    text = terminal.harmless(text).encode(encoding, "backslashreplace").decode(encoding)
     try:
-        print(terminal.harmless(text), file=stream, flush=True)
+        print(text, file=stream, flush=True)
     except OSError as error:
         # Discard the stream's buffer. Otherwise Python's flush at exit fails again and changes the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
