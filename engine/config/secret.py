@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_WORDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
+_WORDS = re.compile(r"TOKEN(?!IZ)|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL")  # but a tokenizer is none
 _NO_SECRET = ("_PKEY",)  # NCCL_IB_PKEY and UCX_IB_PKEY name the partition of an InfiniBand network
 # A password, as in s3://KEY:SECRET@bucket/a. github://OWNER:REPOSITORY@BRANCH/a has none.
 _PASSWORD = re.compile(r"\b(?!git(?:hub)?:)\w+://[^/?#@]*:[^/?#@]+@")
@@ -13,7 +13,7 @@ _SIGNATURE = re.compile(r"://.*[?&](?:sig|key|[\w-]*(?:signature|token|secret|pa
 
 def is_secret(variable: str) -> bool:
     """Return whether an environment variable of this name looks like a secret."""
-    return any(word in variable.upper() for word in _WORDS) and not variable.endswith(_NO_SECRET)
+    return bool(_WORDS.search(variable.upper())) and not variable.endswith(_NO_SECRET)
 
 
 def has_secret(text: str) -> bool:
