@@ -6,12 +6,14 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 LOCK = ".lock"
 _DRAFT, _RETIRED = ".writing-", ".removing-"
@@ -22,9 +24,10 @@ def write_durably(path: Path, content: bytes) -> None:
 
     Raises OSError; an existing file is then unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # In a folder that others may write to, a name that can be guessed could be a link of theirs to a file of this user.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -40,6 +43,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_durably(path, (json.dumps(value) + "\n").encode())
 
 
+def new_file(path: Path) -> BinaryIO:
+    """Open a new file for writing, in place of what is at `path`, even if that is a link to another file."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
 def sync(path: Path) -> None:
     """fsync a file, or a folder, which makes new, renamed and removed entries durable."""
     handle = os.open(path, os.O_RDONLY)
@@ -49,13 +58,25 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def is_own(folder: Path) -> bool:
+    """Return whether no other user can have made a folder, or a link in its place.
+
+    That is so if not everybody may write to the folder around it, or if it is this user's.
+    """
+    if not folder.parent.stat().st_mode & stat.S_IWOTH:
+        return True
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a file, which is created if it does not exist. Raises BlockingIOError if another process has locked it.
 
-    The kernel releases the lock when this process ends, however it ends.
+    The kernel releases the lock when this process ends, however it ends. Raises OSError if the file is a link, which
+    another user may have put there. Nothing in the file is changed.
     """
-    with path.open("w") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)) as file:
         # Before our lock its last owner may have removed the file, or renamed its folder. Then another process may have
         # locked a new file of the same name. NFS has no files without a name (ESTALE).
         same = False
@@ -80,10 +101,13 @@ def locked_draft(final: Path) -> Iterator[Path]:
     """Create an empty draft of the folder `final`, lock it, and yield its path; the caller fills and publishes it.
 
     A draft that is not published stays on disk, and the next writer of `final` empties it. Raises BlockingIOError if
-    another process is writing the same folder.
+    another process is writing the same folder, OSError if another user has made the draft: it could be a link to a
+    folder of ours, which would be emptied.
     """
     draft = draft_of(final)
     draft.mkdir(parents=True, exist_ok=True)
+    if not is_own(draft):
+        raise OSError(errno.EEXIST, "another user has made this folder", str(draft))
     with locked(draft / LOCK):
         for left in draft.iterdir():
             if left.is_dir():

@@ -309,6 +309,9 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     ledger and the list of documents that were left out begin again.
     """
     if step == 0:
+        if done := max((line["step"] for line in metrics.read_metrics(folder.metrics)), default=0):
+            lost = f"the metrics of {counted(done, 'step')} are removed"
+            say(f"warning: {folder.checkpoints} has no checkpoint: the run starts again at step 1, and {lost}")
         if folder.ledger.exists():
             files.remove_folder(folder.ledger)
         folder.quarantine.unlink(missing_ok=True)

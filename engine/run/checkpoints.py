@@ -200,8 +200,13 @@ def read(folder: Path) -> TrainState:
 
 
 def check_sizes(folder: Path) -> None:
-    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged."""
+    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged.
+
+    A file of tensors that the manifest does not have would be loaded without a hash.
+    """
     manifest = read_manifest(folder)
+    if unlisted := {path.relative_to(folder).as_posix() for path in folder.rglob("*.pt")} - {*manifest.files}:
+        raise _damage(folder, f"{min(unlisted)} is not in {MANIFEST}")
     with _reports_damage(folder):
         for name in manifest.files:
             size = _size(folder / name)

@@ -99,15 +99,7 @@ class ZeroEngine:
         """Load the states that `save` wrote into `folder`, with any number of ranks, in any ZeRO stage.
 
         All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
-        engine's config.
+        engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of somebody else
+        could run code.
         """
-        saved, optimizer, of_config = SavedStates(folder), self._engine.optimizer, self._config.optimizer
-        now = (self._engine.dp_world_size, self._config.zero.stage, of_config.on_host)
-        if (saved.ranks, saved.stage, saved.on_host) != now:
-            load_resharded(self._engine, saved, self._config.zero.stage)
-            return
-        own = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
-        self._engine.load_checkpoint(str(folder), tag=_TAG)
-        for group, values in zip(optimizer.param_groups, own, strict=True):
-            group.update(values)  # DeepSpeed has set those of the checkpoint
-        optimizer.clip_grad = of_config.clip_norm
+        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage)

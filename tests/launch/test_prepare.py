@@ -201,6 +201,19 @@ def test_going_back_removes_later_steps(tmp_path: Path) -> None:
     assert read_metrics(folder.metrics) == [{"step": 1}, {"step": 2}]
 
 
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(tmp_path: Path) -> None:
+    """Somebody may have removed the folder to save space, and not know that the run needs it."""
+    folder, said = RunFolder(tmp_path), list[str]()
+    for step in (1, 2, 3):
+        append(folder.metrics, {"step": step})
+    go_back(folder, 0, said.append)
+    again = "the run starts again at step 1, and the metrics of 3 steps are removed"
+    assert said == [f"warning: {folder.checkpoints} has no checkpoint: {again}"]
+    assert read_metrics(folder.metrics) == []
+    go_back(folder, 0, said.append)
+    assert len(said) == 1
+
+
 def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_documents(tmp_path: Path) -> None:
     """Its steps are lost, so nothing depends on what the documents were. With a checkpoint, they must be the same."""
     folder, zeros = RunFolder(tmp_path), np.zeros(1, dtype=np.int64)

@@ -89,6 +89,25 @@ def test_a_manifest_of_an_older_version_is_still_read_and_its_hashes_are_checked
             read(folder)
 
 
+@pytest.mark.parametrize("name", ["../../mine", "zero/../../mine", "/etc/hostname"])
+def test_a_manifest_that_names_files_elsewhere_is_damaged(name: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    make_older(folder, lambda values: values["files"].update({name: "0"}))
+    for look in (read, read_state):
+        with pytest.raises(CheckpointError, match="names files outside of the checkpoint"):
+            look(folder)
+
+
+def test_a_file_of_tensors_without_a_hash_is_damage(tmp_path: Path) -> None:
+    """It would be loaded, since files are found by their names; other files are the user's notes."""
+    folder = save(tmp_path, 1)
+    (folder / "notes.txt").touch()
+    assert read(folder) == state(1)
+    (folder / "zero" / "c.pt").touch()
+    with pytest.raises(CheckpointError, match=r"zero/c\.pt is not in manifest\.json"):
+        read(folder)
+
+
 def test_a_manifest_with_the_first_name_of_a_field_is_still_read(tmp_path: Path) -> None:
     folder = save(tmp_path, 1)
     make_older(folder, lambda values: values["state"].update(lineage=values["state"].pop("must_match")))

@@ -235,6 +235,19 @@ def test_tokens_that_another_tokenizer_made_are_not_called_bytes(runs: Path, tmp
     assert line.startswith("warning: no tokenizer in the folder") and f"another tokenizer ({kind}) made" in line
 
 
+def test_a_file_that_is_no_tokenizer_is_not_copied(runs: Path, tmp_path: Path) -> None:
+    """The config of somebody else's run could name a private file, which the exported folder would then publish."""
+    private, run, said = tmp_path / "id_rsa", tmp_path / "run", list[str]()
+    private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nsecret")
+    shutil.copytree(runs / "fp32", run)
+    resolved = RunFolder(run).resolved
+    resolved.write_text(resolved.read_text().replace("tokenizer: bytes", f"tokenizer: {private}"))
+    assert export_weights(run, tmp_path / "out", None, 1 << 30, said.append)["tokenizer"] == []
+    (line,) = said
+    assert line.startswith(f"warning: no tokenizer in the folder: {private}: is no known tokenizer")
+    assert not [file for file in (tmp_path / "out").iterdir() if b"secret" in file.read_bytes()]
+
+
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:
     """Hashing a checkpoint takes minutes, so an existing target must be refused first."""
     (tmp_path / "notes").write_text("mine")

@@ -6,6 +6,7 @@ DeepSpeed's own functions gather every parameter and moment, before a checkpoint
 from __future__ import annotations
 
 import gc
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from engine.config.schema import Config
+from engine.errors import CheckpointError
 from engine.models.build import Transformer
 from engine.zero import engine as zero_engine
 from engine.zero.engine import ZeroEngine
 from engine.zero.settings import deepspeed_settings
-from engine.zero.states import SavedStates
+from engine.zero.states import SavedStates, master_weights
 from tests.allocations import allocated
 from tests.world import run_world
 from tests.zero.engines import (
@@ -173,6 +175,32 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
     for peak, moments, whole in run_world(3, bytes_of_a_load, tmp_path):
         mapped = 3 * whole  # counted as well: the masters and both moments
         assert moments <= peak - mapped < moments + whole / 10
+
+
+class Evil:
+    """An object whose unpickling runs code: it makes a folder."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def save_one(root: Path) -> None:
+    engine_of(config_of("fp32", 1), seed=0).save(root)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    """In the file of any rank. Hashes do not show who has written a checkpoint, and DeepSpeed's loader would run it."""
+    run_world(2, save_one, tmp_path)
+    (states,) = (tmp_path / "zero").glob("*rank_1_*optim_states.pt")
+    torch.save(torch.load(states, weights_only=False) | {"more": Evil(tmp_path / "made")}, states)
+    with pytest.raises(CheckpointError, match="contains objects that are no tensors"):
+        _ = [weight() for weight in master_weights(tmp_path).values()]
+    assert not (tmp_path / "made").exists()
+    torch.load(states, weights_only=False)
+    assert (tmp_path / "made").exists(), "the test shows too little"
 
 
 def rates_after_a_load(root: Path) -> list[tuple[float, float]]:
