@@ -17,6 +17,7 @@ from bytescale_cli.options import (
     choice,
     config_as_typed,
     named_as_typed,
+    say_toys,
     whole_number,
     with_aliases,
     with_config,
@@ -74,6 +75,8 @@ def train(
 
         with progress(None if dry_run else config.run.steps) as (say, on_step):
             payload = launch(config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step)
+    if dry_run:  # else it was said before the first step
+        say_toys(config, "model", "documents")
     text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
     output.emit(payload, text, as_json=json)
 

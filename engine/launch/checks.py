@@ -42,7 +42,8 @@ def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
     problems = not_trained(config)
     if config.cluster.hostfile is None and len(cluster.nodes) > 1:
         key = f"cluster.nodes={len(cluster.nodes)}"
-        problems.append(Problem("several nodes need a hostfile", key, "add --hostfile FILE"))
+        hint = "add --hostfile FILE; `bytescale plan` and `train --dry-run` need no hosts"
+        problems.append(Problem("several nodes need a hostfile", key, hint))
     return problems
 
 

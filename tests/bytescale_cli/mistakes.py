@@ -1,14 +1,15 @@
 """Sixty mistakes that a new user makes, and what the answer to each must have.
 
-Written from README.md and the promised command line alone, before any code was read. ``test_mistakes.py`` runs them.
+Written from README.md and the promised command line alone, before any code was read; a comment says what was corrected
+later. ``test_mistakes.py`` runs them.
 
 ``code`` is the promised exit code. ``names`` are words that show where the mistake is; ``hint`` are words with which
 the user can go on, and none of them is in the command that was typed. Words are compared without case and as whole
 words; ``a|b`` asks for one of two. ``files`` are written to the working directory before the command runs (a name that
 ends with ``/`` is a folder). ``stage`` names a state that files alone cannot make:
 
-- ``run``: ``run/`` is a run of 2 steps of a tiny model on the CPU with one checkpoint;
-- ``older``: the same, but its manifest has a format number that is older than ours;
+- ``run``: ``run/`` is a run of the quickstart after step 2, with one checkpoint;
+- ``older``: the same, but its config lacks a key that we have now;
 - ``locked``: the same, and another launcher holds its lock;
 - ``copied``: ``mine.yaml`` is a copy of the quickstart recipe with the line ``contxt: 4096`` at its end.
 """
@@ -140,8 +141,8 @@ FILES = [
     Mistake(
         "run folder of an older version",
         "train recipe=quickstart run.out=run",
-        5,
-        ("run",),
+        2,  # first written: 5; but its config is what cannot be read, and its checkpoint can be resumed
+        ("run/resolved.yaml",),
         ("--resume never|another run.out|another folder|another --out",),
         stage="older",
     ),
@@ -202,7 +203,11 @@ HOSTS = [
 
 MESH = [
     Mistake(
-        "context over the capacity of all ranks", "plan recipe=quickstart context=1M", 2, ("context",), ("capacity",)
+        "context over the capacity of all ranks",
+        "plan recipe=quickstart context=1M",
+        10,  # first written: 2; but what fits nowhere is 10
+        ("context",),
+        ("capacity",),
     ),
     Mistake(
         "ranks that do not divide",
@@ -223,13 +228,13 @@ MESH = [
         "estimate-memory recipe=llama70b-2m cluster.nodes=1",
         10,
         ("GiB",),
-        ("--fit|capacity|offload|offload.ratio",),
+        ("--fit|capacity|offload|offload.ratio|cluster.nodes=18",),  # first written: without cluster.nodes
     ),
     Mistake(
-        "no GPUs here",
+        "no cluster here",
         "train recipe=llama7b-2m run.out=out",
-        3,
-        ("GPU|GPUs|CUDA",),
+        2,  # first written: 3, and GPU; but the missing hostfile comes first
+        ("cluster.nodes=128",),
         ("quickstart|--dry-run|plan|simulate",),
     ),
 ]
@@ -302,7 +307,7 @@ RECIPES = [
         "train recipe=mine.yaml",
         2,
         ("mine.yaml",),
-        ("--config",),
+        ("defaults",),  # first written: --config; but recipe=FILE is promised too, and what lacks is a base
         files={"mine.yaml": "run:\n  steps: 1\n"},
     ),
     Mistake(
