@@ -97,7 +97,8 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
 def without_base(own: Sequence[OwnRecipe], problems: Sequence[Problem]) -> list[Problem]:
     """Make one problem of all keys that are not set because the last file of `own` builds on no recipe."""
     missing = [one.key for one in problems if one.message == NOT_SET and one.key]
-    if not own or "defaults" in own[-1].values or not missing:
+    entries = own[-1].values.get("defaults", ()) if own else ()
+    if not own or not missing or any(isinstance(entry, str) and entry != "_self_" for entry in entries):
         return list(problems)
     some = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
     message = f"builds on no recipe and does not set {some}"

@@ -22,7 +22,7 @@ def parse_count(value: object, *, bytes_: bool = False) -> int:
     is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
     match = _NUMBER.fullmatch(str(value)) if is_number else None
     if match and match[3] and not bytes_:
-        raise ValueError(f"{value!r} is in bytes, but this is a length in tokens; write 4096, 16K or 2M")
+        raise ValueError(f"{value!r} is not a length in tokens, but a size in bytes; write 4096, 16K or 2M")
     if match is None:
         noun, examples = ("size", "80GiB or 512M") if bytes_ else ("length", "4096, 16K or 2M")
         raise ValueError(f"{value!r} is not a {noun}; write {examples}")

@@ -28,6 +28,7 @@ from engine.run.folder import RunFolder
 from tests.bytescale_cli.mistakes import MISTAKES, Mistake
 from tests.run.damage import state
 
+NOT_YET = {"unknown launcher", "report of nothing"}  # commands and choices that are promised, but not built
 NO_HOST = "host that is not there"  # the only one that starts processes
 
 
@@ -67,7 +68,17 @@ def right() -> Iterator[list[str]]:
     print(f"\n{len(names)} of {len(MISTAKES)} mistakes have the right answer")
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.name.replace(" ", "-"))
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(
+            one,
+            id=one.name.replace(" ", "-"),
+            marks=[pytest.mark.xfail(strict=True, reason="not built yet")] if one.name in NOT_YET else [],
+        )
+        for one in MISTAKES
+    ],
+)
 def test_mistakes(
     mistake: Mistake,
     past: Path,
