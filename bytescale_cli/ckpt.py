@@ -12,7 +12,7 @@ from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, choice
 from engine.errors import CheckpointError, ConfigError
 
-app = typer.Typer(help="List, check, remove, import or export checkpoints.")
+app = typer.Typer(help="List, check, remove, import and export checkpoints.")
 
 _DTYPES = ("bf16", "fp32")
 
@@ -58,10 +58,7 @@ def inspect(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint contains.
-
-    That is its step, its place in the documents, settings and files. No file is hashed.
-    """
+    """Show what a checkpoint contains. Prints its step, place in the documents, settings and files; hashes no file."""
     from dataclasses import asdict
 
     from engine.run.checkpoints import read_manifest

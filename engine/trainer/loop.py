@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ExitCode, MemoryFitError
+from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
 from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
@@ -32,7 +33,6 @@ from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
 from engine.run.compatibility import check_fingerprints, must_match
 from engine.run.folder import RunFolder
-from engine.trainer.control import Control
 from engine.trainer.feed import Feed, fingerprints_of
 from engine.trainer.finite import check_finite
 from engine.trainer.model import build, reserve_host
@@ -50,7 +50,7 @@ class Trainer:
 
     def __init__(self, folder: RunFolder, config: Config, groups: Groups, weights: str | None = None) -> None:
         self.folder, self.config, self.groups = folder, config, groups
-        self.control, self.trace = Control(groups.control), Trace(folder, groups)
+        self.control, self.trace = groups.control, Trace(folder, groups)
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
@@ -77,9 +77,8 @@ class Trainer:
             checkpoints.check_hashes(checkpoint, self.groups.rank, self.groups.mesh.ranks)
         except CheckpointError as error:
             problem = error.problems[0]
-        (damaged,) = self.control.largest(problem is not None)
-        if damaged:
-            raise CheckpointError.of([next(filter(None, self.control.gather(problem)))])
+        if problems := self.control.gather(problem and asdict(problem)):
+            raise CheckpointError.of([Problem(**problems[0])])
 
     def begin(self, checkpoint: Path | None) -> None:
         """Resume from a checkpoint that `verify` has checked, or start at step 0 if it is None."""
@@ -134,7 +133,7 @@ class Trainer:
         progress.report("log")
         # Log. Ranks reduce only a few numbers, at any world size.
         offload, peak = self.context.offload, peak_bytes(self.groups.device)
-        loss = self.control.total(loss_sum.item()) / loss_tokens
+        loss = self.groups.sum(loss_sum).item() / loss_tokens
         data_wait_s, peak_memory, host_short, stopping = self.control.largest(
             times.data_wait_s, peak or 0, offload.arena.pop_short() if offload else 0, stop()
         )
@@ -212,12 +211,10 @@ class Trainer:
         if self.context.offload is None:
             return
         problem = reserve_host(plan, self.groups.hdp_rank, self.context.offload)
-        (failed,) = self.control.largest(problem is not None)
-        if failed:
-            problems = self.control.gather(problem)
+        if problems := self.control.gather(problem and asdict(problem)):
             if self.step:
                 self.save()
-            raise MemoryFitError.of([next(filter(None, problems))])
+            raise MemoryFitError.of([Problem(**problems[0])])
 
     def _validate(self) -> dict[str, Any]:
         """Return the validation loss as a metric, and that of each source if there are several.
@@ -228,8 +225,8 @@ class Trainer:
             return {}
         sums, tokens = dict[str, float](), dict[str, int]()
         for name, (table, plan) in self.validation.items():
-            loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context).item()
-            sums[name], tokens[name] = self.control.total(loss_sum), max(1, int(table.loss_tokens.sum()))
+            loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context)
+            sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(table.loss_tokens.sum()))
         loss = sum(sums.values()) / sum(tokens.values())
         check_finite(self.step, self.folder.checkpoints, validation_loss=loss)
         of_sources = {"validation_losses": {name: sums[name] / tokens[name] for name in sums}} if len(sums) > 1 else {}

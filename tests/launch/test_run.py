@@ -321,7 +321,7 @@ def test_the_launcher_leaves_hashing_to_the_ranks(tmp_path: Path, monkeypatch: p
 
 def damage_found(folder: RunFolder, *arguments: object) -> None:
     """Stand in for ranks that find damage in their parts of the checkpoint."""
-    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, 1, None)
+    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, "see its log")
 
 
 def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -201,11 +202,8 @@ class OneRank:
     def __init__(self, *others: Problem) -> None:
         self.others = others
 
-    def largest(self, value: float) -> list[float]:
-        return [max(value, bool(self.others))]
-
-    def gather(self, value: Problem | None) -> list[Problem | None]:
-        return [value, *self.others]
+    def gather(self, value: Any) -> list[Any]:
+        return [*([value] if value else []), *map(asdict, self.others)]
 
 
 def test_each_rank_hashes_its_part_and_all_raise_what_one_has_found(tmp_path: Path) -> None:

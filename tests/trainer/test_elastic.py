@@ -26,7 +26,7 @@ from engine.parallel.groups import Groups
 from engine.run.checkpoints import newest_first, read
 from engine.run.folder import RunFolder
 from engine.trainer.loop import Trainer
-from tests.world import run_world
+from tests.world import control, run_world
 
 pytestmark = pytest.mark.world
 
@@ -66,9 +66,9 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
     """Train as one rank in a world that is already connected, up to step `last`, and save a checkpoint."""
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    rings, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    rings = dist.new_group(backend="gloo")
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
-    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control))
+    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control()))
     trainer.begin(checkpoint)
     trainer.run(lambda: trainer.step >= last)
     trainer.ahead.close()

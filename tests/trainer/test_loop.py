@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from engine.config.load import load
+from engine.control.control import Control
 from engine.errors import ExitCode, MemoryFitError
 from engine.planner.plan.step_plan import StepPlan
 from engine.run.folder import RunFolder
@@ -38,9 +40,8 @@ def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: i
     plan = by_hand([30, 20, 40], [(0,), (1,), (1,)], [[[0]], [[1], [2]]])
     plan.offload[:] = 1_000_000
     problems = [reserve_host(plan, rank, Host(35)) for rank in range(2)]  # type: ignore[arg-type]
-    assert problems[0] is None
-    failed = [float(problem is not None) for problem in problems]
-    control = SimpleNamespace(largest=lambda own: [max(own, *failed)], gather=lambda problem: problems)
+    assert problems[0] is None and problems[1] is not None
+    control = SimpleNamespace(gather=lambda problem: [asdict(problems[1])])
     saved: list[int] = []
     for rank in range(2):
         trainer = Trainer.__new__(Trainer)
@@ -50,7 +51,7 @@ def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: i
         trainer.save = lambda: saved.append(step)  # type: ignore[method-assign]
         with pytest.raises(MemoryFitError, match="rank 1: the host gave no 40 bytes"):
             trainer._reserve_host(plan)
-        trainer.control = SimpleNamespace(largest=lambda own: [own])  # type: ignore[assignment]
+        trainer.control = Control(rank)
         for enough in (None, Host(40)):
             trainer.context = SimpleNamespace(offload=enough)  # type: ignore[assignment]
             trainer._reserve_host(plan)
@@ -73,7 +74,7 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     tokens = torch.tensor([30])
     planned = SimpleNamespace(plan=plan, table=SimpleNamespace(length=tokens, loss_tokens=tokens), ended=None)
     trainer.ahead = SimpleNamespace(take=lambda: planned)
-    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=lambda own: [own])
+    trainer.control = Control(3)
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload")
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None)
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
@@ -87,12 +88,12 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     met: list[Any] = []
     context = SimpleNamespace(comm=SimpleNamespace(meet=lambda peers, device: met.append((peers, device))))
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
-    for name in ("Control", "Trace", "Feed"):
+    for name in ("Trace", "Feed"):
         monkeypatch.setattr(loop, name, lambda *given: None)
     monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    groups: Any = SimpleNamespace(hdp_rank=1, control=None, device=cpu, first_of_host=False)
+    groups: Any = SimpleNamespace(hdp_rank=1, control=Control(1), device=cpu, first_of_host=False)
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
 
@@ -112,15 +113,15 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     overrides: list[str], sets: list[str], empty: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that should have one. Otherwise a user would look for validation losses in vain."""
-    of_sets = {name: (None, SimpleNamespace(digest="")) for name in sets}
+    of_sets = {name: (None, SimpleNamespace(digest="0")) for name in sets}
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, SimpleNamespace(comm=Mock())))
-    for name in ("Control", "Trace", "Feed", "PlanAhead"):
+    for name in ("Trace", "Feed", "PlanAhead"):
         monkeypatch.setattr(loop, name, Mock())
     monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=lambda: of_sets))
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
-    groups: Any = SimpleNamespace(hdp_rank=0, control=None, device=None, first_of_host=False)
+    groups: Any = SimpleNamespace(hdp_rank=0, control=Control(0), device=None, first_of_host=False)
     unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
     assert unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
@@ -203,9 +204,8 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.ended, trainer.config = 0, None, load(["recipe=quickstart", *every])
     trainer.folder, trainer.model, trainer.validation, trainer.unvalidated = RunFolder(root), None, {}, []
-    total, largest = float, lambda *numbers: list(numbers)
-    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=largest, total=total)
-    trainer.groups, trainer.context = SimpleNamespace(rank=0, device=None, sum=None), SimpleNamespace(offload=None)
+    trainer.control, trainer.context = Control(0), SimpleNamespace(offload=None)
+    trainer.groups = SimpleNamespace(rank=0, device=None, sum=lambda values: values)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)

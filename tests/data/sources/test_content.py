@@ -123,7 +123,7 @@ def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_da
 
 
 @pytest.mark.parametrize(
-    ("content", "form"), [(LINES, "jsonl"), (gzip.compress(LINES), "jsonl"), (parquet(), "parquet")]
+    ("content", "form"), [(LINES, "jsonl"), (gzip.compress(LINES, mtime=0), "jsonl"), (parquet(), "parquet")]
 )
 @pytest.mark.parametrize("by_name", [True, False])
 def test_what_the_hint_says_finds_the_file(
