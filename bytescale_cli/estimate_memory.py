@@ -16,6 +16,7 @@ from bytescale_cli.options import (
     check_steps,
     loaded,
     plot_path,
+    say_toys,
     whole_number,
 )
 
@@ -92,6 +93,8 @@ def estimate_memory(
         from engine.report.memory_page import memory_page
 
         output.write_page(path, memory_page(config, settings, found).html())
+    if error is None:
+        say_toys(config, "model")
     output.emit(answer, output.fill("\n".join(text)), as_json=json, error=error)
 
 

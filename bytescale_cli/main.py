@@ -24,6 +24,7 @@ from bytescale_cli import (
     simulate,
 )
 from bytescale_cli.errors import report
+from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine.errors import ExitCode
 
@@ -61,6 +62,7 @@ app.command()(simulate.simulate)
 app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
+app.command()(generate)
 app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")

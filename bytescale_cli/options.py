@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bytescale_cli import output
 from engine.config.spelling import nearest
 from engine.errors import BytescaleError, ConfigError, Problem
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
+    from engine.config.toys import Part
 
 _MAX_STEPS = 10_000  # planning more would take hours
 
@@ -78,6 +80,14 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"must be a whole number, not {text}") from None
+
+
+def say_toys(config: Config, *parts: Part) -> None:
+    """Print one line if parts of the config are defaults that serve to try commands out; see `toys`."""
+    from engine.config.toys import toys
+
+    if line := toys(config, *parts):
+        output.say(line)
 
 
 def check_steps(steps: int, flag: str) -> None:

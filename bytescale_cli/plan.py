@@ -17,6 +17,7 @@ from bytescale_cli.options import (
     check_steps,
     loaded,
     plot_path,
+    say_toys,
     whole_number,
 )
 
@@ -98,6 +99,7 @@ def plan(
         cells = [str(degree), f"{len(own):,}", f"{own.sum():,}", f"{fraction:.1%}", f"{own.max():,}"]
         rings.append(dict(zip(_RINGS, cells, strict=True)))
     lines += ["", output.sections(_RINGS[:1], {"Which sequences are split?": _RINGS[1:]}, rings)]
+    say_toys(config, "model", "lengths", "rates")
     answer = {"plan": found[0], "steps": found, "source": source(config)}
     output.emit(answer, output.fill("\n".join(lines)), as_json=json)
 

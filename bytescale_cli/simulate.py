@@ -17,6 +17,7 @@ from bytescale_cli.options import (
     check_steps,
     config_as_typed,
     plot_path,
+    say_toys,
     whole_number,
     with_config,
 )
@@ -103,6 +104,7 @@ def simulate(
         error = failures[0].of([problem for failure in failures for problem in failure.problems])
         error.found = {"runs": runs}
         raise error  # the exit code is that of the first failure
+    say_toys(found[0][0], "model", "lengths", "rates")
     output.emit({"runs": runs}, _text(runs), as_json=json)
 
 

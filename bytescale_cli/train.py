@@ -21,6 +21,7 @@ from bytescale_cli.options import (
     choice,
     config_as_typed,
     named_as_typed,
+    say_toys,
     whole_number,
     with_aliases,
     with_config,
@@ -110,6 +111,8 @@ def train(
             payload = launch(
                 config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step, joins=joins
             )
+    if dry_run:  # else it was said before the first step
+        say_toys(config, "model", "documents")
     text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
     output.emit(payload, text, as_json=json)
 

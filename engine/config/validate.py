@@ -21,9 +21,11 @@ _MAX_PLAIN = 1e15  # larger floats are written with an exponent
 
 NAME_RULE = "must be at most 32 letters, digits, - and _, and begin with a letter or _"
 
+NOT_SET = "is not set"
+
 # pydantic's error types as sentences; other types get "cannot be {value}"
 _SENTENCES = {
-    "missing": "is not set",
+    "missing": NOT_SET,
     "extra_forbidden": "unknown key",
     "int_type": "must be a whole number, not {value}",
     "float_type": "must be a number, not {value}",

@@ -45,7 +45,7 @@ def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> lis
     problems = not_trained(config)
     if config.cluster.hostfile is None and len(cluster.nodes) > 1 and not joins:
         key = f"cluster.nodes={len(cluster.nodes)}"
-        hint = "add --hostfile FILE, or use --launcher slurm or k8s"
+        hint = "add --hostfile FILE, or --launcher slurm or k8s; `plan` and `train --dry-run` need no hosts"
         problems.append(Problem("several nodes need a hostfile", key, hint))
     return problems
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine import files
@@ -271,16 +271,24 @@ def check_owner(folder: RunFolder, config: Config) -> None:
     saved = newest_first(folder.checkpoints)
     if not saved and not metrics.read_metrics(folder.metrics):
         return
-    changes = diff(read_resolved(folder.resolved), config)
+    try:
+        before = read_resolved(folder.resolved)
+    except ConfigError as error:  # damaged, or of another version, whose checkpoints may be resumed all the same
+        error.problems = tuple(replace(one, hint=f"{one.hint}{_elsewhere(saved, config)}") for one in error.problems)
+        raise
+    changes = diff(before, config)
     changes = [line for line in changes if not same_run(line.partition(":")[0], bool(saved))]
     if changes:
-        hint = "undo the change, or choose another run.out"
-        usable = next((one for one in saved if _can_resume(one, config)), None)
-        if usable:
-            hint += f"; to resume this run in another folder, add --resume {shlex.quote(str(usable))}"
+        hint = f"undo the change, or choose another run.out{_elsewhere(saved, config)}"
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
         message = f"this folder contains a run with another config: {'; '.join(changes[:3])}{more}"
         raise ConfigError(message, key=f"run.out={folder.root}", hint=hint)
+
+
+def _elsewhere(saved: Sequence[Path], config: Config) -> str:
+    """Say how to resume from the newest of these checkpoints in another run folder; nothing if none can be resumed."""
+    usable = next((one for one in saved if _can_resume(one, config)), None)
+    return f"; to resume this run in another folder, add --resume {shlex.quote(str(usable))}" if usable else ""
 
 
 def _can_resume(checkpoint: Path, config: Config) -> bool:

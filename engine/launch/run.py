@@ -10,6 +10,7 @@ from typing import Any
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.config.toys import toys
 from engine.config.units import counted, format_bytes
 from engine.cost.model import Costs
 from engine.data.overview import Corpora
@@ -61,10 +62,10 @@ def train(
     cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
-    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     refused = not_launchable(config, cluster, joins is not None)
     if refused and not dry_run:
         raise ConfigError.of(refused)
+    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     of_gpus = gpu_problem(config, cluster)
     unready = [problem for problem in (of_gpus, environment_problem(config, os.environ)) if problem]
     if unready and not dry_run:
@@ -192,10 +193,11 @@ def _train(
     }
 
 
-def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) -> Iterator[str]:
+def _facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) -> Iterator[str | None]:
     """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
     ranks = counted(cluster.ranks, "rank")
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
+    yield toys(config, "model", "documents")
     known = corpora.overview
     pattern = f" matching {config.data.pattern}" if config.data.format == "folder" else ""
     empty = f" (skipped {counted(known.empty, 'empty one')})" if known and known.empty else ""

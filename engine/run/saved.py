@@ -35,8 +35,9 @@ def find(source: Path) -> Path:
         return source
     found = newest_first(RunFolder(source).checkpoints)
     if not found:
-        hint = "choose a run folder, or one of its checkpoints: RUN/checkpoints/step-..."
-        raise CheckpointError("is neither a checkpoint nor a run that has one", key=str(source), hint=hint)
+        hint = "choose a run, or a checkpoint RUN/checkpoints/step-...; `bytescale ckpt list RUN` lists those of a run"
+        what = "is neither a checkpoint nor a run that has one" if source.is_dir() else "no such folder"
+        raise CheckpointError(what, key=str(source), hint=hint)
     return found[0]
 
 

@@ -103,6 +103,20 @@ def test_a_change_of_what_a_run_learns_is_refused_with_a_way_out(tmp_path: Path)
     assert caught.value.problems[0].hint == plain
 
 
+def test_a_run_of_another_version_can_be_resumed_elsewhere(tmp_path: Path) -> None:
+    """Its config has not the keys of ours, but the checkpoint says what must match."""
+    folder = RunFolder(tmp_path / "run")
+    checkpoint = saved(folder)
+    folder.resolved.write_text(folder.resolved.read_text().replace("  restarts: 3\n", ""))
+    with pytest.raises(ConfigError, match=r"run\.restarts: is not set") as caught:
+        check_owner(folder, load([f"run.out={folder.root}"]))
+    hint = (
+        f"another version of ByteScale wrote this file; to resume this run in another folder, add --resume {checkpoint}"
+    )
+    assert caught.value.problems[0].hint == hint
+    check_owner(RunFolder(tmp_path / "other"), load([f"run.out={tmp_path / 'other'}"]))
+
+
 def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = RunFolder(tmp_path)
