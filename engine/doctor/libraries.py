@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,7 +66,8 @@ def ask(config: Config) -> Libraries:
         output = error.stdout or b""
     answers = dict[str, Any]()
     for line in output.splitlines():
-        answers |= json.loads(line)
+        with suppress(ValueError):  # the last line of a process that was killed
+            answers |= json.loads(line)
     return Libraries(answers, ended)
 
 

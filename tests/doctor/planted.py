@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+_OF_TESTS = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")
 
 # Torch, DeepSpeed and the two ranks take ten seconds, and have their own tests. `{broken}` may replace more.
 QUICK = """

@@ -118,6 +118,7 @@ def test_a_variable_that_puts_all_streams_into_one_queue(folders: list[str]) -> 
     assert newly(doctor, before) == {"environment"}
 
 
+A_MINUTE_FAST = "import time\nnow = time.time\ntime.time = lambda: now() + 60\n"
 SECOND = "10.213.7.2"  # the ssh of these tests needs no such host
 
 
@@ -137,70 +138,76 @@ def two_hosts(place: Path) -> list[str]:
     return [*folders_in(place), "--hostfile", f"{place}/hosts"]
 
 
-class TestOfHosts:
-    """Both hosts are this machine, reached by an ssh that is a script."""
+@pytest.fixture
+def hosts(tmp_path: Path) -> list[str]:
+    return two_hosts(tmp_path)
 
-    @pytest.fixture
-    def hosts(self, tmp_path: Path) -> list[str]:
-        return two_hosts(tmp_path)
 
-    @pytest.fixture(scope="class")
-    def before(self, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-        place = tmp_path_factory.mktemp("hosts")
-        doctor = examined(quick(*two_hosts(place)), environment(ssh(place, "")))
-        for name in ("ssh", "clock", "python", "bytescale", "packages", "run folder", "open files"):
-            assert {named(doctor, f"host {n}: {name}")["state"] for n in (1, 2)} == {"ok"}
-        assert named(doctor, "host 2: rendezvous")["state"] == "ok"
-        return wrong_ones(doctor)
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    place = tmp_path_factory.mktemp("hosts")
+    doctor = examined(quick(*two_hosts(place)), environment(ssh(place, "")))
+    for name in ("ssh", "clock", "python", "bytescale", "packages", "run folder", "open files"):
+        assert {named(doctor, f"host {n}: {name}")["state"] for n in (1, 2)} == {"ok"}
+    assert named(doctor, "host 2: rendezvous")["state"] == "ok"
+    return wrong_ones(doctor)
 
-    def second(self, tmp_path: Path, hosts: list[str], lines: str) -> dict[str, Any]:
-        """Examine hosts of which the second one has a fault that these lines of shell cause."""
-        lines = f'case "$*" in *{SECOND}*)\n{lines}\n;; esac'
-        return examined(quick(*hosts), environment(ssh(tmp_path / "ill", lines)))
 
-    def test_one_that_cannot_be_reached(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        said = f"ssh: connect to host {SECOND} port 22: No route to host"
-        doctor = self.second(tmp_path, hosts, f"echo '{said}' >&2; exit 255")
-        assert newly(doctor, before) == {"host 2: ssh"}
-        assert said in named(doctor, "host 2: ssh")["message"]
-        assert f"check `ssh {SECOND}`" in named(doctor, "host 2: ssh")["hint"]
+def second(tmp_path: Path, hosts: list[str], lines: str) -> dict[str, Any]:
+    """Examine hosts of which the second one has a fault that these lines of shell cause."""
+    lines = f'case "$*" in *{SECOND}*)\n{lines}\n;; esac'
+    return examined(quick(*hosts), environment(ssh(tmp_path / "ill", lines)))
 
-    def test_one_with_other_sources(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        for name in ("engine", "bytescale_cli", "recipes"):
-            shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
-        (tmp_path / "other" / "engine" / "units.py").open("a").write("# changed\n")
-        doctor = self.second(tmp_path, hosts, f'command=$(echo "$command" | sed "s#cd [^ ]*#cd {tmp_path}/other#")')
-        assert newly(doctor, before) == {"host 2: bytescale"}
 
-    def test_one_with_another_torch(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        path = installed(tmp_path / "site", "torch", "2.12.0")
-        doctor = self.second(tmp_path, hosts, f"export PYTHONPATH={path}")
-        assert newly(doctor, before) == {"host 2: packages"}
-        assert "torch 2.12.0 instead of" in named(doctor, "host 2: packages")["message"]
+def test_a_host_that_cannot_be_reached(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    said = f"ssh: connect to host {SECOND} port 22: No route to host"
+    doctor = second(tmp_path, hosts, f"echo '{said}' >&2; exit 255")
+    assert newly(doctor, healthy) == {"host 2: ssh"}
+    assert said in named(doctor, "host 2: ssh")["message"]
+    assert f"check `ssh {SECOND}`" in named(doctor, "host 2: ssh")["hint"]
 
-    def test_one_whose_clock_is_a_minute_off(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site" / "sitecustomize.py").write_text(
-            "import time\nnow = time.time\ntime.time = lambda: now() + 60\n"
-        )
-        doctor = self.second(tmp_path, hosts, f"export PYTHONPATH={tmp_path}/site")
-        assert newly(doctor, before) == {"host 2: clock"}
-        assert float(named(doctor, "host 2: clock")["value"].removesuffix(" s")) == pytest.approx(60, abs=1)
 
-    @needs_mounts
-    def test_one_that_does_not_share_the_run_folder(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        inside = f"mount -t tmpfs none {tmp_path}/run && exec sh -c "
-        doctor = self.second(tmp_path, hosts, f'exec unshare --mount sh -c \'{inside}"$0"\' "$command"')
-        assert newly(doctor, before) == {"host 2: run folder"}
+def test_a_host_with_other_sources(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    for name in ("engine", "bytescale_cli", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "other" / "engine" / "units.py").open("a").write("# changed\n")
+    doctor = second(tmp_path, hosts, f'command=$(echo "$command" | sed "s#cd [^ ]*#cd {tmp_path}/other#")')
+    assert newly(doctor, healthy) == {"host 2: bytescale"}
 
-    def test_one_with_a_low_limit(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        doctor = self.second(tmp_path, hosts, "ulimit -n 200")
-        assert newly(doctor, before) == {"host 2: open files"}
 
-    def test_one_that_dies_in_the_middle(self, tmp_path: Path, hosts: list[str], before: set[str]) -> None:
-        """The first question is answered; one failure says all."""
-        (tmp_path / "site").mkdir()
-        lines = "import os, platform\nplatform.python_version = lambda: os.kill(os.getpid(), 9)\n"
-        (tmp_path / "site" / "sitecustomize.py").write_text(lines)
-        doctor = self.second(tmp_path, hosts, f"export PYTHONPATH={tmp_path}/site")
-        assert newly(doctor, before) == {"host 2: versions"}
+def test_a_host_with_another_torch(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    path = installed(tmp_path / "site", "torch", "2.12.0")
+    doctor = second(tmp_path, hosts, f"export PYTHONPATH={path}")
+    assert newly(doctor, healthy) == {"host 2: packages"}
+    assert "torch 2.12.0 instead of" in named(doctor, "host 2: packages")["message"]
+
+
+def test_a_host_whose_clock_is_a_minute_off(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import time\nnow = time.time\ntime.time = lambda: now() + 60\n"
+    )
+    doctor = second(tmp_path, hosts, f"export PYTHONPATH={tmp_path}/site")
+    assert newly(doctor, healthy) == {"host 2: clock"}
+    assert float(named(doctor, "host 2: clock")["value"].removesuffix(" s")) == pytest.approx(60, abs=1)
+
+
+@needs_mounts
+def test_a_host_that_does_not_share_the_run_folder(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    inside = f"mount -t tmpfs none {tmp_path}/run && exec sh -c "
+    doctor = second(tmp_path, hosts, f'exec unshare --mount sh -c \'{inside}"$0"\' "$command"')
+    assert newly(doctor, healthy) == {"host 2: run folder"}
+
+
+def test_a_host_with_a_low_limit(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    doctor = second(tmp_path, hosts, "ulimit -n 200")
+    assert newly(doctor, healthy) == {"host 2: open files"}
+
+
+def test_a_host_that_dies_in_the_middle(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
+    """The first question is answered; one failure says all."""
+    (tmp_path / "site").mkdir()
+    lines = "import os, platform\nplatform.python_version = lambda: os.kill(os.getpid(), 9)\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(lines)
+    doctor = second(tmp_path, hosts, f"export PYTHONPATH={tmp_path}/site")
+    assert newly(doctor, healthy) == {"host 2: versions"}
