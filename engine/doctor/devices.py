@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from engine.cluster.cluster import Cluster
-from engine.cluster.gpus import visible_gpus
+from engine.cluster.gpus import driver_version, visible_gpus
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.config.units import counted
@@ -70,11 +70,11 @@ def gpus(config: Config, cluster: Cluster, libraries: Libraries) -> Check:
     return ok("GPUs", f"{kinds}{idle}", kinds)
 
 
-def driver(libraries: Libraries) -> Check:
+def driver() -> Check:
     """Show which CUDA the driver supports. Whether torch can work with it, `gpus` says."""
-    found = libraries["gpus"].get("driver")
-    if not found:
-        return skipped("CUDA driver", "torch uses no GPU here")
+    found = driver_version()
+    if found is None:
+        return skipped("CUDA driver", "there is none, or it does not work")
     return ok("CUDA driver", f"supports CUDA {found}", f"CUDA {found}")
 
 

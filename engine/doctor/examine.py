@@ -16,6 +16,7 @@ from engine.config.schema import Config
 from engine.data.pack import cache_folder
 from engine.doctor import devices, hosts, libraries, limits, network, ranks, software, storage
 from engine.doctor.check import Check, Checks, skipped
+from engine.doctor.rank import PARTS
 from engine.launch.checks import check_launch
 
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
@@ -39,7 +40,7 @@ def examine(config: Config) -> list[Check]:
             asked = background.submit(libraries.ask, config)
             looked = background.submit(hosts.look_at, config, cluster, logs) if config.cluster.hostfile else None
             _network(checks, cluster, logs / "ranks")
-            kept = any(check.name in ranks.PARTS and check.state == "failed" for check in checks.found)
+            kept = any(check.name in PARTS and check.state == "failed" for check in checks.found)
 
             checks.add("software", "python", software.python)
             checks.add("software", "bytescale", lambda: software.bytescale(software.Software.here()))
@@ -48,7 +49,7 @@ def examine(config: Config) -> list[Check]:
             checks.add("software", "packages", software.packages)
 
             checks.add("devices", "GPUs", lambda: devices.gpus(config, cluster, asked.result()))
-            checks.add("devices", "CUDA driver", lambda: devices.driver(asked.result()))
+            checks.add("devices", "CUDA driver", devices.driver)
             checks.add("devices", "NCCL", lambda: devices.nccl(config, cluster, asked.result()))
             checks.add("devices", "environment", devices.environment, config)
             checks.add("devices", "attention kernel", lambda: devices.kernel(asked.result()))
@@ -83,7 +84,7 @@ def _network(checks: Checks, cluster: Cluster, place: Path) -> None:
     if why is None:
         place.mkdir()
         checks.add("network", "two ranks", ranks.two_ranks, place)
-    for part in ranks.PARTS if why else ():
+    for part in PARTS if why else ():
         checks.add("network", part, skipped, part, why or "")
 
 

@@ -78,16 +78,14 @@ def _torch(request: Request) -> dict[str, Any]:
 
 
 def _gpus(request: Request) -> dict[str, Any]:
-    """The GPUs that torch can use, and the version of the driver; or why it can use none."""
+    """The names of the GPUs that torch can use; or why it can use none."""
     import torch
 
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (AssertionError, RuntimeError) as error:  # built without CUDA, no GPU, or an older driver
-        return {"names": [], "driver": None, "why": str(error).strip().split("\n")[0].partition(". ")[0]}
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    driver = torch._C._cuda_getDriverVersion()  # 12040 for the driver of CUDA 12.4
-    return {"names": names, "driver": f"{driver // 1000}.{driver % 1000 // 10}", "why": None}
+        return {"names": [], "why": str(error).strip().split("\n")[0].partition(". ")[0]}
+    return {"names": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())], "why": None}
 
 
 def _nccl(request: Request) -> dict[str, Any]:

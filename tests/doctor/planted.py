@@ -23,7 +23,7 @@ from engine.doctor.check import ok
 
 ANSWERS = {{
     "torch": {{"version": "2.13.0+cpu", "cuda": None}},
-    "gpus": {{"names": [], "driver": None, "why": "Torch not compiled with CUDA enabled"}},
+    "gpus": {{"names": [], "why": "Torch not compiled with CUDA enabled"}},
     "nccl": {{"version": None}},
     "kernel": {{"name": "fused_cpu", "reason": "PyTorch's fused kernel for CPU", "rejected": [], "dtype": "fp32"}},
     "deepspeed": {{"imports": "engine.zero.engine"}},
