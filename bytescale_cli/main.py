@@ -14,6 +14,7 @@ from bytescale_cli import (
     completion,
     config,
     data,
+    doctor,
     estimate_memory,
     output,
     plan,
@@ -63,6 +64,7 @@ app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
 app.command()(generate)
+app.command()(doctor.doctor)
 app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")

@@ -91,11 +91,8 @@ def node_commands(
             commands.append(NodeCommand(node.host, agent, safe_path(), job))
             continue
         # ssh does not pass the environment on, so the remote shell sets what Python itself needs.
-        over_ssh = [
-            (*_SSH, node.host, _remote({**variables, **safe_path()}, agent))
-            for variables in (needed_to_start(users), {})
-        ]
-        commands.append(NodeCommand(node.host, over_ssh[0], {}, job, over_ssh[1]))
+        arguments = over_ssh(node.host, agent, needed_to_start(users))
+        commands.append(NodeCommand(node.host, arguments, {}, job, over_ssh(node.host, agent, {})))
     return commands
 
 
@@ -113,7 +110,8 @@ def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
     }
 
 
-def _remote(variables: Mapping[str, str], program: Sequence[str]) -> str:
-    """The shell command that runs `program` on another host, in this working directory and with these variables."""
-    settings = [f"{name}={value}" for name, value in variables.items()]
-    return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"
+def over_ssh(host: str, program: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that runs `program` on another host, in this working directory and with these variables."""
+    settings = [f"{name}={value}" for name, value in {**variables, **safe_path()}.items()]
+    remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"
+    return (*_SSH, host, remote)

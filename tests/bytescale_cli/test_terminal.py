@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from bytescale_cli import output, terminal
 from bytescale_cli.main import run
+from engine.doctor import examine
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile
 from tests.bytescale_cli.commands import commands
+from tests.bytescale_cli.checks import all_states
 from tests.bytescale_cli.screen import open_terminal, read_all, shown
 from tests.data.past_run import run_of
 from tests.hardware.machines import config, measured
@@ -49,6 +51,7 @@ TABLES = {
         "config help data",
     ],
     "data_trace": ["data trace {run} --step 1"],
+    "doctor": ["doctor run.out={folder}/new"],
     "estimate_memory": ["estimate-memory recipe=llama70b-2m-paper --fit --table"],
     "plan": ["plan {small} --steps 3", "plan {big}"],
     "profile_data": ["profile-data {small}", "profile-data {big}", "data lint {documents}", "profile-data {sources}"],
@@ -128,6 +131,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     calibration = calibrate(ours, config())
     found = Profile(calibration, ours, config(), points(ours, calibration, config()))
     monkeypatch.setattr(profiling, "profile", lambda config, gpus, say: found)
+    monkeypatch.setattr(examine, "examine", lambda config: all_states())
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
 
