@@ -31,6 +31,7 @@ from engine.launch.restarts import Restarts
 from engine.run import metrics
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
+from engine.trackers.following import following
 
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 Say = Callable[[str], None]
@@ -70,7 +71,7 @@ def train(
             if line:
                 say(line)
     check_place(folder, config)
-    with prepare.locked(folder):
+    with prepare.locked(folder), following(config.run.trackers, folder, say, on_step) as followed:
         if not dry_run:
             for parent in (folder.checkpoints, folder.root):
                 remove_ruins(parent)  # before anything is written: it may free the space of a full disk
@@ -84,10 +85,11 @@ def train(
             raise MemoryFitError.of([host_too_small])
         check_host_adam(config, say)
         if resume != "never" or not folder.resolved.exists():
-            return _train(config, cluster, folder, start, resume, say, on_step)
+            return _train(config, cluster, folder, start, resume, say, followed)
         say(f"the old run is now in {prepare.set_aside(folder)}")
-    with prepare.locked(folder):  # a new folder: the old one was renamed with its lock
-        return _train(config, cluster, folder, start, "auto", say, on_step)
+    # a new folder: the old one was renamed with its lock
+    with prepare.locked(folder), following(config.run.trackers, folder, say, on_step) as followed:
+        return _train(config, cluster, folder, start, "auto", say, followed)
 
 
 def _train(

@@ -21,6 +21,7 @@ class RunFolder:
         self.report = root / "report.html"
         self.checkpoints = root / "checkpoints"  # step-00000100, ...
         self.logs = root / "logs"
+        self.trackers = root / "trackers"  # what TensorBoard, Weights & Biases and MLflow write
 
     def log(self, rank: int) -> Path:
         """The file with everything that a rank prints."""
@@ -29,6 +30,14 @@ class RunFolder:
     def node_log(self, number: int) -> Path:
         """The file with everything that the agent of a node, or ssh, prints on its standard error."""
         return self.logs / f"node-{number}.log"
+
+    def tracker_log(self, name: str) -> Path:
+        """The file with everything that a tracker's library prints."""
+        return self.logs / f"tracker-{name}.log"
+
+    def tracker(self, name: str) -> Path:
+        """The JSON file with the id that a tracker gave the run, and the last step that it has."""
+        return self.trackers / f"{name}.json"
 
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""
