@@ -47,7 +47,7 @@ class Follower:
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         os.set_blocking(self._stdout.fileno(), False)
         self._unread, self._error, self.warned = b"", "", False
-        self.step, self._since = 0, time.monotonic()  # the last step that it has, and when it said so
+        self.step, self._since = 0, time.monotonic()  # the last step that it has, and since when it owes the next
 
     def problem(self, step: int) -> str | None:
         """Return why it fails, else None. `step` is the last one of the run. Does not wait."""
@@ -55,10 +55,11 @@ class Follower:
         self._read()
         if ended:
             return self._error or f"its process ended with code {self._process.returncode}"
-        waited = time.monotonic() - self._since
-        if self.step < step and waited > PATIENCE_S:
-            return f"it has not answered for {waited:.0f} s"
-        return None
+        now = time.monotonic()
+        if self.step >= step:
+            self._since = now
+        waited = now - self._since
+        return f"it has not answered for {waited:.0f} s" if waited > PATIENCE_S else None
 
     def _read(self) -> None:
         """Read what the process has reported."""
