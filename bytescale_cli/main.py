@@ -20,10 +20,11 @@ from bytescale_cli import (
     profile_data,
     profile_hardware,
     recipes,
+    report,
     runs,
     simulate,
 )
-from bytescale_cli.errors import report
+from bytescale_cli.errors import report as report_error
 from bytescale_cli.train import train
 from engine.errors import ExitCode
 
@@ -61,6 +62,7 @@ app.command()(simulate.simulate)
 app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
+app.command()(report.report)
 app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
@@ -90,4 +92,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if "--help" in words:  # not a failure: the reader has exited, as in `--help | true`
                 return ExitCode.OK
             error = error.__context__
-        return report(error, as_json="--json" in words, debug="--debug" in words)
+        return report_error(error, as_json="--json" in words, debug="--debug" in words)

@@ -28,7 +28,7 @@ from engine.launch.host_adam import check_host_adam
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.restarts import Restarts
-from engine.run import metrics
+from engine.run import launches, metrics
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 from engine.trackers.following import following
@@ -123,12 +123,16 @@ def _train(
             break
         try:
             commands = node_commands(cluster, folder, start.checkpoint, config)
+            launches.begin(folder.launches, start.step + 1, cluster.ranks, [node.host for node in cluster.nodes])
             run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say)
+            launches.end(folder.launches)
             break
-        except PreemptedError:
+        except PreemptedError as error:
+            launches.end(folder.launches, str(error))
             _report(folder, say)
             raise
         except RankError as error:
+            launches.end(folder.launches, str(error))
             _report(folder, say)
             damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
             say(f"warning: {error}" if damaged else restarts.after(error, start.step))

@@ -14,6 +14,7 @@ class RunFolder:
         self.summary = root / "summary.json"  # facts of the documents and the model
         self.blocks = root / "blocks.jsonl"  # the blocks of all sources of texts (engine/data/block_files.py)
         self.metrics = root / "metrics.jsonl"  # one JSON object per step
+        self.launches = root / "launches.jsonl"  # when, where and with what ranks were started (engine/run/launches.py)
         self.ledger = root / "ledger"  # the documents of each step (engine/data/ledger.py)
         self.quarantine = root / "quarantine.jsonl"  # documents that were left out (engine/data/quarantine.py)
         self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
