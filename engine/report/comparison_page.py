@@ -9,12 +9,11 @@ from functools import partial
 
 import numpy as np
 
-from engine.cluster.cluster import Cluster
 from engine.config.units import counted
 from engine.report.curves import STEPS, Curve, curves_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData
-from engine.report.run_page import along_figures, duration
+from engine.report.run_page import along_figures, duration, ranks_of
 from engine.report.words import long_seconds, number, value_text
 from engine.run.status import differences
 
@@ -84,10 +83,7 @@ def _numbers(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
         ("median step (s)", *(median(run, "step_s") for run in runs)),
         ("time in steps", *(long_seconds(float(run.seconds[-1])) if run.lines else "-" for run in runs)),
         ("duration", *(duration(run) or "-" for run in runs)),
-        (
-            "ranks",
-            *(f"{run.trace.plan.ranks if run.trace else Cluster.of(run.config.cluster).ranks:,}" for run in runs),
-        ),
+        ("ranks", *(f"{ranks_of(run):,}" for run in runs)),
         ("planner", *(run.config.planner.name for run in runs)),
     ]
     if common is not None:

@@ -121,7 +121,7 @@ def head(run: RunData) -> list[Pair]:
         validation += f", {verdict} the corpus's bigram entropy of {run.bigram_nats:.3f}"
     pairs = [
         ("model", config.model.name + (f", {parameters:,} parameters" if parameters is not None else "")),
-        ("ranks", f"{run.trace.plan.ranks if run.trace else Cluster.of(config.cluster).ranks:,}"),
+        ("ranks", f"{ranks_of(run):,}"),
         ("planner", config.planner.name),
         ("steps", f"{len(run.lines):,} of {config.run.steps:,}"),
         ("final training loss", _nats(loss[-1]) if len(loss) else "no step was completed"),
@@ -202,6 +202,11 @@ def starts(run: RunData) -> Table | None:
         outcome = one.outcome or ("no end was recorded" if one.ended is None else "all steps are done")
         rows.append((str(number), began, lasted, f"{one.step:,}", f"{one.ranks:,}", outcome))
     return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
+
+
+def ranks_of(run: RunData) -> int:
+    """The HDP ranks of the measured step, else of the config."""
+    return run.trace.plan.ranks if run.trace else Cluster.of(run.config.cluster).ranks
 
 
 def duration(run: RunData) -> str | None:
