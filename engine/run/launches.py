@@ -1,6 +1,7 @@
 """launches.jsonl: when the ranks of a run were started, where and with what, and how they ended. Imports no torch.
 
-A start adds a line, and its end another one, {"ended": seconds, "outcome": text}. A launcher that is killed adds no end.
+A start adds a line, and its end another one: {"ended": seconds, "outcome": text}. A launcher that is killed adds no
+end. A line that cannot be written is left out: this record is for people, and must not stop a run.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,12 +61,12 @@ def end(path: Path, outcome: str = "") -> None:
 
 
 def _append(path: Path, line: Mapping[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as file:
+    with suppress(OSError), path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def read_launches(path: Path) -> list[Launch]:
-    """Read all starts so far; empty if there is no such file. Damaged lines, and those of other versions, are skipped."""
+    """Read all starts so far; empty without the file. Damaged lines and those of other versions are skipped."""
     found = list[Launch]()
     for text in path.read_bytes().splitlines() if path.exists() else ():
         try:
