@@ -55,7 +55,9 @@ def _by_step(runs: Sequence[RunData]) -> Figure:
 def _throughput(runs: Sequence[RunData]) -> Figure:
     curves = [Curve(run.name, run.column("step"), run.column("tokens_per_s")).smooth() for run in runs]
     caption = "Tokens per second, all ranks of a run together; running medians. Validation does not count."
-    picture = partial(curves_picture, "throughput", "Throughput", curves, STEPS, "throughput (tokens/s)")
+    picture = partial(
+        curves_picture, "throughput", "Throughput", curves, STEPS, "throughput (tokens/s)", from_zero=True
+    )
     return Figure.of("Throughput", caption, picture)
 
 

@@ -17,13 +17,14 @@ from engine.errors import ConfigError
 from engine.files import write_durably
 from engine.report.boxes import boxes, shown_ranks
 from engine.report.charts import loss_picture, throughput_picture
-from engine.report.curves import STEPS, TOKENS, Curve, curves_picture, time_axis
+from engine.report.curves import STEPS, Curve, curves_picture, time_axis, token_axis
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import MODES, Pair, long_seconds, value_text
 from engine.run.folder import RunFolder
 from engine.run.status import differences
+from engine.units import Floats
 
 _HOSTS = 8  # names that are shown
 
@@ -77,12 +78,12 @@ def along_figures(runs: Sequence[RunData]) -> list[Figure]:
 
     They are smoothed by running medians, since noise hides how runs differ.
     """
-    longest = max(float(run.seconds[-1]) for run in runs)
+    tokens, seconds = (max(float(last(run)[-1]) for run in runs) for last in (_tokens, _seconds))
     smoothed = "Training loss, the running median of about a tenth of the steps,"
     found = []
     for along, at, of in (
-        (TOKENS, lambda run: run.tokens, "the tokens that were trained on"),
-        (time_axis(longest), lambda run: run.seconds, "the time in steps: without validation, checkpoints and starts"),
+        (token_axis(tokens), _tokens, "the tokens that were trained on"),
+        (time_axis(seconds), _seconds, "the time in steps: without validation, checkpoints and starts"),
     ):
         curves = [Curve(run.name, at(run), run.column("loss")).smooth() for run in runs]
         picture = partial(
@@ -90,6 +91,14 @@ def along_figures(runs: Sequence[RunData]) -> list[Figure]:
         )
         found.append(Figure.of(f"Loss by {along.key}", f"{smoothed} over {of}.", picture))
     return found
+
+
+def _tokens(run: RunData) -> Floats:
+    return run.tokens
+
+
+def _seconds(run: RunData) -> Floats:
+    return run.seconds
 
 
 def _others(run: RunData) -> list[Figure]:
@@ -106,7 +115,13 @@ def _others(run: RunData) -> list[Figure]:
             curve = [Curve(title, steps, values)]
             spread = name == "grad_norm" and kept.min() > 0 and kept.max() > 30 * kept.min()
             found.append(
-                Figure.of(title, caption, partial(curves_picture, name, title, curve, STEPS, label, log=spread))
+                Figure.of(
+                    title,
+                    caption,
+                    partial(
+                        curves_picture, name, title, curve, STEPS, label, log=spread, from_zero=name == "peak_memory"
+                    ),
+                )
             )
     return found
 
@@ -200,7 +215,8 @@ def starts(run: RunData) -> Table | None:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(one.began))
         lasted = "-" if one.ended is None else long_seconds(one.ended - one.began)
         outcome = one.outcome or ("no end was recorded" if one.ended is None else "all steps are done")
-        rows.append((str(number), began, lasted, f"{one.step:,}", f"{one.ranks:,}", outcome))
+        whole = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in (began, lasted))  # not broken over lines
+        rows.append((str(number), *whole, f"{one.step:,}", f"{one.ranks:,}", outcome))
     return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
 
 
