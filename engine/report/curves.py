@@ -93,7 +93,8 @@ def curves_picture(
         else:
             axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
         if from_zero:
-            axes.set_ylim(0, 1.08 * max(float(np.nanmax(curve.y, initial=0.0)) for curve in curves))
+            highest = max(curve.y[np.isfinite(curve.y)].max(initial=0.0) for curve in curves)
+            axes.set_ylim(0, 1.08 * highest or 1.0)
 
     summary = "; ".join(f"{curve.name}: {_ends(curve.y)}" for curve in curves)
     height = 0.36 * size.width if size is WIDE else 0.72 * size.width

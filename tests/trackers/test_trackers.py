@@ -11,6 +11,7 @@ import pytest
 
 from engine.config.load import load
 from engine.config.schema import Run
+from engine.errors import ConfigError
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, cut_back
 from engine.trackers.trackers import TRACKERS
@@ -122,3 +123,18 @@ def test_an_unwritable_folder_is_the_reason(name: str, tmp_path: Path) -> None:
 
 def test_trackers_are_a_list() -> None:
     assert load(["run.trackers=[tensorboard,wandb]"]).run.trackers == ("tensorboard", "wandb")
+    assert load([]).run.trackers == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "message", "hint"),
+    [
+        ("[tensorbord]", "must be tensorboard, wandb or mlflow, not tensorbord", "did you mean tensorboard?"),
+        ("wandb", "must be a list, not wandb", "for example run.trackers=[tensorboard,wandb]: "),
+    ],
+)
+def test_what_is_no_list_of_trackers_is_refused(value: str, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load([f"run.trackers={value}"])
+    (problem,) = refused.value.problems
+    assert (problem.key, problem.message) == ("run.trackers", message) and str(problem.hint).startswith(hint)
