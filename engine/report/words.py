@@ -35,7 +35,7 @@ def short_seconds(seconds: float) -> str:
 def long_seconds(seconds: float) -> str:
     """Format a duration as people say it: 42 s, 7 min 5 s, 3 h 20 min, 2 d 4 h."""
     for unit, name, smaller, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if seconds >= unit:
+        if round(seconds) >= unit:
             whole, rest = divmod(round(seconds / smaller) * smaller, unit)
             return f"{whole} {name}" + (f" {rest // smaller} {less}" if rest else "")
     return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
