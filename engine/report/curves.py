@@ -83,7 +83,8 @@ def curves_picture(
             style = _STYLES[number // len(_COLOURS) % len(_STYLES)]
             y = np.where(np.isfinite(curve.y), curve.y, np.nan)
             axes.plot(curve.x / along.unit, y, color=colour, linestyle=style, **named, **look)
-        low, high = (float(f([f(curve.x) for curve in curves])) / along.unit for f in (np.min, np.max))
+        places = np.concatenate([curve.x for curve in curves]) / along.unit
+        low, high = (float(places.min()), float(places.max())) if len(places) else (0.0, 1.0)
         margin = max(0.5 if along is STEPS else 1e-9, 0.02 * (high - low))  # not 0, also for a single point
         axes.set(xlabel=along.label, ylabel=label, xlim=(low - margin, high + margin))
         axes.xaxis.set_major_locator(MaxNLocator(8 if size is WIDE else 5, integer=along is STEPS, steps=[1, 2, 5, 10]))

@@ -85,7 +85,9 @@ def along_figures(runs: Sequence[RunData]) -> list[Figure]:
         (token_axis(tokens), _tokens, "the tokens that were trained on"),
         (time_axis(seconds), _seconds, "the time in steps: without validation, checkpoints and starts"),
     ):
-        curves = [Curve(run.name, at(run), run.column("loss")).smooth() for run in runs]
+        names = [run.name for run in runs] if len(runs) > 1 else ["training loss"]
+        losses = [Curve(name, at(run), run.column("loss")) for name, run in zip(names, runs, strict=True)]
+        curves = [curve.smooth() for curve in losses]
         picture = partial(
             curves_picture, f"loss-by-{along.key}", f"Loss by {along.key}", curves, along, "loss (nats per token)"
         )

@@ -63,8 +63,8 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(words: str, message: str, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
-    given = words.replace("RUN", str(runs[0])).replace("NONE", str(tmp_path / "none"))
-    assert run(["report", *given.split()]) == 2
+    places = {"RUN": str(runs[0]), "NONE": str(tmp_path / "none"), "NONE/a.html": str(tmp_path / "none" / "a.html")}
+    assert run(["report", *(places.get(word, word) for word in words.split())]) == 2
     said = capsys.readouterr().err.splitlines()
     assert message in said[0] and len(said) <= 3
     assert not (runs[0] / "report.html").exists() and not (tmp_path / "none").exists()

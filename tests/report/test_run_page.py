@@ -5,6 +5,7 @@ import math
 import platform
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -128,7 +129,7 @@ def test_the_page_has_all_starts_and_how_they_ended(tmp_path: Path, monkeypatch:
     folder = write_run(tmp_path, lines=metrics(3), traced=None)
     assert run_page.starts(read_run(folder)) is None
     times = iter((0.0, 4000.0, 90_000.0, 90_042.0, 100_000.0))
-    monkeypatch.setattr(launches.time, "time", lambda: next(times))
+    monkeypatch.setattr(launches, "time", SimpleNamespace(time=lambda: next(times)))
     for step, outcome in ((1, "rank 1 failed: <b>"), (51, "")):
         begin(folder / "launches.jsonl", step, 2, ["a"])
         end(folder / "launches.jsonl", outcome)

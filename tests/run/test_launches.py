@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from engine.run.launches import begin, end, read_launches
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock is 10 s later."""
     times = iter(range(1000, 2000, 10))
-    monkeypatch.setattr(launches.time, "time", lambda: float(next(times)))
+    monkeypatch.setattr(launches, "time", SimpleNamespace(time=lambda: float(next(times))))
 
 
 def test_starts_and_their_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
