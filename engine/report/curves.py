@@ -79,10 +79,11 @@ def curves_picture(
             if len(curve.x) < _FEW:
                 look |= {"marker": "o", "markersize": 4}
             colour = _COLOURS[number % len(_COLOURS)]
-            named = {"label": curve.name} if len(curves) > 1 else {}
+            if len(curves) > 1:
+                look["label"] = curve.name
             style = _STYLES[number // len(_COLOURS) % len(_STYLES)]
             y = np.where(np.isfinite(curve.y), curve.y, np.nan)
-            axes.plot(curve.x / along.unit, y, color=colour, linestyle=style, **named, **look)
+            axes.plot(curve.x / along.unit, y, color=colour, linestyle=style, **look)
         places = np.concatenate([curve.x for curve in curves]) / along.unit
         low, high = (float(places.min()), float(places.max())) if len(places) else (0.0, 1.0)
         margin = max(0.5 if along is STEPS else 1e-9, 0.02 * (high - low))  # not 0, also for a single point
