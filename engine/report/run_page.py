@@ -228,11 +228,9 @@ def ranks_of(run: RunData) -> int:
 
 
 def duration(run: RunData) -> str | None:
-    """How long ranks ran, in how many starts; None if no end was recorded."""
+    """How long ranks ran, in all starts; None if no end was recorded."""
     lasted = [one.ended - one.began for one in run.launches if one.ended is not None]
-    if not lasted:
-        return None
-    return f"{long_seconds(sum(lasted))} in {counted(len(lasted), 'start')}"
+    return long_seconds(sum(lasted)) if lasted else None
 
 
 def mixture(run: RunData) -> Table | None:

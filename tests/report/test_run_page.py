@@ -143,7 +143,7 @@ def test_the_page_has_all_starts_and_how_they_ended(tmp_path: Path, monkeypatch:
         ("2", "1970-01-02 01:00:00 UTC", "42 s", "51", "2", "all steps are done"),
         ("3", "1970-01-02 03:46:40 UTC", "-", "101", "4", "no end was recorded"),
     ]
-    assert dict(run_page.head(run))["duration"] == "1 h 7 min in 2 starts"
+    assert dict(run_page.head(run))["duration"] == "1 h 7 min"
     assert "rank 1 failed: &lt;b&gt;" in run_page.run_page(run).html()
 
 
