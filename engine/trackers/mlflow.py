@@ -13,6 +13,7 @@ from engine.trackers.tracker import Step, Tracked
 
 _BATCH = 500  # metrics per request; servers take at most 1,000, and 100 parameters
 _PARAMETERS = 100
+_LONGEST = 6000  # characters of a parameter; a list of many paths may be longer
 
 
 class MLflow:
@@ -38,7 +39,7 @@ class MLflow:
         place = None if here is None else (run.folder / "mlflow").as_uri()
         experiment = found.experiment_id if found else self._client.create_experiment(name, artifact_location=place)
         self.id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
-        parameters = [Param(key, str(value)) for key, value in run.config.items()]
+        parameters = [Param(key, str(value)[:_LONGEST]) for key, value in run.config.items()]
         for first in range(0, len(parameters), _PARAMETERS):
             self._client.log_batch(self.id, params=parameters[first : first + _PARAMETERS])
 
