@@ -27,7 +27,8 @@ Event = dict[str, Any]
 MOST_RANKS = 1024  # of a plan; viewers get slow with more
 _COUNTERS = ("loss", "tokens_per_s", "grad_norm", "lr", "balance", "peak_memory")
 _WAITS = {"plan_wait_s": "waits for the plan", "data_wait_s": "waits for data"}
-_STEPS = 0  # the thread with a slice per step; rank r is thread r + 1
+# Threads: one with a slice per step, and the ranks from 2 on. Thread 0 is the idle thread of the kernel in Perfetto.
+_STEPS, _FIRST_RANK = 1, 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +80,14 @@ def _events(process: Process, pid: int) -> Iterator[Event]:
         yield from _of_run(process.run, pid)
         ranks |= {span.rank for span in process.run.trace.spans} if process.run.trace else set()
     for rank in sorted(ranks):
-        yield _named("thread_name", pid, rank + 1, f"rank {rank}")
-        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": rank + 1, "args": {"sort_index": rank + 1}}
+        yield _named("thread_name", pid, _FIRST_RANK + rank, f"rank {rank}")
+        yield {
+            "ph": "M",
+            "name": "thread_sort_index",
+            "pid": pid,
+            "tid": _FIRST_RANK + rank,
+            "args": {"sort_index": rank},
+        }
 
 
 def _of_run(run: RunData, pid: int) -> Iterator[Event]:
@@ -125,9 +132,9 @@ def _of_ranks(step: Timed, pid: int, start: int) -> Iterator[Event]:
             facts["slot"] = int(plan.slot[micro])
         begin, stop = start + _ns(span.start_s), start + _ns(span.stop_s)
         name = kind if degree == 0 else f"{kind}, {size} tokens"
-        yield _slice(name, kind, pid, span.rank + 1, begin, stop, facts)
+        yield _slice(name, kind, pid, _FIRST_RANK + span.rank, begin, stop, facts)
         if waited := min(stop - begin, _ns(span.exposed_s)):
-            yield _slice("waits for transfers", "wait", pid, span.rank + 1, stop - waited, stop)
+            yield _slice("waits for transfers", "wait", pid, _FIRST_RANK + span.rank, stop - waited, stop)
 
 
 def _slice(name: str, kind: str, pid: int, tid: int, start: int, stop: int, facts: Event | None = None) -> Event:

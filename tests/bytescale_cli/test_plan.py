@@ -152,7 +152,7 @@ def test_a_trace_has_all_planned_steps(tmp_path: Path, capsys: pytest.CaptureFix
     assert captured.err == f"timeline: {path} (ui.perfetto.dev opens it)\n"
     events = checked(path.read_bytes())
     assert [one["name"] for one in events if one.get("cat") == "step"] == ["step 1", "step 2"]
-    assert {one["tid"] for one in events if one["ph"] == "X"} == {0, 1, 2, 3, 4}
+    assert {one["tid"] for one in events if one["ph"] == "X"} == {1, 2, 3, 4, 5}
     sizes = [step["micro_batches"] for step in json.loads(captured.out)["steps"]]
     assert len([one for one in events if one["ph"] == "X" and "gang" in one["args"]]) == sum(sizes)
 

@@ -42,7 +42,7 @@ def test_the_slices_of_a_plan_are_those_of_the_simulator(mode: str, ranks: int) 
     first = [one for one in micro if one["args"]["step"] == 1]
     assert max(one["ts"] + one["dur"] for one in first) <= line.makespan / 1000 + 1e-3
     assert min(one["ts"] for one in first) == 0
-    assert {one["tid"] for one in micro} == set(range(1, ranks + 1))
+    assert {one["tid"] for one in micro} == set(range(2, ranks + 2))
     assert ("slot" in micro[0]["args"]) == (mode == "lockstep")
     if ranks > 1:
         assert slices(events, "wait"), "slow links are waited for"
@@ -56,14 +56,14 @@ def test_ranks_have_names_in_their_order() -> None:
     )
     names = [(one["pid"], one["name"], one["args"]) for one in events if one["ph"] == "M"]
     assert (1, "process_name", {"name": "static"}) in names and (2, "process_name", {"name": "naive"}) in names
-    assert (2, "thread_name", {"name": "rank 2"}) in names and (1, "thread_sort_index", {"sort_index": 1}) in names
+    assert (2, "thread_name", {"name": "rank 2"}) in names and (1, "thread_sort_index", {"sort_index": 2}) in names
 
 
 def test_a_large_cluster_shows_some_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_RANKS", 5)
     settings = samples.settings(ranks=16)
     events = checked(chrome_trace([Process("p", simulated_steps([plan(16)], settings))]))
-    assert {one["tid"] for one in slices(events)} == {0, 1, 5, 9, 12, 16}
+    assert {one["tid"] for one in slices(events)} == {1, 2, 6, 10, 13, 17}
 
 
 def test_a_run_has_its_steps_its_metrics_and_the_step_that_was_measured(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_run_has_its_steps_its_metrics_and_the_step_that_was_measured(tmp_path
     steps = slices(own, "step")
     assert [one["name"] for one in steps] == [f"step {step}" for step in range(1, 13)]
     assert [one["ts"] for one in steps] == pytest.approx([2.25e6 * step for step in range(12)])
-    measured = [one for one in slices(own) if one["tid"] > 0]
+    measured = [one for one in slices(own) if one["tid"] > 1]
     assert len(measured) == made.micro_batches == len(spans(made))
     assert min(one["ts"] for one in measured) == steps[6]["ts"], "step 7 was measured"
     losses = [one["args"]["loss"] for one in own if one["ph"] == "C" and one["name"] == "loss"]
@@ -108,7 +108,7 @@ def test_the_check_can_fail(wrong: Event) -> None:
     settings = samples.settings(ranks=2)
     trace = json.loads(chrome_trace([Process("p", simulated_steps([plan(2)], settings))]))
     assert checked(json.dumps(trace).encode())
-    at = next(n for n, one in enumerate(trace["traceEvents"]) if one["ph"] == "X" and one["tid"] == 1)
+    at = next(n for n, one in enumerate(trace["traceEvents"]) if one["ph"] == "X" and one["tid"] == 2)
     event = trace["traceEvents"][at]
     event |= {"ts": event["dur"] / 2} if wrong == {"ts": 0.5} else wrong  # half of it over the next one
     with pytest.raises((AssertionError, KeyError)):
