@@ -217,8 +217,7 @@ def starts(run: RunData) -> Table | None:
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(one.began))
         lasted = "-" if one.ended is None else long_seconds(one.ended - one.began)
         outcome = one.outcome or ("no end was recorded" if one.ended is None else "all steps are done")
-        whole = (text.replace(" ", "\N{NO-BREAK SPACE}") for text in (began, lasted))  # not broken over lines
-        rows.append((str(number), *whole, f"{one.step:,}", f"{one.ranks:,}", outcome))
+        rows.append((str(number), began, lasted, f"{one.step:,}", f"{one.ranks:,}", outcome))
     return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
 
 
