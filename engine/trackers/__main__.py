@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -70,17 +71,21 @@ def _open(folder: RunFolder, name: str, id_: str | None) -> Tracker:
 def main() -> int:
     root, name = Path(sys.argv[1]), sys.argv[2]
     # Libraries print: what goes to the standard output goes to the log from here on.
-    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as launcher:
-        os.dup2(2, 1)
-        try:
-            track(RunFolder(root), name, sys.stdin, lambda one: print(json.dumps(one), file=launcher))
-        except Exception as error:  # whatever a library raises
-            traceback.print_exc()
-            missing = isinstance(error, ImportError)
-            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            hint = f"; `pip install 'bytescale[{name}]'` installs it" if missing else ""
-            print(json.dumps({"error": f"{reason}{hint}"}), file=launcher)
-            return 1
+    launcher = os.dup(1)
+    os.dup2(2, 1)
+
+    def report(one: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the launcher was killed; the tracker still gets the last steps
+            os.write(launcher, (json.dumps(one) + "\n").encode())
+
+    try:
+        track(RunFolder(root), name, sys.stdin, report)
+    except Exception as error:  # whatever a library raises
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        hint = f"; `pip install 'bytescale[{name}]'` installs it" if isinstance(error, ImportError) else ""
+        report({"error": f"{reason}{hint}"})
+        return 1
     return 0
 
 

@@ -51,10 +51,10 @@ class Follower:
 
     def problem(self, step: int) -> str | None:
         """Return why it fails, else None. `step` is the last one of the run. Does not wait."""
-        ended = self._process.poll() is not None
+        code = self._process.poll()
         self._read()
-        if ended:
-            return self._error or f"its process ended with code {self._process.returncode}"
+        if code is not None:
+            return None if code == 0 else self._error or f"its process ended with code {code}"
         now = time.monotonic()
         if self.step >= step:
             self._since = now
@@ -130,7 +130,7 @@ def following(names: Sequence[str], folder: RunFolder, say: Say, on_step: OnStep
             follower.finish()
         until = time.monotonic() + CLOSING_S
         for follower in followers:
-            hangs = follower.problem(last or 0)  # then there is no reason to wait again
-            problem = follower.wait(0.0 if hangs else until)
-            if problem and not follower.warned:
+            known = follower.problem(last or 0)  # then there is no reason to wait again
+            late = follower.wait(0.0 if known else until)
+            if (problem := known or late) and not follower.warned:
                 warn(follower.name, problem, (last or 0) - follower.step)

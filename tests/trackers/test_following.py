@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,17 +70,18 @@ def follow(folder: RunFolder, steps: int, *names: str, until: Callable[[], bool]
             finish_steps(folder, step, step)
             followed(line(step))
     assert seen == list(range(1, steps + 1)), "training went on"
-    assert children() == [], "no process is left"
+    assert children(folder) == [], "no process is left"
     return said
 
 
-def children() -> list[str]:
-    """The command lines of the processes of trackers that still run."""
+def children(folder: RunFolder) -> list[str]:
+    """The command lines of the processes of trackers of a run that still run."""
     found = list[str]()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = path.read_bytes().decode(errors="replace").replace("\0", " ")
-            if "-m engine.trackers" in text and path.parent.joinpath("stat").read_text().split(") ")[1][0] != "Z":
+            ours = f"-m engine.trackers {folder.root} " in text  # other tests run at the same time
+            if ours and path.parent.joinpath("stat").read_text().split(") ")[1][0] != "Z":
                 found.append(text)
         except OSError:
             continue
@@ -156,6 +159,19 @@ def test_a_run_that_goes_back_while_its_tracker_runs(tmp_path: Path, fake: Fake)
         followed(line(9))
     *steps, _ = out.read_text().splitlines()
     assert [json.loads(text)[0] for text in steps] == list(range(1, 10)) and said == []
+
+
+def test_after_its_launcher_was_killed_a_tracker_writes_the_last_steps_and_ends(tmp_path: Path, fake: Fake) -> None:
+    out, folder = fake(), run_folder(tmp_path, steps=2)
+    command = [sys.executable, "-m", "engine.trackers", str(folder.root), "wandb"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b'{"step": 0}\n'
+        process.stdout.close()
+        finish_steps(folder, 3, 4)
+        process.stdin.close()
+        assert process.wait(60) == 0
+    assert [text[:2] for text in out.read_text().splitlines()] == ["[1", "[2", "[3", "[4", "fi"]
 
 
 def test_a_log_that_cannot_be_written_is_a_warning(tmp_path: Path, fake: Fake) -> None:
