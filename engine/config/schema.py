@@ -50,6 +50,11 @@ class Run(Section):
     restarts: int = Field(
         ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
     )
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        examples=["[tensorboard,wandb]"],
+        description="also pass the metrics of each step to these: tensorboard, wandb, mlflow; their failure does not "
+        "stop training",
+    )
 
 
 class Rope(Section):

@@ -32,10 +32,11 @@ from engine.launch.launchers import Launcher, Starts
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.restarts import Restarts
-from engine.run import metrics
+from engine.run import launches, metrics
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 from engine.run.remote import Remote
+from engine.trackers.following import following
 
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 Say = Callable[[str], None]
@@ -78,7 +79,7 @@ def train(
                 say(line)
     check_place(folder, config)
     remote = Remote(config.run.remote) if config.run.remote else None
-    with prepare.locked(folder):
+    with prepare.locked(folder), following(config.run.trackers, folder, say, on_step) as followed:
         if not dry_run:
             remove_ruins(folder.checkpoints, folder.root)  # first: it may free the space of a full disk
             if joins:
@@ -99,15 +100,19 @@ def train(
         check_host_adam(config, say)
         if resume != "never" or not folder.resolved.exists():
             with copies(folder.checkpoints, remote, start.step, say):
-                return _train(config, cluster, folder, start, resume, say, on_step, joins)
+                return _train(config, cluster, folder, start, resume, say, followed, joins)
         if joins:
             joins.withdraw()  # the folder is renamed
         say(f"the old run is now in {prepare.set_aside(folder)}")
     # A new folder: the old one was renamed with its lock.
-    with prepare.locked(folder), copies(folder.checkpoints, remote, 0, say):
+    with (
+        prepare.locked(folder),
+        following(config.run.trackers, folder, say, on_step) as followed,
+        copies(folder.checkpoints, remote, 0, say),
+    ):
         if joins:
             joins.publish()
-        return _train(config, cluster, folder, start, "auto", say, on_step, joins)
+        return _train(config, cluster, folder, start, "auto", say, followed, joins)
 
 
 def _train(
@@ -146,12 +151,16 @@ def _train(
             commands = node_commands(
                 cluster, folder, start.checkpoint, config, joined_at=joins.address if joins else None
             )
+            launches.begin(folder.launches, start.step + 1, cluster.ranks, [node.host for node in cluster.nodes])
             run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say, launcher)
+            launches.end(folder.launches)
             break
-        except PreemptedError:
+        except PreemptedError as error:
+            launches.end(folder.launches, str(error))
             _report(folder, say)
             raise
         except RankError as error:
+            launches.end(folder.launches, str(error))
             _report(folder, say)
             if not launcher.restarts:
                 raise

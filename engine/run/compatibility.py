@@ -26,7 +26,7 @@ _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
     *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),
     *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
-    *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts"),
+    *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts", "run.trackers"),
     *("run.keep_checkpoints", "run.keep_every", "run.keep_best", "run.remote"),
 )
 

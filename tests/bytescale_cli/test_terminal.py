@@ -22,8 +22,8 @@ from engine.doctor import examine
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile
-from tests.bytescale_cli.commands import commands
 from tests.bytescale_cli.checks import all_states
+from tests.bytescale_cli.commands import commands
 from tests.bytescale_cli.screen import open_terminal, read_all, shown
 from tests.data.past_run import run_of
 from tests.hardware.machines import config, measured

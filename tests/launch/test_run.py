@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,7 @@ from engine.run import checkpoints
 from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
+from engine.run.launches import read_launches
 from engine.run.metrics import append
 from engine.weights import check
 from tests.permissions import locked_out
@@ -419,6 +421,42 @@ def test_a_failing_report_is_reported_and_changes_no_outcome(tmp_path: Path, mon
     with pytest.raises(PreemptedError):
         train(finished(tmp_path, monkeypatch, 1, PreemptedError("stopped")), resume="never", say=said.append)
     assert said[-1] == "the report could not be written: ValueError: no fonts"
+
+
+def test_each_start_is_recorded_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = finished(tmp_path, monkeypatch, 1, PreemptedError("stopped on request"))
+    with pytest.raises(PreemptedError):
+        train(settings, say=lambda line: None)
+    finished(tmp_path, monkeypatch, 2)
+    train(settings, say=lambda line: None)
+    first, second = read_launches(RunFolder(tmp_path / "run").launches)
+    assert (first.step, first.ranks, first.hosts, first.outcome) == (1, 2, ["localhost"], "stopped on request")
+    assert second.outcome == "" and first.ended is not None and second.ended is not None
+    assert first.began <= first.ended <= second.began <= second.ended
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_trackers_follow_the_steps_of_a_run(resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a new folder, after the old one was renamed. A dry run starts none."""
+    pytest.importorskip("tensorboard")
+    finished(tmp_path, monkeypatch, 2)
+    settings = config(tmp_path, "run.steps=2", "run.trackers=[tensorboard]")
+    train(settings, dry_run=True)
+    assert not (tmp_path / "run").exists()
+
+    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, say: object) -> None:
+        for step in (1, 2):
+            append(folder.metrics, {"step": step, "loss": 3.0})
+            tail()
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    seen, said = list[int](), list[str]()
+    for _ in range(2 if resume == "never" else 1):
+        train(settings, resume=resume, say=said.append, on_step=lambda line: seen.append(line["step"]))
+    folder = RunFolder(tmp_path / "run")
+    assert json.loads(folder.tracker("tensorboard").read_text())["step"] == 2
+    assert len(list((folder.trackers / "tensorboard").iterdir())) == 1
+    assert seen == ([1, 2, 1, 2] if resume == "never" else [1, 2]) and not [line for line in said if "warning" in line]
 
 
 def test_lost_metrics_of_a_finished_run_are_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
