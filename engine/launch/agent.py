@@ -64,6 +64,7 @@ class _Rank:
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: list[Any] | None = None  # step, phase and micro-batch
         self.since = since  # when it began that
+        self.pace: float | None = None  # how many times longer than planned its work takes
         # A rank listens to its agent and ends with it. This also ends one that is stopped or stuck when the agent dies.
         dies_with_agent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
         with log.open("ab") as file:
@@ -187,6 +188,7 @@ class Agent:
         for message in messages:
             if "at" in message:
                 rank.at, rank.since = message["at"], self._clock()
+            rank.pace = message.get("pace", rank.pace)
 
     def _report(self) -> None:
         """Tell the launcher which ranks have ended, and each second where the others are."""
@@ -202,7 +204,8 @@ class Agent:
         # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
-            beats = {rank.rank: [rank.at, now - rank.since, rank.stopped()] for rank in self._ranks.values()}
+            ranks = self._ranks.values()
+            beats = {rank.rank: [rank.at, now - rank.since, rank.stopped(), rank.pace] for rank in ranks}
             self._launcher.send(beats=beats)
 
     def _cause(self, rank: _Rank) -> dict[str, Any]:
@@ -264,7 +267,7 @@ def free_port() -> int:
 def main() -> None:
     """Run the agent of this node."""
     # The launcher decides when ranks end; its own end is noticed. Signals that are ignored would be so in ranks, too.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     output = os.dup(1)
     os.dup2(2, 1)  # what else is printed must not be among the messages

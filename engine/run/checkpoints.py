@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.units import counted, format_bytes
+from engine.control import progress
 from engine.errors import CheckpointError, StorageError, storage_error
 from engine.files import LOCK, draft_of, locked_draft, publish, remove_folder, sync, write_durably
 
@@ -46,6 +47,7 @@ class TrainState:
     fingerprints: Mapping[str, str]  # of the documents of each source, by name
     must_match: dict[str, Any]  # config values that a resumed run must keep, see compatibility.py
     tokenizer: Mapping[str, Any] | None = None  # of texts, from `tokenizer_facts`; None in older checkpoints
+    skipped: int = 0  # how many of the last steps, in a row, were skipped (run.on_nan=skip)
 
 
 def folder_name(step: int) -> str:
@@ -109,6 +111,7 @@ def write(
         gather({})  # the draft exists
         with _names_full_disk(draft):
             save_tensors(draft)
+        progress.reach("write")
         gather({})  # every file is written
         # Rank 0 lists the files for all: on a network file system ranks may see different lists for a while.
         found = [p for p in draft.rglob("*") if p.is_file() and p.name != LOCK] if rank == 0 else []
@@ -121,6 +124,7 @@ def write(
         known = {name: fact for part in gather(facts) for name, fact in part.items()}
         if rank == 0:
             _write_manifest(draft, state, known)
+            progress.reach("rename")
             publish(draft, final, replace=True)
     gather({})
     return final
