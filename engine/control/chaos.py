@@ -94,5 +94,6 @@ def _cut_connections() -> None:
         with suppress(OSError):
             if str(entry.readlink()).startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-                    if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                    if connection.family in (socket.AF_INET, socket.AF_INET6) and not listens:
                         connection.shutdown(socket.SHUT_RDWR)

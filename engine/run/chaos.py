@@ -44,10 +44,9 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
     if fault.at == "rename" and rank:
         raise ConfigError("is done by rank 0 alone", key="--at rename", hint="set --rank 0")
     plant(folder.chaos, rank, fault)
-    when = f"when it begins {fault.at}" if fault.at else "in any phase"
-    return (
-        f"{fault.name} of rank {rank}: {when}, from step {fault.step} on; {folder.chaos}/log.jsonl says if it happened"
-    )
+    when = f" at {fault.at}" if fault.at else ""
+    since = f" from step {fault.step} on" if fault.step else ""
+    return f"{fault.name} is planted for rank {rank}{when}{since}; {folder.chaos}/log.jsonl says when it happened"
 
 
 def _corrupt(folder: RunFolder) -> str:
