@@ -44,10 +44,11 @@ def engine_of(stage: int, dtype: str, on_host: bool) -> ZeroEngine:
 
 def steps(engine: ZeroEngine, spoils: list[Callable[[Tensor], Tensor] | None]) -> tuple[list[float], list[Tensor]]:
     """Train steps of two micro-batches, whose losses on rank 1 are spoilt; return the norms, and the stored weights."""
-    tokens, norms = torch.arange(5) + dist.get_rank(), []
+    positions, norms = torch.arange(5), []
+    tokens = positions + dist.get_rank()
     for number, spoil in enumerate(spoils):
         for micro in range(2):
-            loss = engine.forward(tokens, torch.arange(5), tokens, LocalAttention(tokens))
+            loss = engine.forward(tokens, positions, tokens, LocalAttention(positions))
             if spoil is not None and dist.get_rank() == 1 and micro == number % 2:
                 loss = spoil(loss)
             engine.backward(loss, 20)
