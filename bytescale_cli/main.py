@@ -25,6 +25,7 @@ from bytescale_cli import (
     runs,
     simulate,
 )
+from bytescale_cli.chaos import chaos
 from bytescale_cli.errors import report as report_error
 from bytescale_cli.generate import generate
 from bytescale_cli.train import train
@@ -72,6 +73,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
+app.command()(chaos)
 app.command()(completion.completion)
 app.command("candidates", hidden=True)(completion.print_candidates)
 
@@ -79,8 +81,8 @@ app.command("candidates", hidden=True)(completion.print_candidates)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        if signal.getsignal(number) == signal.SIG_DFL:  # as Ctrl-C; once ranks run, their launcher handles them
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # as Ctrl-C; once ranks run, their launcher handles them
+        if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)

@@ -43,10 +43,13 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
 
 def describe(line: Mapping[str, Any]) -> str:
     """Format the metrics of a step as one line."""
+    loss = "not finite" if line["loss"] is None else f"{line['loss']:.3f}"
     text = (
-        f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s  "
+        f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s  "
         f"plan balance {line['balance']:.2f}  largest ring {line['max_degree']}"
     )
+    if line.get("skipped"):
+        text += "  skipped"
     if line.get("validation_loss") is not None:
         text += f"  validation loss {line['validation_loss']:.3f}"
     return text

@@ -7,65 +7,23 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from engine.run.checkpoints import newest_first, read
 from engine.run.saved import check_all, listed
+from tests.faults import command, documents, ledger, losses, ranks_of
 
 pytestmark = pytest.mark.world
-
-SMALL = [
-    "recipe=quickstart",
-    "context=256",
-    "capacity=128",
-    "batch_tokens=512",
-    "model.layers=2",
-    "model.hidden=32",
-    "model.ffn=48",
-    "data.validation_tokens=512",
-    "run.validate_every=4",
-    "run.checkpoint_every=3",
-    "run.restarts=0",
-]
-
-
-def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
-    places = [f"run.out={out}", f"data.path={data}", f"run.steps={steps}"]
-    return [sys.executable, "-m", "bytescale_cli", "train", *SMALL, *places, *more]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few real source files, from this repository."""
-    folder = tmp_path_factory.mktemp("data")
-    for path in sorted((Path(__file__).parents[1] / "engine" / "planner").glob("*.py")):
-        if path.stat().st_size:
-            (folder / path.name).write_bytes(path.read_bytes()[:1500])
-    return folder
-
-
-def losses(out: Path) -> dict[int, tuple[float, float | None]]:
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), "each step once"
-    return {line["step"]: (line["loss"], line.get("validation_loss")) for line in lines}
-
-
-def ledger(out: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (out / "ledger").iterdir()}
-
-
-def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
-    """List the rank processes, rank 0 first: the children of the agent."""
-    agents = [child for child in psutil.Process(process.pid).children() if "engine.launch.agent" in child.cmdline()]
-    children = [child for agent in agents for child in agent.children()]
-    return [child for child in children if "engine.trainer" in child.cmdline()]
+    return documents(tmp_path_factory.mktemp("data"))
 
 
 def run_until(arguments: list[str], due: Callable[[], bool], victims: slice) -> int:
@@ -129,16 +87,6 @@ def test_a_rank_that_is_stopped_ends_the_run_and_the_same_command_goes_on(tmp_pa
     subprocess.run(command(run, data, 30), check=True, capture_output=True)
     assert losses(run) == losses(whole) and len(losses(whole)) == 30
     assert ledger(run) == ledger(whole)
-
-
-def test_a_run_whose_rank_is_killed_goes_on_by_itself(tmp_path: Path, data: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(whole, data, 10), check=True, capture_output=True)
-    metrics = killed / "metrics.jsonl"
-    arguments = command(killed, data, 10, "run.restarts=1")
-    assert run_until(arguments, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 5, slice(1)) == 0
-    assert losses(killed) == losses(whole) and len(losses(whole)) == 10
-    assert ledger(killed) == ledger(whole)
 
 
 def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_path: Path, data: Path) -> None:

@@ -55,6 +55,16 @@ class Run(Section):
         description="also pass the metrics of each step to these: tensorboard, wandb, mlflow; their failure does not "
         "stop training",
     )
+    on_nan: Literal["stop", "skip"] = Field(
+        description="a step whose loss or gradient norm is not finite stops the run, or its update is skipped"
+    )
+    max_skips: int = Field(
+        ge=1, le=_STEPS, description="most updates in a row that run.on_nan=skip skips; then the run stops"
+    )
+    notice_file: str | None = Field(
+        description="file that appears on a host that will be taken away; the run then saves a checkpoint and ends"
+    )
+    chaos: bool = Field(description="allow `bytescale chaos` to harm this run, for tests")
 
 
 class Rope(Section):
@@ -253,6 +263,10 @@ class Cluster(Section):
         description="host memory in bytes that one rank may use for offload and for copies of its states",
     )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
+    speeds: Literal["hostfile", "measured"] | tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
+        description="percent of full speed of each node: those of the hostfile, those that the run measured before, or "
+        "a list"
+    )
     calibration: str | None = Field(
         description="file written by `bytescale profile-hardware`; null uses rates from data sheets"
     )

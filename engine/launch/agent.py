@@ -73,6 +73,7 @@ class _Rank:
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: list[Any] | None = None  # step, phase and micro-batch
         self.since = since  # when it began that
+        self.pace: float | None = None  # how many times longer than planned its work takes
         prctl = ctypes.CDLL(None).prctl
 
         def prepare() -> None:
@@ -263,6 +264,7 @@ class Agent:
         for message in messages:
             if "at" in message:
                 rank.at, rank.since = message["at"], self._clock()
+            rank.pace = message.get("pace", rank.pace)
             self._branch.take(rank.link, message)
 
     def _report(self) -> None:
@@ -280,7 +282,8 @@ class Agent:
         # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
-            beats = {rank.rank: [rank.at, now - rank.since, rank.stopped()] for rank in self._ranks.values()}
+            ranks = self._ranks.values()
+            beats = {rank.rank: [rank.at, now - rank.since, rank.stopped(), rank.pace] for rank in ranks}
             self._launcher.send(beats=beats)
 
     def _forget(self, rank: _Rank) -> None:

@@ -31,11 +31,14 @@ from engine.run.folder import RunFolder
 
 P = ParamSpec("P")
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)  # Slurm sends the last, if told so
+_WARNING = signal.SIGUSR1  # a scheduler's, some time before it ends the job
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, _WARNING)
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
 _STOPPED_S = 3.0  # that a rank may be stopped by a signal
 _STACKS_S = 3.0  # for agents to write stacks
+# Codes of ranks that may only have noticed that another one failed, the likelier causes first.
+_CONSEQUENCES = (ExitCode.BUG, ExitCode.HANG)
 
 
 class RankError(BytescaleError):
@@ -91,8 +94,14 @@ class _Node:
 class _Nodes:
     """The agents of all nodes and the ranks that they run."""
 
-    def __init__(self, commands: Sequence[NodeCommand], folder: RunFolder, launcher: Launcher) -> None:
-        self._folder, self._launcher = folder, launcher
+    def __init__(
+        self,
+        commands: Sequence[NodeCommand],
+        folder: RunFolder,
+        launcher: Launcher,
+        paces: Callable[[int, float], None],
+    ) -> None:
+        self._folder, self._launcher, self._paces = folder, launcher, paces
         self._selector = selectors.DefaultSelector()
         self._clock = AwakeClock()
         self._beaten = self._clock()
@@ -184,8 +193,10 @@ class _Nodes:
             self.patience.forget(rank)
             node.stopped_since.pop(rank, None)
         now = self._clock()
-        for name, (place, seconds, stopped) in message.get("beats", {}).items():
+        for name, (place, seconds, stopped, pace) in message.get("beats", {}).items():
             rank = int(name)
+            if pace is not None:
+                self._paces(rank, pace)
             self.patience.note(rank, tuple(place) if place else None, now - seconds)
             if not stopped:
                 node.stopped_since.pop(rank, None)
@@ -220,10 +231,12 @@ def run_ranks(
     tick: Callable[[], None],
     say: Callable[[str], None],
     launcher: Launcher | None = None,
+    paces: Callable[[int, float], None] = lambda rank, pace: None,
 ) -> None:
     """Start the ranks of all nodes and wait until all have ended; call `tick` every 0.05 s while waiting.
 
-    The `launcher` brings the agents of the nodes; by default it starts them.
+    The `launcher` brings the agents of the nodes; by default it starts them. `paces` gets each rank's pace once a
+    second (engine/trainer/pace.py).
 
     Raises PreflightError if a host cannot run its ranks, RankError with the cause of the first failure, or
     PreemptedError if the run was asked to stop. When this returns or raises, all ranks have ended. If `tick` or `say`
@@ -232,17 +245,17 @@ def run_ranks(
     launcher = launcher or Starts()
     with _stop_requests() as requests:
         for may_restart in (True, False):
-            with _Nodes(commands, folder, launcher) as nodes:
+            with _Nodes(commands, folder, launcher, paces) as nodes:
                 _wait_for_agents(nodes, launcher, requests)
                 if requests:
                     raise _stopped_on_request(folder, saved=bool(newest_first(folder.checkpoints)))
                 nodes.start()
                 _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
-                asked = max(len(requests), nodes.asked_to_stop)
+                asked = max(_urgency(requests), nodes.asked_to_stop)
             if not (may_restart and _port_was_taken(nodes) and not asked):
                 break
             unfailing(say)("another process has taken the port at which ranks meet; starting them again with another")
-    _raise_first_failure(nodes.ends, nodes.hosts, folder, requests=asked)
+    _raise_first_failure(nodes.ends, nodes.hosts, folder, asked)
 
 
 def _port_was_taken(nodes: _Nodes) -> bool:
@@ -284,7 +297,7 @@ def _wait(
         if deadline is None and any(end.code not in (0, ExitCode.PREEMPTED) for end in nodes.ends.values()):
             deadline = time.monotonic() + _GRACE_S
         # A scheduler signals the agents too, and that is one request, whichever signal comes first.
-        if max(len(requests), nodes.asked_to_stop) > asked:
+        if max(_urgency(requests), nodes.asked_to_stop) > asked:
             nodes.ask(**{"kill" if asked else "stop": True})
             if not asked:
                 say("stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately")
@@ -304,9 +317,17 @@ def _wait(
     tick()
 
 
+def _urgency(requests: Sequence[int]) -> int:
+    """Return 0 without requests to stop, 1 if the ranks should save and end, 2 if they should end at once.
+
+    The second request means at once. A warning is no request to hurry, and the one after it is the first.
+    """
+    return min(2, max(bool(requests), sum(number != _WARNING for number in requests)))
+
+
 @contextmanager
 def _stop_requests() -> Iterator[list[int]]:
-    """Handle signals and yield the list of those received: the first asks the ranks to save and end, the second kills.
+    """Handle signals that ask the ranks to stop, and yield the list of those received, for `_urgency`.
 
     The handler prints nothing: it may interrupt another print, and printing may fail.
     """
@@ -335,29 +356,32 @@ def unfailing(talk: Callable[P, None]) -> Callable[P, None]:
     return safely
 
 
-def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], folder: RunFolder, requests: int) -> None:
+def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], folder: RunFolder, urgency: int) -> None:
     """Raise RankError for the rank that failed first, or PreemptedError if ranks only stopped on request.
 
-    Does nothing if no rank failed. `requests` is the number of requests to stop.
+    Does nothing if no rank failed. `urgency` is that of the requests to stop.
     """
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
     # Exit codes of ranks that were asked to stop. A scheduler may signal the ranks too, even before they handle
     # signals; after a second request all are killed, and an unexpected error then only means that a rank noticed it.
-    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -signal.SIGKILL)[: 1 + requests]
+    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -_WARNING, -signal.SIGKILL)
+    stopped = stopped[: (1, 3, 4)[urgency]]
     blamed = {rank: end for rank, end in failed.items() if end.cause is not None or end.code not in stopped}
-    if requests > 1:
+    if urgency > 1:
         kinds = {rank: end.cause["code"] if end.cause is not None else end.code for rank, end in blamed.items()}
-        blamed = {rank: end for rank, end in blamed.items() if kinds[rank] != ExitCode.BUG}
+        blamed = {rank: end for rank, end in blamed.items() if kinds[rank] not in _CONSEQUENCES}
     if not blamed:
         if failed:
             saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
             raise _stopped_on_request(folder, bool(saved))
         return
 
-    def order(rank: int) -> tuple[bool, float]:
-        """Sort key: the first failure is smallest. Unexpected errors come last: another one may have caused them."""
+    def order(rank: int) -> tuple[int, float]:
+        """Sort key: the first failure is smallest. What another rank's failure may have caused comes last."""
         cause = blamed[rank].cause
-        return cause is not None and cause["code"] == ExitCode.BUG, blamed[rank].seen
+        if cause is None or cause.get("whole") or cause["code"] not in _CONSEQUENCES:
+            return 0, blamed[rank].seen
+        return 1 + _CONSEQUENCES.index(cause["code"]), blamed[rank].seen
 
     rank = min(blamed, key=order)
     end = blamed[rank]

@@ -32,6 +32,7 @@ from engine.launch.launchers import Launcher, Starts
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.restarts import Restarts
+from engine.launch.stragglers import Stragglers, with_speeds
 from engine.run import launches, metrics
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
@@ -60,6 +61,7 @@ def train(
     anything is written, or with the cause of the first rank that failed.
     """
     say = unfailing(say)
+    config = with_speeds(config, say)
     cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
@@ -140,8 +142,15 @@ def _train(
             say(line)
     if not joins and (withheld := forwarded(os.environ, cluster).withheld):
         say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
+    if config.run.chaos:
+        folder.chaos.mkdir(exist_ok=True)
+        say("run.chaos=true: `bytescale chaos` may harm this run")
+    notice = config.run.notice_file
+    if notice and Path(notice).exists():
+        say(f"warning: run.notice_file={notice} exists, so the run ends after a step; remove it to train longer")
     restarts, compared = Restarts(config.run.restarts, folder), False
     launcher: Launcher = joins or Starts()
+    stragglers = Stragglers(cluster, say)
     while True:
         prepare.go_back(folder, start.step, say)
         say(f"{folder.root}: {start.outlook(config)}")
@@ -152,11 +161,13 @@ def _train(
                 cluster, folder, start.checkpoint, config, joined_at=joins.address if joins else None
             )
             launches.begin(folder.launches, start.step + 1, cluster.ranks, [node.host for node in cluster.nodes])
-            run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say, launcher)
+            run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say, launcher, stragglers.note)
             launches.end(folder.launches)
             break
         except PreemptedError as error:
             launches.end(folder.launches, str(error))
+            if notice and Path(notice).exists():
+                say(f"{notice} has appeared")
             _report(folder, say)
             raise
         except RankError as error:
@@ -168,6 +179,8 @@ def _train(
             if not damaged:
                 say(restarts.after(error, start.step))
             failure = error
+        finally:
+            stragglers.write(folder)
         again = resume if damaged or not newest_first(folder.checkpoints) else "auto"
         used, compared = start.checkpoint, damaged
         start = prepare.plan_start(folder, config, cluster.ranks, again, 1, say, hashes=damaged)
@@ -247,14 +260,15 @@ class MetricsTail:
     """Calls `on_step` for each line that the ranks add to the metrics.
 
     Warns once if a host had less memory than a rank needs for offload or for a copy of its states, if a step has more
-    than `batch_tokens`, and if validation sets are empty; and when documents were left out: at the first one, and
-    whenever their number has doubled.
+    than `batch_tokens`, and if validation sets are empty; and when documents were left out or steps skipped: at the
+    first one, and whenever their number has doubled.
     """
 
     def __init__(self, folder: RunFolder, config: Config, on_step: OnStep, say: Say) -> None:
         self._folder, self._config, self._on_step, self._say = folder, config, on_step, say
         self._offset = folder.metrics.stat().st_size
         self._warned, self._left_out = set[str](), 0  # kinds of warnings that are given once
+        self._skipped = 0  # steps
 
     def __call__(self) -> None:
         """Read the lines added since the last call."""
@@ -267,6 +281,10 @@ class MetricsTail:
             if (left_out := line.get("left_out", 0)) >= max(1, 2 * self._left_out):
                 self._left_out = left_out
                 self._say(f"warning: {left_out_so_far(left_out, self._folder)}")
+            if "skipped" in line:
+                self._skipped += 1
+                if self._skipped.bit_count() == 1:  # 1, 2, 4, ...
+                    self._say(f"warning: {skipped_so_far(self._skipped, line['step'], self._folder)}")
             self._on_step(line)
 
     def _warnings(self, line: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -296,3 +314,10 @@ def left_out_so_far(count: int, folder: RunFolder) -> str:
     """Describe how many documents were left out so far."""
     number = f"{'at least ' if count >= MOST else ''}{counted(count, 'document')}"
     return f"{number} could not be used and {'was' if count == 1 else 'were'} left out; see {folder.quarantine}"
+
+
+def skipped_so_far(count: int, step: int, folder: RunFolder) -> str:
+    """Describe how many steps were skipped since the launcher started, of which `step` is the last."""
+    number = f"{counted(count, 'step')} {'was' if count == 1 else 'were'} skipped"
+    trace = f"`bytescale data trace {folder.root} --step {step}` shows its documents"
+    return f"{number}, because loss or gradients are not finite; the last is step {step}: {trace}"

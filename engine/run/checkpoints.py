@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from engine.config.units import counted, format_bytes
+from engine.control import progress
 from engine.errors import CheckpointError, StorageError, storage_error
 from engine.files import draft_of, publish, remove_folder, sync, write_durably
 
@@ -48,6 +49,7 @@ class TrainState:
     fingerprints: Mapping[str, str]  # of the documents of each source, by name
     must_match: dict[str, Any]  # config values that a resumed run must keep, see compatibility.py
     tokenizer: Mapping[str, Any] | None = None  # of texts, from `tokenizer_facts`; None in older checkpoints
+    skipped: int = 0  # how many of the last steps, in a row, were skipped (run.on_nan=skip)
 
 
 def folder_name(step: int) -> str:
@@ -112,6 +114,7 @@ def write(checkpoints: Path, state: TrainState, rank: int, save_tensors: Callabl
         parts.mkdir(parents=True, exist_ok=True)
         for name in save_tensors(draft):
             names.append(name)
+        progress.reach("write")
         facts = {}
         for name in names:
             sync(draft / name)
@@ -125,6 +128,7 @@ def write(checkpoints: Path, state: TrainState, rank: int, save_tensors: Callabl
                 facts |= _wait_for(parts / str(other))
             shutil.rmtree(parts)
             _write_manifest(draft, state, facts)
+            progress.reach("rename")
             publish(draft, final)
     return final
 

@@ -28,6 +28,7 @@ _SAME_RUN = (
     *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts", "run.trackers"),
     *("run.keep_checkpoints", "run.keep_every", "run.keep_best", "run.remote"),
+    *("run.on_nan", "run.max_skips", "run.notice_file", "run.chaos"),
 )
 
 

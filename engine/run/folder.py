@@ -25,6 +25,8 @@ class RunFolder:
         self.checkpoints = root / "checkpoints"  # step-00000100, ...
         self.logs = root / "logs"
         self.trackers = root / "trackers"  # what TensorBoard, Weights & Biases and MLflow write
+        self.speeds = root / "speeds.json"  # measured, of each host, in percent of the fastest
+        self.chaos = root / "chaos"  # planted faults, if run.chaos=true (engine/control/chaos.py)
 
     def log(self, rank: int) -> Path:
         """The file with everything that a rank prints."""

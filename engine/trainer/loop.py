@@ -13,10 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from engine.config.schema import Config
 from engine.config.sources import source_configs
+from engine.config.units import counted
 from engine.control import progress
 from engine.data.corpus import validation_shares
 from engine.data.ledger import Ledger
@@ -37,11 +39,12 @@ from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match
 from engine.run.folder import RunFolder
 from engine.trainer.feed import Feed, fingerprints_of
-from engine.trainer.finite import check_finite
+from engine.trainer.finite import check_finite, documents_of
 from engine.trainer.model import build, reserve_host
-from engine.trainer.planning import PlanAhead
+from engine.trainer.pace import Pace
+from engine.trainer.planning import PlanAhead, Planned
 from engine.trainer.schedule import learning_rate
-from engine.trainer.step import evaluate, run_step
+from engine.trainer.step import StepTimes, evaluate, run_step
 from engine.trainer.trace import Trace
 
 
@@ -57,6 +60,7 @@ class Trainer:
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
+        self.pace = Pace(self.settings, groups.hdp_rank)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
@@ -72,6 +76,7 @@ class Trainer:
         self.step, self.cursor = 0, Cursor()
         self.saved = 0  # step of the last checkpoint
         self.of_save: dict[str, Any] = {}  # metrics of the last checkpoint, for the next line
+        self.skipped = 0  # of the last steps, in a row
         self.ended: str | None = None  # why there are no more steps before run.steps, as `Steps.ended`
 
     def verify(self, checkpoint: Path) -> None:
@@ -80,6 +85,7 @@ class Trainer:
         If a part is damaged, all ranks raise the same CheckpointError, and the launcher chooses another checkpoint.
         """
         problem = None
+        progress.report("verify")
         try:
             checkpoints.check_hashes(checkpoint, self.groups.rank, self.groups.mesh.ranks)
         except CheckpointError as error:
@@ -96,6 +102,7 @@ class Trainer:
             self.tokenizer = self.tokenizer or state.tokenizer
             self.engine.load(checkpoint)
             self.step, self.saved, self.cursor = state.step, state.step, Cursor.of_json(state.cursor)
+            self.skipped = state.skipped
             self.trace.resume(self.control)
         self.ahead.request(self.cursor)
 
@@ -138,10 +145,11 @@ class Trainer:
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self.feed.slicer(planned.table), self.context)
         self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
-        progress.report("update")
+        progress.report("reduce")
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
         grad_norm = self.engine.step(rate)
-        of_model = end_step(self.model, self.groups.sum, loss_tokens)
+        updated = math.isfinite(grad_norm)  # the same on all ranks
+        of_model = end_step(self.model, self.groups.sum, loss_tokens, updated)
 
         progress.report("log")
         # Log. Ranks reduce only a few numbers, at any world size.
@@ -151,11 +159,13 @@ class Trainer:
             times.data_wait_s, peak or 0, offload.arena.pop_short() if offload else 0, stop()
         )
         step_s = time.perf_counter() - began
-        # If a gradient is not finite, DeepSpeed silently skips the update and returns inf as the norm.
-        self._check_finite(loss=loss, grad_norm=grad_norm)
+        self.skipped = 0 if updated else self.skipped + 1
+        run = self.config.run
+        if self.skipped > (run.max_skips if run.on_nan == "skip" else 0):
+            self._diverged(planned, times, loss, grad_norm)
         line = {
             "step": self.step,
-            "loss": loss,
+            "loss": loss if math.isfinite(loss) else None,
             "tokens": tokens,
             "tokens_per_s": tokens / step_s,
             "step_s": step_s,
@@ -163,7 +173,7 @@ class Trainer:
             "data_wait_s": data_wait_s,
             "max_degree": int(plan.degrees.max()),
             "balance": planned.balance,
-            "grad_norm": grad_norm,
+            "grad_norm": grad_norm if updated else None,
             "lr": rate,
             "peak_memory": int(peak_memory) or None,
             "host_short": int(host_short) or None,
@@ -172,6 +182,8 @@ class Trainer:
             **self.of_save,
             **self._validate(),
         }
+        if self.skipped:
+            line["skipped"] = self.skipped  # in a row, this one included
         if self.ended and self.step < self.config.run.steps:
             line["ended"] = self.ended
         if self.unvalidated:
@@ -182,6 +194,8 @@ class Trainer:
             if left_out := self.quarantine.add(self.step, planned.unusable):
                 line["left_out"] = left_out
             metrics.append(self.folder.metrics, line)  # last: a step with metrics has finished
+        if (pace := self.pace.of_steps(plan, times)) is not None:
+            progress.tell_pace(pace)
         self.trace.record(self.step, plan, times, self._due(self.config.run.checkpoint_every))
         return bool(stopping)
 
@@ -203,6 +217,7 @@ class Trainer:
             fingerprints=self.fingerprints,
             must_match=must_match(self.config),
             tokenizer=self.tokenizer,
+            skipped=self.skipped,
         )
         keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
 
@@ -261,7 +276,19 @@ class Trainer:
         """
         if not all(map(math.isfinite, values.values())):
             self._finish_save()
-        check_finite(self.step, self.folder.checkpoints, **values)
+        check_finite(self.step, self.folder, "", **values)
+
+    def _diverged(self, planned: Planned, times: StepTimes, loss: float, grad_norm: float) -> None:
+        """Raise DivergedError for the step, with its documents, which also enter the ledger. All ranks must call it."""
+        not_finite = [index for index, of_micro in times.losses if not torch.isfinite(of_micro)]
+        found = [index for of_rank in self.control.gather(not_finite) for index in of_rank]
+        if self.groups.rank == 0:
+            self.ledger.record(self.step, planned.table, planned.plan)
+        where = documents_of(planned.plan, planned.table, list(source_configs(self.config.data)), found)
+        if self.skipped > 1:
+            where += f"; {counted(self.skipped - 1, 'update')} before it had been skipped"
+        self._finish_save()
+        check_finite(self.step, self.folder, where, loss=loss, grad_norm=grad_norm)
 
     def _validate(self) -> dict[str, Any]:
         """Return the validation loss as a metric, and that of each source if there are several.

@@ -197,10 +197,10 @@ def _serve(connection: Connection, *arguments: Any) -> None:
 def _end_with_parent() -> None:
     """Make the planning process exit when its rank exits, even if the rank is killed, but not earlier.
 
-    It ignores SIGTERM, which a scheduler may send to all processes of a job: the rank needs plans until it has saved.
+    It ignores what a scheduler may send to all processes of a job: the rank needs plans until it has saved.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
     def watch() -> None:
         parent = multiprocessing.parent_process()

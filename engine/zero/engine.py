@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from engine.attention.context import AttentionContext
 from engine.config.schema import Config
+from engine.control import progress
 from engine.cost.sizes import is_bf16_optimizer
 from engine.zero.norm import find_overflow_by_norm
 from engine.zero.reshard import load_resharded
@@ -44,6 +45,7 @@ class ZeroEngine:
             model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
         )[0]
         find_overflow_by_norm(self._engine.optimizer)
+        optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
         self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node)
         self._engine.checkpoint_engine = self._snapshot
         self._engine._copy_recovery_script = lambda save_path: None  # `ckpt export` takes its place
@@ -61,9 +63,11 @@ class ZeroEngine:
         """Run the backward pass of a micro-batch and accumulate its gradients.
 
         `loss_sum` is the result of `forward`. It is divided by `step_loss_tokens`, the step's total over all ranks, so
-        that gradients are those of the step's mean loss.
+        that gradients are those of the step's mean loss. A loss that is not finite makes all gradients so: an overflow
+        of the loss alone would leave them finite, and the step would be applied.
         """
-        self._engine.backward(loss_sum * (self._engine.dp_world_size / step_loss_tokens), scale_wrt_gas=False)
+        scale = loss_sum.detach() * 0 + self._engine.dp_world_size / step_loss_tokens
+        self._engine.backward(loss_sum * scale, scale_wrt_gas=False)
         if self._clears_low_precision:
             # The bf16 gradients have been added to fp32 ones. DeepSpeed would keep them during the next micro-batch.
             self._engine.optimizer.clear_lp_grads(set_to_none=True)
@@ -71,8 +75,8 @@ class ZeroEngine:
     def step(self, lr: float) -> float:
         """Reduce and clip gradients, and update the parameters with learning rate `lr`. All ranks must call it.
 
-        Returns the norm of the whole gradient before clipping. It is inf if a gradient is not finite; DeepSpeed then
-        skips the update. The host waits for the device once.
+        Returns the norm of the whole gradient before clipping, the same on all ranks. It is inf if a loss or a gradient
+        of any rank is not finite; then no rank updates anything. The host waits for the device once.
         """
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr

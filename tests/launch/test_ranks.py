@@ -101,6 +101,17 @@ def test_a_death_precedes_a_known_cause_that_follows_from_it(folder: RunFolder) 
         run(folder, fails(folder, 0, 0.6, 74, "cannot write"), "import os; os.abort()")
 
 
+def test_a_lost_connection_is_a_consequence_of_any_other_failure(folder: RunFolder) -> None:
+    """Also of a bug that is seen later: the rank that has it takes its time to end."""
+    lost = fails(folder, 0, 0.1, 124, "lost its connection to another rank: closed by peer")
+    with pytest.raises(RankError, match="rank 1 failed: KeyError") as caught:
+        run(folder, lost, fails(folder, 1, 0.5, 70, "KeyError: x"))
+    assert caught.value.code == 70
+    with pytest.raises(RankError, match="rank 0 failed: lost its connection") as caught:
+        run(folder, lost, "pass")
+    assert caught.value.code == 124
+
+
 def test_the_error_file_of_an_earlier_run_is_ignored(folder: RunFolder) -> None:
     folder.error(0).write_text('{"code": 4, "message": "old", "key": null, "hint": null, "time": 0}')
     with pytest.raises(RankError, match="exited with code 3 without an error message"):
@@ -319,6 +330,30 @@ def test_a_signal_asks_the_ranks_to_stop_and_preemption_is_reported(folder: RunF
     with pytest.raises(PreemptedError) as caught:
         run(folder, WAITS, WAITS, tick=sends(number))
     assert caught.value.code == 75
+
+
+def test_after_a_warning_the_end_is_no_reason_to_hurry(folder: RunFolder) -> None:
+    """Slurm sends SIGUSR1 some time before SIGTERM, and perhaps again; by then the ranks may still be saving."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1)
+    with pytest.raises(PreemptedError):
+        run(folder, real_rank(folder).replace("Path(", "time.sleep(1); Path(", 2), tick=sends(*numbers))
+    assert (folder.root / "saved").exists()
+    with pytest.raises(PreemptedError):
+        run(folder, "import time; time.sleep(30)", tick=sends(signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM))
+
+
+def test_a_warning_that_reaches_agents_and_ranks_too_lets_them_save(folder: RunFolder) -> None:
+    """`srun --signal` sends it to every process of the job."""
+
+    def warns() -> None:
+        if (folder.root / "up").exists():
+            for process in psutil.Process().children(recursive=True):
+                if {"engine.launch.agent", "-c"} & set(process.cmdline()):
+                    process.send_signal(signal.SIGUSR1)
+
+    with pytest.raises(PreemptedError):
+        run(folder, real_rank(folder), tick=warns)
+    assert (folder.root / "saved").exists()
 
 
 def test_under_nohup_a_hang_up_does_not_stop_a_run(folder: RunFolder) -> None:

@@ -77,7 +77,7 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
 def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """Let the launcher run ranks as processes that have imported everything, up to step `last`."""
 
-    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         checkpoint = newest_first(folder.checkpoints)[:1]
         ranks = sum(len(command.ranks) for command in commands)
         run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)

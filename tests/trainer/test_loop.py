@@ -309,6 +309,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
+    trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
     trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0), 0, {}, True
