@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
+from engine.launch.say import Say
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -29,8 +30,6 @@ from engine.run.folder import RunFolder
 from engine.run.remote import Remote, fetch, is_url, reaching
 from engine.trainer.schedule import learning_rate
 from engine.weights.tokenizer import check_tokenizer
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

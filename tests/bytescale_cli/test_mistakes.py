@@ -20,7 +20,7 @@ import yaml
 from bytescale_cli.main import run
 from engine.config.load import load, resolved_yaml
 from engine.files import LOCK, locked
-from engine.launch import run as launch
+from engine.launch import supervise
 from engine.run import metrics
 from engine.run.checkpoints import write
 from engine.run.compatibility import must_match
@@ -90,7 +90,7 @@ def test_mistakes(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COLUMNS", raising=False)
     if mistake.name != NO_HOST:
-        monkeypatch.setattr(launch, "run_ranks", unwanted)
+        monkeypatch.setattr(supervise, "run_ranks", unwanted)
     for name, text in mistake.files.items():
         path = tmp_path / name
         path.mkdir() if name.endswith("/") else path.write_text(text, encoding="utf-8")

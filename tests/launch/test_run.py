@@ -24,8 +24,10 @@ from engine.errors import (
 )
 from engine.fit import host as host_memory
 from engine.launch import run as launch
+from engine.launch import supervise
 from engine.launch.ranks import PreemptedError, RankError
-from engine.launch.run import MetricsTail, left_out_so_far, train
+from engine.launch.run import train
+from engine.launch.tail import MetricsTail, left_out_so_far
 from engine.run import checkpoints
 from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import must_match
@@ -194,7 +196,7 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_neither_leaves_files(tmp_path:
 def test_a_run_that_may_not_be_read_is_not_started_over(
     tmp_path: Path, name: str, dry_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: pytest.fail("it trains"))
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: pytest.fail("it trains"))
     settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
     saved(folder.checkpoints, settings)
     folder.resolved.write_text(resolved_yaml(settings))
@@ -217,7 +219,7 @@ def test_a_finished_run_says_how_to_train_longer_and_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, said = list[Any](), list[str]()
-    monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.append(commands))
+    monkeypatch.setattr(supervise, "run_ranks", lambda commands, *rest: started.append(commands))
     done = saved(tmp_path / "run" / "checkpoints", config(tmp_path), 4)
     train(config(tmp_path, "run.steps=4"), say=said.append)
     assert not started
@@ -291,7 +293,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: started.append(arguments))
     checkpoint = str(saved(tmp_path, config(tmp_path)))
     for change, expected in (("run.seed=77", "run.seed: "), ("data.validation_share=0.5", "data.validation_share: ")):
         with pytest.raises(CheckpointError, match=expected):
@@ -314,7 +316,7 @@ def test_the_launcher_leaves_hashing_to_the_ranks(tmp_path: Path, monkeypatch: p
     settings = config(tmp_path)
     checkpoint = saved(tmp_path, settings)
     monkeypatch.setattr(checkpoints, "_hash", lambda *arguments: pytest.fail("the launcher hashes"))
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: None)
     train(settings, resume=str(checkpoint), say=lambda line: None)
 
 
@@ -335,7 +337,7 @@ def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
         if len(started) == 1:
             damage_found(folder)
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     assert started == [damaged, old], "the damaged one has been renamed"
     (line,) = [line for line in said if "damaged" in line]
@@ -353,7 +355,7 @@ def test_damage_that_only_the_ranks_see_ends_the_run_after_a_second_start(
         started.append(commands)
         damage_found(folder)
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     with pytest.raises(RankError, match="rank 1 failed: checkpoint is damaged"):
         train(settings, say=said.append)
     assert len(started) == 2
@@ -370,7 +372,7 @@ def test_ruins_are_removed_before_anything_is_written(tmp_path: Path, monkeypatc
     before = files(tmp_path)
     train(settings, dry_run=True)
     assert files(tmp_path) == before
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: None)
     plan_start = launch.prepare.plan_start
 
     def spy(*arguments: Any, **more: Any) -> Any:
@@ -408,7 +410,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, error:
     def broken(folder: Path) -> Path:
         raise ValueError("no\nfonts")
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     monkeypatch.setattr("engine.report.run_page.write_report", broken)
     return settings
 
@@ -449,7 +451,7 @@ def test_trackers_follow_the_steps_of_a_run(resume: str, tmp_path: Path, monkeyp
             append(folder.metrics, {"step": step, "loss": 3.0})
             tail()
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     seen, said = list[int](), list[str]()
     for _ in range(2 if resume == "never" else 1):
         train(settings, resume=resume, say=said.append, on_step=lambda line: seen.append(line["step"]))
@@ -497,7 +499,7 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
         append(folder.metrics, {"step": last, "loss": 3.0, "ended": "all were used"})
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     ended = f"{root}: the run ended after step {last} of run.steps=90: all were used"
     assert [line for line in said if "ended after" in line] == [ended]
@@ -505,7 +507,7 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     state = TrainState(last, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
     write_all(root / "checkpoints", state)
     said.clear()
-    monkeypatch.setattr(launch, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
+    monkeypatch.setattr(supervise, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
     train(settings, say=said.append)
     why = "all documents were used; set data.exhausted=repeat to use them again"
     left = f"{root}: nothing left to train after step {last}: {why}"
@@ -546,7 +548,7 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
             append(folder.metrics, {"step": step, "loss": 3.0, **({"left_out": left_out} if left_out else {})})
             tick()
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     file = tmp_path / "run" / "quarantine.jsonl"
     assert [line for line in said if "left out" in line] == [
@@ -566,7 +568,7 @@ def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypa
             append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short, "copy_short": short})
             tick()
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append, on_step=shown.append)
     (reported,) = [line for line in said if "for offload" in line]
     assert reported.startswith("warning: a host lacked 3.0 GiB that a rank needs for offload")

@@ -19,7 +19,7 @@ from engine.cluster.mesh import Mesh
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.data.overview import tokenizer_facts
-from engine.launch import run as launch
+from engine.launch import supervise
 from engine.launch.commands import NodeCommand
 from engine.launch.run import train
 from engine.parallel.groups import Groups
@@ -82,7 +82,7 @@ def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
         ranks = sum(len(command.ranks) for command in commands)
         run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
 
 
 def losses(out: Path) -> list[float]:
