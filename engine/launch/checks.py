@@ -31,7 +31,7 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
     if launcher == "local":
         message = "starts ranks on this machine only, but the hostfile names other hosts"
         raise ConfigError(message, key="--launcher local", hint="use --launcher hostfile")
-    if loopback := [host for host in hosts if is_loopback(host)]:
+    if config.cluster.hostfile is not None and (loopback := [host for host in hosts if is_loopback(host)]):
         message = f"{loopback[0]} is listed with other hosts, but every host resolves that name to itself"
         hint = "replace it with a name by which the other hosts reach this machine"
         raise ConfigError(message, key="cluster.hostfile", hint=hint)

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.config.units import counted
 from engine.errors import ConfigError, Problem
 
 NODES, JOB = "BYTESCALE_NODES", "BYTESCALE_JOB"  # set by the manifest (engine/launch/k8s.py)
@@ -56,7 +57,8 @@ class Joined:
             problems.append(Problem(what, key, "leave it out, or ignore them with --launcher hostfile"))
         for key, value in follow.items():
             if given.get(key, str(value)) != str(value):
-                what = f"contradicts {self.by}, which has started {self.processes} x {self.nodes} processes"
+                tasks, nodes = counted(self.processes * self.nodes, "task"), counted(self.nodes, "node")
+                what = f"contradicts {self.by}, which has started {tasks} on {nodes}"
                 problems.append(Problem(what, f"{key}={given[key]}", f"leave it out, or set {key}={value}"))
         if problems:
             raise ConfigError.of(problems)
@@ -105,7 +107,7 @@ def joined(environment: Mapping[str, str], terminal: bool = False) -> Joined | N
         nodes = total // max(processes, 1)
         place = Joined(by, f"{':'.join(parts)}.{attempt}", node, nodes, local, processes, of_ranks, attempt > 0)
     if place.processes < 1 or place.processes * place.nodes != total:
-        message = f"{by} has started {total} processes on {nodes} nodes: nodes need equal numbers"
+        message = f"{by} has started {counted(total, 'task')} on {counted(nodes, 'node')}: nodes need equal numbers"
         raise ConfigError(message, key="cluster.nodes", hint="start one process on each node")
     return place
 

@@ -102,8 +102,8 @@ def test_nodes_and_ranks_follow_from_the_processes() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("cluster.nodes=3", "contradicts torchrun, which has started 4 x 2 processes"),
-        ("cluster.ranks_per_node=2", "contradicts torchrun, which has started 4 x 2 processes"),
+        ("cluster.nodes=3", "contradicts torchrun, which has started 8 tasks on 2 nodes"),
+        ("cluster.ranks_per_node=2", "contradicts torchrun, which has started 8 tasks on 2 nodes"),
         ("cluster.hostfile=hosts", "torchrun has already chosen the hosts"),
     ],
 )
@@ -120,8 +120,8 @@ def test_contradictions_are_refused(given: str, message: str) -> None:
     [
         (TORCHRUN | {"RANK": "x"}, "is x, not a number, though torchrun has started this process"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_NODEID"}, "is missing, not a number"),
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "3"}, "srun has started 3 processes on 2 nodes: nodes need equal numbers"),
-        (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, "srun has started 1 processes on 2 nodes"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "3"}, "srun has started 3 tasks on 2 nodes: nodes need equal numbers"),
+        (SRUN | {"SLURM_STEP_NUM_TASKS": "1"}, "srun has started 1 task on 2 nodes"),
     ],
 )
 def test_variables_that_make_no_sense_are_refused(environment: dict[str, str], message: str) -> None:

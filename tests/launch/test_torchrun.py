@@ -43,7 +43,7 @@ def test_two_processes_train_two_ranks_with_the_losses_of_the_local_launcher(tmp
 
 def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
     done = start(2, settings(tmp_path / "run", "cluster.nodes=2"))
-    assert done.stderr.count("error: cluster.nodes=2: contradicts torchrun, which has started 2 x 1 processes") == 1
+    assert done.stderr.count("error: cluster.nodes=2: contradicts torchrun, which has started 2 tasks on 1 node") == 1
     assert "exitcode  : 2" in done.stderr or "exitcode: 2" in done.stderr
     assert not (tmp_path / "run").exists()
 
