@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from engine.launch.interface import interface_towards
+from engine.launch.interface import address_towards, interface_towards
 
 
 def test_a_route_has_the_interface_with_its_address() -> None:
@@ -18,7 +18,7 @@ def test_a_route_has_the_interface_with_its_address() -> None:
         if address.family == socket.AF_INET and not address.address.startswith("127.")
     ]
     for name, address in own:
-        assert interface_towards(address) == name
+        assert interface_towards(address) == name and address_towards(address) == address
 
 
 def test_loopback_and_unknown_hosts_have_none() -> None:
@@ -26,3 +26,4 @@ def test_loopback_and_unknown_hosts_have_none() -> None:
     assert interface_towards("localhost") is None
     assert interface_towards("no-such-host.invalid") is None
     assert interface_towards("::1") is None
+    assert address_towards("localhost") is None and address_towards("no-such-host.invalid") is None
