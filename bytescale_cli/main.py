@@ -73,8 +73,9 @@ app.command("candidates", hidden=True)(completion.print_candidates)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # as Ctrl-C; once ranks run, their launcher handles both
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        if signal.getsignal(number) == signal.SIG_DFL:  # as Ctrl-C; once ranks run, their launcher handles them
+            signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
     try:

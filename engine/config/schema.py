@@ -13,6 +13,7 @@ from engine.config.units import Bytes, Tokens
 
 _STEPS = 99_999_999  # a checkpoint's name has eight digits
 _TOKENS = 2**32
+_WORD = r"^[\w.,:@+-]+$"
 
 
 class Section(BaseModel):
@@ -314,6 +315,34 @@ class Parallel(Section):
     ep: Literal[1]
 
 
+class Slurm(Section):
+    """What `--launcher slurm` asks sbatch for; null leaves an option out."""
+
+    partition: str | None = Field(pattern=_WORD, description="partition of the job")
+    account: str | None = Field(pattern=_WORD, description="account that pays for the job")
+    qos: str | None = Field(pattern=_WORD, description="quality of service of the job")
+    time: str | None = Field(
+        pattern=r"^(\d+-)?\d+(:\d\d){0,2}$", description="time limit, for example 24:00:00 or 2-12 (days-hours)"
+    )
+    grace: int = Field(
+        ge=1, le=65535, description="seconds before the time limit at which the run saves a checkpoint and is requeued"
+    )
+    extra: tuple[str, ...] = Field(
+        examples=["[--exclusive]"],
+        description="more options of sbatch; whole nodes are asked for unless they say how much",
+    )
+
+
+class Kubernetes(Section):
+    """What `--launcher k8s` writes into the manifest of the job."""
+
+    image: str | None = Field(description="container image in which `bytescale` is installed")
+    claim: str | None = Field(description="name of the PersistentVolumeClaim that all pods share")
+    mount: str = Field(pattern=r"^/", description="where pods see k8s.claim; relative paths of the config start there")
+    namespace: str | None = Field(description="namespace of the job; null: that of kubectl")
+    grace: int = Field(ge=1, le=65535, description="seconds for a checkpoint when a pod is asked to end")
+
+
 class Config(Section):
     """The complete config of a recipe."""
 
@@ -347,3 +376,5 @@ class Config(Section):
     offload: Offload
     lengths: Lengths
     parallel: Parallel
+    slurm: Slurm
+    k8s: Kubernetes

@@ -21,6 +21,9 @@ carry to other hosts:
 ```
 When the launcher is gone or silent, the agent kills its ranks and ends. The agents of all nodes are a tree, in which
 they combine values of ranks (engine/control/branch.py); an agent connects to its parent over TCP. Imports no torch.
+
+An agent that somebody else has started (engine/launch/join.py) says `hello` when the launcher says `again`, before each
+start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
 """
 
 from __future__ import annotations
@@ -37,7 +40,6 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,15 @@ class _Rank:
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: list[Any] | None = None  # step, phase and micro-batch
         self.since = since  # when it began that
-        # A rank listens to its agent and ends with it. This also ends one that is stopped or stuck when the agent dies.
-        dies_with_agent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+
+        def prepare() -> None:
+            """Run in the new process, before the program of the rank."""
+            # A rank listens to its agent and ends with it. This also ends one that is stopped when the agent dies.
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
         with log.open("ab") as file:
             ours, theirs = socket.socketpair()
             with ours, theirs:
@@ -85,7 +94,7 @@ class _Rank:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     pass_fds=[theirs.fileno()],
-                    preexec_fn=dies_with_agent,  # a system call; it takes no lock that another thread could hold
+                    preexec_fn=prepare,  # safe: no thread of the agent holds a lock
                 )
                 descriptor = ours.detach()
         self.link = Link(descriptor, descriptor)
@@ -123,18 +132,20 @@ class Agent:
         self._branch: Branch | None = None
         self._clock = AwakeClock()
         self._heard = self._beaten = self._clock()
+        self.used = False  # whether a launcher has wanted an agent that joins
+        self._asked: int | None = None
+        self._code: int | None = None  # with which to end
         self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
 
-    def run(self) -> None:
-        """Do what the launcher says, until it is gone."""
-        self._launcher.send(hello={"port": free_port()})
-        while self._clock() - self._heard < self._silence_s:
+    def run(self) -> int:
+        """Do what the launcher says, until it is gone. Return the exit code that it has named, else HANG."""
+        while self._clock() - self._heard < self._silence_s and self._code is None:
             for key, _ in self._selector.select(_POLL_S):
                 if key.fileobj is self._launcher:
                     try:
                         messages = self._launcher.receive()
                     except EOFError:
-                        return
+                        return ExitCode.HANG
                     self._heard = self._clock()
                     for message in messages:
                         self._obey(message)
@@ -143,6 +154,20 @@ class Agent:
                 else:
                     self._listen(key.data)
             self._report()
+        return ExitCode.HANG if self._code is None else self._code
+
+    def begin(self) -> None:
+        """Kill all ranks, if there are any, and tell the launcher that others can start."""
+        self.close()
+        for rank in self._ranks.values():
+            self._forget(rank)
+        self._ranks.clear()
+        self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
+        self._launcher.send(hello={"port": free_port()})
+
+    def pass_on(self, number: int) -> None:
+        """Tell the launcher, with the next report, that a scheduler has sent this signal to the agent."""
+        self._asked = number
 
     def close(self) -> None:
         """Kill all ranks."""
@@ -156,6 +181,9 @@ class Agent:
             self._branch = None
 
     def _obey(self, message: dict[str, Any]) -> None:
+        if "again" in message:
+            self.used = True
+            self.begin()
         if start := message.get("start"):
             self._start(start)
         if "stop" in message:
@@ -167,11 +195,16 @@ class Agent:
         if "kill" in message:
             for rank in self._ranks.values():
                 rank.kill()
+        if "end" in message:
+            self.used = True
+            self._code = int(message["end"])
 
     def _start(self, job: dict[str, Any]) -> None:
         """Start the ranks of a job."""
         self._folder = folder = RunFolder(Path(job["folder"]))
-        environment = {**os.environ, **job["environment"]}
+        # With TORCHELASTIC_USE_AGENT_STORE rank 0 would look for torchrun's store instead of opening one for the ranks.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        environment = {**own, **job["environment"], "LOCAL_WORLD_SIZE": str(len(job["ranks"]))}
         if not job["alone"]:
             self._silence_s = SILENCE_S
         if job["peer"] is not None and (name := interface_towards(job["peer"])):
@@ -240,18 +273,25 @@ class Agent:
             code = rank.ended()
             if code is not None:
                 del self._ranks[rank.rank]
-                if rank.link in self._selector.get_map():
-                    self._selector.unregister(rank.link)
-                if self._branch is not None:
-                    self._branch.forget(rank.link)
-                rank.link.close()
+                self._forget(rank)
                 self._launcher.send(ended=rank.rank, code=code, **self._cause(rank))
+        if self._asked is not None:
+            self._launcher.send(asked=self._asked)
+            self._asked = None
         now = self._clock()
         # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
             beats = {rank.rank: [rank.at, now - rank.since, rank.stopped()] for rank in self._ranks.values()}
             self._launcher.send(beats=beats)
+
+    def _forget(self, rank: _Rank) -> None:
+        """Close the link of a rank that has ended."""
+        if rank.link in self._selector.get_map():
+            self._selector.unregister(rank.link)
+        if self._branch is not None:
+            self._branch.forget(rank.link)
+        rank.link.close()
 
     def _cause(self, rank: _Rank) -> dict[str, Any]:
         """Return why a rank has ended: its own cause, how many seconds ago that was, and the last line of its log."""
@@ -320,7 +360,7 @@ def free_port() -> int:
 def main() -> None:
     """Run the agent of this node."""
     # The launcher decides when ranks end; its own end is noticed. Signals that are ignored would be so in ranks, too.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)
     output = os.dup(1)
     os.dup2(2, 1)  # what else is printed must not be among the messages
@@ -328,6 +368,7 @@ def main() -> None:
     agent = Agent(Link(0, output))
     try:
         with suppress(BrokenPipeError):
+            agent.begin()
             agent.run()
     finally:
         agent.close()

@@ -25,6 +25,8 @@ from engine.launch.commands import node_commands
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem, forwarded
 from engine.launch.host_adam import check_host_adam
+from engine.launch.join import Joins
+from engine.launch.launchers import Launcher, Starts
 from engine.launch.place import check_place
 from engine.launch.ranks import PreemptedError, RankError, run_ranks, unfailing
 from engine.launch.restarts import Restarts
@@ -44,19 +46,21 @@ def train(
     dry_run: bool = False,
     say: Say = print,
     on_step: OnStep = lambda line: None,
+    joins: Joins | None = None,
 ) -> dict[str, Any]:
     """Train the model of a recipe, or show what training would do; return what the command prints as JSON.
 
     `resume` is `auto`, `never` or the path of a checkpoint or run. `launcher` is `local`, `hostfile`, or None if the
-    user chose none. `say` gets messages, and `on_step` the metrics of each step. Raises BytescaleError: for a mistake,
-    before anything is written, or with the cause of the first rank that failed.
+    user chose none; with `joins`, somebody else has started the processes of the other nodes. `say` gets messages, and
+    `on_step` the metrics of each step. Raises BytescaleError: for a mistake, before anything is written, or with the
+    cause of the first rank that failed.
     """
     say = unfailing(say)
-    cluster = Cluster.of(config.cluster)
+    cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
     check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
-    refused = not_launchable(config, cluster)
+    refused = not_launchable(config, cluster, joins is not None)
     if refused and not dry_run:
         raise ConfigError.of(refused)
     of_gpus = gpu_problem(config, cluster)
@@ -65,7 +69,7 @@ def train(
         raise PreflightError.of(unready)
     if of_gpus is None:  # else this is not the machine on which the run will be
         config, lowered = on_this_machine(config, cluster)
-        cluster = Cluster.of(config.cluster)
+        cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
         for line in (*lowered, idle_gpus(config, cluster)):
             if line:
                 say(line)
@@ -74,20 +78,30 @@ def train(
         if not dry_run:
             for parent in (folder.checkpoints, folder.root):
                 remove_ruins(parent)  # before anything is written: it may free the space of a full disk
+            if joins:
+                joins.publish()
+                if joins.joined.restarted and resume != "auto" and newest_first(folder.checkpoints):
+                    say(f"this is a restart of the job: it goes on with {folder.root}, not with --resume {resume}")
+                    resume = "auto"
         steps = PLANNED if dry_run else 1
         start = prepare.plan_start(folder, config, cluster.ranks, resume, steps, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
             refused += [*unready, *([host_too_small] if host_too_small else [])]
-            return {"dry_run": dry_run_of(config, cluster, folder, start, refused)}
+            joined_at = joins.address if joins else None
+            return {"dry_run": dry_run_of(config, cluster, folder, start, refused, joined_at)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
         check_host_adam(config, say)
         if resume != "never" or not folder.resolved.exists():
-            return _train(config, cluster, folder, start, resume, say, on_step)
+            return _train(config, cluster, folder, start, resume, say, on_step, joins)
+        if joins:
+            joins.withdraw()  # the folder is renamed
         say(f"the old run is now in {prepare.set_aside(folder)}")
     with prepare.locked(folder):  # a new folder: the old one was renamed with its lock
-        return _train(config, cluster, folder, start, "auto", say, on_step)
+        if joins:
+            joins.publish()
+        return _train(config, cluster, folder, start, "auto", say, on_step, joins)
 
 
 def _train(
@@ -98,6 +112,7 @@ def _train(
     resume: str,
     say: Say,
     on_step: OnStep,
+    joins: Joins | None,
 ) -> dict[str, Any]:
     """Run the remaining steps in a locked run folder, write the report, and return what the command prints as JSON.
 
@@ -111,23 +126,28 @@ def _train(
     for line in (*_facts(config, cluster, start.corpora, parameters), tight(config, cluster)):
         if line:
             say(line)
-    if withheld := forwarded(os.environ, cluster).withheld:
+    if not joins and (withheld := forwarded(os.environ, cluster).withheld):
         say(f"not forwarded to other hosts, because they look like secrets: {', '.join(withheld)}")
     restarts, compared = Restarts(config.run.restarts, folder), False
+    launcher: Launcher = joins or Starts()
     while True:
         prepare.go_back(folder, start.step, say)
         say(f"{folder.root}: {start.outlook(config)}")
         if not start.plans:
             break
         try:
-            commands = node_commands(cluster, folder, start.checkpoint, config)
-            run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say)
+            commands = node_commands(
+                cluster, folder, start.checkpoint, config, joined_at=joins.address if joins else None
+            )
+            run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say, launcher)
             break
         except PreemptedError:
             _report(folder, say)
             raise
         except RankError as error:
             _report(folder, say)
+            if not launcher.restarts:
+                raise
             damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
             say(f"warning: {error}" if damaged else restarts.after(error, start.step))
         again = resume if damaged or not newest_first(folder.checkpoints) else "auto"

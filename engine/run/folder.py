@@ -19,6 +19,8 @@ class RunFolder:
         self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
         self.trace = root / "trace.json"
         self.report = root / "report.html"
+        self.script = root / "slurm.sh"  # of `--launcher slurm`
+        self.manifest = root / "k8s.yaml"  # of `--launcher k8s`
         self.checkpoints = root / "checkpoints"  # step-00000100, ...
         self.logs = root / "logs"
 
@@ -29,6 +31,10 @@ class RunFolder:
     def node_log(self, number: int) -> Path:
         """The file with everything that the agent of a node, or ssh, prints on its standard error."""
         return self.logs / f"node-{number}.log"
+
+    def launch(self, key: str) -> Path:
+        """The file through which the other processes of a launch find its launcher (engine/launch/join.py)."""
+        return self.logs / f"launch-{key}.json"
 
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""

@@ -26,7 +26,7 @@ MISTAKES = [
     ("train --bogus", "--bogus: unknown flag", "bytescale train --help"),
     ("train --nproc two", "--nproc: must be a whole number, not two", "bytescale train --help"),
     ("train --nproc 0", "--nproc: must be at least 1, not 0", "set --nproc 1 or more"),
-    ("train --launcher locl", "--launcher: must be local or hostfile, not locl", "did you mean local?"),
+    ("train --launcher locl", "--launcher: must be local or hostfile or slurm or k8s, not locl", "did you mean local?"),
     ("train --out a run.out=b", "--out: a conflicts with run.out=b", "only one"),
     ("train --resume", "--resume: needs a value", "--resume value"),
     ("train recipe=quikstart", "recipe: unknown name: quikstart", "did you mean quickstart?"),

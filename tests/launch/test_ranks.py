@@ -14,7 +14,7 @@ import pytest
 
 from engine.control import reduction
 from engine.errors import BytescaleError, PreflightError
-from engine.launch import ranks
+from engine.launch import launchers, ranks
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
 from tests.launch.nodes import AGENT, WAITS, node, real_rank, walks
@@ -151,7 +151,7 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once(folder: RunFolder) -> N
 
 
 def test_a_host_that_never_answers_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(launchers.Starts, "answer_s", 0.5)
     silent = node(folder, "pass", host="gpu-a", start=(sys.executable, "-c", "import time; time.sleep(60)"))
     with pytest.raises(PreflightError, match="gpu-a has not answered"):
         run_ranks([silent], folder, lambda: None, print)
@@ -262,6 +262,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_left_alone(folder: RunFolder) ->
 
 def test_a_stopped_agent_is_noticed_and_its_ranks_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SILENCE_S", 2.0)
+    monkeypatch.setattr(launchers, "_GRACE_S", 1.0)
     monkeypatch.setattr(ranks, "_GRACE_S", 1.0)
     stops = "import os, time; os.kill(os.getppid(), 19); time.sleep(60)"
     with pytest.raises(RankError, match="localhost has not answered for 2 s") as caught:
@@ -347,7 +348,7 @@ def test_a_request_before_ranks_start_starts_none(folder: RunFolder) -> None:
         (folder.checkpoints / "step-00000001").mkdir(parents=True, exist_ok=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_asks_the_ranks_to_stop_and_preemption_is_reported(folder: RunFolder, number: signal.Signals) -> None:
     with pytest.raises(PreemptedError) as caught:
         run(folder, WAITS, WAITS, tick=sends(number))
