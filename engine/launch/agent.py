@@ -57,6 +57,7 @@ _POLL_S = 0.05
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
 _CONNECT_S = 10.0  # for the parent to answer
+_GONE_S = 2.0  # in which the launcher notices that an agent is gone
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 
@@ -216,7 +217,8 @@ class Agent:
             self._branch = self._join(job)
         except OSError as error:
             for number, _ in job["ranks"]:
-                self._tell_not_started(number, _not_joined(error, job["tree"]["parent"]))
+                # If the parent is gone, the launcher notices that too, and must take it for the first failure.
+                self._tell_not_started(number, _not_joined(error, job["tree"]["parent"]), age=-_GONE_S)
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
@@ -250,8 +252,8 @@ class Agent:
             self._launcher.send(listening=[address, listener.port])
         return Branch(ranks, tree["children"], parent, listener)
 
-    def _tell_not_started(self, rank: int, cause: dict[str, Any]) -> None:
-        self._launcher.send(ended=rank, code=_NOT_STARTED, age=0, cause=cause, said="")
+    def _tell_not_started(self, rank: int, cause: dict[str, Any], age: float = 0.0) -> None:
+        self._launcher.send(ended=rank, code=_NOT_STARTED, age=age, cause=cause, said="")
 
     def _listen(self, rank: _Rank) -> None:
         """Note where a rank is, and pass on what it wants combined."""

@@ -149,6 +149,17 @@ def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher
     assert launcher.until("ended")["code"] == 75
 
 
+def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
+    """No rank starts: it would wait for the others without an end."""
+    tree = {"parent": ["127.0.0.1", free_port()], "children": 0, "secret": "00"}
+    launcher.link.send(start=job(folder, SLEEPS, SLEEPS) | {"tree": tree})
+    causes: list[Any] = [launcher.until("ended"), launcher.until("ended")]
+    assert [one["ended"] for one in causes] == [0, 1] and {one["cause"]["code"] for one in causes} == {3}
+    parent = f"its parent at 127.0.0.1:{tree['parent'][1]}"  # type: ignore[index]
+    assert all(one["cause"]["message"].endswith(f"{parent}: Connection refused") for one in causes)
+    assert ranks_of(launcher, 0) == []
+
+
 def test_a_host_without_the_run_folder_is_a_cause(tmp_path: Path, launcher: Launcher) -> None:
     missing = RunFolder(tmp_path / "not shared")
     launcher.link.send(start=job(missing, "pass"))
@@ -270,7 +281,7 @@ def test_descriptors_do_not_grow_with_the_ranks_that_have_ended(folder: RunFolde
     for _ in range(4):
         launcher.until("ended")
     launcher.until("beats")
-    assert process.num_fds() == before
+    assert process.num_fds() == before + 1, "that of the selector of the branch"
 
 
 def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:

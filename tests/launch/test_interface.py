@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import PreflightError
 from engine.launch import interface
-from engine.launch.interface import interface_towards, own_address
+from engine.launch.interface import address_towards, interface_towards, own_address
 
 
 def test_a_route_has_the_interface_with_its_address() -> None:
@@ -21,7 +21,7 @@ def test_a_route_has_the_interface_with_its_address() -> None:
         if address.family == socket.AF_INET and not address.address.startswith("127.")
     ]
     for name, address in own:
-        assert interface_towards(address) == name
+        assert interface_towards(address) == name and address_towards(address) == address
 
 
 def test_loopback_and_unknown_hosts_have_none() -> None:
@@ -29,6 +29,7 @@ def test_loopback_and_unknown_hosts_have_none() -> None:
     assert interface_towards("localhost") is None
     assert interface_towards("no-such-host.invalid") is None
     assert interface_towards("::1") is None
+    assert address_towards("localhost") is None and address_towards("no-such-host.invalid") is None
 
 
 def test_the_own_address_is_that_of_the_interface_that_is_named() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.control import reduction
 from engine.errors import BytescaleError, PreflightError
 from engine.launch import launchers, ranks
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
@@ -216,6 +217,40 @@ def still_run(folder: RunFolder) -> list[psutil.Process]:
         if process.pid != os.getpid() and any(path.startswith(str(folder.logs)) for path in opened):
             left.append(process)
     return left
+
+
+GATHERS = """
+import os
+from engine.control.control import Control
+from engine.control.link import Link
+control = Control(int(os.environ["RANK"]), Link.to_agent())
+print(control.gather(control.rank), control.largest(control.rank), flush=True)
+"""
+
+
+def test_ranks_of_several_nodes_exchange_values_through_their_agents(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here in a chain: each agent has one child, which starts when its parent listens."""
+    monkeypatch.setattr(reduction, "FAN_OUT", 1)
+    nodes = [node(folder, GATHERS, GATHERS, first=first) for first in (0, 2, 4)]
+    run_ranks(nodes, folder, lambda: None, lambda line: None)
+    assert [folder.log(rank).read_text() for rank in range(6)] == ["[0, 1, 2, 3, 4, 5] [5.0]\n"] * 6
+
+
+@pytest.mark.parametrize("target", ["rank", "agent"])
+def test_ranks_that_wait_for_one_that_is_gone_are_ended(folder: RunFolder, target: str) -> None:
+    """Rank 3 never joins, and is killed, or its agent is."""
+    pid = {"rank": "os.getpid()", "agent": "os.getppid()"}[target]
+    kills = f"import os, time; time.sleep(1); os.kill({pid}, 9)"
+    nodes = [node(folder, GATHERS, GATHERS), node(folder, GATHERS, kills, first=2)]
+    began, before = time.monotonic(), len(children())
+    said = {"rank": "rank 3 was killed by SIGKILL", "agent": "localhost was lost: its agent was killed by SIGKILL"}
+    with pytest.raises(RankError, match=said[target]) as caught:
+        run_ranks(nodes, folder, lambda: None, lambda line: None)
+    assert caught.value.code == 137 and time.monotonic() - began < 30
+    assert [folder.log(rank).read_text() for rank in range(3)] == [""] * 3
+    assert len(children()) == before
 
 
 def test_a_stopped_rank_is_named_with_its_place_within_seconds(folder: RunFolder) -> None:
