@@ -52,8 +52,8 @@ class Run(Section):
     )
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
         examples=["[tensorboard,wandb]"],
-        description="also pass the metrics of each step to these: tensorboard, wandb, mlflow; their failure does not "
-        "stop training",
+        description="trackers that get the metrics of each step: tensorboard, wandb, mlflow; training goes on if one "
+        "fails",
     )
     on_nan: Literal["stop", "skip"] = Field(
         description="a step whose loss or gradient norm is not finite stops the run, or its update is skipped"

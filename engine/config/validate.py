@@ -98,11 +98,15 @@ def right_part(values: Mapping[str, Any], wrong: Sequence[Problem]) -> Config:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop values that are `???`, and write short forms of data.sources and data.mix in full.
+    """Drop values that are `???`, and write short forms of run.trackers, data.sources and data.mix in full.
 
-    Weights alone are one segment, null is none. `data.path` is an empty list if only sources have paths.
+    One tracker is a list of it. Weights alone are one segment, null is none. `data.path` is an empty list if only
+    sources have paths.
     """
     given = _without_missing(values)
+    run = given.get("run")
+    if isinstance(run, dict) and isinstance(run.get("trackers"), str):
+        given["run"] = {**run, "trackers": [run["trackers"]]}
     data = given.get("data")
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if value is not None or key not in ("sources", "mix")}

@@ -123,6 +123,7 @@ def test_an_unwritable_folder_is_the_reason(name: str, tmp_path: Path) -> None:
 
 def test_trackers_are_a_list() -> None:
     assert load(["run.trackers=[tensorboard,wandb]"]).run.trackers == ("tensorboard", "wandb")
+    assert load(["run.trackers=wandb"]).run.trackers == ("wandb",), "one needs no brackets"
     assert load([]).run.trackers == ()
 
 
@@ -130,7 +131,8 @@ def test_trackers_are_a_list() -> None:
     ("value", "message", "hint"),
     [
         ("[tensorbord]", "must be tensorboard, wandb or mlflow, not tensorbord", "did you mean tensorboard?"),
-        ("wandb", "must be a list, not wandb", "for example run.trackers=[tensorboard,wandb]: "),
+        ("comet", "must be tensorboard, wandb or mlflow, not comet", "for example run.trackers=tensorboard"),
+        ("3", "must be a list, not 3", "for example run.trackers=[tensorboard,wandb]: "),
     ],
 )
 def test_what_is_no_list_of_trackers_is_refused(value: str, message: str, hint: str) -> None:
