@@ -264,8 +264,9 @@ class Cluster(Section):
     )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     speeds: Literal["hostfile", "measured"] | tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
+        examples=["[100,80]"],
         description="percent of full speed of each node: those of the hostfile, those that the run measured before, or "
-        "a list"
+        "a list",
     )
     calibration: str | None = Field(
         description="file written by `bytescale profile-hardware`; null uses rates from data sheets"

@@ -156,7 +156,7 @@ def _problem(key: str, place: str, detail: Any) -> Problem:
     expected = str(context.get("expected", "")).replace("'", "")
     in_list = isinstance(detail["loc"][-1], int)
     if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place and not in_list:  # in a union
-        expected += " or a number"
+        expected += f" or a list such as {field.examples[0]}" if field and field.examples else " or a number"
     facts = {name: _shown(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     if field is not None and detail["type"] in _BOUNDS:
         facts = {name: format_of(field, fact) if type(fact) is int else fact for name, fact in facts.items()}

@@ -103,6 +103,8 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
         return ExitCode.MEMORY, Problem("out of memory", "capacity", "set a smaller capacity")
     text = str(error).strip().splitlines()
     if type(error).__name__ in _LOST_TYPES or any(sign in str(error) for sign in _LOST_SIGNS):
-        what = f"lost its connection to another rank: {text[0] if text else type(error).__name__}"
+        said = text[0] if text else type(error).__name__
+        said = said.rpartition(".cc:")[2].partition("] ")[2] or said  # gloo's own file and line
+        what = f"lost its connection to another rank: {said.partition('. This is typically')[0]}"
         return ExitCode.HANG, Problem(what, None, "check the network between the hosts; the same command resumes")
     return ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}")

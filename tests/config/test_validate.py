@@ -73,6 +73,7 @@ MISTAKES: list[tuple[str, Any, str, str]] = [
     ("data.path", "???", "is not set", "set data.path=..."),
     ("model.layerz", 3, "unknown key", "did you mean model.layers?"),
     ("offload.ratio", "some", "must be auto or a number, not some", "offloaded to the host"),
+    ("cluster.speeds", "fast", "must be hostfile or measured or a list such as [100,80], not fast", "percent of full"),
     ("offload.ratio", float("nan"), "must be auto or a number, not nan", "0 to 1"),
     ("zero.stage", 4, "must be 1, 2 or 3, not 4", "for example zero.stage=1: ZeRO-1 shards"),
     ("zero.stage", 0, "must be 1, 2 or 3, not 0", ""),

@@ -296,6 +296,21 @@ def test_a_rank_that_does_not_get_on_is_named_and_stacks_are_in_its_log(
     assert not children()
 
 
+def test_the_launcher_gets_the_paces_of_ranks(folder: RunFolder) -> None:
+    noted = dict[int, float]()
+
+    def stop() -> None:
+        if len(noted) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    programs = [
+        real_rank(folder).replace("    while", f"    progress.tell_pace({pace})\n    while") for pace in (1.25, 2.5)
+    ]
+    with pytest.raises(PreemptedError):
+        run_ranks([node(folder, *programs)], folder, stop, print, noted.__setitem__)
+    assert noted == {0: 1.25, 1: 2.5}
+
+
 def launch(folder: RunFolder, program: str, before: str = "") -> psutil.Popen:
     """Start a launcher with one rank in a process of its own."""
     launcher = (

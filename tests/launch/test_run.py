@@ -560,6 +560,47 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
     assert left_out_so_far(MOST, RunFolder(tmp_path)).startswith("at least 10,000 documents could not be used")
 
 
+def test_skipped_steps_are_said_whenever_their_number_has_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
+
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
+        for step, skipped in enumerate((0, 1, 2, 0, 1, 0, 1, 2), start=1):
+            append(folder.metrics, {"step": step, "loss": 3.0, **({"skipped": skipped} if skipped else {})})
+            tick()
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    train(settings, say=said.append)
+    found = [line.partition(", because loss or gradients are not finite; the last is ") for line in said]
+    assert [(what, where.partition(":")[0]) for what, because, where in found if because] == [
+        ("warning: 1 step was skipped", "step 2"),
+        ("warning: 2 steps were skipped", "step 3"),
+        ("warning: 4 steps were skipped", "step 7"),
+    ]
+
+
+def test_what_may_harm_or_end_a_run_is_said_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
+    notice = tmp_path / "notice"
+    more = {"chaos": True, "notice_file": str(notice)}
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update=more)})
+    monkeypatch.setattr(launch, "run_ranks", lambda *rest: None)
+    train(settings, say=said.append)
+    assert "run.chaos=true: `bytescale chaos` may harm this run" in said
+    assert RunFolder(Path(settings.run.out)).chaos.is_dir() and not any("notice" in line for line in said)
+    notice.touch()
+
+    def ends(*rest: object) -> None:
+        raise PreemptedError("stopped on request")
+
+    monkeypatch.setattr(launch, "run_ranks", ends)
+    with pytest.raises(PreemptedError):
+        train(settings, say=said.append)
+    assert f"warning: run.notice_file={notice} exists, so the run ends after a step; remove it to train longer" in said
+    assert f"{notice} has appeared" in said
+
+
 def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, said, shown = finished(tmp_path, monkeypatch, 0), list[str](), list[Any]()
 

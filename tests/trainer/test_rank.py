@@ -27,7 +27,13 @@ ERRORS = [
     (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), ExitCode.STORAGE, "checkpoint"),
     (MemoryError(), ExitCode.MEMORY, "out of memory"),
     (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.MEMORY, "out of memory"),
-    (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), ExitCode.HANG, "lost its connection"),
+    (
+        RuntimeError(
+            "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:5. This is typically caused by"
+        ),
+        ExitCode.HANG,
+        "lost its connection to another rank: Connection closed by peer [::1]:5",
+    ),
     (torch.distributed.DistBackendError("NCCL error: remote\nmore"), ExitCode.HANG, "another rank: NCCL error: remote"),
     (ValueError("odd\nmore"), ExitCode.BUG, "ValueError: odd"),
 ]
