@@ -503,7 +503,7 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
 ) -> None:
     settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
 
-    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         for step, left_out in enumerate((0, 0, 1, 1, 2, 3, 5), start=1):
             append(folder.metrics, {"step": step, "loss": 3.0, **({"left_out": left_out} if left_out else {})})
             tick()
@@ -523,7 +523,7 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
 def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, said, shown = finished(tmp_path, monkeypatch, 0), list[str](), list[Any]()
 
-    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         for step, short in enumerate([None, 3 * 2**30, 3 * 2**30], start=1):
             append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short, "copy_short": short})
             tick()
