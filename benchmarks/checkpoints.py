@@ -1,11 +1,12 @@
 """Measures how long a checkpoint stops training, and how ranks share its verification.
 
 `python benchmarks/checkpoints.py [--rounds 3]`. The stall is the time of the copy to host memory; a synchronous save is
-the time until the checkpoint is written, hashed, synced and published, with idle ranks, after the copy.
+the time until the checkpoint is written, hashed, synced and published, with idle ranks, after the copy. CPU seconds are
+those of rank 0, for a machine that other work shares.
 
-Verification: the default is what two ranks write for 200M parameters in
-fp32 with AdamW: the weights by rank 0, and a half of the master weights and moments by each. Files are read from the
-page cache, as soon after writing, so hashing is what is measured.
+Verification: the default is what two ranks write for 200M parameters in fp32 with AdamW: the weights by rank 0, and a
+half of the master weights and moments by each. Files are read from the page cache, as soon after writing, so hashing is
+what is measured.
 """
 
 from __future__ import annotations
@@ -99,12 +100,12 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
     writer = BackgroundWriter(root, rank)
     for number in range(rounds + 1):
         dist.barrier()
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         snapshot = engine.snapshot()
         writer.start(TrainState(number, {}, 2, {}, {}), snapshot.write_each, lambda written: None)
-        stall = time.perf_counter() - began
+        stall, stall_cpu = time.perf_counter() - began, time.process_time() - began_cpu
         writer.wait()
-        whole = time.perf_counter() - began
+        whole, whole_cpu = time.perf_counter() - began, time.process_time() - began_cpu
         assert not snapshot.short, "too little host memory to measure"
         dist.barrier()
         if rank == 0:
@@ -113,7 +114,8 @@ def stalls(rank: int, root: Path, layers: int, rounds: int, port: int) -> None:
             # A synchronous save needs no copy.
             print(
                 f"{millions:.0f}M parameters: stall {stall:.2f} s, synchronous {whole - stall:.2f} s, "
-                f"ratio {stall / (whole - stall):.3f}{first}",
+                f"ratio {stall / (whole - stall):.3f}; CPU {stall_cpu:.2f} s, {whole_cpu - stall_cpu:.2f} s, "
+                f"ratio {stall_cpu / (whole_cpu - stall_cpu):.3f}{first}",
                 flush=True,
             )
             shutil.rmtree(root / folder_name(number))
