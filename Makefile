@@ -4,13 +4,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test lint bench clean
+.PHONY: quickstart test soak lint bench clean
 
 quickstart: $(STAMP)
 	$(BIN)/bytescale train recipe=quickstart
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# Faults of all kinds, and at random moments; it writes the table in docs/reliability.md.
+MOMENTS ?= 50
+soak: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --moments $(MOMENTS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -21,10 +21,13 @@ from bytescale_cli import (
     profile_data,
     profile_hardware,
     recipes,
+    report,
     runs,
     simulate,
 )
-from bytescale_cli.errors import report
+from bytescale_cli.chaos import chaos
+from bytescale_cli.errors import report as report_error
+from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine.errors import ExitCode
 
@@ -62,12 +65,15 @@ app.command()(simulate.simulate)
 app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
+app.command()(generate)
 app.command()(doctor.doctor)
+app.command()(report.report)
 app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(config.app, name="config")
+app.command()(chaos)
 app.command()(completion.completion)
 app.command("candidates", hidden=True)(completion.print_candidates)
 
@@ -75,8 +81,9 @@ app.command("candidates", hidden=True)(completion.print_candidates)
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command line, by default `sys.argv[1:]`; report any error and return the exit code."""
     output.open_closed()
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:  # as Ctrl-C; once ranks run, their launcher handles both
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # as Ctrl-C; once ranks run, their launcher handles them
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = typer.main.get_command(app)
     try:
@@ -92,4 +99,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if "--help" in words:  # not a failure: the reader has exited, as in `--help | true`
                 return ExitCode.OK
             error = error.__context__
-        return report(error, as_json="--json" in words, debug="--debug" in words)
+        return report_error(error, as_json="--json" in words, debug="--debug" in words)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bytescale_cli import output
-from bytescale_cli.terminal import is_live
+from bytescale_cli.terminal import harmless, is_live
 
 OnStep = Callable[[Mapping[str, Any]], None]
 
@@ -37,15 +37,19 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
             bar.update(task, completed=line["step"])
             below.plain = describe(line)
 
-        yield lambda text: console.print(Text(text)), on_step  # as Text, so that [brackets] are not read as markup
+        # As Text, so that [brackets] are not read as markup.
+        yield lambda text: console.print(Text(harmless(text))), on_step
 
 
 def describe(line: Mapping[str, Any]) -> str:
     """Format the metrics of a step as one line."""
+    loss = "not finite" if line["loss"] is None else f"{line['loss']:.3f}"
     text = (
-        f"loss {line['loss']:.3f}  {line['tokens_per_s']:,.0f} tokens/s  "
+        f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s  "
         f"plan balance {line['balance']:.2f}  largest ring {line['max_degree']}"
     )
+    if line.get("skipped"):
+        text += "  skipped"
     if line.get("validation_loss") is not None:
         text += f"  validation loss {line['validation_loss']:.3f}"
     return text

@@ -7,7 +7,7 @@ LAYERS = (
     {"bytescale_cli"},
     {"trainer", "launch", "report", "hardware", "doctor"},
     {"zero", "offload", "parallel", "attention", "models", "weights"},
-    {"data", "simulator", "fit"},
+    {"data", "simulator", "fit", "trackers"},
     {"planner"},
     {"cost"},
     {"run", "control"},

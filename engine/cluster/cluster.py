@@ -33,6 +33,8 @@ class Cluster:
     def of(cls, config: schema.Cluster, parallel: schema.Parallel | None = None) -> Cluster:
         """Make the cluster of a config: the nodes of its hostfile if set, else `nodes` x `ranks_per_node`.
 
+        Speeds that are a list replace those of the hostfile; measured ones become a list before a run starts.
+
         With `parallel`, ranks are HDP ranks. Raises ConfigError for a hostfile that is missing, unreadable, empty or
         malformed; there is no fallback to this machine. Also raises it if tp x pp does not divide the devices, or if
         the tp devices of a stage would be parts of two nodes.
@@ -41,6 +43,11 @@ class Cluster:
             nodes = _equal_nodes(config.nodes, config.ranks_per_node)
         else:
             nodes = hostfile.read(config.hostfile)
+        if isinstance(config.speeds, tuple):
+            if len(config.speeds) != len(nodes):
+                message = f"has {counted(len(config.speeds), 'speed')} for {counted(len(nodes), 'node')}"
+                raise ConfigError(message, key="cluster.speeds", hint="give one for each node, such as [100,80]")
+            nodes = tuple(replace(node, speed=speed) for node, speed in zip(nodes, config.speeds, strict=True))
         cluster = cls(nodes, config.device_memory)
         return cluster if parallel is None else cluster._hdp(parallel)
 

@@ -10,7 +10,7 @@ from engine.config.schema import Config, Section
 
 PATHS = (
     *("data.path", "data.tokenizer", "data.cache", "lengths.path"),
-    *("run.out", "run.weights", "cluster.hostfile", "cluster.calibration"),
+    *("run.out", "run.weights", "run.notice_file", "cluster.hostfile", "cluster.calibration"),
 )
 SOURCES, MIX = "data.sources", "data.mix"  # keys with nested values, whose names the user chooses
 

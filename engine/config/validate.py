@@ -21,9 +21,11 @@ _MAX_PLAIN = 1e15  # larger floats are written with an exponent
 
 NAME_RULE = "must be at most 32 letters, digits, - and _, and begin with a letter or _"
 
+NOT_SET = "is not set"
+
 # pydantic's error types as sentences; other types get "cannot be {value}"
 _SENTENCES = {
-    "missing": "is not set",
+    "missing": NOT_SET,
     "extra_forbidden": "unknown key",
     "int_type": "must be a whole number, not {value}",
     "float_type": "must be a number, not {value}",
@@ -148,7 +150,8 @@ def _problem(key: str, place: str, detail: Any) -> Problem:
             detail = error.errors(include_url=False)[0] | {"loc": detail["loc"]}
     value, context = detail["input"], detail.get("ctx", {})
     expected = str(context.get("expected", "")).replace("'", "")
-    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place:  # a member of a union
+    in_list = isinstance(detail["loc"][-1], int)
+    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place and not in_list:  # in a union
         expected += " or a number"
     facts = {name: _shown(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     if field is not None and detail["type"] in _BOUNDS:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 from engine.control.link import Link
 
-# In their order in a step. `data` waits for the slices of the micro-batch.
-PHASES = ("start", "plan", "data", "forward", "backward", "update", "log", "validate", "save")
+# In their order in a step. `verify` hashes a checkpoint, `data` waits for the slices of the micro-batch, `reduce` sums
+# gradients, and `update` is the optimizer's.
+PHASES = ("start", "verify", "plan", "data", "forward", "backward", "reduce", "update", "log", "validate", "save")
 OF_MICRO_BATCHES = ("data", "forward", "backward")  # repeated for each micro-batch
+MOMENTS = ("write", "rename")  # of a checkpoint, in the background: its files are written; it gets its name
 
 
 class _Place:
     link: Link | None = None
+    chaos: Callable[[int, str], None] | None = None  # gets the step and the phase
     step = 0
 
 
@@ -22,6 +26,11 @@ _place = _Place()
 def report_to(link: Link | None) -> None:
     """Send all later reports of this process to an agent, or nowhere."""
     _place.link = link
+
+
+def allow_chaos(reach: Callable[[int, str], None] | None) -> None:
+    """Call `reach` with the step and the phase, or one of MOMENTS, at all later reports; None for no more."""
+    _place.chaos = reach
 
 
 def report(phase: str, part: int = 0, step: int | None = None) -> None:
@@ -34,3 +43,18 @@ def report(phase: str, part: int = 0, step: int | None = None) -> None:
     if _place.link is not None:
         with suppress(OSError):
             _place.link.send(at=[_place.step, phase, part])
+    if _place.chaos is not None:
+        _place.chaos(_place.step, phase)
+
+
+def tell_pace(pace: float) -> None:
+    """Say how many times longer than planned the work of this rank takes."""
+    if _place.link is not None:
+        with suppress(OSError):
+            _place.link.send(pace=pace)
+
+
+def reach(moment: str) -> None:
+    """Say that this rank is at one of MOMENTS, which only chaos wants to know. Any thread may call it."""
+    if _place.chaos is not None:
+        _place.chaos(_place.step, moment)

@@ -77,9 +77,12 @@ class History:
     def rows(self, step: int) -> Rows:
         """Return the sequences of a step: ROW [S].
 
-        Raises ConfigError if it has not been finished, DataError if it is no longer in the ledger.
+        The step after the last finished one may be among them: it was run, but failed, for example because its loss was
+        not finite. Raises ConfigError for any other that has not been finished, DataError if it is no longer in the
+        ledger.
         """
-        if not 1 <= step <= self.finished:
+        failed = step == self.finished + 1 and self._was_run(step)
+        if not 1 <= step <= self.finished and not failed:
             message = f"step {step} has not been finished; the last finished step is {self.finished}"
             if not self.finished:
                 message = f"step {step} has not been finished, nor has any other step of the run"
@@ -91,6 +94,11 @@ class History:
             hint = f"the ledger keeps the newest steps; choose {first} or a later one" if first else None
             raise DataError(f"step {step} is not in the ledger, {known}", key=str(self.ledger.folder), hint=hint)
         return rows
+
+    def _was_run(self, step: int) -> bool:
+        """Return whether the ledger has every sequence of a step; a crash may have left a part of them."""
+        sequences = np.unique(self.ledger.shards(step)["sequence"])
+        return 0 < len(sequences) == len(self.ledger.documents(step))
 
     def trace_step(self, step: int) -> list[Traced]:
         """Return the sequences of a step. Raises the errors of `rows`, and StorageError as `places_of` does."""

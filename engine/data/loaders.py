@@ -288,7 +288,8 @@ class _Loader:
 def _pack(connection: Connection) -> None:
     """Pack blocks in a loader until the pipe to the process that started it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a scheduler may send it to all processes of a job
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # a scheduler may send them to all processes of a job
+        signal.signal(number, signal.SIG_IGN)
     with suppress(OSError, EOFError):
         while True:
             work: Work = connection.recv()

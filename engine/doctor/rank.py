@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from engine.control.control import Control
 from engine.errors import ExitCode
 from engine.run.folder import RunFolder
 from engine.trainer.rank import run_rank
@@ -24,16 +25,15 @@ def result(folder: RunFolder, part: str) -> Path:
     return folder.root / f"{part}.json"
 
 
-def work(folder: RunFolder) -> int:
+def work(folder: RunFolder, control: Control) -> int:
     """Do both parts. Raises RuntimeError if a sum or a message is wrong. Returns the exit code."""
     import torch
-    import torch.distributed as dist
 
     from engine.attention.comm import Exchange, RingComm
     from engine.config.load import read_resolved
     from engine.parallel.groups import join_groups
 
-    groups = join_groups(read_resolved(folder.resolved))
+    groups = join_groups(read_resolved(folder.resolved), control)
     rank, ranks = groups.rank, groups.mesh.hdp
     comm = RingComm(groups.rings)
 
@@ -50,12 +50,12 @@ def work(folder: RunFolder) -> int:
 
     for part, run in zip(PARTS, (all_reduce, ring), strict=True):
         run()  # the first one builds connections
-        dist.barrier(groups.control)
+        control.largest(0)  # waits for the other rank
         began = time.perf_counter()
         if not run():  # waits for the device
             raise RuntimeError(f"{part}: rank {rank} has a wrong result")
         seconds = time.perf_counter() - began
-        dist.barrier(groups.control)
+        control.largest(0)
         if rank == 0:
             result(folder, part).write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
     return ExitCode.OK
@@ -63,4 +63,4 @@ def work(folder: RunFolder) -> int:
 
 if __name__ == "__main__":
     found = RunFolder(Path(sys.argv[1]))
-    sys.exit(run_rank(found, lambda stop: work(found), saves=False))
+    sys.exit(run_rank(found, lambda stop, control: work(found, control), saves=False))

@@ -123,7 +123,8 @@ def checkpoint(config: Config) -> Check:
 def _write(folder: Path, step: int) -> Path:
     state = TrainState(step, cursor={}, ranks=1, fingerprints={}, must_match={})
 
-    def save(draft: Path) -> None:
+    def save(draft: Path) -> list[str]:
         (draft / "tensors").write_bytes(os.urandom(4096))
+        return ["tensors"]
 
-    return checkpoints.write(folder, state, 0, save, lambda facts: [facts])
+    return checkpoints.write(folder, state, 0, save)

@@ -37,12 +37,16 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
         raise ConfigError(message, key="cluster.hostfile", hint=hint)
 
 
-def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
-    """Return the problems that stop a launch but not a dry run: unimplemented features, nodes without a hostfile."""
+def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> list[Problem]:
+    """Return the problems that stop a launch but not a dry run: unimplemented features, nodes without a hostfile.
+
+    With `joins`, nodes need no hostfile: somebody else has started a process on each.
+    """
     problems = not_trained(config)
-    if config.cluster.hostfile is None and len(cluster.nodes) > 1:
+    if config.cluster.hostfile is None and len(cluster.nodes) > 1 and not joins:
         key = f"cluster.nodes={len(cluster.nodes)}"
-        problems.append(Problem("several nodes need a hostfile", key, "add --hostfile FILE"))
+        hint = "add --hostfile FILE, or --launcher slurm or k8s; `plan` and `train --dry-run` need no hosts"
+        problems.append(Problem("several nodes need a hostfile", key, hint))
     return problems
 
 

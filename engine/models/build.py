@@ -23,9 +23,12 @@ def build_model(config: Config) -> Transformer:
     return Llama(config.model)
 
 
-def end_step(model: Transformer, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
+def end_step(
+    model: Transformer, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int, updated: bool = True
+) -> dict[str, float]:
     """Run `Mixtral.end_step` after an optimizer step and return its metrics; for LLaMA there are none.
 
-    Collective: all ranks must call it. `sum_over_ranks` all-reduces a tensor; `loss_tokens` is the step's total.
+    Collective: all ranks must call it. `sum_over_ranks` all-reduces a tensor; `loss_tokens` is the step's total;
+    `updated` says whether the optimizer applied the step.
     """
-    return model.end_step(sum_over_ranks, loss_tokens) if isinstance(model, Mixtral) else {}
+    return model.end_step(sum_over_ranks, loss_tokens, updated) if isinstance(model, Mixtral) else {}

@@ -57,11 +57,12 @@ class Inputs(NamedTuple):
 
 @dataclass
 class StepTimes:
-    """The times of a step on this rank. `marks` contains each micro-batch's number in the plan, start and end."""
+    """The times and losses of a step on this rank, with each micro-batch's number in the plan."""
 
     began: Mark
     data_wait_s: float = 0.0  # time that the host waited for slices to be read
-    marks: list[tuple[int, Mark, Mark]] = field(default_factory=list)
+    marks: list[tuple[int, Mark, Mark]] = field(default_factory=list)  # number, start, end
+    losses: list[tuple[int, Tensor]] = field(default_factory=list)  # number, summed loss
 
     def spans(self) -> list[tuple[int, float, float]]:
         """Return (micro-batch number, start, end) in seconds from the start of the step. Waits for the device."""
@@ -91,6 +92,7 @@ def run_step(
             loss_sum += loss.detach()
             end = _mark(context.device)
             times.marks.append((micro.index, start, end))
+            times.losses.append((micro.index, loss.detach()))
             times.data_wait_s += waited_s
             start = end
     return loss_sum, times

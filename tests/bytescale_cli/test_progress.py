@@ -11,6 +11,8 @@ LINE = {"step": 3, "loss": 2.5, "tokens_per_s": 12345.6, "balance": 0.9, "max_de
 
 def test_describe() -> None:
     assert describe(LINE) == "loss 2.500  12,346 tokens/s  plan balance 0.90  largest ring 2"
+    skipped = describe({**LINE, "loss": None, "skipped": 1})
+    assert skipped == "loss not finite  12,346 tokens/s  plan balance 0.90  largest ring 2  skipped"
 
 
 def test_plain_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

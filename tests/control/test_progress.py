@@ -41,6 +41,19 @@ def test_without_an_agent_nothing_is_reported() -> None:
     progress.report("plan", step=9)
 
 
+def test_chaos_gets_each_phase_and_moment_after_the_agent_has(agent: Link) -> None:
+    """So the launcher knows where the rank was when it was harmed."""
+    passed = list[tuple[object, ...]]()
+    progress.allow_chaos(lambda step, phase: passed.append((step, phase, agent.receive() if step else None)))
+    progress.report("plan", step=7)
+    progress.allow_chaos(lambda step, phase: passed.append((step, phase)))
+    progress.reach("rename")
+    progress.allow_chaos(None)
+    progress.report("log")
+    assert passed == [(7, "plan", [{"at": [7, "plan", 0]}]), (7, "rename")]
+    agent.close()
+
+
 def test_the_phases_of_micro_batches_are_phases() -> None:
     assert set(progress.OF_MICRO_BATCHES) < set(progress.PHASES)
     order = [progress.PHASES.index(phase) for phase in progress.OF_MICRO_BATCHES]

@@ -8,7 +8,7 @@ import pytest
 
 from engine.config.schema import Config
 from engine.data.history import History
-from engine.data.ledger import Ledger
+from engine.data.ledger import SHARD, Ledger
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor
 from engine.errors import ConfigError, DataError
@@ -89,9 +89,17 @@ def test_steps_that_are_not_finished_or_were_removed(run: tuple[RunFolder, Confi
     for step in (-1, 0, 9):
         with pytest.raises(ConfigError, match=f"step {step} has not been finished; the last finished step is 8"):
             History.of(folder.root).trace_step(step)
-    metrics.cut_back(folder.metrics, 4)  # the run goes back, and has not run step 5 again
+    step_5 = History.of(folder.root).trace_step(5)
+    metrics.cut_back(folder.metrics, 4)  # step 5 failed when all its documents were in the ledger
+    assert History.of(folder.root).trace_step(5) == step_5
+    with pytest.raises(ConfigError, match="step 6 has not been finished"):
+        History.of(folder.root).trace_step(6)
+    shards = folder.ledger / "ranks-00000000.bin"
+    whole = shards.read_bytes()
+    shards.write_bytes(whole[: len(Ledger(folder.ledger).shards(1)) * SHARD.itemsize])  # a crash has lost the rest
     with pytest.raises(ConfigError, match="step 5 has not been finished"):
         History.of(folder.root).trace_step(5)
+    shards.write_bytes(whole)
     assert {one.step for one in History.of(folder.root).trace_document(str(folder.root.parent / "web.jsonl"))[0]} == {
         1,
         2,

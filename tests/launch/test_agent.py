@@ -119,6 +119,25 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
     other.close()
 
 
+def test_ranks_do_not_take_the_launch_of_torchrun_for_their_own(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TORCHELASTIC_USE_AGENT_STORE no rank opens the store at which they meet."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "7")
+    shows = "import os; print(os.environ['LOCAL_WORLD_SIZE'], [n for n in os.environ if n.startswith('TORCHELASTIC')])"
+    with Launcher(tmp_path / "agent.txt") as launcher:
+        launcher.link.send(start=job(folder, "pass", shows))
+        assert launcher.until("ended") and launcher.until("ended")
+    assert folder.log(1).read_text() == "2 []\n"
+
+
+def test_ranks_ignore_the_signal_that_slurm_may_send_to_all_processes(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, "import os; os.kill(os.getpid(), 10); print('goes on')"))
+    assert launcher.until("ended")["code"] == 0
+    assert folder.log(0).read_text() == "goes on\n"
+
+
 def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
     """The other ranks of the node run."""
     work = job(folder, WAITS)
@@ -232,7 +251,7 @@ def test_a_silent_launcher_on_another_host_is_taken_for_lost(
     assert 1 <= lasted[False] < 3 <= lasted[True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(
     folder: RunFolder, launcher: Launcher, number: signal.Signals
 ) -> None:

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from engine.errors import BytescaleError, PreflightError
-from engine.launch import ranks
+from engine.launch import launchers, ranks
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
 from tests.launch.nodes import AGENT, WAITS, node, real_rank, walks
@@ -58,7 +58,9 @@ def run(folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: No
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    """Running agents, ranks and stand-ins for ssh. Other tests in this process leave helpers of multiprocessing."""
+    found = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in found if not any("multiprocessing" in word for word in p.cmdline())]
 
 
 def test_all_ranks_succeed(folder: RunFolder) -> None:
@@ -79,12 +81,11 @@ def test_a_killed_rank_is_the_cause_and_the_others_are_ended(folder: RunFolder) 
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     complains = fails(folder, 1, 0.2, 70, "connection closed by peer")
     hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    before = len(children())
     with pytest.raises(RankError, match="rank 0 was killed by SIGKILL") as caught:
         run(folder, killed, complains, hangs)
     assert caught.value.code == 137
     time.sleep(0.2)
-    assert len(children()) == before
+    assert not children()
 
 
 def test_a_known_cause_precedes_the_deaths_that_follow_from_it(folder: RunFolder) -> None:
@@ -98,6 +99,17 @@ def test_a_known_cause_precedes_the_deaths_that_follow_from_it(folder: RunFolder
 def test_a_death_precedes_a_known_cause_that_follows_from_it(folder: RunFolder) -> None:
     with pytest.raises(RankError, match="rank 1 was killed by SIGABRT"):
         run(folder, fails(folder, 0, 0.6, 74, "cannot write"), "import os; os.abort()")
+
+
+def test_a_lost_connection_is_a_consequence_of_any_other_failure(folder: RunFolder) -> None:
+    """Also of a bug that is seen later: the rank that has it takes its time to end."""
+    lost = fails(folder, 0, 0.1, 124, "lost its connection to another rank: closed by peer")
+    with pytest.raises(RankError, match="rank 1 failed: KeyError") as caught:
+        run(folder, lost, fails(folder, 1, 0.5, 70, "KeyError: x"))
+    assert caught.value.code == 70
+    with pytest.raises(RankError, match="rank 0 failed: lost its connection") as caught:
+        run(folder, lost, "pass")
+    assert caught.value.code == 124
 
 
 def test_the_error_file_of_an_earlier_run_is_ignored(folder: RunFolder) -> None:
@@ -150,7 +162,7 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once(folder: RunFolder) -> N
 
 
 def test_a_host_that_never_answers_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(launchers.Starts, "answer_s", 0.5)
     silent = node(folder, "pass", host="gpu-a", start=(sys.executable, "-c", "import time; time.sleep(60)"))
     with pytest.raises(PreflightError, match="gpu-a has not answered"):
         run_ranks([silent], folder, lambda: None, print)
@@ -227,6 +239,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_left_alone(folder: RunFolder) ->
 
 def test_a_stopped_agent_is_noticed_and_its_ranks_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SILENCE_S", 2.0)
+    monkeypatch.setattr(launchers, "_GRACE_S", 1.0)
     monkeypatch.setattr(ranks, "_GRACE_S", 1.0)
     stops = "import os, time; os.kill(os.getppid(), 19); time.sleep(60)"
     with pytest.raises(RankError, match="localhost has not answered for 2 s") as caught:
@@ -312,11 +325,35 @@ def test_a_request_before_ranks_start_starts_none(folder: RunFolder) -> None:
         (folder.checkpoints / "step-00000001").mkdir(parents=True, exist_ok=True)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_asks_the_ranks_to_stop_and_preemption_is_reported(folder: RunFolder, number: signal.Signals) -> None:
     with pytest.raises(PreemptedError) as caught:
         run(folder, WAITS, WAITS, tick=sends(number))
     assert caught.value.code == 75
+
+
+def test_after_a_warning_the_end_is_no_reason_to_hurry(folder: RunFolder) -> None:
+    """Slurm sends SIGUSR1 some time before SIGTERM, and perhaps again; by then the ranks may still be saving."""
+    numbers = (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1)
+    with pytest.raises(PreemptedError):
+        run(folder, real_rank(folder).replace("Path(", "time.sleep(1); Path(", 2), tick=sends(*numbers))
+    assert (folder.root / "saved").exists()
+    with pytest.raises(PreemptedError):
+        run(folder, "import time; time.sleep(30)", tick=sends(signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM))
+
+
+def test_a_warning_that_reaches_agents_and_ranks_too_lets_them_save(folder: RunFolder) -> None:
+    """`srun --signal` sends it to every process of the job."""
+
+    def warns() -> None:
+        if (folder.root / "up").exists():
+            for process in psutil.Process().children(recursive=True):
+                if {"engine.launch.agent", "-c"} & set(process.cmdline()):
+                    process.send_signal(signal.SIGUSR1)
+
+    with pytest.raises(PreemptedError):
+        run(folder, real_rank(folder), tick=warns)
+    assert (folder.root / "saved").exists()
 
 
 def test_under_nohup_a_hang_up_does_not_stop_a_run(folder: RunFolder) -> None:

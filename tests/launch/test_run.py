@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -26,12 +27,14 @@ from engine.launch import run as launch
 from engine.launch.ranks import PreemptedError, RankError
 from engine.launch.run import MetricsTail, left_out_so_far, train
 from engine.run import checkpoints
-from engine.run.checkpoints import TrainState, newest_first, write
+from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
+from engine.run.launches import read_launches
 from engine.run.metrics import append
 from engine.weights import check
 from tests.permissions import locked_out
+from tests.run.damage import write_all
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -270,13 +273,9 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
 
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
-    """Write rank 0's part of a checkpoint of two ranks, with one file."""
+    """Write a checkpoint of two ranks, with one file."""
     state = TrainState(step, Cursor(step).to_json(), 2, Corpora(of).fingerprints, must_match(of))
-
-    def tensors(folder: Path) -> None:
-        (folder / "a").write_bytes(b"abc")
-
-    return write(tmp_path, state, 0, tensors, lambda hashes: [hashes])
+    return write_all(tmp_path, state, "a")
 
 
 def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
@@ -321,7 +320,7 @@ def test_the_launcher_leaves_hashing_to_the_ranks(tmp_path: Path, monkeypatch: p
 
 def damage_found(folder: RunFolder, *arguments: object) -> None:
     """Stand in for ranks that find damage in their parts of the checkpoint."""
-    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, 1, None)
+    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, "see its log")
 
 
 def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
@@ -424,6 +423,42 @@ def test_a_failing_report_is_reported_and_changes_no_outcome(tmp_path: Path, mon
     assert said[-1] == "the report could not be written: ValueError: no fonts"
 
 
+def test_each_start_is_recorded_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = finished(tmp_path, monkeypatch, 1, PreemptedError("stopped on request"))
+    with pytest.raises(PreemptedError):
+        train(settings, say=lambda line: None)
+    finished(tmp_path, monkeypatch, 2)
+    train(settings, say=lambda line: None)
+    first, second = read_launches(RunFolder(tmp_path / "run").launches)
+    assert (first.step, first.ranks, first.hosts, first.outcome) == (1, 2, ["localhost"], "stopped on request")
+    assert second.outcome == "" and first.ended is not None and second.ended is not None
+    assert first.began <= first.ended <= second.began <= second.ended
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_trackers_follow_the_steps_of_a_run(resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a new folder, after the old one was renamed. A dry run starts none."""
+    pytest.importorskip("tensorboard")
+    finished(tmp_path, monkeypatch, 2)
+    settings = config(tmp_path, "run.steps=2", "run.trackers=[tensorboard]")
+    train(settings, dry_run=True)
+    assert not (tmp_path / "run").exists()
+
+    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, say: object) -> None:
+        for step in (1, 2):
+            append(folder.metrics, {"step": step, "loss": 3.0})
+            tail()
+
+    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    seen, said = list[int](), list[str]()
+    for _ in range(2 if resume == "never" else 1):
+        train(settings, resume=resume, say=said.append, on_step=lambda line: seen.append(line["step"]))
+    folder = RunFolder(tmp_path / "run")
+    assert json.loads(folder.tracker("tensorboard").read_text())["step"] == 2
+    assert len(list((folder.trackers / "tensorboard").iterdir())) == 1
+    assert seen == ([1, 2, 1, 2] if resume == "never" else [1, 2]) and not [line for line in said if "warning" in line]
+
+
 def test_lost_metrics_of_a_finished_run_are_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = finished(tmp_path, monkeypatch, 0)
     result = train(settings, resume=str(saved(tmp_path, settings)), say=lambda line: None)["train"]
@@ -468,7 +503,7 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     assert [line for line in said if "ended after" in line] == [ended]
 
     state = TrainState(last, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
-    write(root / "checkpoints", state, 0, lambda folder: None, lambda hashes: [hashes])
+    write_all(root / "checkpoints", state)
     said.clear()
     monkeypatch.setattr(launch, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
     train(settings, say=said.append)
@@ -506,7 +541,7 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
 ) -> None:
     settings, said = finished(tmp_path, monkeypatch, 0), list[str]()
 
-    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         for step, left_out in enumerate((0, 0, 1, 1, 2, 3, 5), start=1):
             append(folder.metrics, {"step": step, "loss": 3.0, **({"left_out": left_out} if left_out else {})})
             tick()
@@ -526,15 +561,17 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
 def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, said, shown = finished(tmp_path, monkeypatch, 0), list[str](), list[Any]()
 
-    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         for step, short in enumerate([None, 3 * 2**30, 3 * 2**30], start=1):
-            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short})
+            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short, "copy_short": short})
             tick()
 
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
     train(settings, say=said.append, on_step=shown.append)
     (reported,) = [line for line in said if "for offload" in line]
     assert reported.startswith("warning: a host lacked 3.0 GiB that a rank needs for offload")
+    (waiting,) = [line for line in said if "copy of a rank's states" in line]
+    assert waiting.startswith("warning: a host lacked 3.0 GiB") and "training waits while checkpoints are" in waiting
     assert len(shown) == 3
 
 

@@ -26,7 +26,7 @@ from engine.parallel.groups import Groups
 from engine.run.checkpoints import newest_first, read
 from engine.run.folder import RunFolder
 from engine.trainer.loop import Trainer
-from tests.world import run_world
+from tests.world import control, run_world
 
 pytestmark = pytest.mark.world
 
@@ -66,9 +66,9 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
     """Train as one rank in a world that is already connected, up to step `last`, and save a checkpoint."""
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    rings, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    rings = dist.new_group(backend="gloo")
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
-    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control))
+    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control()))
     trainer.begin(checkpoint)
     trainer.run(lambda: trainer.step >= last)
     trainer.ahead.close()
@@ -77,7 +77,7 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
 def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """Let the launcher run ranks as processes that have imported everything, up to step `last`."""
 
-    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], say: object) -> None:
+    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         checkpoint = newest_first(folder.checkpoints)[:1]
         ranks = sum(len(command.ranks) for command in commands)
         run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)

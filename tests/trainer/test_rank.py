@@ -27,6 +27,8 @@ ERRORS = [
     (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos"), ExitCode.STORAGE, "checkpoint"),
     (MemoryError(), ExitCode.MEMORY, "out of memory"),
     (torch.OutOfMemoryError("CUDA out of memory"), ExitCode.MEMORY, "out of memory"),
+    (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer"), ExitCode.HANG, "lost its connection"),
+    (torch.distributed.DistBackendError("NCCL error: remote\nmore"), ExitCode.HANG, "another rank: NCCL error: remote"),
     (ValueError("odd\nmore"), ExitCode.BUG, "ValueError: odd"),
 ]
 
@@ -36,7 +38,7 @@ def fail(folder: Path, stderr: int) -> subprocess.Popen[str]:
     program = (
         "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
         "from engine.trainer.rank import run_rank\n"
-        f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop: 1 // 0))"
+        f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop, control: 1 // 0))"
     )
     command, environment = [sys.executable, "-c", program], {**os.environ, "RANK": "0"}
     return subprocess.Popen(command, stderr=stderr, text=True, env=environment)

@@ -126,20 +126,22 @@ class Mixtral(nn.Module):
         return x, routes
 
     @torch.no_grad()
-    def end_step(self, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int) -> dict[str, float]:
+    def end_step(
+        self, sum_over_ranks: Callable[[Tensor], Tensor], loss_tokens: int, updated: bool = True
+    ) -> dict[str, float]:
         """Update the biases of experts from their tokens in this step, and reset the tally.
 
         With `balance.by=bias`, the bias of an expert with more tokens than the mean decreases by one unit; with fewer
         tokens it increases by one. Returns the metrics `cross_entropy`, the mean over loss tokens, and
         `busiest_expert`, the largest load of an expert in any layer divided by the mean load; no metrics if `balance`
-        is None.
+        is None. If the step was not `updated`, because its loss is not finite, biases stay and there are no metrics.
 
         Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` all-reduces a tensor;
         `loss_tokens` is the step's total.
         """
         cross_entropy, counts = self.tally.cross_entropy, self.tally.expert_counts
         self.tally = Tally()
-        if not isinstance(counts, Tensor) or not isinstance(cross_entropy, Tensor):
+        if not updated or not isinstance(counts, Tensor) or not isinstance(cross_entropy, Tensor):
             return {}
         # One sum for both: float64 holds integers up to 2^53 exactly.
         totals = sum_over_ranks(torch.cat((counts.flatten().double(), cross_entropy[None])))

@@ -1,0 +1,39 @@
+"""Measures how fast a rank computes, so that the launcher can name a slow one (engine/launch/stragglers.py)."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+import numpy as np
+
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.trainer.step import StepTimes
+
+STEPS = 20  # the median of so many steps is told: a single slow step, which compiles kernels, does not matter
+
+
+class Pace:
+    """How many times longer than planned the work of this rank takes.
+
+    Only micro-batches without rings count: in a ring, all members take as long as the slowest. In lockstep mode ranks
+    also wait for each other in micro-batches, so a slow rank cannot be told from the others there.
+    """
+
+    def __init__(self, settings: PlanSettings, hdp_rank: int) -> None:
+        self._costs, self._slower = settings.costs, 100 / int(settings.cluster.speed[hdp_rank])
+        self._recent = deque[float](maxlen=STEPS)
+
+    def of_steps(self, plan: StepPlan, times: StepTimes) -> float | None:
+        """Add a step, and return the pace of the last steps; None until there are enough. Waits for the device."""
+        measured, planned = 0.0, 0.0  # ns
+        for number, start, end in times.spans():
+            shards = plan.micro_batch(number).shards
+            if shards and all(shard.degree == 1 for shard in shards):
+                measured += (end - start) * 1e9
+                lengths = np.array([shard.length for shard in shards])
+                planned += self._costs.rates.micro + int(self._costs.sequence(lengths).sum())
+        if planned:
+            self._recent.append(measured / (planned * self._slower))
+        return median(self._recent) if len(self._recent) == STEPS else None

@@ -1,0 +1,121 @@
+"""Small runs of two ranks that are harmed, and what must be the same afterwards."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from engine.control.chaos import Fault, plant
+from engine.run.folder import RunFolder
+
+SMALL = [
+    "recipe=quickstart",
+    "context=256",
+    "capacity=128",
+    "batch_tokens=512",
+    "model.layers=2",
+    "model.hidden=32",
+    "model.ffn=48",
+    "data.validation_tokens=512",
+    "run.validate_every=4",
+    "run.checkpoint_every=3",
+    "run.restarts=0",
+]
+
+
+def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
+    places = [f"run.out={out}", f"data.path={data}", f"run.steps={steps}"]
+    return [sys.executable, "-m", "bytescale_cli", "train", *SMALL, *places, *more]
+
+
+def documents(folder: Path) -> Path:
+    """Write a few real source files, from this repository, into a folder."""
+    for path in sorted((Path(__file__).parents[1] / "engine" / "planner").glob("*.py")):
+        if path.stat().st_size:
+            (folder / path.name).write_bytes(path.read_bytes()[:1500])
+    return folder
+
+
+def losses(out: Path) -> dict[int, tuple[float, float | None]]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1)), "each step once"
+    return {line["step"]: (line["loss"], line.get("validation_loss")) for line in lines}
+
+
+def ledger(out: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (out / "ledger").iterdir()}
+
+
+def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
+    """List the rank processes, rank 0 first: the children of the agent."""
+    agents = [child for child in psutil.Process(process.pid).children() if "engine.launch.agent" in child.cmdline()]
+    children = [child for agent in agents for child in agent.children()]
+    return [child for child in children if "engine.trainer" in child.cmdline()]
+
+
+def processes_of(out: Path) -> list[psutil.Process]:
+    """List the processes, whoever started them, that have a log of the run open."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            opened = [file.path for file in process.open_files()]
+        except psutil.Error:
+            continue
+        if any(path.startswith(str(RunFolder(out).logs)) for path in opened):
+            found.append(process)
+    return found
+
+
+@dataclass(frozen=True)
+class End:
+    """How a start of a run ended: the exit code, what it said, and how many seconds after the fault that was."""
+
+    code: int
+    said: str
+    after_s: float
+
+
+class Launcher:
+    """A launcher in a process of its own, on a run that allows chaos."""
+
+    def __init__(self, arguments: list[str], out: Path) -> None:
+        self.out, self._said = out, out.with_name(f"{out.name}.said")
+        with self._said.open("w") as file:
+            self.process = subprocess.Popen([*arguments, "run.chaos=true"], stdout=subprocess.DEVNULL, stderr=file)
+        self.began = time.time()
+
+    def wait_for_steps(self, count: int) -> None:
+        """Wait until this start has finished some steps."""
+        while self._said.read_text().count("\nstep ") < count:
+            assert self.process.poll() is None, self._said.read_text()
+            time.sleep(0.01)
+
+    def plant(self, rank: int, fault: Fault) -> None:
+        """Plant a fault before ranks can reach it: they import for seconds, and the folder is there before."""
+        while not RunFolder(self.out).chaos.is_dir():
+            assert self.process.poll() is None, self._said.read_text()
+            time.sleep(0.01)
+        plant(RunFolder(self.out).chaos, rank, fault)
+
+    def end(self, harmed: float | None = None, timeout_s: float = 240) -> End:
+        """Wait for the end. The fault was at `harmed`, or when the last one happened that was planted.
+
+        Asserts that no process is left.
+        """
+        code = self.process.wait(timeout_s)
+        now, log = time.time(), RunFolder(self.out).chaos / "log.jsonl"
+        if harmed is None:
+            harmed = json.loads(log.read_text().splitlines()[-1])["time"] if log.exists() else now
+            assert harmed >= self.began, "the fault has not happened"
+        deadline = time.monotonic() + 25
+        while left := processes_of(self.out):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+        return End(code, self._said.read_text(), now - harmed)

@@ -1,0 +1,88 @@
+"""Slow ranks are named once, and the speeds of hosts are what the next start plans with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.errors import ConfigError
+from engine.launch.stragglers import Stragglers, with_speeds
+from engine.planner.settings import PlanSettings
+from engine.run.folder import RunFolder
+
+NODES = Cluster((Node("a", 2), Node("b", 2, speed=50), Node("c", 1)), device_memory=100)
+
+
+def noted(paces: list[float], cluster: Cluster = NODES) -> tuple[Stragglers, list[str]]:
+    said = list[str]()
+    found = Stragglers(cluster, said.append)
+    for _ in range(2):
+        for rank, pace in enumerate(paces):
+            found.note(rank, pace)
+    return found, said
+
+
+def test_a_slow_rank_is_named_once_with_its_host_and_factor() -> None:
+    found, said = noted([1.0, 1.1, 1.0, 2.4, 1.2])
+    hint = "at the next start, cluster.speeds=measured gives this host less to do"
+    assert said == [f"warning: rank 3 on b takes 2.2 times as long as others; {hint}"]
+    assert found.speeds() == {"a": 100, "b": 25, "c": 90}, "in percent of the fastest: 1/1.1, 0.5/2.4, 1/1.2"
+
+
+def test_of_two_ranks_the_slower_is_named() -> None:
+    two = Cluster((Node("localhost", 2),), device_memory=100)
+    found, said = noted([30.0, 10.0], two)
+    assert said == ["warning: rank 0 on localhost takes 3.0 times as long as others"]
+    assert found.speeds() == {"localhost": 100}, "the others wait for it anyway"
+
+
+def test_nothing_is_said_before_all_ranks_have_told_their_pace(tmp_path: Path) -> None:
+    found, said = noted([1.0, 9.0, 1.0, 1.0])
+    assert said == [] and found.speeds() == {}
+    found.write(RunFolder(tmp_path))
+    assert not RunFolder(tmp_path).speeds.exists()
+
+
+@given(st.lists(st.floats(1.0, 1.2), min_size=5, max_size=5))
+def test_ranks_that_differ_a_little_are_not_named(paces: list[float]) -> None:
+    found, said = noted(paces)
+    assert said == []
+    assert all(5 <= speed <= 100 and speed % 5 == 0 for speed in found.speeds().values())
+
+
+def config(tmp_path: Path, *more: str) -> Config:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a slots=2\nb slots=2 speed=50%\nc slots=1\n")
+    return load(["recipe=quickstart", f"run.out={tmp_path}", f"cluster.hostfile={hosts}", *more])
+
+
+def test_the_next_start_plans_with_measured_speeds(tmp_path: Path) -> None:
+    said, measured = list[str](), config(tmp_path, "cluster.speeds=measured")
+    assert with_speeds(measured, said.append) == measured
+    assert "there is no" in said.pop()
+    noted([1.0, 1.1, 1.0, 2.4, 1.2])[0].write(RunFolder(tmp_path))
+    frozen = with_speeds(measured, said.append)
+    assert frozen.cluster.speeds == (100, 25, 90) and said == ["cluster.speeds=measured: b 25%, c 90%"]
+    assert PlanSettings.of(frozen).cluster.speed.tolist() == [100, 100, 25, 25, 90]
+    assert with_speeds(frozen, said.append) is frozen, "a restart plans with the same ones"
+    given_ = config(tmp_path)
+    assert with_speeds(given_, said.append) is given_
+    assert Cluster.of(given_.cluster).speed.tolist() == [100, 100, 50, 50, 100], "those of the hostfile"
+
+
+def test_damaged_speeds_and_too_few_are_refused(tmp_path: Path) -> None:
+    for content in ("{", "[1]", '{"a": "fast"}'):
+        RunFolder(tmp_path).speeds.write_text(content)
+        with pytest.raises(ConfigError, match="is damaged") as caught:
+            with_speeds(config(tmp_path, "cluster.speeds=measured"), print)
+        assert caught.value.problems[0].key == "cluster.speeds=measured"
+    with pytest.raises(ConfigError, match="has 2 speeds for 3 nodes") as caught:
+        Cluster.of(config(tmp_path, "cluster.speeds=[100,80]").cluster)
+    assert caught.value.problems[0].key == "cluster.speeds"

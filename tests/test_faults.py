@@ -1,0 +1,34 @@
+"""A run that is harmed at exact moments goes on by itself, and learns the same. `make soak` has all faults."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from engine.control.chaos import Fault
+from tests.faults import Launcher, command, documents, ledger, losses
+
+pytestmark = pytest.mark.world
+
+
+def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -> None:
+    """Before the first checkpoint, in a collective, in the network, and before a checkpoint gets its name."""
+    data, whole, out = documents(tmp_path), tmp_path / "whole", tmp_path / "run"
+    subprocess.run(command(whole, data, 12), check=True, capture_output=True)
+    launcher = Launcher(command(out, data, 12, "run.restarts=4"), out)
+    launcher.plant(1, Fault("kill-rank", at="backward", step=2))
+    launcher.plant(0, Fault("stop-rank", at="reduce", step=5))
+    launcher.plant(1, Fault("cut-link", at="forward", step=8))
+    launcher.plant(0, Fault("kill-rank", at="rename", step=9))
+    ended = launcher.end()
+    assert ended.code == 0, ended.said
+    causes = [line for line in ended.said.splitlines() if "; restart " in line]
+    assert len(causes) == 4, ended.said
+    assert causes[0].startswith("rank 1 was killed by SIGKILL")
+    assert causes[1].startswith("rank 0 was stopped by a signal in step 5 (reduce)")
+    assert "lost its connection to another rank" in causes[2]
+    assert causes[3].startswith("rank 0 was killed by SIGKILL")
+    assert losses(out) == losses(whole) and len(losses(whole)) == 12
+    assert ledger(out) == ledger(whole)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine.config.load import load
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.trainer.pace import STEPS, Pace
+from engine.trainer.step import StepTimes
+from tests.planner.samples import by_hand
+
+SETTINGS = PlanSettings.of(load(["recipe=quickstart"]))
+
+
+def plan() -> StepPlan:
+    """Rank 0 has a ring and two micro-batches of its own, of which one is of two sequences; rank 1 the ring only."""
+    return by_hand([30, 20, 40, 10], [(0, 1), (0,), (0,), (0,)], [[[0], [1], [2, 3]], [[0]]])
+
+
+def times(plan: StepPlan, rank: int, alone: float, ring: float) -> StepTimes:
+    """Micro-batches that take so many times longer than planned; the ring takes `ring` seconds."""
+    costs, now, marks = SETTINGS.costs, 5.0, []
+    for micro in plan.of_rank(rank):
+        lengths = np.array([shard.length for shard in micro.shards])
+        planned = (costs.rates.micro + int(costs.sequence(lengths).sum())) / 1e9
+        took = ring if micro.shards[0].degree > 1 else alone * planned
+        marks.append((micro.index, now, now + took))
+        now += took
+    return StepTimes(5.0, marks=marks)
+
+
+@pytest.mark.parametrize("ring", [0.0, 9.0])
+def test_the_pace_is_that_of_work_without_rings(ring: float) -> None:
+    """In a ring all members take as long as the slowest. One slow step, such as one that compiles, changes nothing."""
+    pace, step = Pace(SETTINGS, 0), plan()
+    found = [pace.of_steps(step, times(step, 0, 3.0, ring)) for _ in range(STEPS - 1)]
+    assert found == [None] * (STEPS - 1)
+    assert pace.of_steps(step, times(step, 0, 500.0, ring)) == pytest.approx(3.0)
+    for _ in range(STEPS):
+        last = pace.of_steps(step, times(step, 0, 7.0, ring))
+    assert last == pytest.approx(7.0)
+
+
+def test_a_rank_that_only_has_rings_has_no_pace() -> None:
+    pace, step = Pace(SETTINGS, 1), plan()
+    assert [pace.of_steps(step, times(step, 1, 3.0, 1.0)) for _ in range(STEPS)] == [None] * STEPS

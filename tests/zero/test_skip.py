@@ -1,0 +1,82 @@
+"""A step whose loss or gradients are not finite changes nothing, on any rank, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.config.load import load
+from engine.models.common.attention import LocalAttention
+from engine.models.common.initialise import initialise
+from engine.models.llama.model import Llama
+from engine.trainer.optimizer import build_optimizer
+from engine.zero.engine import ZeroEngine
+from engine.zero.shards import sharded, stored
+from tests.world import run_world
+
+pytestmark = pytest.mark.world
+
+SPOILS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gradients": lambda loss: loss * math.nan,
+    "the loss alone": lambda loss: loss + math.inf,  # gradients stay finite
+}
+# ZeRO stage, dtype, and whether optimizer states are on the host
+PLACES = [*((stage, dtype, False) for stage, dtype in product((1, 2, 3), ("fp32", "bf16"))), (2, "fp32", True)]
+
+
+def engine_of(stage: int, dtype: str, on_host: bool) -> ZeroEngine:
+    shape = ["model.layers=1", "model.hidden=32", "model.ffn=48", "optimizer.clip_norm=0.1"]
+    # DeepSpeed's own AdamW for the host would have to be compiled.
+    optimizer = ["optimizer=sgd", "optimizer.on_host=true"] if on_host else ["optimizer=adamw"]
+    config = load(["recipe=quickstart", *shape, f"dtype={dtype}", f"zero.stage={stage}", *optimizer])
+    with sharded(config):
+        model = Llama(config.model).to({"fp32": torch.float32, "bf16": torch.bfloat16}[dtype])
+    initialise(model, 0, torch.device("cpu"), stored)
+    return ZeroEngine(model, build_optimizer(model, config.optimizer), config)
+
+
+def steps(engine: ZeroEngine, spoils: list[Callable[[Tensor], Tensor] | None]) -> tuple[list[float], list[Tensor]]:
+    """Train steps of two micro-batches, whose losses on rank 1 are spoilt; return the norms, and the stored weights."""
+    positions, norms = torch.arange(5), []
+    tokens = positions + dist.get_rank()
+    for number, spoil in enumerate(spoils):
+        for micro in range(2):
+            loss = engine.forward(tokens, positions, tokens, LocalAttention(positions))
+            if spoil is not None and dist.get_rank() == 1 and micro == number % 2:
+                loss = spoil(loss)
+            engine.backward(loss, 20)
+        norms.append(engine.step(1e-2))
+    return norms, [stored(p).values.detach().clone() for p in engine.module.parameters()]
+
+
+def on_rank(folder: Path) -> list[tuple[object, list[float], bool, bool]]:
+    """Train with and without spoilt steps among the others; the second run is also resumed after a spoilt step."""
+    found = []
+    for number, (place, spoil) in enumerate(product(PLACES, SPOILS)):
+        expected = steps(engine_of(*place), [None, None])[1]
+        engine = engine_of(*place)
+        norms, _ = steps(engine, [SPOILS[spoil], None, SPOILS[spoil]])  # the first step, too
+        engine.save(folder / str(number))
+        again = engine_of(*place)
+        again.load(folder / str(number))
+        same = [
+            all(torch.equal(one, other) for one, other in zip(steps(one_of, [None])[1], expected, strict=True))
+            for one_of in (engine, again)
+        ]
+        found.append(((*place, spoil), norms, *same))
+    return found
+
+
+def test_skipped_steps_change_nothing_and_leave_nothing(tmp_path: Path) -> None:
+    """Weights after it are equal to the last bit, also where the first of all steps is skipped."""
+    for rank in run_world(2, on_rank, tmp_path):
+        for case, norms, goes_on, resumes in rank:
+            assert [math.isfinite(norm) for norm in norms] == [False, True, False], case
+            assert (goes_on, resumes) == (True, True), case
