@@ -58,8 +58,7 @@ def doctor(
         from engine.doctor.report import bug_report
         from engine.errors import PreflightError
 
-        output.say("checking; this takes about 15 s")
-        checks = examine(config)
+        checks = examine(config, output.say)
     report = bug_report(checks, config, Cluster.of(config.cluster))
     wrong, error = [check.name for check in checks if check.state == "failed"], None
     if wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,15 +23,16 @@ from engine.launch.checks import check_launch
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
 
 
-def examine(config: Config) -> list[Check]:
+def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
     """Check whether a run with this config can work; return the results, in the order of SECTIONS.
 
-    Takes about ten seconds on this machine alone. What fails because of another failure is skipped. Logs of ranks that
-    fail stay in a temporary folder, which their check names. Raises ConfigError for a hostfile that is malformed, or
-    that no launch can use.
+    What fails because of another failure is skipped. Logs of ranks that fail stay in a temporary folder, which their
+    check names. `say` gets a line before the checks begin. Raises ConfigError for a hostfile that is malformed, or that
+    no launch can use.
     """
     cluster = Cluster.of(config.cluster)
     check_launch(config, cluster, launcher=None)
+    say("checking; this takes about 10 s")
     checks, logs = Checks(), Path(tempfile.mkdtemp(prefix="bytescale-doctor-"))
     kept = False
     try:

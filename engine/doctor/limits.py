@@ -17,7 +17,7 @@ from engine.doctor.check import Check, failed, ok, warning
 SHARED = Path("/dev/shm")
 _FILES = 512  # that a rank or a launcher has open besides connections: libraries, documents, logs
 _FILES_PER_NODE = 3  # of the launcher: pipes to the agent, or to ssh
-_SOCKETS = {True: 1, False: 3}  # of a rank to each other one, by whether it uses GPUs: one for each group of gloo
+_SOCKETS = {True: 0, False: 2}  # of a rank to each other one, by whether it uses GPUs: one for each group of gloo
 _THREADS = 128  # of a rank with its loaders and compilers
 _OTHER_THREADS = 256
 _RANK_BYTES = 1 << 30  # host memory of a rank besides tensors: the libraries of torch and CUDA

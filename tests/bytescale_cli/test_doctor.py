@@ -16,7 +16,7 @@ from tests.doctor.planted import environment, examined, named
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "examine", lambda config: all_states(fails=True))
+    monkeypatch.setattr(examine, "examine", lambda config, say: all_states(fails=True))
 
 
 def test_json(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_text(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert [line for line in lines if "host 1" in line] == [
         "ok       host 1         gpu-a answers after 0.4 s; 2 checks ok"
     ]
-    assert [line.split()[0] for line in lines if " host 2" in line] == ["ok", "warning"]
+    assert [line.split()[0] for line in lines if "  host 2" in line] == ["ok", "warning"]
     assert "6 ok, 1 warning, 1 failed, 1 skipped" in lines
     assert "To report a bug, paste this:" in lines
     assert captured.err.splitlines()[-2:] == [
@@ -60,7 +60,7 @@ def test_text(broken: None, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Warnings are no failure."""
-    monkeypatch.setattr(examine, "examine", lambda config: all_states())
+    monkeypatch.setattr(examine, "examine", lambda config, say: all_states())
     assert run(["doctor", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["ok"] and answer["doctor"]["ok"] and "error" not in answer
@@ -69,7 +69,7 @@ def test_nothing_failed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_the_hostfile_is_named_as_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mistake of the user is none of the machine."""
     assert run(["doctor", "--hostfile", str(tmp_path / "none")]) == 2
-    assert "--hostfile: the hostfile" in capsys.readouterr().err.splitlines()[0]
+    assert f"--hostfile: the hostfile {tmp_path}" in capsys.readouterr().err.splitlines()[0]
     (tmp_path / "hosts").write_text("localhost slots=1\ngpu-a slots=1\n")
     assert run(["doctor", "--hostfile", str(tmp_path / "hosts")]) == 2
     assert "every host resolves that name to itself" in capsys.readouterr().err

@@ -25,7 +25,9 @@ def limited(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int = resource.RLI
     [
         (1024, SMALL, "ok"),
         (511, SMALL, "failed"),
-        (1024, LARGE, "failed"),
+        (895, LARGE, "failed"),
+        (1024, LARGE, "ok"),
+        (1024, replace(LARGE, gpus=False), "failed"),
         (65536, LARGE, "ok"),
         (resource.RLIM_INFINITY, LARGE, "ok"),
     ],
