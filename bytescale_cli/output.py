@@ -35,7 +35,13 @@ def say(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError."""
+    """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError.
+
+    Control characters, and those that the stream's encoding lacks, are written as escapes such as `\\xb5`. So are bytes
+    of names of files that are not UTF-8.
+    """
+    encoding = stream.encoding or "utf-8"
+    text = terminal.harmless(text).encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(text, file=stream, flush=True)
     except OSError as error:

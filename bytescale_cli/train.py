@@ -44,8 +44,8 @@ def train(
     resume: Annotated[
         str,
         typer.Option(
-            metavar="auto|never|PATH",
-            help="Start from the newest checkpoint (auto), from scratch (never), or from PATH.",
+            metavar="auto|never|PATH|URL",
+            help="Start from the newest checkpoint (auto), from scratch (never), or from PATH or URL.",
         ),
     ] = "auto",
     nproc: Annotated[

@@ -44,6 +44,9 @@ class Run(Section):
     keep_best: int = Field(
         ge=0, le=_STEPS, description="also keep this many checkpoints with the lowest validation losses"
     )
+    remote: str | None = Field(
+        description="URL of a folder to which finished checkpoints are copied, such as s3://bucket/run; null for none"
+    )
     restarts: int = Field(
         ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
     )
@@ -239,7 +242,11 @@ class Cluster(Section):
     device_memory: Bytes = Field(
         gt=0, le=2**50, description="memory of a device in bytes, including what CUDA itself uses (docs/memory.md)"
     )
-    host_memory: Bytes = Field(ge=0, le=2**50, description="host memory in bytes that one rank may use for offload")
+    host_memory: Bytes = Field(
+        ge=0,
+        le=2**50,
+        description="host memory in bytes that one rank may use for offload and for copies of its states",
+    )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     calibration: str | None = Field(
         description="file written by `bytescale profile-hardware`; null uses rates from data sheets"

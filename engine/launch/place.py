@@ -55,5 +55,5 @@ def files_of_a_run(folder: RunFolder) -> list[str]:
     saved = folder.checkpoints / "step-00000001"
     files = [folder.resolved, folder.metrics, folder.summary, folder.plan, folder.trace, folder.report]
     files += [folder.script, folder.manifest, folder.launch("0")]
-    files += [folder.root / LOCK, folder.log(0), folder.error(0), saved / "manifest.json", saved / "zero_to_fp32.py"]
+    files += [folder.root / LOCK, folder.log(0), folder.error(0), saved / "manifest.json"]
     return [path.relative_to(folder.root).as_posix() for path in (*files, saved / "zero" / "rank_states.pt")]

@@ -372,6 +372,8 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
         message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
         if -end.code == signal.SIGKILL:
             message += " (Linux does this when a host runs out of memory)"
+        if -end.code == signal.SIGBUS:
+            message += " (Linux does this when a file in memory finds no space, for example in a full /dev/shm)"
         raise RankError(message, 128 - end.code, log, how_to_resume(folder))
     if end.code == ExitCode.STORAGE:  # the rank could not write the cause either
         message = f"rank {rank} could not write its files: the disk is full, or storage failed"

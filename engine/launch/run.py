@@ -18,11 +18,12 @@ from engine.data.quarantine import MOST
 from engine.errors import BytescaleError, ConfigError, ExitCode, MemoryFitError, PreflightError
 from engine.files import remove_ruins
 from engine.fit.check import check_fit
-from engine.fit.host import host_problem, tight
+from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
 from engine.launch import prepare
 from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launchable
 from engine.launch.commands import node_commands
+from engine.launch.copies import copies
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem, forwarded
 from engine.launch.host_adam import check_host_adam
@@ -34,6 +35,7 @@ from engine.launch.restarts import Restarts
 from engine.run import metrics
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
+from engine.run.remote import Remote
 
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 Say = Callable[[str], None]
@@ -51,10 +53,10 @@ def train(
 ) -> dict[str, Any]:
     """Train the model of a recipe, or show what training would do; return what the command prints as JSON.
 
-    `resume` is `auto`, `never` or the path of a checkpoint or run. `launcher` is `local`, `hostfile`, or None if the
-    user chose none; with `joins`, somebody else has started the processes of the other nodes. `say` gets messages, and
-    `on_step` the metrics of each step. Raises BytescaleError: for a mistake, before anything is written, or with the
-    cause of the first rank that failed.
+    `resume` is `auto`, `never`, or the path or URL of a checkpoint or of a run's checkpoints. `launcher` is `local`,
+    `hostfile`, or None if the user chose none; with `joins`, somebody else has started the processes of the other
+    nodes. `say` gets messages, and `on_step` the metrics of each step. Raises BytescaleError: for a mistake, before
+    anything is written, or with the cause of the first rank that failed.
     """
     say = unfailing(say)
     cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
@@ -75,31 +77,34 @@ def train(
             if line:
                 say(line)
     check_place(folder, config)
+    remote = Remote(config.run.remote) if config.run.remote else None
     with prepare.locked(folder):
         if not dry_run:
-            for parent in (folder.checkpoints, folder.root):
-                remove_ruins(parent)  # before anything is written: it may free the space of a full disk
+            remove_ruins(folder.checkpoints, folder.root)  # first: it may free the space of a full disk
             if joins:
                 joins.publish()
                 if joins.joined.restarted and resume != "auto" and newest_first(folder.checkpoints):
                     say(f"this is a restart of the job: it goes on with {folder.root}, not with --resume {resume}")
                     resume = "auto"
+        resume = prepare.fetched(folder, config, remote, resume, dry_run, say)
         steps = PLANNED if dry_run else 1
         start = prepare.plan_start(folder, config, cluster.ranks, resume, steps, say, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, cluster)
         if dry_run:
-            refused += [*unready, *([host_too_small] if host_too_small else [])]
+            refused += [problem for problem in (*unready, host_too_small) if problem]
             joined_at = joins.address if joins else None
             return {"dry_run": dry_run_of(config, cluster, folder, start, refused, joined_at)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
         check_host_adam(config, say)
         if resume != "never" or not folder.resolved.exists():
-            return _train(config, cluster, folder, start, resume, say, on_step, joins)
+            with copies(folder.checkpoints, remote, start.step, say):
+                return _train(config, cluster, folder, start, resume, say, on_step, joins)
         if joins:
             joins.withdraw()  # the folder is renamed
         say(f"the old run is now in {prepare.set_aside(folder)}")
-    with prepare.locked(folder):  # a new folder: the old one was renamed with its lock
+    # A new folder: the old one was renamed with its lock.
+    with prepare.locked(folder), copies(folder.checkpoints, remote, 0, say):
         if joins:
             joins.publish()
         return _train(config, cluster, folder, start, "auto", say, on_step, joins)
@@ -124,7 +129,8 @@ def _train(
     """
     parameters = Costs.of(config).parameters
     prepare.write_facts(folder, config, start.corpora, parameters)
-    for line in (*_facts(config, cluster, start.corpora, parameters), tight(config, cluster)):
+    of_host = tight(config, cluster), waits_for_checkpoints(config, cluster)
+    for line in (*_facts(config, cluster, start.corpora, parameters), *of_host):
         if line:
             say(line)
     if not joins and (withheld := forwarded(os.environ, cluster).withheld):
@@ -231,9 +237,9 @@ def _report(folder: RunFolder, say: Say) -> str | None:
 class MetricsTail:
     """Calls `on_step` for each line that the ranks add to the metrics.
 
-    Warns once if a host had less memory than a rank needs for offload, if a step has more than `batch_tokens`, and if
-    validation sets are empty; and when documents were left out: at the first one, and whenever their number has
-    doubled.
+    Warns once if a host had less memory than a rank needs for offload or for a copy of its states, if a step has more
+    than `batch_tokens`, and if validation sets are empty; and when documents were left out: at the first one, and
+    whenever their number has doubled.
     """
 
     def __init__(self, folder: RunFolder, config: Config, on_step: OnStep, say: Say) -> None:
@@ -262,6 +268,9 @@ class MetricsTail:
                 f"a host lacked {format_bytes(short)} that a rank needs for offload; activations that did not fit stay "
                 f"on the device; set a smaller cluster.host_memory to plan with less (details: {self._folder.logs})",
             )
+        if short := line.get("copy_short"):  # bytes
+            what = f"a host lacked {format_bytes(short)} for a copy of a rank's states"
+            yield "copy", f"{what}; training waits while checkpoints are written (`save_s` in {self._folder.metrics})"
         most, data = self._config.batch_tokens, self._config.data
         if (tokens := line.get("tokens", 0)) > most:
             piece, way = "document", "data.long=split distributes its pieces over steps"

@@ -127,10 +127,13 @@ def memory_rows(found: Estimate) -> list[Triple]:
     Percentages are of the total memory of the device or the host; empty if that is 0.
     """
     _, unit = memory_unit(found.peak)
-    rows = [*memory_parts(found).items(), ("peak", found.peak), ("device total", found.device_total)]
-    device = [(name, size, found.device_total) for name, size in rows]
-    host = [("on the host", found.host, found.host_total), ("host total", found.host_total, found.host_total)]
-    return [(name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "") for name, size, of in device + host]
+    device = [*memory_parts(found).items(), ("peak", found.peak), ("device total", found.device_total)]
+    host = [("on the host", found.host), ("of it for checkpoints", found.checkpoint), ("host total", found.host_total)]
+    return [
+        (name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "")
+        for rows, of in ((device, found.device_total), (host, found.host_total))
+        for name, size in rows
+    ]
 
 
 def source(config: Config) -> str:

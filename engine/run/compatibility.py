@@ -27,7 +27,7 @@ _SAME_RUN = (
     *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),
     *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts"),
-    *("run.keep_checkpoints", "run.keep_every", "run.keep_best"),
+    *("run.keep_checkpoints", "run.keep_every", "run.keep_best", "run.remote"),
 )
 
 
@@ -59,7 +59,7 @@ def must_match(config: Config) -> dict[str, Any]:
 
 
 def check_compatible(
-    checkpoint: Path, state: TrainState, config: Config, tokenizer: Mapping[str, Any] | None = None
+    checkpoint: Path | str, state: TrainState, config: Config, tokenizer: Mapping[str, Any] | None = None
 ) -> None:
     """Raise CheckpointError, with the differences, if this config cannot resume from `state`.
 

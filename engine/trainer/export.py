@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.data.tokenizers.load import BYTES
+from engine.data.tokenizers.load import BYTES, recognise, tokenizer_file
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
 from engine.run import checkpoints
@@ -102,6 +102,10 @@ def _copy_tokenizer(tokenizer: str, others: list[str], draft: Path, say: Callabl
     on another machine.
     """
     try:
+        # The run may be somebody else's, and its config name any file of this user.
+        path = tokenizer_file(tokenizer)
+        if path is not None and path.is_file():
+            recognise(path, path.read_bytes())
         copied = copy_tokenizer(tokenizer, draft)
     except DataError as error:
         (problem,) = error.problems

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 
 from engine.errors import BytescaleError, ExitCode
@@ -24,5 +25,7 @@ def check_finite(step: int, checkpoints: Path, **values: float) -> None:
         return
     shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
     kept = newest_first(checkpoints)
-    action = f"resume into a new folder: run.out=NEW --resume {kept[0]}" if kept else "start again: run.out=NEW"
+    action = "start again: run.out=NEW"
+    if kept:
+        action = f"resume into a new folder: run.out=NEW --resume {shlex.quote(str(kept[0]))}"
     raise DivergedError(f"training diverged at step {step}: {shown}", key="optimizer.lr", hint=f"lower it and {action}")

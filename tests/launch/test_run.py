@@ -26,12 +26,13 @@ from engine.launch import run as launch
 from engine.launch.ranks import PreemptedError, RankError
 from engine.launch.run import MetricsTail, left_out_so_far, train
 from engine.run import checkpoints
-from engine.run.checkpoints import TrainState, newest_first, write
+from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append
 from engine.weights import check
 from tests.permissions import locked_out
+from tests.run.damage import write_all
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -270,13 +271,9 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
 
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
-    """Write rank 0's part of a checkpoint of two ranks, with one file."""
+    """Write a checkpoint of two ranks, with one file."""
     state = TrainState(step, Cursor(step).to_json(), 2, Corpora(of).fingerprints, must_match(of))
-
-    def tensors(folder: Path) -> None:
-        (folder / "a").write_bytes(b"abc")
-
-    return write(tmp_path, state, 0, tensors, lambda hashes: [hashes])
+    return write_all(tmp_path, state, "a")
 
 
 def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
@@ -468,7 +465,7 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     assert [line for line in said if "ended after" in line] == [ended]
 
     state = TrainState(last, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
-    write(root / "checkpoints", state, 0, lambda folder: None, lambda hashes: [hashes])
+    write_all(root / "checkpoints", state)
     said.clear()
     monkeypatch.setattr(launch, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
     train(settings, say=said.append)
@@ -528,13 +525,15 @@ def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypa
 
     def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], say: object) -> None:
         for step, short in enumerate([None, 3 * 2**30, 3 * 2**30], start=1):
-            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short})
+            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short, "copy_short": short})
             tick()
 
     monkeypatch.setattr(launch, "run_ranks", run_ranks)
     train(settings, say=said.append, on_step=shown.append)
     (reported,) = [line for line in said if "for offload" in line]
     assert reported.startswith("warning: a host lacked 3.0 GiB that a rank needs for offload")
+    (waiting,) = [line for line in said if "copy of a rank's states" in line]
+    assert waiting.startswith("warning: a host lacked 3.0 GiB") and "training waits while checkpoints are" in waiting
     assert len(shown) == 3
 
 

@@ -155,6 +155,13 @@ def test_a_context_that_fits_nowhere_has_no_suggestion() -> None:
     assert page.warning is not None and "does not fit" in page.html()
 
 
+def test_text_in_pictures_is_escaped_and_no_formula() -> None:
+    """Values that are swept are the user's words."""
+    html = simulation(["data.path=<script>alert(1)</script>", r"data.path=$\frac{1}$"]).html()
+    assert "<script" not in html and "&lt;script&gt;" in html
+    assert r"$\frac{1}$" in html
+
+
 def test_text_is_escaped() -> None:
     page = Page("a<script>&b", "kind", [("x", "<b>")], [Figure("<i>", "<u>")], [Table("t", [("<td>", "1")])])
     html = page.html()
