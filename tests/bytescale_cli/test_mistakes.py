@@ -22,11 +22,10 @@ from engine.config.load import load, resolved_yaml
 from engine.files import LOCK, locked
 from engine.launch import supervise
 from engine.run import metrics
-from engine.run.checkpoints import write
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from tests.bytescale_cli.mistakes import MISTAKES, Mistake
-from tests.run.damage import state
+from tests.run.damage import state, write_all
 
 NOT_YET = {"report of nothing"}  # a command that is promised, but not built
 NO_HOST = "host that is not there"  # the only one that starts processes
@@ -48,13 +47,7 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of the quickstart after two steps, with a checkpoint whose tensors are missing."""
     folder = RunFolder(tmp_path_factory.mktemp("past") / "run")
     config = load(["recipe=quickstart"])
-    write(
-        folder.checkpoints,
-        replace(state(2), must_match=must_match(config)),
-        0,
-        lambda draft: None,
-        lambda facts: [facts],
-    )
+    write_all(folder.checkpoints, replace(state(2), must_match=must_match(config)))
     folder.resolved.write_text(resolved_yaml(config), encoding="utf-8")
     metrics.append(folder.metrics, {"step": 2})
     return folder.root

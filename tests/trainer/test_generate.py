@@ -73,12 +73,10 @@ def train_and_save(root: Path) -> None:
     engine.backward(engine.forward(tokens, positions, tokens, LocalAttention(positions)), 37)
     engine.step(1e-2)
     run = RunFolder(root)
-    checkpoints.write(run.checkpoints, TrainState(1, {}, 1, {"data": "f"}, must_match(made)), 0, engine.save, _alone)
+    checkpoints.write(
+        run.checkpoints, TrainState(1, {}, 1, {"data": "f"}, must_match(made)), 0, engine.snapshot().write_each
+    )
     run.resolved.write_text(resolved_yaml(made))
-
-
-def _alone(facts: dict[str, object]) -> list[dict[str, object]]:
-    return [facts]
 
 
 @pytest.fixture(scope="module")
