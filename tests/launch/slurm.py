@@ -51,6 +51,7 @@ class Slurm:
             f"SlurmctldPidFile={folder}/ctld.pid\nSlurmdPidFile={folder}/d-%n.pid\n"
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\n"
             "SelectTypeParameters=CR_Core\nReturnToService=2\nMpiDefault=none\nSlurmdTimeout=6\nKillWait=15\n"
+            "SchedulerParameters=batch_sched_delay=1,sched_interval=2,bf_interval=2\n"
             f"{nodes}PartitionName=p Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP\n"
         )
         try:
