@@ -277,8 +277,8 @@ def simulated(agents: int, ranks: int = RANKS, workers: int = WORKERS, steps: in
             process.join()
     rank_sent, rank_received, connections, sent, messages = map(max, zip(*(most for most, *_ in found), strict=True))
     cpu_us = 1e6 * sum(cpu_s for _, cpu_s, _ in found) / sum(count for *_, count in found)
-    of_step = [round(value / steps) for value in (rank_sent, rank_received, sent, messages)]
-    return Simulated(*of_step[:2], connections, *of_step[2:], round(cpu_us))
+    per_step = [round(value / steps) for value in (rank_sent, rank_received, sent, messages)]
+    return Simulated(per_step[0], per_step[1], connections, per_step[2], per_step[3], round(cpu_us))
 
 
 def _levels(agents: int) -> Iterator[tuple[int, int]]:
