@@ -38,18 +38,18 @@ def two_ranks(place: Path) -> list[Check]:
     folder.resolved.write_text(resolved_yaml(config), encoding="utf-8")
     module = ("engine.doctor.rank", str(place))
     commands = node_commands(Cluster.of(config.cluster), folder, None, config, module=module)
-    why, hint = "", ""
+    why = ""
     try:
         run_ranks(commands, folder, _limit(), lambda line: None)
     except PreemptedError:
         raise KeyboardInterrupt from None
     except BytescaleError as error:
         (problem, *_) = error.problems
-        why, hint = problem.message, problem.hint or ""
-    return [_check(folder, part, backend, why, hint) for part in PARTS]
+        why = problem.message
+    return [_check(folder, part, backend, why) for part in PARTS]
 
 
-def _check(folder: RunFolder, part: str, backend: str, why: str, hint: str) -> Check:
+def _check(folder: RunFolder, part: str, backend: str, why: str) -> Check:
     """Read what became of a part. After the one that failed, all are skipped."""
     if result(folder, part).exists():
         seconds = json.loads(result(folder, part).read_text(encoding="utf-8"))["seconds"]
@@ -58,6 +58,7 @@ def _check(folder: RunFolder, part: str, backend: str, why: str, hint: str) -> C
     done = [one for one in PARTS if result(folder, one).exists()]
     if part != PARTS[len(done)]:
         return skipped(part, f"{PARTS[len(done)]} failed")
+    hint = f"check for a firewall between processes of this machine; the logs of both ranks are in {folder.logs}"
     return failed(part, f"{_RANKS} ranks with {backend}: {why}", hint, f"{backend} failed")
 
 
@@ -67,7 +68,6 @@ def _limit() -> Callable[[], None]:
 
     def tick() -> None:
         if time.monotonic() > last:
-            hint = "check for a firewall between processes of this machine, and GLOO_SOCKET_IFNAME"
-            raise _TooLongError(f"they have not finished in {_LIMIT_S:.0f} s", hint=hint)
+            raise _TooLongError(f"they have not finished in {_LIMIT_S:.0f} s")
 
     return tick

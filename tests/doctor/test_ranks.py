@@ -37,6 +37,6 @@ def test_ranks_that_take_too_long_are_killed(tmp_path: Path, monkeypatch: pytest
 def test_the_part_that_failed_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     rank.result(folder, "all-reduce").write_text('{"seconds": 0.002}')
-    first, second = (ranks._check(folder, part, "NCCL", "rank 1 failed: timed out", "look") for part in rank.PARTS)
+    first, second = (ranks._check(folder, part, "NCCL", "rank 1 failed: timed out") for part in rank.PARTS)
     assert (first.state, first.value) == ("ok", "NCCL, 2 ms")
     assert (second.state, second.message) == ("failed", "2 ranks with NCCL: rank 1 failed: timed out")
