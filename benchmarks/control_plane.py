@@ -1,125 +1,415 @@
-"""Messages and bytes that a training step sends through the control group (gloo), in worlds of 2, 4 and 8 ranks.
+"""Connections, descriptors and bytes of the control plane, and its time in a step of 16,384 ranks.
 
-`python benchmarks/control_plane.py` trains a tiny model with a batch that grows with the world, and counts the calls on
-the control group. A message is one call; its bytes are those of its input and output tensors on the rank. The exit code
-is 1 unless messages and bytes of the busiest rank are equal in all worlds within 20 %.
+`python benchmarks/control_plane.py` prints three tables:
+
+1. Real agents, each with eight real processes that import no torch and call the collectives of a training step.
+2. Up to 512 agents with eight simulated ranks each, in a few processes. Agents are those of the engine (`Branch`) and
+   connected over TCP; a rank is the end of a connection, with the messages that `Control` sends.
+3. A simulated step of 16,384 ranks, with the message costs of an agent that were measured here.
+
+The exit code is 1 if a rank's connections, descriptors or bytes grow with the world, or if coordination takes 1 % of a
+step of 5 s or more.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import selectors
+import socket
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from engine.config.load import load, read_resolved
+from engine.control.branch import Branch
+from engine.control.control import Control
+from engine.control.link import Link, line_of
+from engine.control.reduction import FAN_OUT, MAX, Operation, children
+from engine.control.sockets import Listener, connect
+from engine.launch.agent import Agent
+from engine.launch.commands import NodeCommand
 from engine.run.folder import RunFolder
 
-WORLDS = (2, 4, 8)
-STEPS, WARM_UPS = 12, 2
-TOKENS = 2048  # per rank and step
-MODEL = ["model.layers=1", "model.hidden=32", "model.heads=2", "model.kv_heads=2", "model.ffn=64"]
-CALLS = ("allreduce", "broadcast", "allgather", "gather", "reduce", "send", "recv", "barrier")
-FLAT = 0.2  # largest relative growth over the worlds
+RANKS = 8  # of an agent
+REAL = (1, 8)  # agents
+SIMULATED = (8, 64, 512)
+WORKERS = 4  # processes, among which simulated agents are divided
+STEPS = 10
+SECRET = b"of this benchmark"
+
+LARGEST = 2048  # agents of 16,384 ranks
+STEP_S = 5.0
+MOST = 0.01  # of a step
+LATENCIES_S = (50e-6, 1e-3)  # of a message between hosts: a data centre's, and a slow one
+
+
+def step(control: Control) -> None:
+    """Call the collectives of a training step (engine/trainer/loop.py), with values of usual lengths."""
+    control.check_same("0123456789abcdef" * 2)
+    control.gather(None)  # problems with the host's memory
+    control.largest(0.012345678901234567, 34_359_738_368, 0, False)
+
+
+CALLS = 3
 
 
 def main() -> None:
-    """Print a row for each world."""
-    print("| ranks | messages per step | bytes per step, busiest rank | bytes per step, mean |\n|---|---|---|---|")
-    rows = []
-    for world in WORLDS:
-        with tempfile.TemporaryDirectory() as root:
-            found = train(world, Path(root))
-        rows.append((max(m for m, _ in found), max(b for _, b in found)))
-        mean = sum(b for _, b in found) / world
-        print(f"| {world} | {rows[-1][0]:.1f} | {rows[-1][1]:,.0f} | {mean:,.0f} |", flush=True)
-    flat = all(max(values) <= (1 + FLAT) * min(values) for values in zip(*rows, strict=True))
-    print("equal within 20 % in all worlds" if flat else "not equal within 20 % in all worlds")
-    sys.exit(not flat)
+    """Print the tables."""
+    print(f"| real agents | ranks | {' | '.join(Rank.__annotations__)} | ms per collective |\n|{'---|' * 9}")
+    found = []
+    for agents in REAL:
+        rank, ms = real(agents)
+        print(f"| {agents} | {agents * RANKS} | {' | '.join(map(str, asdict(rank).values()))} | {ms:.1f} |", flush=True)
+        found.append(rank)
+    flat = {(one.descriptors, one.threads, one.sent, one.received) for one in found}
+    print(f"\n| agents | ranks | {' | '.join(Simulated.__annotations__)} |\n|{'---|' * 8}")
+    worlds = [simulated(agents) for agents in SIMULATED]
+    for agents, world in zip(SIMULATED, worlds, strict=True):
+        print(f"| {agents} | {agents * RANKS} | {' | '.join(map(str, asdict(world).values()))} |", flush=True)
+    same = {(one.rank_sent, one.rank_received) for one in worlds}
+    costs = Costs.measured()
+    takes, sends, looks = (f"{1e6 * seconds:.0f} us" for seconds in (costs.take_s, costs.send_s, costs.look_s))
+    print(f"\nan agent takes a message in {takes}, sends one in {sends}, and looks after its ranks in {looks}\n")
+    print("| agents | ranks | us between hosts | ms per collective | % of a step of 5 s |\n|---|---|---|---|---|")
+    shares = []
+    for agents in (*SIMULATED, LARGEST):
+        for latency_s in LATENCIES_S:
+            seconds = collective_s(agents, costs, latency_s)
+            shares.append(CALLS * seconds / STEP_S)
+            numbers = f"{agents} | {agents * RANKS} | {1e6 * latency_s:.0f} | {1e3 * seconds:.1f}"
+            print(f"| {numbers} | {100 * shares[-1]:.2f} |", flush=True)
+    sys.exit(not (len(flat) == len(same) == 1 and max(shares) < MOST))
 
 
-def train(world: int, root: Path) -> list[tuple[float, float]]:
-    """Train in a new world; return (messages, bytes) per step of each rank."""
-    from engine.cluster.cluster import Cluster
-    from engine.cost.sizes import parameters
-    from engine.data.overview import Corpora
-    from engine.launch.commands import node_commands
-    from engine.launch.prepare import write_facts
+# 1. Real agents and processes.
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The busiest rank of a world, and the agent with the most descriptors. Bytes are those of a step."""
+
+    descriptors: int
+    threads: int
+    sent: int
+    received: int
+    agent_descriptors: int
+    agent_threads: int
+
+
+def real(agents: int, ranks: int = RANKS) -> tuple[Rank, float]:
+    """Run processes as ranks; return the maxima over all ranks, and milliseconds per collective."""
     from engine.launch.ranks import run_ranks
 
-    folder, documents = RunFolder(root / "run"), root / "documents"
-    for made in (folder.logs, folder.checkpoints, documents):
-        made.mkdir(parents=True)
-    for number in range(400):
-        (documents / f"{number:03d}.py").write_text("abcdefg " * (1 + number % 100))
-    places = [f"data.path={documents}", f"run.out={folder.root}", f"cluster.ranks_per_node={world}"]
-    sizes = ["context=1K", "capacity=1K", f"batch_tokens={TOKENS * world}", "run.steps=1000"]
-    config = load(["recipe=quickstart", *MODEL, *places, *sizes])
-    write_facts(folder, config, Corpora(config), parameters(config.model))
-    commands = node_commands(Cluster.of(config.cluster), folder, None, config)
-    for command in commands:
-        program = [sys.executable, str(Path(__file__).resolve()), "rank", str(folder.root)]
-        command.job["ranks"] = [[rank, program] for rank in command.ranks]
-        command.job["environment"]["OMP_NUM_THREADS"] = "1"
-    run_ranks(commands, folder, lambda: None, lambda text: None)
-    return [tuple(one) for one in json.loads((folder.root / "counted.json").read_text())]
+    with tempfile.TemporaryDirectory() as root:
+        folder = RunFolder(Path(root))
+        folder.logs.mkdir()
+        program = [sys.executable, str(Path(__file__).resolve()), "rank", root]
+        commands = []
+        for first in range(0, agents * ranks, ranks):
+            job: dict[str, Any] = {"folder": root, "environment": {}, "peer": None, "alone": True}
+            job["ranks"] = [[rank, program] for rank in range(first, first + ranks)]
+            commands.append(NodeCommand("localhost", (sys.executable, "-m", "engine.launch.agent"), {}, job))
+        run_ranks(commands, folder, lambda: None, lambda text: None)
+        found = json.loads((folder.root / "found.json").read_text())
+    return Rank(*map(max, zip(*(one["rank"] for one in found), strict=True))), median(one["ms"] for one in found)
 
 
-def rank(root: Path) -> int:
-    """Train on this rank; rank 0 writes the counts of all ranks, means over the steps after the warm-up."""
-    import torch.distributed as dist
-
-    from engine.parallel.groups import join_groups
-    from engine.trainer.loop import Trainer
-
-    folder = RunFolder(root)
-    config = read_resolved(folder.resolved)
-    groups = join_groups(config)
-    trainer = Trainer(folder, config, groups)
-    counted = {"messages": 0, "bytes": 0}
-    for name in CALLS:
-        setattr(dist.ProcessGroup, name, counting(name, groups.control.group_name, counted))
-    trainer.begin(None)
-    for step in range(STEPS):
-        if step == WARM_UPS:
-            counted.update(messages=0, bytes=0)
-        trainer.one_step(lambda: False)
-    mine = [value / (STEPS - WARM_UPS) for value in counted.values()]
-    everyone: list[Any] = [None] * groups.mesh.ranks
-    dist.all_gather_object(everyone, mine, group=groups.control)
-    if groups.rank == 0:
-        (root / "counted.json").write_text(json.dumps(everyone))
-    trainer.close()
-    return 0
+def rank(root: Path) -> None:
+    """Call the collectives of some steps on this rank; rank 0 writes what all have found."""
+    link, counted = Link.to_agent(), {"sent": 0, "received": 0}
+    assert link is not None
+    _count(link, counted)
+    control = Control(int(os.environ["RANK"]), link)
+    control.largest()  # all ranks are there
+    counted.update(sent=0, received=0)
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        step(control)
+    ms = 1e3 * (time.perf_counter() - began) / STEPS / CALLS
+    bytes_ = [round(counted[name] / STEPS) for name in ("sent", "received")]
+    here, agent = (Path(f"/proc/{pid}") for pid in (os.getpid(), os.getppid()))
+    numbers = [len(list((process / what).iterdir())) for process in (here, agent) for what in ("fd", "task")]
+    found = control.gather({"rank": [*numbers[:2], *bytes_, *numbers[2:]], "ms": ms})
+    if control.rank == 0:
+        (root / "found.json").write_text(json.dumps(found))
 
 
-def counting(name: str, group: str, counted: dict[str, int]) -> Any:
-    """Wrap the method `name` of process groups, so that its calls on `group` are added to `counted`."""
-    import torch.distributed as dist
+def _count(link: Link, counted: dict[str, int]) -> None:
+    """Count the bytes that are sent over a link, and those of the messages that are received."""
+    write, receive = link.write, link.receive
 
-    plain = getattr(dist.ProcessGroup, name)
+    def counting_write(line: bytes = b"") -> bool:
+        counted["sent"] += len(line)
+        return write(line)
 
-    def call(self: Any, *arguments: Any, **names: Any) -> Any:
-        if self.group_name == group:
-            counted["messages"] += 1
-            both_ways = 2 if name == "allreduce" else 1  # its tensors are input and output
-            counted["bytes"] += both_ways * sum(tensor.nbytes for tensor in tensors(arguments))
-        return plain(self, *arguments, **names)
+    def counting_receive() -> list[dict[str, Any]]:
+        messages = receive()
+        counted["received"] += sum(len(line_of(message)) for message in messages)
+        return messages
 
-    return call
+    link.write, link.receive = counting_write, counting_receive  # type: ignore[method-assign]
 
 
-def tensors(value: Any) -> list[Any]:
-    """The tensors in nested lists, as a flat list."""
-    if isinstance(value, (list, tuple)):
-        return [tensor for one in value for tensor in tensors(one)]
-    return [value] if hasattr(value, "nbytes") else []
+# 2. Simulated ranks.
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Maxima over the ranks and agents of a world. Bytes are those of a step."""
+
+    rank_sent: int
+    rank_received: int
+    agent_connections: int
+    agent_sent: int
+    messages: int  # that an agent sends in a step
+    cpu_us: int  # microseconds of CPU per message of any agent or rank, in all processes
+
+
+class Recorded(Control):
+    """Notes the operations of a rank instead of sending them."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.agent: Any = "none"
+        self.operations = list[Operation]()
+
+    def _ask(self, agent: Link, operation: Operation) -> Operation:
+        self.operations.append(operation)
+        return operation
+
+
+class SimulatedRank:
+    """A rank's end of a connection: sends an operation, waits for the result, and sends the next."""
+
+    def __init__(self, number: int, link: Link, steps: int) -> None:
+        self.link, self.counted, self.done = link, {"sent": 0, "received": 0}, False
+        _count(link, self.counted)
+        control = Recorded(number)
+        for _ in range(steps):
+            step(control)
+        self._operations = iter(control.operations)
+
+    def go_on(self) -> None:
+        """Send the next operation."""
+        operation = next(self._operations, None)
+        self.done = operation is None
+        if not self.done:
+            self.link.send(reduce=operation)
+
+    def read(self) -> None:
+        """Take what has arrived."""
+        for _ in self.link.receive():
+            self.go_on()
+
+
+class SimulatedAgent:
+    """A branch and its simulated ranks."""
+
+    def __init__(self, number: int, ranks: int, below: int, parent: int | None, steps: int) -> None:
+        """`parent` is the port of the parent."""
+        listener = Listener("127.0.0.1", SECRET) if below else None
+        self.port = listener.port if listener is not None else None
+        above = connect("127.0.0.1", parent, SECRET) if parent is not None else None
+        self.branch = Branch(ranks, below, above, listener)
+        self.counted = {"sent": 0, "messages": 0}
+        self.connections = ranks + below + (above is not None)
+        pairs = [[end.detach() for end in socket.socketpair()] for _ in range(ranks)]
+        self.links = [Link(ours, ours) for ours, _ in pairs]
+        self.ranks = [
+            SimulatedRank(number * ranks + index, Link(theirs, theirs), steps)
+            for index, (_, theirs) in enumerate(pairs)
+        ]
+        send = self.branch._send
+
+        def counting(links: Any, **message: Any) -> None:
+            links = list(links)
+            self.counted["sent"] += len(links) * len(line_of(message))
+            self.counted["messages"] += len(links)
+            send(links, **message)
+
+        self.branch._send = counting  # type: ignore[method-assign]
+
+    def take(self, link: Link) -> None:
+        """Take what a rank has sent."""
+        for message in link.receive():
+            self.branch.take(link, message)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.branch.close()
+        for link in (*self.links, *(rank.link for rank in self.ranks)):
+            link.close()
+
+
+def simulated(agents: int, ranks: int = RANKS, workers: int = WORKERS, steps: int = STEPS) -> Simulated:
+    """Run the steps of simulated ranks on `agents` agents."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(min(workers, agents))]
+    processes = [context.Process(target=_work, args=(theirs, ranks, steps)) for _, theirs in pipes]
+    ends = [ours for ours, _ in pipes]
+    for process in processes:
+        process.start()
+    try:
+        ports: dict[int, int | None] = {}
+        for first, last in _levels(agents):  # parents listen before their children are made
+            of_worker = [range(first, last)[worker :: len(ends)] for worker in range(len(ends))]
+            for end, numbers in zip(ends, of_worker, strict=True):
+                end.send([(n, len(children(n, agents)), ports[(n - 1) // FAN_OUT] if n else None) for n in numbers])
+            for end in ends:
+                ports |= end.recv()
+        for end in ends:
+            end.send(None)
+        found = [end.recv() for end in ends]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    rank_sent, rank_received, connections, sent, messages = map(max, zip(*(most for most, *_ in found), strict=True))
+    cpu_us = 1e6 * sum(cpu_s for _, cpu_s, _ in found) / sum(count for *_, count in found)
+    of_step = [round(value / steps) for value in (rank_sent, rank_received, sent, messages)]
+    return Simulated(*of_step[:2], connections, *of_step[2:], round(cpu_us))
+
+
+def _levels(agents: int) -> Iterator[tuple[int, int]]:
+    """Yield the first agent of each level of the tree, and the first of the next."""
+    first, last = 0, 1
+    while first < agents:
+        yield first, min(last, agents)
+        first, last = last, FAN_OUT * last + 1
+
+
+def _work(main_: Connection, ranks: int, steps: int) -> None:
+    """Make the agents that the main process asks for, and run their ranks when it asks for no more."""
+    agents = list[SimulatedAgent]()
+    while (wanted := main_.recv()) is not None:
+        made = {number: SimulatedAgent(number, ranks, below, parent, steps) for number, below, parent in wanted}
+        agents += made.values()
+        main_.send({number: agent.port for number, agent in made.items()})
+    began = time.process_time()
+    with selectors.EpollSelector() as selector:
+        for agent in agents:
+            selector.register(agent.branch, selectors.EVENT_READ, agent.branch.work)
+            for link in agent.links:
+                selector.register(link, selectors.EVENT_READ, partial(agent.take, link))
+            for rank in agent.ranks:
+                selector.register(rank.link, selectors.EVENT_READ, rank.read)
+                rank.go_on()
+        while not all(rank.done for agent in agents for rank in agent.ranks):
+            for key, _ in selector.select():
+                key.data()
+    cpu_s = time.process_time() - began
+    of_ranks = [rank.counted for agent in agents for rank in agent.ranks]
+    most = (
+        max(one["sent"] for one in of_ranks),
+        max(one["received"] for one in of_ranks),
+        max(agent.connections for agent in agents),
+        max(agent.counted["sent"] for agent in agents),
+        max(agent.counted["messages"] for agent in agents),
+    )
+    count = sum(agent.counted["messages"] for agent in agents) + len(of_ranks) * CALLS * steps
+    main_.send((most, cpu_s, count))
+    with suppress(EOFError):
+        main_.recv()  # other processes may still need these agents
+
+
+# 3. A step of many ranks.
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that an agent takes for a message."""
+
+    take_s: float  # to wait for one message, receive and combine it
+    send_s: float  # per message that is sent
+    look_s: float  # after each time it has waited, to look whether its ranks have ended
+
+    @classmethod
+    def measured(cls, repeats: int = 300) -> Costs:
+        """Measure an agent with as many members as any agent has."""
+        members = RANKS + FAN_OUT
+        pairs = [[end.detach() for end in socket.socketpair()] for _ in range(members)]
+        ours, theirs = ([Link(ends[side], ends[side]) for ends in pairs] for side in (0, 1))
+        branch, taken, sent = Branch(members), list[float](), list[float]()
+        with selectors.DefaultSelector() as selector:
+            for link in ours:
+                selector.register(link, selectors.EVENT_READ)
+            for turn in range(repeats):
+                for number, link in enumerate(theirs):
+                    link.send(reduce=[f"/{turn}", MAX, [0.012345678901234567, 34_359_738_368, 0, 0.0]])
+                    began = time.perf_counter()
+                    ((key, _),) = selector.select()
+                    found: Any = key.fileobj
+                    for message in found.receive():
+                        branch.take(found, message)
+                    (sent if number == members - 1 else taken).append(time.perf_counter() - began)
+                for link in theirs:
+                    link.receive()
+        for link in (*ours, *theirs):
+            link.close()
+        branch.close()
+        take_s = median(taken)
+        return cls(take_s, max(0.0, median(sent) - take_s) / members, _look_s(repeats))
+
+
+def _look_s(repeats: int) -> float:
+    """Measure how long an agent with eight ranks takes to look whether they have ended."""
+    with tempfile.TemporaryDirectory() as root:
+        RunFolder(Path(root)).logs.mkdir()
+        ends = [end.detach() for end in socket.socketpair()]
+        launcher, other = (Link(end, end) for end in ends)
+        agent = Agent(launcher)
+        ranks = [[rank, ["sleep", "60"]] for rank in range(RANKS)]
+        agent._start({"folder": root, "ranks": ranks, "environment": {}, "peer": None, "alone": True})
+        taken = []
+        try:
+            for _ in range(repeats):
+                began = time.perf_counter()
+                agent._report()
+                taken.append(time.perf_counter() - began)
+        finally:
+            agent.close()
+            launcher.close()
+            other.close()
+    return median(taken)
+
+
+def collective_s(agents: int, costs: Costs, latency_s: float, ranks: int = RANKS) -> float:
+    """Simulate a collective: seconds from when all ranks call it until the last has its result.
+
+    Each agent takes one message at a time. It looks after its ranks after each, as if no two arrived together, and a
+    message to a child is always the last that it sends.
+    """
+    take_s = costs.take_s + costs.look_s
+    sent = [0.0] * agents  # when an agent has combined all values
+    for number in reversed(range(agents)):
+        arrivals = sorted([0.0] * ranks + [sent[child] + latency_s for child in children(number, agents)])
+        now = 0.0
+        for arrival in arrivals:
+            now = max(now, arrival) + take_s
+        sent[number] = now + costs.send_s
+    last, answered = 0.0, [sent[0]] + [0.0] * (agents - 1)
+    for number in range(agents):
+        members = children(number, agents)
+        done = answered[number] + (ranks + len(members)) * costs.send_s
+        last = max(last, done)
+        for child in members:
+            answered[child] = done + latency_s + take_s
+    return last
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        sys.exit(rank(Path(sys.argv[2])))
-    main()
+        rank(Path(sys.argv[2]))
+    else:
+        main()

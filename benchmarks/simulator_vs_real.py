@@ -103,6 +103,8 @@ def rank(root: Path) -> int:
     """Run all plans on this rank; rank 0 writes the measured times."""
     import torch.distributed as dist
 
+    from engine.control.control import Control
+    from engine.control.link import Link
     from engine.hardware.micro_batches import random_slices
     from engine.parallel.groups import join_groups
     from engine.trainer.loop import Trainer
@@ -110,7 +112,7 @@ def rank(root: Path) -> int:
 
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    groups = join_groups(config)
+    groups = join_groups(config, Control(int(os.environ["RANK"]), Link.to_agent()))
     trainer = Trainer(folder, config, groups)
     path = json.loads((root / "config.json").read_text(encoding="utf-8"))["calibration"]
     settings = PlanSettings.of(load([*OVERRIDES, f"cluster.calibration={path}"])).without_offload()
@@ -123,7 +125,7 @@ def rank(root: Path) -> int:
     times: dict[str, list[float]] = {name: [] for name in todo}
     for turn in range(REPEATS + 1):
         for name, plan in todo.items():
-            dist.barrier(groups.control)
+            dist.barrier()
             began = time.perf_counter()
             run_step(
                 plan,

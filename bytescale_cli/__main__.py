@@ -2,6 +2,14 @@
 
 import sys
 
-from bytescale_cli.main import run
+# Python looks for modules in the working directory first, where the user may have an `engine` or `typing` of their own.
+first = None if getattr(sys.flags, "safe_path", False) else sys.path.pop(0)
+
+from pathlib import Path  # noqa: E402
+
+if first is not None and Path(first).samefile(Path(__file__).parents[1]):  # our checkout: nothing is installed
+    sys.path.insert(0, first)
+
+from bytescale_cli.main import run  # noqa: E402
 
 sys.exit(run())

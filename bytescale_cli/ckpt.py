@@ -12,13 +12,17 @@ from bytescale_cli import output
 from bytescale_cli.options import Debug, Json, choice
 from engine.errors import CheckpointError, ConfigError
 
-app = typer.Typer(help="List, check and remove checkpoints; import or export Hugging Face folders.")
+app = typer.Typer(help="List, check, remove, import and export checkpoints.")
 
 _DTYPES = ("bf16", "fp32")
 
 
 @app.command("list")
-def list_(run: Annotated[Path, typer.Argument(help="Run folder.")], json: Json = False, debug: Debug = False) -> None:
+def list_(
+    run: Annotated[str, typer.Argument(metavar="RUN|URL", help="Run folder, or the URL of its copies.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
     """List the checkpoints of a run, newest first. Checks the sizes of their files, not the hashes."""
     from engine.run.saved import listed
 
@@ -32,7 +36,9 @@ def list_(run: Annotated[Path, typer.Argument(help="Run folder.")], json: Json =
 
 @app.command()
 def verify(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|CHECKPOINT|URL", help="A run, a checkpoint, or the URL of one.")
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -47,7 +53,7 @@ def verify(
             f"{len(damaged)} of {counted(len(found), 'checkpoint')} damaged, such as {Path(damaged[0]['path']).name}"
         )
         hint = "`train` resumes from the newest intact one and keeps the damaged ones aside"
-        error = CheckpointError(f"{message}: {damaged[0]['damaged']}", key=str(source), hint=hint)
+        error = CheckpointError(f"{message}: {damaged[0]['damaged']}", key=source, hint=hint)
     rows = [[one["path"], f"damaged: {one['damaged']}" if one["damaged"] else "intact"] for one in found]
     output.emit({"checkpoints": found}, output.table(["path", ""], rows), as_json=json, error=error)
 
@@ -58,7 +64,7 @@ def inspect(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint contains: its step, place in the documents, settings and files. Hashes no file."""
+    """Show what a checkpoint contains. Prints its step, place in the documents, settings and files; hashes no file."""
     from dataclasses import asdict
 
     from engine.run.checkpoints import read_manifest

@@ -199,5 +199,7 @@ def _paths(current: str) -> Iterator[Candidate]:
     except OSError:
         return
     for path in inside:
+        if not path.name.isprintable():  # a line break would make two candidates of it
+            continue
         if name.startswith(".") or not path.name.startswith("."):
             yield f"{folder}{slash}{path.name}" + ("/" if path.is_dir() else ""), ""

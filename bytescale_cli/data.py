@@ -13,7 +13,7 @@ import typer
 from bytescale_cli import output
 from bytescale_cli.data_head import head
 from bytescale_cli.data_trace import trace
-from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, whole_number, writable
+from bytescale_cli.options import ConfigFile, Debug, Json, Overrides, loaded, say_toys, whole_number, writable
 from bytescale_cli.profile_data import length_table
 from engine.errors import ConfigError, DataError
 
@@ -124,6 +124,7 @@ def lint(
     text = f"{config.data.place}: {counted(found.documents, 'document')}, {counted(found.tokens, 'token')}\n"
     text += "" if lengths is None else f"{length_table(lengths)}\n"
     text += "".join(f"\n{_finding(finding)}" for finding in found.findings.values()) or "\nno findings"
+    say_toys(config, "documents")
     output.emit({"lint": answer | {"findings": findings}}, output.fill(text), as_json=json, error=error)
 
 

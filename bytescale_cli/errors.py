@@ -15,6 +15,7 @@ from engine.errors import BytescaleError, ExitCode, Problem, storage_error
 
 # Typer has bundled Click since 0.26, so the base class of all usage errors is reached through Typer.
 UsageError = typer.BadParameter.__mro__[1]
+_MOST_KEYS = 3  # that a hint lists for an unknown flag
 
 
 def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
@@ -67,7 +68,10 @@ def _known(error: BaseException) -> BytescaleError:
         message = message[:1].lower() + message[1:]  # it follows `error: `
         if hasattr(error, "possibilities"):
             flags = [flag for flag in error.possibilities or () if nearest(str(place).strip("-"), [flag.strip("-")])]
-            message, meant = "unknown flag", " or ".join(flags)
+            found = [] if context is None else _keys_of_flag(str(place), context)
+            message, meant = "unknown flag", "" if found else " or ".join(flags)
+            if found:
+                hint = f"config values are KEY=VALUE, without dashes: {' or '.join(f'{key}=...' for key in found)}"
         if message.rstrip(".").endswith("requires an argument"):
             message, hint = "needs a value", f"write it after the flag: {place} VALUE"
         if meant:
@@ -82,6 +86,21 @@ def _known(error: BaseException) -> BytescaleError:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(_trace(error))
     return BytescaleError(message, hint=f"please report it and attach {path}")
+
+
+def _keys_of_flag(flag: str, context: typer.Context) -> list[str]:
+    """Return the config keys that an unknown flag such as `--lr` names: at most three, none if there are more.
+
+    Empty for commands that take no overrides.
+    """
+    if not any(param.metavar == "KEY=VALUE" for param in context.command.params):
+        return []
+    from engine.config import keys, tree
+
+    name = flag.strip("-").replace("-", "_")
+    found = [key for key in (*tree.groups(), *keys.leaves()) if name in (key, key.rpartition(".")[2])]
+    found = [name] if name in found else list(dict.fromkeys(found))
+    return found if len(found) <= _MOST_KEYS else []
 
 
 def _cause(problem: Problem) -> str:

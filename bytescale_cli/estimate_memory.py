@@ -16,6 +16,7 @@ from bytescale_cli.options import (
     check_steps,
     loaded,
     plot_path,
+    say_toys,
     whole_number,
 )
 
@@ -81,22 +82,26 @@ def estimate_memory(
         answer["fullest"] = fullest.as_json()
         sizes = f"{format_bytes(fullest.peak)} on the device and {format_bytes(fullest.host)} on the host"
         text.append(f"with offload, up to {fullest.load.tokens:,} tokens of one long sequence fit on a rank: {sizes}")
-    if fit:
-        largest, lines = _fit(config, settings)
-        answer["fit"] = largest | {"refused": error.problems[0].message if error else None}
-        text += ["", *lines]
+    refused = error.problems[0].message if error else None
+    if fit or path is not None:
+        largest, fitting = _fit(config, settings)
+        if fit:
+            answer["fit"] = largest | {"refused": refused}
+            text += ["", *(f"{what:<36}{value}" for what, value in fitting)]
     if table:
         answer["table"], lines = _table(config, settings)
         text += ["", *lines]
     if path is not None:
         from engine.report.memory_page import memory_page
 
-        output.write_page(path, memory_page(config, settings, found).html())
+        output.write_page(path, memory_page(config, settings, found, fitting, refused).html())
+    if error is None:
+        say_toys(config, "model")
     output.emit(answer, output.fill("\n".join(text)), as_json=json, error=error)
 
 
-def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[str]]:
-    """Find the largest capacity, the longest context and the fewest ranks that fit; return JSON and lines of text.
+def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """Find the largest capacity, the longest context and the fewest ranks that fit; return JSON, and pairs of text.
 
     In the JSON, `context_set` and `ranks_set` are overrides for any command, and None means that nothing fits. With a
     hostfile `ranks` is not searched, and also None.
@@ -124,9 +129,9 @@ def _fit(config: Config, settings: PlanSettings) -> tuple[dict[str, Any], list[s
     none = "not searched with a hostfile" if config.cluster.hostfile else "none fits"
     fewest = f"{ranks_set} ({counted(ranks, 'rank')})" if ranks else none
     return found, [
-        f"largest capacity that fits          {f'capacity={capacity}{few}{without}' if capacity else 'none'}",
-        f"longest context for these ranks     {found['context_set'] or 'none'}",
-        f"fewest ranks for context={config.context:<11}{fewest}",
+        ("largest capacity that fits", f"capacity={capacity}{few}{without}" if capacity else "none"),
+        ("longest context for these ranks", str(found["context_set"] or "none")),
+        (f"fewest ranks for context={config.context}", fewest),
     ]
 
 

@@ -14,17 +14,20 @@ from bytescale_cli import (
     completion,
     config,
     data,
+    doctor,
     estimate_memory,
     output,
     plan,
     profile_data,
     profile_hardware,
     recipes,
+    report,
     runs,
     simulate,
 )
 from bytescale_cli.chaos import chaos
-from bytescale_cli.errors import report
+from bytescale_cli.errors import report as report_error
+from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine.errors import ExitCode
 
@@ -62,6 +65,9 @@ app.command()(simulate.simulate)
 app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)
+app.command()(generate)
+app.command()(doctor.doctor)
+app.command()(report.report)
 app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(runs.app, name="runs")
 app.add_typer(data.app, name="data")
@@ -93,4 +99,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if "--help" in words:  # not a failure: the reader has exited, as in `--help | true`
                 return ExitCode.OK
             error = error.__context__
-        return report(error, as_json="--json" in words, debug="--debug" in words)
+        return report_error(error, as_json="--json" in words, debug="--debug" in words)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bytescale_cli import output
 from engine.config.spelling import nearest
 from engine.errors import BytescaleError, ConfigError, Problem
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
+    from engine.config.toys import Part
 
 _MAX_STEPS = 10_000  # planning more would take hours
 
@@ -35,9 +37,23 @@ Plot = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Write an HTML page with charts, for example page.html.")
 ]
 
+Trace = Annotated[
+    str | None,
+    typer.Option("--trace", metavar="FILE", help="Write a timeline for ui.perfetto.dev, for example trace.json."),
+]
 
-def plot_path(plot: str | None) -> Path | None:
-    """Return the path of the `--plot` page without symbolic links, or None if no page was requested.
+
+def trace_path(trace: str | None) -> Path | None:
+    """Return the path of the `--trace` file, as `plot_path` does. Raises ConfigError unless its name ends in .json."""
+    if trace is None:
+        return None
+    if Path(trace).suffix.lower() != ".json":
+        raise ConfigError(f"{trace} is not a JSON file name", key="--trace", hint="for example --trace trace.json")
+    return writable(trace, "--trace")
+
+
+def plot_path(plot: str | None, flag: str = "--plot") -> Path | None:
+    """Return the path of the page that `flag` names without symbolic links, or None if no page was requested.
 
     Raises ConfigError if the name does not end in .html or .htm, or if the file cannot be written. Commands call this
     before they start their work.
@@ -45,8 +61,8 @@ def plot_path(plot: str | None) -> Path | None:
     if plot is None:
         return None
     if Path(plot).suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{plot} is not an HTML file name", key="--plot", hint="for example --plot page.html")
-    return writable(plot, "--plot")
+        raise ConfigError(f"{plot} is not an HTML file name", key=flag, hint=f"for example {flag} page.html")
+    return writable(plot, flag)
 
 
 def writable(name: str, flag: str, new_folder: bool = False) -> Path:
@@ -78,6 +94,14 @@ def whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise typer.BadParameter(f"must be a whole number, not {text}") from None
+
+
+def say_toys(config: Config, *parts: Part) -> None:
+    """Print one line if parts of the config are defaults that serve to try commands out; see `toys`."""
+    from engine.config.toys import toys
+
+    if line := toys(config, *parts):
+        output.say(line)
 
 
 def check_steps(steps: int, flag: str) -> None:

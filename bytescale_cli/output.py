@@ -35,7 +35,13 @@ def say(text: str) -> None:
 
 
 def _print(text: str, stream: TextIO) -> None:
-    """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError."""
+    """Print a line. Does nothing if the reader of the stream has exited, as in `| head`; raises any other OSError.
+
+    Control characters, and those that the stream's encoding lacks, are written as escapes such as `\\xb5`. So are bytes
+    of names of files that are not UTF-8.
+    """
+    encoding = stream.encoding or "utf-8"
+    text = terminal.harmless(text).encode(encoding, "backslashreplace").decode(encoding)
     try:
         print(text, file=stream, flush=True)
     except OSError as error:
@@ -81,14 +87,25 @@ def emit_failure(error: Mapping[str, Any]) -> None:
 
 def write_page(path: Path, html: str) -> None:
     """Write the page of `--plot` atomically and print its path. Raises StorageError if that fails."""
+    write_file(path, html.encode(), "--plot")
+    say(f"charts: {path}")
+
+
+def write_trace(path: Path, content: bytes) -> None:
+    """Write the timeline of `--trace` atomically and print its path. Raises StorageError if that fails."""
+    write_file(path, content, "--trace")
+    say(f"timeline: {path} (ui.perfetto.dev opens it)")
+
+
+def write_file(path: Path, content: bytes, flag: str) -> None:
+    """Write the file that `flag` names atomically. Raises StorageError if that fails."""
     from engine.files import write_durably
 
     try:
-        write_durably(path, html.encode())
+        write_durably(path, content)
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}"
-        raise StorageError(message, key="--plot", hint="free some space or choose another folder") from error
-    say(f"charts: {path}")
+        raise StorageError(message, key=flag, hint="free some space or choose another folder") from error
 
 
 def fill(text: str) -> str:

@@ -14,9 +14,12 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     Plot,
+    Trace,
     check_steps,
     loaded,
     plot_path,
+    say_toys,
+    trace_path,
     whole_number,
 )
 
@@ -43,12 +46,13 @@ def plan(
     config_file: ConfigFile = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Number of steps to plan.")] = 1,
     plot: Plot = None,
+    trace: Trace = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Plan steps without a GPU. Shows rings, micro-batches and balance."""
     check_steps(steps, "--steps")
-    path = plot_path(plot)
+    path, timeline = plot_path(plot), trace_path(trace)
     import numpy as np
 
     from engine.config.units import counted
@@ -76,6 +80,11 @@ def plan(
         from engine.report.plan_page import Planned, plan_page
 
         output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())
+    if timeline is not None:
+        from engine.report.chrome_trace import Process, chrome_trace, simulated_steps
+
+        name = f"{config.recipe}, planned by {config.planner.name}"
+        output.write_trace(timeline, chrome_trace([Process(name, simulated_steps(plans, settings))]))
 
     first, parallel = plans[0], config.parallel
     ranks = f"{hdp_ranks(first.ranks, parallel.tp, parallel.pp)} x capacity {counted(first.capacity, 'token')}"
@@ -98,6 +107,7 @@ def plan(
         cells = [str(degree), f"{len(own):,}", f"{own.sum():,}", f"{fraction:.1%}", f"{own.max():,}"]
         rings.append(dict(zip(_RINGS, cells, strict=True)))
     lines += ["", output.sections(_RINGS[:1], {"Which sequences are split?": _RINGS[1:]}, rings)]
+    say_toys(config, "model", "lengths", "rates")
     answer = {"plan": found[0], "steps": found, "source": source(config)}
     output.emit(answer, output.fill("\n".join(lines)), as_json=json)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bytescale_cli import output
-from bytescale_cli.terminal import is_live
+from bytescale_cli.terminal import harmless, is_live
 
 OnStep = Callable[[Mapping[str, Any]], None]
 
@@ -37,7 +37,8 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
             bar.update(task, completed=line["step"])
             below.plain = describe(line)
 
-        yield lambda text: console.print(Text(text)), on_step  # as Text, so that [brackets] are not read as markup
+        # As Text, so that [brackets] are not read as markup.
+        yield lambda text: console.print(Text(harmless(text))), on_step
 
 
 def describe(line: Mapping[str, Any]) -> str:

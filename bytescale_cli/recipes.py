@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +75,8 @@ def copy(
             target.write(text)
     except FileExistsError:
         raise ConfigError(f"{file} exists", key="FILE", hint="choose another name, or remove it first") from None
-    said = f"{path}: edit it, then `bytescale estimate-memory --config {path}` and `bytescale train --config {path}`"
+    flag = f"--config {shlex.quote(str(path))}"
+    said = f"{path}: edit it, then `bytescale estimate-memory {flag}` and `bytescale train {flag}`"
     output.emit({"recipe": {"name": name, "file": str(path), "text": text}}, said, as_json=json)
 
 

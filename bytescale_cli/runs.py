@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_text
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -115,7 +114,9 @@ def compare(
         rows = [row | {common: output.number(loss)} for row, loss in zip(rows, then, strict=True)]
     text = output.sections(["run"], {"How far are they?": ["state", "steps", "tokens", "tokens/s"]}, rows)
     text += "\n\n" + output.sections(["run"], {"What are their losses?": [common, "loss", "validation loss"]}, rows)
-    cells = [[key, *map(_value, values)] for key, values in changed.items()]
+    from engine.report.words import value_text
+
+    cells = [[key, *map(value_text, values)] for key, values in changed.items()]
     text += f"\n\n{output.title('Where do their configs differ?')}\n"
     text += output.table(["key", *names], cells) if cells else "nowhere but in run.out"
     answer = {"runs": [asdict(one) for one in found], "differences": changed, "step": step, "losses": then}
@@ -133,8 +134,3 @@ def _row(name: str, one: Status) -> dict[str, str]:
         "loss": output.number(one.loss),
         "validation loss": output.number(one.validation_loss),
     }
-
-
-def _value(value: Any) -> str:
-    """Format a value of a config; one that a config does not have is a dash."""
-    return "-" if value is None else value if isinstance(value, str) else json_text.dumps(value)

@@ -14,9 +14,12 @@ from bytescale_cli.options import (
     Json,
     Overrides,
     Plot,
+    Trace,
     check_steps,
     config_as_typed,
     plot_path,
+    say_toys,
+    trace_path,
     whole_number,
     with_config,
 )
@@ -66,6 +69,7 @@ def simulate(
         typer.Option(metavar="KEY=A,B", help="Simulate each value, e.g. context=256K,2M. Repeat to combine keys."),
     ] = None,
     plot: Plot = None,
+    trace: Trace = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -84,25 +88,34 @@ def simulate(
     if unknown:
         raise ConfigError(f"unknown planner {unknown[0]!r}", key="--planners", hint=f"one or more of {_PLANNERS}")
     names = list(dict.fromkeys(["static", *names]))  # each once; static is first because speed-ups are relative to it
-    path = plot_path(plot)
+    path, timeline = plot_path(plot), trace_path(trace)
     with config_as_typed(config_file):  # reports a wrong value before the first run
         points = list(_points(with_config(overrides, config_file), swept))
     output.say_when_compiling()
     found, failures = _found(points, names, steps)
     runs = [run for _, of_point in found for run in of_point]
     _compare_offload(runs, swept.get("offload.ratio", [])[:1])
-    if path is not None and found:
+    if (path is not None or timeline is not None) and found:
         from engine.data.lengths import step_lengths
-        from engine.report.simulation_page import simulation_page
 
         config = found[0][0]
-        output.write_page(path, simulation_page(config, runs, next(step_lengths(config, 1, output.say))).html())
+        lengths = next(step_lengths(config, 1, output.say))
+        if path is not None:
+            from engine.report.simulation_page import simulation_page
+
+            output.write_page(path, simulation_page(config, runs, lengths).html())
+        if timeline is not None:
+            from engine.report.chrome_trace import chrome_trace
+            from engine.report.simulation_page import simulated_planners
+
+            output.write_trace(timeline, chrome_trace(simulated_planners(config, runs, lengths)))
     if failures:
         if runs and not json:
             output.show(_text(runs))
         error = failures[0].of([problem for failure in failures for problem in failure.problems])
         error.found = {"runs": runs}
         raise error  # the exit code is that of the first failure
+    say_toys(found[0][0], "model", "lengths", "rates")
     output.emit({"runs": runs}, _text(runs), as_json=json)
 
 

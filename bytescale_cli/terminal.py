@@ -12,6 +12,12 @@ from typing import TextIO
 _WIDTH = 80  # of a terminal that does not say
 _STYLES = {"bold": 1, "dim": 2, "red": 31, "yellow": 33}  # SGR codes
 _STYLE = re.compile(r"\x1b\[\d*m")
+# Our own styles, and characters with which a text could change what a terminal shows around it: controls but tab and
+# newline, and marks that reverse a text or end a line.
+_CONTROL = re.compile(
+    rf"\x1b\[(?:0|{'|'.join(map(str, _STYLES.values()))})m"
+    r"|([\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069])"
+)
 
 
 def width_of(stream: TextIO) -> int | None:
@@ -34,6 +40,11 @@ def is_live(stream: TextIO) -> bool:
 def painted(text: str, style: str, stream: TextIO) -> str:
     """Return text in a style of _STYLES on a terminal with colours, else unchanged. Honours NO_COLOR."""
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if is_live(stream) and not os.environ.get("NO_COLOR") else text
+
+
+def harmless(text: str) -> str:
+    """Write control characters as escapes such as `\\x1b`. Documents, file names and logs may contain any."""
+    return _CONTROL.sub(lambda found: ascii(found[1])[1:-1] if found[1] else found[0], text)
 
 
 def fill(text: str, stream: TextIO) -> str:

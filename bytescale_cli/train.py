@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,13 +21,19 @@ from bytescale_cli.options import (
     choice,
     config_as_typed,
     named_as_typed,
+    say_toys,
     whole_number,
     with_aliases,
     with_config,
 )
 from bytescale_cli.terminal import pasteable
+from engine.errors import BytescaleError, ConfigError
 
-LAUNCHERS = ("local", "hostfile")
+if TYPE_CHECKING:
+    from engine.config.schema import Config
+    from engine.launch.joined import Joined
+
+LAUNCHERS = ("local", "hostfile", "slurm", "k8s")
 _SHOWN_COMMANDS = 2
 
 
@@ -34,8 +44,8 @@ def train(
     resume: Annotated[
         str,
         typer.Option(
-            metavar="auto|never|PATH",
-            help="Start from the newest checkpoint (auto), from scratch (never), or from PATH.",
+            metavar="auto|never|PATH|URL",
+            help="Start from the newest checkpoint (auto), from scratch (never), or from PATH or URL.",
         ),
     ] = "auto",
     nproc: Annotated[
@@ -49,7 +59,7 @@ def train(
         typer.Option(
             parser=choice(*LAUNCHERS),
             metavar="|".join(LAUNCHERS),
-            help="Start ranks locally or on the hostfile's hosts.",
+            help="Where ranks run: here, on the hostfile's hosts, on nodes of Slurm, in pods of Kubernetes.",
         ),
     ] = None,
     out: Annotated[str | None, typer.Option(metavar="DIR", help="Run folder; sets run.out.")] = None,
@@ -58,6 +68,7 @@ def train(
 ) -> None:
     """Train the model of a recipe."""
     from engine.config.load import load
+    from engine.launch.joined import joined
 
     aliases = {
         ("--nproc", "cluster.ranks_per_node"): nproc,
@@ -66,16 +77,86 @@ def train(
     }
     given = with_aliases(with_config(overrides, config_file), aliases)
     with config_as_typed(config_file), named_as_typed(aliases):
-        config = load(given)
+        place = joined(os.environ, terminal=os.isatty(0)) if launcher in (None, "slurm") else None
+        with _silent_unless_first(place):
+            config = load([*given, *(place.settings(given) if place else [])])
+        if place and not place.first:
+            from engine.launch.join import take_part
+            from engine.run.folder import RunFolder
+
+            sys.exit(0 if dry_run else take_part(place, RunFolder(Path(config.run.out))))
+        if launcher in ("slurm", "k8s") and not place:
+            from_where = None if resume == "auto" else resume
+            flags = {"--config": config_file, "--nproc": nproc, "--out": out, "--resume": from_where}
+            typed = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+            words = ["train", *(overrides or []), *typed]
+            nodes_given = any(text.startswith("cluster.nodes=") for text in given)
+            _hand_over(config, launcher, words, resume, dry_run, nodes_given, json, debug)
+            return
         output.say_when_compiling()
 
         from bytescale_cli.progress import progress
         from engine.launch.run import train as launch
 
-        with progress(None if dry_run else config.run.steps) as (say, on_step):
-            payload = launch(config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step)
+        with ExitStack() as stack:
+            say, on_step = stack.enter_context(progress(None if dry_run else config.run.steps))
+            joins = None
+            if place:
+                from engine.launch.join import Joins
+                from engine.run.folder import RunFolder
+
+                joins = Joins(place, RunFolder(Path(config.run.out)), os.environ)
+                if not dry_run:
+                    stack.enter_context(joins)
+            payload = launch(
+                config, resume=resume, launcher=launcher, dry_run=dry_run, say=say, on_step=on_step, joins=joins
+            )
+    if dry_run:  # else it was said before the first step
+        say_toys(config, "model", "documents")
     text = _describe(payload["dry_run"]) if dry_run else payload["train"]["out"]
     output.emit(payload, text, as_json=json)
+
+
+@contextmanager
+def _silent_unless_first(place: Joined | None) -> Iterator[None]:
+    """End with the code of an error, but without its message, if the first process of the launch reports the same."""
+    try:
+        yield
+    except BytescaleError as error:
+        if place is None or place.first:
+            raise
+        sys.exit(int(error.code))
+
+
+def _hand_over(
+    config: Config,
+    launcher: str,
+    words: list[str],
+    resume: str,
+    dry_run: bool,
+    nodes_given: bool,
+    json: bool,
+    debug: bool,
+) -> None:
+    """Submit the run, or start it on the nodes of the allocation in which this command runs."""
+    from engine.launch import slurm
+    from engine.launch.submit import hand_over
+
+    allocated = slurm.allocated_nodes(os.environ) if launcher == "slurm" else None
+    if allocated is None:
+        payload = hand_over(config, launcher, words, resume, dry_run, output.say)
+        (result,) = payload.values()
+        output.emit(payload, result["script"] if dry_run else result.get("job") or result["text"], as_json=json)
+        return
+    nodes = config.cluster.nodes if nodes_given else allocated
+    if nodes > allocated:
+        hint = "leave it out, or ask Slurm for more nodes"
+        raise ConfigError(f"this allocation has {allocated}", key=f"cluster.nodes={nodes}", hint=hint)
+    command = slurm.srun_command(nodes, [*words, *(["--json"] if json else []), *(["--debug"] if debug else [])])
+    if not dry_run:
+        sys.exit(slurm.run_srun(command))
+    dry = {"dry_run": {"launcher": launcher, "nodes": nodes, "commands": [shlex.join(command)]}}
+    output.emit(dry, pasteable(shlex.join(command), sys.stdout), as_json=json)
 
 
 def _describe(dry: Mapping[str, Any]) -> str:

@@ -3,6 +3,9 @@
 numba caches the machine code of a function next to its source file and recompiles it when that file changes, but not
 when a function that it calls changes in another file. After an update some ranks would plan with old formulas. So the
 cache folder is named by a digest of all sources that compiled code depends on: a new version gets a new folder.
+
+numba unpickles what it finds in its cache, so whoever writes there runs code as this user. A folder below a shared /tmp
+is used only if it is this user's own.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ import numba
 from numba import config
 from numba.core import event
 
+from engine.errors import StorageError
+from engine.files import is_own
+
 _PACKAGES = ("cost", "planner")  # packages of the engine that define compiled functions
 _MODULES = ("units.py",)  # modules whose constants are frozen into compiled code
 _ENGINE = Path(__file__).parent
@@ -30,19 +36,26 @@ def _digest(engine: Path = _ENGINE) -> str:
 
 
 def _folder(homes: list[Path]) -> Path:
-    """Create the folder of this version's machine code in the first writable folder of `homes`; return its path.
+    """Create the folder of this version's machine code in the first folder of `homes` that serves; return its path.
 
-    If no folder is writable, returns a path in the last one.
+    Raises StorageError if there is none.
     """
-    name = f"compiled-{_digest()}"
     for home in homes:
-        try:
-            (home / name).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(home / name, os.W_OK):
-            return home / name
-    return homes[-1] / name  # numba reports why it cannot write there
+        folder = home / f"compiled-{_digest()}"
+        if _serves(home) and _serves(folder) and os.access(folder, os.W_OK):
+            return folder
+    hint = "set NUMBA_CACHE_DIR to a folder of your own"
+    raise StorageError(f"no folder for compiled code can be used, of {', '.join(map(str, homes))}", hint=hint)
+
+
+def _serves(folder: Path) -> bool:
+    """Create a folder if it does not exist. Return whether no other user can have put something into it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
+        return is_own(folder)
+    except OSError:
+        return False
 
 
 class _First(event.Listener):

@@ -9,6 +9,7 @@ import errno
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -17,6 +18,8 @@ E = TypeVar("E", bound="BytescaleError")
 
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
+_SHARED_MEMORY = "/dev/shm"  # semaphores, and NCCL's buffers between the GPUs of a host
+_SEMAPHORE, _SEGMENT = 1 << 12, 16 << 20  # bytes of either, at most
 
 
 class ExitCode(IntEnum):
@@ -124,10 +127,19 @@ class PlanError(BytescaleError):
 
 
 def storage_error(error: BaseException) -> StorageError | None:
-    """Convert an OSError of a full or failing disk, or of a path without permission. None for any other error."""
+    """Convert an OSError of a full or failing disk, or of a path without permission, and any error of full /dev/shm.
+
+    None for any other error.
+    """
+    text = str(error)
+    # NCCL's, in a RuntimeError; older ones do not say why they could not create a segment.
+    if f"{_SHARED_MEMORY}/nccl" in text and ("No space left" in text or _lacks(_SEGMENT)):
+        return _full_shared_memory()
     if not isinstance(error, OSError):
         return None
     place = None if error.filename is None else str(error.filename)
+    if error.errno == errno.ENOSPC and place is None and _lacks(_SEMAPHORE):  # Python names no file for a semaphore
+        return _full_shared_memory()
     if error.errno in _DISK:
         return StorageError(os.strerror(error.errno), key=place, hint="free some space, or write to another disk")
     if error.errno == errno.EROFS:
@@ -136,3 +148,16 @@ def storage_error(error: BaseException) -> StorageError | None:
         hint = f"`namei -l {shlex.quote(place)}` shows the permissions of this path and of its folders"
         return StorageError(os.strerror(error.errno), key=place, hint=hint)
     return None
+
+
+def _lacks(size: int) -> bool:
+    """Return whether the shared memory of this host has fewer than `size` bytes left."""
+    with suppress(OSError):  # there is none
+        found = os.statvfs(_SHARED_MEMORY)
+        return found.f_bavail * found.f_frsize < size
+    return False
+
+
+def _full_shared_memory() -> StorageError:
+    hint = "remove what ended processes have left there, or enlarge it: docker run --shm-size=16g, or mount -o remount"
+    return StorageError("the shared memory of this host is full", key=_SHARED_MEMORY, hint=hint)

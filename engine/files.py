@@ -6,11 +6,14 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 LOCK = ".lock"
 _DRAFT, _RETIRED = ".writing-", ".removing-"
@@ -21,9 +24,10 @@ def write_durably(path: Path, content: bytes) -> None:
 
     Raises OSError; an existing file is then unchanged.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    # In a folder that others may write to, a name that can be guessed could be a link of theirs to a file of this user.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -39,6 +43,12 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_durably(path, (json.dumps(value) + "\n").encode())
 
 
+def new_file(path: Path) -> BinaryIO:
+    """Open a new file for writing, in place of what is at `path`, even if that is a link to another file."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
 def sync(path: Path) -> None:
     """fsync a file, or a folder, which makes new, renamed and removed entries durable."""
     handle = os.open(path, os.O_RDONLY)
@@ -48,13 +58,25 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def is_own(folder: Path) -> bool:
+    """Return whether no other user can have made a folder, or a link in its place.
+
+    That is so if not everybody may write to the folder around it, or if it is this user's.
+    """
+    if not folder.parent.stat().st_mode & stat.S_IWOTH:
+        return True
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & stat.S_IWOTH
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Lock a file, which is created if it does not exist. Raises BlockingIOError if another process has locked it.
 
-    The kernel releases the lock when this process ends, however it ends.
+    The kernel releases the lock when this process ends, however it ends. Raises OSError if the file is a link, which
+    another user may have put there. Nothing in the file is changed.
     """
-    with path.open("w") as file:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)) as file:
         # Before our lock its last owner may have removed the file, or renamed its folder. Then another process may have
         # locked a new file of the same name. NFS has no files without a name (ESTALE).
         same = False
@@ -79,10 +101,13 @@ def locked_draft(final: Path) -> Iterator[Path]:
     """Create an empty draft of the folder `final`, lock it, and yield its path; the caller fills and publishes it.
 
     A draft that is not published stays on disk, and the next writer of `final` empties it. Raises BlockingIOError if
-    another process is writing the same folder.
+    another process is writing the same folder, OSError if another user has made the draft: it could be a link to a
+    folder of ours, which would be emptied.
     """
     draft = draft_of(final)
     draft.mkdir(parents=True, exist_ok=True)
+    if not is_own(draft):
+        raise OSError(errno.EEXIST, "another user has made this folder", str(draft))
     with locked(draft / LOCK):
         for left in draft.iterdir():
             if left.is_dir():
@@ -92,36 +117,29 @@ def locked_draft(final: Path) -> Iterator[Path]:
         yield draft
 
 
-def publish(draft: Path, final: Path, replace: bool = False) -> None:
-    """Rename a locked draft folder to `final` and remove its lock file.
+def publish(draft: Path, final: Path) -> None:
+    """Rename a draft folder to `final` and remove its lock file, if it has one.
 
-    The caller must have synced the files; this function syncs the folders.
-
-    With `replace`, an existing folder `final` is removed. Otherwise raises OSError if `final` is a file or not empty.
+    The caller must have synced the files; this function syncs the folders. Raises OSError if `final` is a file or not
+    empty.
     """
     for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
         sync(folder)
-    old = _retire(final) if replace and final.exists() else None
     draft.rename(final)
-    (final / LOCK).unlink()  # after the rename: else a second writer could create and lock a new file in the draft
+    (final / LOCK).unlink(
+        missing_ok=True
+    )  # after the rename: else a second writer could create and lock a new file in the draft
     sync(final)
     sync(final.parent)
-    if old is not None:
-        shutil.rmtree(old)
 
 
 def remove_folder(folder: Path) -> None:
-    """Rename a folder and remove it, so that an interruption leaves no incomplete folder of that name."""
-    shutil.rmtree(_retire(folder))
+    """Rename a folder, so that `remove_ruins` finds it, and remove it: no incomplete folder of that name is left."""
+    shutil.rmtree(folder.rename(folder.with_name(f"{_RETIRED}{folder.name}")))
 
 
-def remove_ruins(parent: Path) -> None:
-    """Remove the drafts and half-removed folders that killed processes left in `parent`."""
-    for prefix in (_RETIRED, _DRAFT):
+def remove_ruins(*parents: Path) -> None:
+    """Remove the drafts and half-removed folders that killed processes left in `parents`."""
+    for parent, prefix in product(parents, (_RETIRED, _DRAFT)):
         for ruin in parent.glob(f"{prefix}*"):
             shutil.rmtree(ruin)
-
-
-def _retire(folder: Path) -> Path:
-    """Rename a folder that is about to be removed, so that `remove_ruins` finds it; return the new path."""
-    return folder.rename(folder.with_name(f"{_RETIRED}{folder.name}"))

@@ -15,7 +15,7 @@ import pytest
 from tests.layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
-PURE = ("config", "cluster", "run", "control", "cost", "planner", "fit", "simulator", "data", "report")
+PURE = ("config", "cluster", "run", "control", "cost", "planner", "fit", "simulator", "data", "report", "trackers")
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
@@ -94,6 +94,9 @@ def test_there_is_no_import_cycle() -> None:
         ("tokenizers", "engine.data.tokenizers"),
         ("sentencepiece", "engine.data.tokenizers"),
         ("tiktoken", "engine.data.tokenizers"),
+        ("tensorboard", "engine.trackers"),
+        ("wandb", "engine.trackers"),
+        ("mlflow", "engine.trackers"),
     ],
 )
 def test_a_library_has_one_home(library: str, home: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import compiled
+from engine.errors import StorageError
 
 REPORTS = """
 from engine.compiled import when_compiling
@@ -35,6 +37,28 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path: Path) -> None:
     folder = compiled._folder([tmp_path / "file", tmp_path / "free"])
     assert folder.parent == tmp_path / "free"
     assert folder.is_dir()
+
+
+def test_a_folder_below_a_shared_one_is_used_only_if_no_other_user_can_write_to_it(tmp_path: Path) -> None:
+    """numba unpickles what it finds: in /tmp, another user may have made the folder first."""
+    shared, free = tmp_path / "tmp", tmp_path / "free"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    others, linked, open_to_all = shared / "others", shared / "linked", shared / "open"
+    others.mkdir()
+    if os.getuid() == 0:
+        os.chown(others, 12345, 12345)
+    else:
+        others.chmod(0o777)
+    linked.symlink_to(tmp_path)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    assert compiled._folder([others, linked, open_to_all, free]).parent == free
+    mine = compiled._folder([shared / "mine", free])
+    assert mine.parent == shared / "mine"
+    assert compiled._folder([shared]).parent == shared, "it makes a folder of its own there"
+    with pytest.raises(StorageError, match=r"no folder for compiled code can be used, of .*others"):
+        compiled._folder([others])
 
 
 def test_the_digest_covers_every_package_with_compiled_functions(pytestconfig: pytest.Config) -> None:

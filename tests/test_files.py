@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 from engine.cost.datasheets import nominal
-from engine.files import LOCK, locked, locked_draft, publish, remove_folder, remove_ruins, write_durably, write_json
+from engine.files import (
+    LOCK,
+    locked,
+    locked_draft,
+    new_file,
+    publish,
+    remove_folder,
+    remove_ruins,
+    write_durably,
+    write_json,
+)
 
 
 def write_calibration(path: Path) -> None:
@@ -59,7 +69,7 @@ def test_a_second_writer_is_refused_and_takes_nothing_from_the_first(tmp_path: P
         assert (draft / "x").exists()
 
 
-def test_only_a_folder_that_may_be_replaced_is_replaced(tmp_path: Path) -> None:
+def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
     final = tmp_path / "a"
     final.mkdir()
     (final / "old").touch()
@@ -68,7 +78,8 @@ def test_only_a_folder_that_may_be_replaced_is_replaced(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="not empty"):
             publish(draft, final)
         assert (final / "old").exists()
-        publish(draft, final, replace=True)
+        (final / "old").unlink()
+        publish(draft, final)
     assert list(tmp_path.rglob("*")) == [final, final / "new"]
 
 
@@ -103,3 +114,40 @@ def test_a_lock_that_its_owner_removes_on_another_host_counts_as_held(
     monkeypatch.setattr(fcntl, "flock", gone)
     with pytest.raises(BlockingIOError), locked(tmp_path / "lock"):
         pass
+
+
+def test_a_link_that_somebody_has_put_there_is_not_followed(tmp_path: Path) -> None:
+    """In a folder that others may write to: a link of theirs would let us overwrite a file of our own."""
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    (tmp_path / f".page.html.{os.getpid()}").symlink_to(mine)  # a name that can be guessed
+    write_durably(tmp_path / "page.html", b"page")
+    (tmp_path / LOCK).symlink_to(mine)
+    with pytest.raises(OSError, match="symbolic links"), locked(tmp_path / LOCK):
+        pass
+    (tmp_path / "a.bin.writing").symlink_to(mine)
+    with new_file(tmp_path / "a.bin.writing") as file:
+        file.write(b"a")
+    assert mine.read_text() == "precious"
+    assert (tmp_path / "a.bin.writing").read_bytes() == b"a"
+
+
+def test_a_draft_that_another_user_has_made_is_not_emptied(tmp_path: Path) -> None:
+    mine, shared = tmp_path / "mine", tmp_path / "shared"
+    mine.mkdir()
+    (mine / "a").write_text("precious")
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / ".writing-hf").symlink_to(mine)
+    with pytest.raises(OSError, match="another user has made this folder"), locked_draft(shared / "hf"):
+        pass
+    assert (mine / "a").exists()
+    with locked_draft(shared / "other") as draft:  # no link
+        publish(draft, shared / "other")
+
+
+def test_a_lock_keeps_what_the_file_contains(tmp_path: Path) -> None:
+    (tmp_path / LOCK).write_text("notes")
+    with locked(tmp_path / LOCK):
+        pass
+    assert (tmp_path / LOCK).read_text() == "notes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_a_rank_imports_no_module_of_the_working_directory(working: Path) -> Non
     said = folder.log(0).read_text() + folder.node_log(0).read_text()
     assert "not ours" not in said
     assert str(ROOT / "engine" / "trainer" / "rank.py") in said, "it fails there because there is no resolved config"
+
+
+def test_nor_does_the_command_as_a_module(working: Path) -> None:
+    """`python -m` puts the working directory first."""
+    (working / "recipes").mkdir()
+    (working / "recipes" / "__init__.py").write_text(WRONG)
+    words = [sys.executable, "-m", "bytescale_cli", "recipes", "list"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "quickstart" in done.stdout
 
 
 @FROM_3_11

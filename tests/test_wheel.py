@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -52,3 +53,68 @@ def test_it_works_from_any_folder(wheel: Path, tmp_path: Path) -> None:
     origin, _, config = done.stdout.partition("\n")
     assert origin.startswith(str(installed))
     assert config == (ROOT / "tests" / "recipes" / "golden" / "quickstart.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def command(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel in a new environment, which finds all other packages here; return its command."""
+    home = tmp_path_factory.mktemp("environment") / "with a space"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    python = home / "bin" / "python"
+    ask = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip())
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True)
+    return home / "bin" / "bytescale"
+
+
+@pytest.fixture
+def shadowed(tmp_path: Path) -> Path:
+    """A folder of a user's project, with modules that have the names of ours and of Python's."""
+    folder = tmp_path / "my project"
+    for name in (
+        "engine.py",
+        "bytescale_cli.py",
+        "recipes/__init__.py",
+        "hostfiles/__init__.py",
+        "typing.py",
+        "signal.py",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").write_text("raise SystemExit('not ours')")
+    for number in range(9):
+        (folder / "texts" / f"{number}.txt").parent.mkdir(exist_ok=True)
+        (folder / "texts" / f"{number}.txt").write_text("some words " * 40)
+    return folder
+
+
+SMALL = ["context=128", "capacity=128", "batch_tokens=512", "model.layers=1", "data.path=texts", "data.pattern=*.txt"]
+FROM_3_11 = pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 looks in the working directory first")
+
+
+@pytest.mark.world
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["recipes", "list"], "quickstart"),
+        (["plan", "recipe=quickstart", *SMALL, "--steps=1"], "planner adaptive"),
+        pytest.param(
+            ["train", "recipe=quickstart", *SMALL, "run.steps=3", "cluster.ranks_per_node=1", "--out=run"],
+            "run",
+            marks=FROM_3_11,
+        ),
+    ],
+)
+def test_it_works_beside_modules_with_the_same_names(
+    words: list[str], expected: str, command: Path, shadowed: Path, tmp_path: Path
+) -> None:
+    """Compiled code is switched off: compiling it for a new place takes minutes."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    environment |= {"NUMBA_DISABLE_JIT": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([command, *words], cwd=shadowed, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    if words[0] == "train":
+        assert len((shadowed / "run" / "metrics.jsonl").read_text().splitlines()) == 3
+        assert (shadowed / "run" / "report.html").is_file()

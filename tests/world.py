@@ -1,7 +1,7 @@
 """Runs a function on a world of gloo processes and returns each rank's result.
 
 Processes are forked from a server that has imported torch and DeepSpeed. Starting a world still takes seconds, so put
-several cases into one.
+several cases into one. The process that calls `run_world` serves as the agent of the ranks.
 """
 
 from __future__ import annotations
@@ -14,9 +14,14 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from engine.control.branch import Branch
+from engine.control.control import Control
+from engine.control.link import RANK_LINK, Link
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -39,33 +44,54 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
     """
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
+        sockets = [_CONTEXT.Pipe() for _ in range(size)]  # between each rank and its agent
         rendezvous = Path(folder) / "rendezvous"
         processes = [
-            _CONTEXT.Process(target=_rank, args=(rank, size, rendezvous, pipes[rank][1], function, arguments))
+            _CONTEXT.Process(
+                target=_rank, args=(rank, size, rendezvous, pipes[rank][1], sockets[rank][1], function, arguments)
+            )
             for rank in range(size)
         ]
         try:
             for process in processes:
                 process.start()
-            for _, sender in pipes:
+            for _, sender in [*pipes, *sockets]:
                 sender.close()
-            return _collect([receiver for receiver, _ in pipes], timeout_s)
+            links = [Link(ours.fileno(), ours.fileno()) for ours, _ in sockets]
+            return _collect([receiver for receiver, _ in pipes], links, timeout_s)
         finally:
             for process in processes:
                 if process.pid is not None:
                     process.kill()
                     process.join()
                     process.close()
-            for receiver, _ in pipes:
+            for receiver, _ in [*pipes, *sockets]:
                 receiver.close()
 
 
-def _collect(receivers: list[Connection], timeout_s: float) -> list[Any]:
+@cache
+def control() -> Control:
+    """The collectives of this rank of a world."""
+    return Control(int(os.environ["RANK"]), Link.to_agent())
+
+
+def _collect(receivers: list[Connection], links: list[Link], timeout_s: float) -> list[Any]:
     results: dict[int, Any] = {}
-    deadline = time.monotonic() + timeout_s
+    deadline, branch, listening = time.monotonic() + timeout_s, Branch(len(links)), [*links]
     while len(results) < len(receivers):
         waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in results]
-        ready = wait(waiting, timeout=deadline - time.monotonic())
+        ready = wait([*waiting, *listening, branch], timeout=deadline - time.monotonic())
+        for link in [link for link in listening if link in ready]:
+            try:
+                for message in link.receive():
+                    branch.take(link, message)
+            except EOFError:
+                listening.remove(link)
+        if branch in ready:
+            branch.work()
+        ready = [receiver for receiver in waiting if receiver in ready]
+        if not ready and time.monotonic() < deadline:
+            continue
         if not ready:
             silent = [rank for rank in range(len(receivers)) if rank not in results]
             raise AssertionError(f"ranks {silent} did not answer within {timeout_s:.0f} s")
@@ -87,12 +113,20 @@ def _receive(receiver: Connection) -> tuple[float | None, Any]:
 
 
 def _rank(
-    rank: int, size: int, rendezvous: Path, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    size: int,
+    rendezvous: Path,
+    sender: Connection,
+    agent: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
+    os.environ[RANK_LINK] = str(os.dup(agent.fileno()))
+    agent.close()
     torch.set_num_threads(1)
     try:
         method = f"file://{rendezvous}"

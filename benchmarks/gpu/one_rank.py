@@ -13,6 +13,7 @@ import torch.distributed as dist
 from benchmarks.gpu import on_gpu
 from engine.attention.kernels.call import Kernel
 from engine.config.schema import Config
+from engine.control.control import Control
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
 from engine.hardware.micro_batches import micro_batch, random_slices
@@ -36,7 +37,7 @@ def joined(config: Config) -> Iterator[Groups]:
     """Create a world of this process only, as a context manager; yields its process groups."""
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(place, MASTER_PORT=str(free_port()))
-    groups = join_groups(config)
+    groups = join_groups(config, Control(0))
     try:
         yield groups
     finally:

@@ -17,7 +17,7 @@ def total_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     with suppress(OSError):
         lines = (proc / "meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemTotal:")]
-    for folder in _groups(proc, cgroups):
+    for folder in own_groups(proc, cgroups):
         with suppress(OSError, ValueError):  # the root group has no such file, and "max" means no limit
             found.append(int((folder / "memory.max").read_text()))
     return min(found, default=None)
@@ -32,7 +32,7 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     with suppress(OSError):
         lines = (proc / "meminfo").read_text().splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
-    for folder in _groups(proc, cgroups):
+    for folder in own_groups(proc, cgroups):
         with suppress(OSError, ValueError):  # the root group has no such files, and "max" means no limit
             limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
             lines = (folder / "memory.stat").read_text().splitlines()
@@ -41,7 +41,7 @@ def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
     return min(found, default=None)
 
 
-def _groups(proc: Path, cgroups: Path) -> list[Path]:
+def own_groups(proc: Path, cgroups: Path) -> list[Path]:
     """The folders of this process's cgroup and of its parents, whose limits apply to all of their children together."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()

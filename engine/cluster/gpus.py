@@ -37,6 +37,14 @@ def least_gpu_memory() -> int | None:
     return min(memories, default=None)
 
 
+def driver_version() -> str | None:
+    """Return the newest CUDA that the driver of this machine supports, such as 12.8; None without a working driver."""
+    cuda, version = _driver(), ctypes.c_int()
+    if cuda is None or cuda.cuDriverGetVersion(ctypes.byref(version)):
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"  # 12080 is 12.8
+
+
 def pytorch_without_cuda() -> str | None:
     """Return the version of the installed PyTorch if it was built without CUDA, else None."""
     torch = find_spec("torch")

@@ -15,7 +15,7 @@ from engine.config.checks import MOST_RANKS
 from engine.config.units import parse_count
 from engine.errors import ConfigError, Problem
 
-_HOST = re.compile(r"\w[\w.:@-]*")  # a leading dash would reach ssh as an option
+_HOST = re.compile(r"(?:\w[\w.-]*@)?\w[\w.:-]*")  # a leading dash would reach ssh as an option
 _SLOTS = re.compile(r"slots=([0-9]+)")
 _MOST_MEMORY = 2**50  # the limit of cluster.device_memory
 _FORM = "write HOST slots=N, for example worker-0 slots=8"

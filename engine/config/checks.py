@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from engine.config import keys, tree
 from engine.config.schema import Config, Rope
+from engine.config.secret import has_secret
 from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.errors import Problem
@@ -50,12 +51,48 @@ def unit_nodes(config: Config) -> int:
 
 
 @_rule
+def urls_have_no_secrets(config: Config) -> Problem | None:
+    """A run folder has the config, and people show it to others."""
+
+    def strings(value: object, key: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                yield from strings(inner, f"{key}.{name}" if key else str(name))
+        elif isinstance(value, list):
+            for inner in value:
+                yield from strings(inner, key)
+        elif isinstance(value, str):
+            yield key, value
+
+    for key, text in strings(config.model_dump(mode="json"), ""):
+        if has_secret(text):
+            message = "is a URL with a password or a signature, which the run folder would show"
+            hint = "remove it; fsspec also finds it in the environment, for example by AWS_PROFILE, or in its config"
+            return Problem(message, key, hint)
+    return None
+
+
+@_rule
 def best_checkpoints_have_validation(config: Config) -> Problem | None:
     """Without a validation loss no checkpoint is the best."""
     if not config.run.keep_best or config.data.validation_tokens:
         return None
     hint = "set data.validation_tokens, or run.keep_best=0"
     return Problem("needs a validation loss, and data.validation_tokens is 0", "run.keep_best", hint)
+
+
+@_rule
+def remote_folder_is_a_url(config: Config) -> Problem | None:
+    """Checkpoints are copied to a URL."""
+    return None if config.run.remote is None else url_problem(config.run.remote, "run.remote")
+
+
+def url_problem(url: str, key: str) -> Problem | None:
+    """The reason why a value cannot be the URL of a folder; None if it can."""
+    protocol, found, rest = url.rpartition("://")
+    if found and protocol and rest.strip("/"):
+        return None
+    return Problem("is not the URL of a folder", key, "for example s3://bucket/run, gs://bucket/run or file:///mnt/run")
 
 
 @_rule

@@ -16,9 +16,11 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
 from engine.config import tree
 from engine.config.own import OwnRecipe
+from engine.config.secret import is_secret
 from engine.errors import ConfigError
 
 
@@ -33,6 +35,11 @@ def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str
             composed = hydra.compose("config", overrides=_all(overrides, own))
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
+        inner: BaseException | None = error
+        while inner is not None and not isinstance(inner, ConfigError):
+            inner = inner.__cause__ or inner.__context__
+        if inner is not None:  # of `_variable`
+            raise inner from None
         text = next((text for text in overrides if "${" in text), getattr(error, "full_key", None))
         raise ConfigError("cannot be resolved", key=text, hint="${...} must name another key of the recipe") from error
     assert isinstance(values, dict)
@@ -48,6 +55,17 @@ def layers(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> list[tupl
         loader = GlobalHydra.instance().config_loader()
         found = loader.compute_defaults_list("config", _all(overrides, own), RunMode.RUN).defaults
     return [(str(one.config_path), one.package or "") for one in found if not str(one.config_path).startswith("hydra")]
+
+
+def _variable(name: str, *default: Any) -> Any:
+    """Resolve `${oc.env:NAME}`, but not for a secret: the run folder, and whoever is shown it, would have it."""
+    if is_secret(name):
+        message = "looks like a secret, which the run folder would show"
+        raise ConfigError(message, key=f"${{oc.env:{name}}}", hint="use a variable without TOKEN, KEY or the like")
+    return oc.env(name, *default)
+
+
+OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 
 
 @contextmanager

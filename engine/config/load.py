@@ -28,7 +28,7 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
     from engine.config.named import named_by
     from engine.config.origin import located
     from engine.config.overrides import check
-    from engine.config.own import separate
+    from engine.config.own import separate, without_base
 
     others, own, problems = separate(overrides)
     good, wrong = check(others)
@@ -44,7 +44,7 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
         found = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
     else:
         found = invalid
-    problems += located(found, good, own)
+    problems += located(without_base(own, found), good, own)
     if config is None or problems:
         raise ConfigError.of(problems)
     if chosen.conflict and config.lengths.name != "data":

@@ -24,6 +24,7 @@ from engine.errors import Problem
 
 _IN_HOSTFILE = ("cluster.nodes", "cluster.ranks_per_node")
 _NULLABLE = ("cluster.hostfile", "cluster.calibration", "lengths.path", "data.cache", "run.weights")
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(,\d{3})+")  # to Hydra these are several values
 _SHORT_LIST = 6  # up to this many options, a hint lists them all beside the nearest name
 
 
@@ -78,8 +79,10 @@ def _problem(text: str) -> Problem | None:
     """Check the form of an override and its key, or its option if the key is a group; values are validated later."""
     key, equals, value = text.partition("=")
     if text.startswith(("+", "~")):
-        hint = "write KEY=VALUE: keys cannot be added or removed"
-        return Problem(f"a leading {text[0]} is not supported", text, hint)
+        hint, plain = "write KEY=VALUE: keys cannot be added or removed", key.lstrip("+~")
+        wrong = None if plain in tree.groups() else key_problem(plain, value)
+        meant = f"; {wrong.hint}" if wrong and wrong.hint and wrong.hint.startswith("did you mean") else ""
+        return Problem(f"a leading {text[0]} is not supported", text, hint + meant)
     if key.startswith(f"{keys.SOURCES}.") and equals:
         problem = _source_problem(key)  # Hydra could not parse all names
         if problem is not None:
@@ -96,6 +99,8 @@ def _problem(text: str) -> Problem | None:
     except HydraException:
         return Problem("cannot be parsed", text, f"quote it twice: {quoted}")
     if override.is_sweep_override():
+        if _THOUSANDS.fullmatch(value):
+            return Problem("has commas", text, f"write {key}={value.replace(',', '')}")
         return Problem("has several values", text, f"give one value, or quote it twice: {quoted}")
     if key in tree.groups():
         return option_problem(key, override.value())

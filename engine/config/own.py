@@ -19,10 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 from engine.config import keys, tree
 from engine.config.overrides import key_problem, option_problem
 from engine.config.spelling import did_you_mean
+from engine.config.validate import NOT_SET
 from engine.config.yaml_lines import yaml_lines
 from engine.errors import ConfigError, Problem
 
 _COPY = "`bytescale recipes copy NAME FILE` writes a packaged recipe as a file of your own"
+_NAMED = 3  # keys in a message
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,26 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
         chain.append(OwnRecipe(f"own-{len(chain)}", path, named, lines))
         next_path, place = base or (None, place)
     return (chain if whole else []), problems
+
+
+def without_base(own: Sequence[OwnRecipe], problems: Sequence[Problem]) -> list[Problem]:
+    """Make one problem of all keys that are not set because the last file of `own` builds on no recipe.
+
+    Keys of groups are left as they are: an option such as data=jsonl has keys that every user must set.
+    """
+    missing = [
+        one.key
+        for one in problems
+        if one.message == NOT_SET and one.key and one.key.partition(".")[0] not in tree.groups()
+    ]
+    entries = own[-1].values.get("defaults", ()) if own else ()
+    if not own or not missing or any(isinstance(entry, str) and entry != "_self_" for entry in entries):
+        return list(problems)
+    some = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
+    message = f"builds on no recipe and does not set {some}"
+    hint = "add `defaults: quickstart` or another recipe (`bytescale recipes list`), whose values are used for the rest"
+    rest = [one for one in problems if one.key not in missing]
+    return [Problem(message, f"{own[-1].path}:1", hint), *rest]
 
 
 def read_text(path: Path, place: str) -> str:

@@ -13,6 +13,7 @@ from engine.config.units import Bytes, Tokens
 
 _STEPS = 99_999_999  # a checkpoint's name has eight digits
 _TOKENS = 2**32
+_WORD = r"^[\w.,:@+-]+$"
 
 
 class Section(BaseModel):
@@ -43,8 +44,16 @@ class Run(Section):
     keep_best: int = Field(
         ge=0, le=_STEPS, description="also keep this many checkpoints with the lowest validation losses"
     )
+    remote: str | None = Field(
+        description="URL of a folder to which finished checkpoints are copied, such as s3://bucket/run; null for none"
+    )
     restarts: int = Field(
         ge=0, le=1000, description="how often a run whose ranks fail or hang goes on from its last checkpoint by itself"
+    )
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+        examples=["[tensorboard,wandb]"],
+        description="trackers that get the metrics of each step: tensorboard, wandb, mlflow; training goes on if one "
+        "fails",
     )
     on_nan: Literal["stop", "skip"] = Field(
         description="a step whose loss or gradient norm is not finite stops the run, or its update is skipped"
@@ -248,7 +257,11 @@ class Cluster(Section):
     device_memory: Bytes = Field(
         gt=0, le=2**50, description="memory of a device in bytes, including what CUDA itself uses (docs/memory.md)"
     )
-    host_memory: Bytes = Field(ge=0, le=2**50, description="host memory in bytes that one rank may use for offload")
+    host_memory: Bytes = Field(
+        ge=0,
+        le=2**50,
+        description="host memory in bytes that one rank may use for offload and for copies of its states",
+    )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     speeds: Literal["hostfile", "measured"] | tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
         examples=["[100,80]"],
@@ -329,6 +342,34 @@ class Parallel(Section):
     ep: Literal[1]
 
 
+class Slurm(Section):
+    """What `--launcher slurm` asks sbatch for; null leaves an option out."""
+
+    partition: str | None = Field(pattern=_WORD, description="partition of the job")
+    account: str | None = Field(pattern=_WORD, description="account that pays for the job")
+    qos: str | None = Field(pattern=_WORD, description="quality of service of the job")
+    time: str | None = Field(
+        pattern=r"^(\d+-)?\d+(:\d\d){0,2}$", description="time limit, for example 24:00:00 or 2-12 (days-hours)"
+    )
+    grace: int = Field(
+        ge=1, le=65535, description="seconds before the time limit at which the run saves a checkpoint and is requeued"
+    )
+    extra: tuple[str, ...] = Field(
+        examples=["[--exclusive]"],
+        description="more options of sbatch; whole nodes are asked for unless they say how much",
+    )
+
+
+class Kubernetes(Section):
+    """What `--launcher k8s` writes into the manifest of the job."""
+
+    image: str | None = Field(description="container image in which `bytescale` is installed")
+    claim: str | None = Field(description="name of the PersistentVolumeClaim that all pods share")
+    mount: str = Field(pattern=r"^/", description="where pods see k8s.claim; relative paths of the config start there")
+    namespace: str | None = Field(description="namespace of the job; null: that of kubectl")
+    grace: int = Field(ge=1, le=65535, description="seconds for a checkpoint when a pod is asked to end")
+
+
 class Config(Section):
     """The complete config of a recipe."""
 
@@ -362,3 +403,5 @@ class Config(Section):
     offload: Offload
     lengths: Lengths
     parallel: Parallel
+    slurm: Slurm
+    k8s: Kubernetes

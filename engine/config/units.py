@@ -21,7 +21,9 @@ def parse_count(value: object, *, bytes_: bool = False) -> int:
     """
     is_number = isinstance(value, (int, float, str)) and not isinstance(value, bool)
     match = _NUMBER.fullmatch(str(value)) if is_number else None
-    if match is None or (match[3] and not bytes_):
+    if match and match[3] and not bytes_:
+        raise ValueError(f"{value!r} is not a length in tokens, but a size in bytes; write 4096, 16K or 2M")
+    if match is None:
         noun, examples = ("size", "80GiB or 512M") if bytes_ else ("length", "4096, 16K or 2M")
         raise ValueError(f"{value!r} is not a {noun}; write {examples}")
     count = Fraction(match[1]) * 1024 ** _POWERS[match[2].upper()]

@@ -21,9 +21,11 @@ _MAX_PLAIN = 1e15  # larger floats are written with an exponent
 
 NAME_RULE = "must be at most 32 letters, digits, - and _, and begin with a letter or _"
 
+NOT_SET = "is not set"
+
 # pydantic's error types as sentences; other types get "cannot be {value}"
 _SENTENCES = {
-    "missing": "is not set",
+    "missing": NOT_SET,
     "extra_forbidden": "unknown key",
     "int_type": "must be a whole number, not {value}",
     "float_type": "must be a number, not {value}",
@@ -96,11 +98,15 @@ def right_part(values: Mapping[str, Any], wrong: Sequence[Problem]) -> Config:
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop values that are `???`, and write short forms of data.sources and data.mix in full.
+    """Drop values that are `???`, and write short forms of run.trackers, data.sources and data.mix in full.
 
-    Weights alone are one segment, null is none. `data.path` is an empty list if only sources have paths.
+    One tracker is a list of it. Weights alone are one segment, null is none. `data.path` is an empty list if only
+    sources have paths.
     """
     given = _without_missing(values)
+    run = given.get("run")
+    if isinstance(run, dict) and isinstance(run.get("trackers"), str):
+        given["run"] = {**run, "trackers": [run["trackers"]]}
     data = given.get("data")
     if isinstance(data, dict):
         data = {key: value for key, value in data.items() if value is not None or key not in ("sources", "mix")}
@@ -148,7 +154,8 @@ def _problem(key: str, place: str, detail: Any) -> Problem:
             detail = error.errors(include_url=False)[0] | {"loc": detail["loc"]}
     value, context = detail["input"], detail.get("ctx", {})
     expected = str(context.get("expected", "")).replace("'", "")
-    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place:  # a member of a union
+    in_list = isinstance(detail["loc"][-1], int)
+    if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place and not in_list:  # in a union
         expected += f" or a list such as {field.examples[0]}" if field and field.examples else " or a number"
     facts = {name: _shown(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
     if field is not None and detail["type"] in _BOUNDS:

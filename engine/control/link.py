@@ -16,13 +16,19 @@ RANK_LINK = "BYTESCALE_LINK"  # the environment variable with the file descripto
 _READ_BYTES = 1 << 16
 
 
+def line_of(message: dict[str, Any]) -> bytes:
+    """Encode a message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
 class Link:
     """One end of a connection. It owns its file descriptors; both may be the same one, of a socket."""
 
     def __init__(self, reads: int, writes: int) -> None:
         """Take the file descriptors to read from and to write to."""
         self._reads, self._writes = reads, writes
-        self._rest = b""
+        self._rest = bytearray()  # the beginning of a message
+        self._unsent = bytearray()
         self._sending = threading.Lock()
 
     @classmethod
@@ -40,10 +46,30 @@ class Link:
 
     def send(self, **message: Any) -> None:
         """Send a message, with these names and values. Raises OSError if the other end is gone."""
-        line = json.dumps(message).encode() + b"\n"
+        self.write(line_of(message))
+
+    def write(self, line: bytes = b"") -> bool:
+        """Send a message that `line_of` has encoded, after what is unsent. Returns whether all of it has been sent.
+
+        It always has, unless the link is `unblocked`. Raises OSError if the other end is gone.
+        """
         with self._sending:
-            while line:
-                line = line[os.write(self._writes, line) :]
+            self._unsent += line
+            while self._unsent:
+                try:
+                    sent = os.write(self._writes, self._unsent)
+                except BlockingIOError:
+                    return False
+                except OSError:
+                    self._unsent.clear()
+                    raise
+                del self._unsent[:sent]
+            return True
+
+    def unblock(self) -> None:
+        """From now on, keep what the other end does not take at once, and do not wait for it: see `write`."""
+        for descriptor in {self._reads, self._writes}:
+            os.set_blocking(descriptor, False)
 
     def writable(self) -> bool:
         """Whether a message of up to 4 KiB can be sent without waiting for the other end to read."""
@@ -56,11 +82,16 @@ class Link:
         """
         try:
             found = os.read(self._reads, _READ_BYTES)
-        except ConnectionError:
+        except BlockingIOError:  # of an unblocked link
+            return []
+        except OSError:  # of a socket, also that its host cannot be reached any more
             found = b""
         if not found:
             raise EOFError
-        *lines, self._rest = (self._rest + found).split(b"\n")
+        self._rest += found
+        if b"\n" not in found:
+            return []
+        *lines, self._rest = self._rest.split(b"\n")
         messages = []
         for line in lines:
             with suppress(ValueError):
@@ -70,6 +101,7 @@ class Link:
         return messages
 
     def close(self) -> None:
-        """Close the file descriptors."""
+        """Close the file descriptors. To send is an OSError afterwards."""
         for descriptor in {self._reads, self._writes}:
             os.close(descriptor)
+        self._reads = self._writes = -1  # the numbers may soon be those of other files

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -200,7 +201,8 @@ class Ledger:
                 source, block, number = place
                 document = f"{self.sources[source]}:{block}:{number}"
                 message = f"document {document} has changed since step {step} was run before"
-                shown = f"`bytescale data trace {self.folder.parent} --document {document}` shows its place"
+                run = shlex.quote(str(self.folder.parent))
+                shown = f"`bytescale data trace {run} --document {document}` shows its place"
                 hint = f"restore it ({shown}), or start over: {START_OVER}"
                 raise DataError(message, key=str(self.folder), hint=hint)
 

@@ -332,7 +332,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
     quarantine, empty, broken, first = Quarantine(quarantine_path(prefix)), 0, 0, [0]
     contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
     draft = Path(f"{hashes_path(prefix)}.writing")
-    with draft.open("wb") as file:
+    with files.new_file(draft) as file:
         for number, part in enumerate(parts):
             left_out = read_left_out(part)
             TokenFile.open(part).check_mask(left_out.masked)

@@ -32,7 +32,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from engine.data.sources.files import kind, unreadable
 from engine.errors import DataError
-from engine.files import sync
+from engine.files import new_file, sync
 from engine.units import Ints
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -196,7 +196,7 @@ class MaskWriter:
             self._counting += tokens
             return
         if self._file is None:
-            self._file = self._draft.open("wb")
+            self._file = new_file(self._draft)
             self._append_counting(self._counting)
         if mask is None:
             self._append_counting(tokens)
@@ -242,7 +242,7 @@ class TokenWriter:
         self._prefix, self._dtype = prefix, np.dtype(dtype).newbyteorder("<")
         self._lengths: list[int] = []
         self._draft = Path(f"{prefix}.bin.writing")
-        self._file = self._draft.open("wb")
+        self._file = new_file(self._draft)
         self._mask = MaskWriter(prefix)
 
     def add(self, tokens: NDArray[np.integer], mask: NDArray[np.bool_] | None = None) -> None:
@@ -281,7 +281,7 @@ def concatenate(parts: Sequence[Path], prefix: Path, dtype: type[np.integer]) ->
     Raises DataError if a part is damaged, OSError if writing fails.
     """
     draft, mask, lengths = Path(f"{prefix}.bin.writing"), MaskWriter(prefix), [np.empty(0, dtype=np.int32)]
-    with draft.open("wb") as file:
+    with new_file(draft) as file:
         for part in parts:
             opened = TokenFile.open(part)
             lengths.append(np.diff(opened.bounds(0, len(opened))).astype(np.int32))
@@ -302,7 +302,7 @@ def write_index(prefix: Path, dtype: np.dtype[np.integer], lengths: NDArray[np.i
     (code,) = (code for code, one in _DTYPES.items() if np.dtype(one) == dtype)
     ends = np.cumsum(lengths, dtype=np.int64) * dtype.itemsize
     draft = Path(f"{prefix}.idx.writing")
-    with draft.open("wb") as file:
+    with new_file(draft) as file:
         file.write(_HEADER.pack(_MAGIC, 1, code, len(lengths), len(lengths) + 1))
         file.write(lengths.astype("<i4").tobytes())
         file.write((ends - lengths.astype(np.int64) * dtype.itemsize).astype("<i8").tobytes())

@@ -18,6 +18,7 @@ from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.states import states
+from engine.cost.table import letters
 from engine.planner.plan.loads import micro_loads
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.ratios import Load, least_offload, most
@@ -25,7 +26,18 @@ from engine.planner.settings import PlanSettings
 from engine.units import PPM
 
 ITEMS = ("parameters", "gradients", "optimizer", "activations", "logits", "ring_buffers", "gather_buffers", "other")
-_JSON = ("working_set", "context", "fragmentation", "device_total", "host", "host_total", "peak", "fits", "node")
+_JSON = (
+    "working_set",
+    "context",
+    "fragmentation",
+    "device_total",
+    "host",
+    "host_total",
+    "checkpoint",
+    "peak",
+    "fits",
+    "node",
+)
 
 
 @dataclass(frozen=True)
@@ -38,8 +50,11 @@ class Estimate:
     context: int  # CUDA context and libraries
     fragmentation: int
     device_total: int  # memory of the device
-    host: int  # model states and offloaded activations on the host
+    host: int  # on the host: model states, offloaded activations, and `checkpoint`
     host_total: int  # host memory of a rank
+    checkpoint: int = (
+        0  # copy of rank 0's states, from which a checkpoint is written; 0 if the host has no memory for it
+    )
     node: str = ""  # the rank's node, if ranks differ in memory
 
     @property
@@ -94,9 +109,17 @@ def estimate_plans(config: Config, settings: PlanSettings, plans: Iterable[StepP
     return _nearest(_of(config, settings, rank, load) for rank, (_, load) in worst.items())
 
 
-def most_on_host(config: Config, settings: PlanSettings) -> int:
-    """Most bytes of one rank on its host, in any plan of this config."""
-    return max(_of(config, settings, rank, fullest(config, settings, rank)).host for rank in _kinds(settings))
+def copy_bytes(config: Config, settings: PlanSettings) -> int:
+    """Bytes of the files that rank 0 writes for a checkpoint: its partition, and below stage 3 all weights."""
+    values = letters(config, settings.ranks, config.parallel.tp * config.parallel.pp)
+    weights = values["b"] * values["P"] if config.zero.stage < 3 else 0
+    return int(weights + values["n"] * values["w"] * values["S"])
+
+
+def most_on_host(config: Config, settings: PlanSettings) -> Estimate:
+    """Estimate the micro-batch that puts most bytes of one rank on its host, in any plan of this config."""
+    found = (_of(config, settings, rank, fullest(config, settings, rank)) for rank in _kinds(settings))
+    return max(found, key=lambda one: one.host - one.checkpoint)
 
 
 def fullest(config: Config, settings: PlanSettings, rank: int = 0) -> Load:
@@ -144,6 +167,9 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
         "gather_buffers": held.gather_buffers,
     }
     fragmentation = allowance.fragmentation(sum(items.values()))
+    host, host_total = costs.host_fixed_bytes + int(costs.host_bytes(tokens, load.offload)), config.cluster.host_memory
+    copy = copy_bytes(config, settings)
+    copy = copy if host + copy <= host_total else 0
     total = config.cluster.device_memory
     if config.cluster.hostfile is not None:  # a node may state its own memory
         total = int(Cluster.of(config.cluster, config.parallel).memory[rank])
@@ -154,7 +180,8 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
         context=allowance.context,
         fragmentation=fragmentation,
         device_total=total,
-        host=costs.host_fixed_bytes + int(costs.host_bytes(tokens, load.offload)),
-        host_total=config.cluster.host_memory,
+        host=host + copy,
+        host_total=host_total,
+        checkpoint=copy,
         node=settings.host(rank) if len(_kinds(settings)) > 1 else "",
     )

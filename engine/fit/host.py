@@ -11,7 +11,7 @@ from engine.config.schema import Config
 from engine.config.units import counted, format_apart, format_bytes
 from engine.cost.model import Costs
 from engine.errors import Problem
-from engine.fit.estimate import most_on_host
+from engine.fit.estimate import copy_bytes, most_on_host
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -49,13 +49,39 @@ def host_problem(plans: Iterable[StepPlan], config: Config, cluster: Cluster) ->
 
 def tight(config: Config, cluster: Cluster) -> str | None:
     """A warning if some step may need more memory on this host than is available now; else None."""
-    most, ranks, available = most_on_host(config, PlanSettings.of(config)), _ranks_here(cluster), available_bytes()
-    if available is None or not ranks or most * ranks <= available:
+    found, ranks, available = most_on_host(config, PlanSettings.of(config)), _ranks_here(cluster), available_bytes()
+    if available is None or not ranks:
+        return None
+    most = found.host if found.checkpoint <= copy_limit(available, ranks) else found.host - found.checkpoint
+    if most * ranks <= available:
         return None
     return (
         f"a step may put {format_bytes(most)} per rank on the host, but only {format_bytes(available)} of this "
         f"machine's memory is available for {counted(ranks, 'rank')}; lower cluster.host_memory to plan with less"
     )
+
+
+def waits_for_checkpoints(config: Config, cluster: Cluster) -> str | None:
+    """A line if the host has too little memory for copies of the states, so that training waits for checkpoints."""
+    settings, ranks, available = PlanSettings.of(config), _ranks_here(cluster), available_bytes()
+    copy, host = copy_bytes(config, settings), config.cluster.host_memory
+    if not most_on_host(config, settings).checkpoint:
+        short = f"cluster.host_memory={format_bytes(host)} has no room for"
+    elif available is not None and ranks and copy > copy_limit(available, ranks):
+        short = f"of the {format_bytes(available)} that this machine has left, half is too little for"
+    else:
+        return None
+    return (
+        f"training will wait while a checkpoint is written: {short} a copy of the states, {format_bytes(copy)} per rank"
+    )
+
+
+def copy_limit(available: int, ranks: int) -> int:
+    """Most bytes that one of `ranks` ranks of a host copies, if `available` bytes are left on it.
+
+    A half stays for what else grows: activations, documents, other processes.
+    """
+    return available // 2 // ranks
 
 
 def _ranks_here(cluster: Cluster) -> int:

@@ -9,18 +9,19 @@ import sys
 if __name__ == "__main__":  # the planning process imports this module again and must not measure
     from pathlib import Path
 
+    from engine.control.control import Control
     from engine.run.folder import RunFolder
     from engine.trainer.rank import run_rank
 
-    def work(folder: RunFolder) -> int:
+    def work(folder: RunFolder, control: Control) -> int:
         # Imported inside `run_rank`, which reports a failing import.
         if sys.argv[1] == "network":
             from engine.hardware import network
 
-            return network.measure(folder, int(sys.argv[3]))
+            return network.measure(folder, int(sys.argv[3]), control)
         from engine.hardware import rank
 
-        return rank.measure(folder, float(sys.argv[3]))
+        return rank.measure(folder, float(sys.argv[3]), control)
 
     found = RunFolder(Path(sys.argv[2]))
-    sys.exit(run_rank(found, lambda stop: work(found), saves=False))
+    sys.exit(run_rank(found, lambda stop, control: work(found, control), saves=False))

@@ -11,26 +11,27 @@ import torch.distributed as dist
 
 from engine.attention.comm import RingComm
 from engine.config.load import read_resolved
+from engine.control.control import Control
 from engine.errors import ExitCode
 from engine.hardware.device import TRANSFERS, Message
 from engine.hardware.measured import NETWORK, Network
-from engine.hardware.timing import QUANTILE, Run, gather, timed
+from engine.hardware.timing import QUANTILE, Run, timed
 from engine.parallel.groups import Groups, join_groups
 from engine.run.folder import RunFolder
 
 _REPEATS, _WARM_UPS = 12, 2
 
 
-def measure(folder: RunFolder, first: int) -> int:
+def measure(folder: RunFolder, first: int, control: Control) -> int:
     """Measure with the `first` ranks on the first node and all others on the second. Rank 0 writes the result.
 
     Returns the exit code.
     """
-    groups = join_groups(read_resolved(folder.resolved))
+    groups = join_groups(read_resolved(folder.resolved), control)
     found = between(groups, RingComm(groups.rings), first)
     if groups.rank == 0:
         (folder.root / NETWORK).write_text(json.dumps(asdict(found)), encoding="utf-8")
-    dist.barrier(groups.control)
+    dist.barrier()
     return ExitCode.OK
 
 
@@ -60,9 +61,9 @@ def slowest(runs: Sequence[Run | None], groups: Groups) -> list[float]:
     for run in runs:
         taken = []
         for turn in range(_WARM_UPS + _REPEATS):
-            dist.barrier(groups.control)
+            dist.barrier()
             seconds = sum(run()) if run is not None else 0.0
             if turn >= _WARM_UPS:
                 taken.append(seconds)
-        found.append(float(np.quantile(np.max(gather(taken, groups), axis=0), QUANTILE)))
+        found.append(float(np.quantile(groups.control.largest(*taken), QUANTILE)))
     return found

@@ -9,13 +9,14 @@ import torch
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
+from engine.control.control import Control
 from engine.cost.sizes import parameters
 from engine.errors import ExitCode
 from engine.hardware import device, micro_batches
 from engine.hardware.measured import RESULT, Case, Measured, Timing, cases
 from engine.hardware.prepare import longest, with_layers
 from engine.hardware.shape_build import builder, shape_build_s
-from engine.hardware.timing import QUANTILE, Run, gather, interleaved, timed
+from engine.hardware.timing import QUANTILE, Run, interleaved, timed
 from engine.parallel.groups import Groups, join_groups
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
@@ -32,13 +33,13 @@ _WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied"
 _WIDE_VOCAB = {"cpu": 1 << 15, "cuda": 1 << 20}
 
 
-def measure(folder: RunFolder, seconds: float) -> int:
+def measure(folder: RunFolder, seconds: float, control: Control) -> int:
     """Measure for about `seconds`, on all ranks at once. Rank 0 writes the file that `measured.read` reads.
 
     Returns the exit code.
     """
     config = read_resolved(folder.resolved)
-    groups = join_groups(config)
+    groups = join_groups(config, control)
     trainer = Trainer(folder, config, groups)
     context, shape, module = trainer.context, config.model, trainer.engine.module
     # Training steps come first: the other measurements disturb the state of the trainer.
@@ -57,7 +58,7 @@ def measure(folder: RunFolder, seconds: float) -> int:
     several = groups.mesh.hdp > 1
     dtype = next(module.parameters()).dtype
     measured = Measured(
-        fixed_s=float(gather(np.quantile(fixed, QUANTILE) if fixed else 0.0, groups)[0]),
+        fixed_s=float(control.gather(np.quantile(fixed, QUANTILE) if fixed else 0.0)[0]),
         device=device.name(groups.device),
         ranks=groups.mesh.hdp,
         layers=shape.layers,
@@ -112,7 +113,7 @@ def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -
 
         def run() -> tuple[float, float]:
             micro_batch()  # gradients for the update; not timed
-            torch.distributed.barrier(groups.control)
+            torch.distributed.barrier()
             return step()
 
         return run

@@ -12,7 +12,7 @@ import torch
 from engine.attention.kernels import cudnn, reference
 from engine.attention.kernels.call import Call, Functions, Kernel
 from engine.config.schema import Model
-from engine.hardware.timing import Stopwatch, gather
+from engine.hardware.timing import Stopwatch
 from engine.parallel.groups import Groups
 
 # Tokens: lengths that no other measurement uses.
@@ -48,5 +48,5 @@ def shape_build_s(functions: Functions, shape: Model, dtype: torch.dtype, groups
             times.append((middle - began, watch.now() - middle))
         extra.append([first - second for first, second in zip(*times, strict=True)])
     forward, backward = (max(0.0, median(found)) for found in zip(*extra, strict=True))
-    slowest = [max(found) for found in zip(*gather((forward, backward), groups), strict=True)]
+    slowest = groups.control.largest(forward, backward)
     return slowest[0], slowest[1]

@@ -57,9 +57,9 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
     # Each runs twice, first to warm up (once if over 1 s); the slowest rank's time decides how often it is repeated.
     first: list[float] = []
     for run in runs:
-        dist.barrier(groups.control)
-        once = max(gather(sum(run()), groups))
-        first.append(once if once > 1 else max(gather(sum(run()), groups)))
+        dist.barrier()
+        (once,) = groups.control.largest(sum(run()))
+        first.append(once if once > 1 else groups.control.largest(sum(run()))[0])
         if first[-1] > too_long_s:
             break
     # Equal time for each run: short ones are noisier and are repeated more often.
@@ -67,20 +67,13 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
     samples: list[list[tuple[float, float]]] = [[] for _ in first]
     began = time.monotonic()
     for turn in range(max(repeats)):
-        if turn >= _FEWEST and max(gather(time.monotonic() - began, groups)) > seconds:
+        if turn >= _FEWEST and groups.control.largest(time.monotonic() - began)[0] > seconds:
             break
         for run, taken, repeat in zip(runs, samples, repeats, strict=False):
             if turn < repeat:
-                dist.barrier(groups.control)
+                dist.barrier()
                 taken.append(run())
-    return [_timing(of_ranks) for of_ranks in zip(*gather(samples, groups), strict=True)]
-
-
-def gather(value: Any, groups: Groups) -> list[Any]:
-    """Return the values of all ranks, in rank order, on every rank."""
-    values: list[Any] = [None] * groups.mesh.ranks
-    dist.all_gather_object(values, value, group=groups.control)
-    return values
+    return [_timing(of_ranks) for of_ranks in zip(*groups.control.gather(samples), strict=True)]
 
 
 def _timing(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:

@@ -9,14 +9,21 @@ carry to other hosts:
  launcher                                        agent                                       rank
     | <- hello: a free port -------------------- |
     | -- start: ranks, program, environment ---> | starts a process for each rank
+    | <- listening: where its children connect - |
     | <- beats: where each rank is, each second  | <- at: step, phase, micro-batch ---------- |
+    |                                            | <- reduce: a value to combine ------------ |
+    |                                            | -- result: what all ranks' values make --> |
     | -- alive: each second -------------------> |
     | -- stop ---------------------------------> | -- stop: save and end -------------------> |
     | -- stacks, if no rank gets on -----------> | -- a signal: write stacks to the log ----> |
     | <- ended: rank, code, cause -------------- |
     | -- kill ---------------------------------> | -- SIGKILL ------------------------------> |
 ```
-When the launcher is gone or silent, the agent kills its ranks and ends. Imports no torch.
+When the launcher is gone or silent, the agent kills its ranks and ends. The agents of all nodes are a tree, in which
+they combine values of ranks (engine/control/branch.py); an agent connects to its parent over TCP. Imports no torch.
+
+An agent that somebody else has started (engine/launch/join.py) says `hello` when the launcher says `again`, before each
+start. It passes on that its scheduler asks it to stop (`asked`), and ends when the launcher says `end`.
 """
 
 from __future__ import annotations
@@ -33,14 +40,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
 from engine.control.link import RANK_LINK, Link
+from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode
-from engine.launch.interface import interface_towards
+from engine.launch.interface import address_towards, interface_towards
 from engine.run.folder import RunFolder
 
 BEAT_S = 1.0  # between two messages of the agent, and of the launcher
@@ -48,6 +56,8 @@ SILENCE_S = 20.0  # without a message, after which the other host is taken for l
 _POLL_S = 0.05
 _LAST_BYTES = 4096  # of a log, in which its last line is looked for
 _STACKS_S = 2.0
+_CONNECT_S = 10.0  # for the parent to answer
+_GONE_S = 2.0  # in which the launcher notices that an agent is gone
 _NOT_STARTED = 127  # the exit code of a shell for a program that cannot be started
 _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its parent ends
 
@@ -65,8 +75,15 @@ class _Rank:
         self.at: list[Any] | None = None  # step, phase and micro-batch
         self.since = since  # when it began that
         self.pace: float | None = None  # how many times longer than planned its work takes
-        # A rank listens to its agent and ends with it. This also ends one that is stopped or stuck when the agent dies.
-        dies_with_agent = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+
+        def prepare() -> None:
+            """Run in the new process, before the program of the rank."""
+            # A rank listens to its agent and ends with it. This also ends one that is stopped when the agent dies.
+            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
         with log.open("ab") as file:
             ours, theirs = socket.socketpair()
             with ours, theirs:
@@ -78,7 +95,7 @@ class _Rank:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                     pass_fds=[theirs.fileno()],
-                    preexec_fn=dies_with_agent,  # safe, because the agent has one thread
+                    preexec_fn=prepare,  # system calls; they take no lock that another thread could hold
                 )
                 descriptor = ours.detach()
         self.link = Link(descriptor, descriptor)
@@ -113,35 +130,61 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
         self._folder: RunFolder | None = None
+        self._branch: Branch | None = None
         self._clock = AwakeClock()
         self._heard = self._beaten = self._clock()
+        self.used = False  # whether a launcher has wanted an agent that joins
+        self._asked: int | None = None
+        self._code: int | None = None  # with which to end
         self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
 
-    def run(self) -> None:
-        """Do what the launcher says, until it is gone."""
-        self._launcher.send(hello={"port": free_port()})
-        while self._clock() - self._heard < self._silence_s:
+    def run(self) -> int:
+        """Do what the launcher says, until it is gone. Return the exit code that it has named, else HANG."""
+        while self._clock() - self._heard < self._silence_s and self._code is None:
             for key, _ in self._selector.select(_POLL_S):
                 if key.fileobj is self._launcher:
                     try:
                         messages = self._launcher.receive()
                     except EOFError:
-                        return
+                        return ExitCode.HANG
                     self._heard = self._clock()
                     for message in messages:
                         self._obey(message)
+                    break  # the rest may be closed now; what is still there is selected again
+                if key.fileobj is self._branch:
+                    self._branch.work()
                 else:
                     self._listen(key.data)
             self._report()
+        return ExitCode.HANG if self._code is None else self._code
+
+    def begin(self) -> None:
+        """Kill all ranks, if there are any, and tell the launcher that others can start."""
+        self.close()
+        self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
+        self._launcher.send(hello={"port": free_port()})
+
+    def pass_on(self, number: int) -> None:
+        """Tell the launcher, with the next report, that a scheduler has sent this signal to the agent."""
+        self._asked = number
 
     def close(self) -> None:
-        """Kill all ranks."""
+        """Kill all ranks, and leave the tree of agents."""
         for rank in self._ranks.values():
             rank.kill()
         for rank in self._ranks.values():
             rank.process.wait()
+            self._forget(rank)
+        self._ranks.clear()
+        if self._branch is not None:
+            self._selector.unregister(self._branch)
+            self._branch.close()
+            self._branch = None
 
     def _obey(self, message: dict[str, Any]) -> None:
+        if "again" in message:
+            self.used = True
+            self.begin()
         if start := message.get("start"):
             self._start(start)
         if "stop" in message:
@@ -153,11 +196,16 @@ class Agent:
         if "kill" in message:
             for rank in self._ranks.values():
                 rank.kill()
+        if "end" in message:
+            self.used = True
+            self._code = int(message["end"])
 
     def _start(self, job: dict[str, Any]) -> None:
         """Start the ranks of a job."""
         self._folder = folder = RunFolder(Path(job["folder"]))
-        environment = {**os.environ, **job["environment"]}
+        # With TORCHELASTIC_USE_AGENT_STORE rank 0 would look for torchrun's store instead of opening one for the ranks.
+        own = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
+        environment = {**own, **job["environment"], "LOCAL_WORLD_SIZE": str(len(job["ranks"]))}
         if not job["alone"]:
             self._silence_s = SILENCE_S
         if job["peer"] is not None and (name := interface_towards(job["peer"])):
@@ -165,6 +213,14 @@ class Agent:
             environment.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # without =, any name that begins so
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
+        try:
+            self._branch = self._join(job)
+        except OSError as error:
+            for number, _ in job["ranks"]:
+                # If the parent is gone, the launcher notices that too, and must take it for the first failure.
+                self._tell_not_started(number, _not_joined(error, job["tree"]["parent"]), age=-_GONE_S)
+            return
+        self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
         for local, (number, program) in enumerate(job["ranks"]):
@@ -173,13 +229,35 @@ class Agent:
                 folder.error(number).unlink(missing_ok=True)
                 rank = _Rank(number, program, {**environment, **place}, folder.log(number), self._clock())
             except OSError as error:
-                self._launcher.send(ended=number, code=_NOT_STARTED, age=0, cause=_not_started(number, error), said="")
+                self._tell_not_started(number, _not_started(number, error))
                 continue
             self._ranks[number] = rank
             self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
+    def _join(self, job: dict[str, Any]) -> Branch:
+        """Take this node's place in the tree of agents, and tell the launcher where its children connect.
+
+        Raises OSError if the parent does not answer.
+        """
+        ranks, tree = len(job["ranks"]), job.get("tree")
+        if tree is None:  # the only node
+            return Branch(ranks)
+        parent, listener, secret = None, None, bytes.fromhex(tree["secret"])
+        if tree["parent"] is not None:
+            address, port = tree["parent"]
+            parent = connect(address, port, secret, _CONNECT_S)
+        if tree["children"]:
+            address = (job["peer"] and address_towards(job["peer"])) or "127.0.0.1"
+            listener = Listener(address, secret)
+            self._launcher.send(listening=[address, listener.port])
+        return Branch(ranks, tree["children"], parent, listener)
+
+    def _tell_not_started(self, rank: int, cause: dict[str, Any], age: float = 0.0) -> None:
+        self._launcher.send(ended=rank, code=_NOT_STARTED, age=age, cause=cause, said="")
+
     def _listen(self, rank: _Rank) -> None:
-        """Note where a rank is."""
+        """Note where a rank is, and pass on what it wants combined."""
+        assert self._branch is not None
         try:
             messages = rank.link.receive()
         except EOFError:
@@ -189,6 +267,7 @@ class Agent:
             if "at" in message:
                 rank.at, rank.since = message["at"], self._clock()
             rank.pace = message.get("pace", rank.pace)
+            self._branch.take(rank.link, message)
 
     def _report(self) -> None:
         """Tell the launcher which ranks have ended, and each second where the others are."""
@@ -196,10 +275,11 @@ class Agent:
             code = rank.ended()
             if code is not None:
                 del self._ranks[rank.rank]
-                if rank.link in self._selector.get_map():
-                    self._selector.unregister(rank.link)
-                rank.link.close()
+                self._forget(rank)
                 self._launcher.send(ended=rank.rank, code=code, **self._cause(rank))
+        if self._asked is not None:
+            self._launcher.send(asked=self._asked)
+            self._asked = None
         now = self._clock()
         # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
@@ -207,6 +287,14 @@ class Agent:
             ranks = self._ranks.values()
             beats = {rank.rank: [rank.at, now - rank.since, rank.stopped(), rank.pace] for rank in ranks}
             self._launcher.send(beats=beats)
+
+    def _forget(self, rank: _Rank) -> None:
+        """Close the link of a rank that has ended."""
+        if rank.link in self._selector.get_map():
+            self._selector.unregister(rank.link)
+        if self._branch is not None:
+            self._branch.forget(rank.link)
+        rank.link.close()
 
     def _cause(self, rank: _Rank) -> dict[str, Any]:
         """Return why a rank has ended: its own cause, how many seconds ago that was, and the last line of its log."""
@@ -222,6 +310,14 @@ def _not_started(rank: int, error: OSError) -> dict[str, Any]:
     """Return the cause of a rank that could not be started."""
     message = f"rank {rank} could not be started on {socket.gethostname()}: {error.filename}: {error.strerror}"
     hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
+    return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
+
+
+def _not_joined(error: OSError, parent: list[Any] | None) -> dict[str, Any]:
+    """Return the cause of ranks whose agent cannot take its place below the `parent`, given by address and port."""
+    what = "listen to those of other hosts" if parent is None else f"join that of its parent at {parent[0]}:{parent[1]}"
+    message = f"the agent of {socket.gethostname()} cannot {what}: {error.strerror or error}"
+    hint = "hosts must reach each other over TCP, which a firewall may prevent"
     return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
 
 
@@ -275,6 +371,7 @@ def main() -> None:
     agent = Agent(Link(0, output))
     try:
         with suppress(BrokenPipeError):
+            agent.begin()
             agent.run()
     finally:
         agent.close()

@@ -31,18 +31,22 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
     if launcher == "local":
         message = "starts ranks on this machine only, but the hostfile names other hosts"
         raise ConfigError(message, key="--launcher local", hint="use --launcher hostfile")
-    if loopback := [host for host in hosts if is_loopback(host)]:
+    if config.cluster.hostfile is not None and (loopback := [host for host in hosts if is_loopback(host)]):
         message = f"{loopback[0]} is listed with other hosts, but every host resolves that name to itself"
         hint = "replace it with a name by which the other hosts reach this machine"
         raise ConfigError(message, key="cluster.hostfile", hint=hint)
 
 
-def not_launchable(config: Config, cluster: Cluster) -> list[Problem]:
-    """Return the problems that stop a launch but not a dry run: unimplemented features, nodes without a hostfile."""
+def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> list[Problem]:
+    """Return the problems that stop a launch but not a dry run: unimplemented features, nodes without a hostfile.
+
+    With `joins`, nodes need no hostfile: somebody else has started a process on each.
+    """
     problems = not_trained(config)
-    if config.cluster.hostfile is None and len(cluster.nodes) > 1:
+    if config.cluster.hostfile is None and len(cluster.nodes) > 1 and not joins:
         key = f"cluster.nodes={len(cluster.nodes)}"
-        problems.append(Problem("several nodes need a hostfile", key, "add --hostfile FILE"))
+        hint = "add --hostfile FILE, or --launcher slurm or k8s; `plan` and `train --dry-run` need no hosts"
+        problems.append(Problem("several nodes need a hostfile", key, hint))
     return problems
 
 

@@ -57,6 +57,7 @@ def node_commands(
     config: Config,
     limit: int | None = None,
     module: tuple[str, ...] | None = None,
+    joined_at: str | None = None,
 ) -> list[NodeCommand]:
     """Build the commands of all nodes, or of the first `limit` nodes.
 
@@ -64,12 +65,15 @@ def node_commands(
     Ranks see no GPU if those of `config` are CPU processes. All hosts must have the run folder, the data and this
     Python under the same paths. Variables that the user has set are kept, and reach other hosts as
     `environment.forwarded` says; they go over the connection, where `ps` does not show them.
+
+    `joined_at` is the address of this machine if the agents of the other nodes join, with environments of their own
+    (engine/launch/join.py).
     """
     hosts = [node.host for node in cluster.nodes]
     alone = all(map(is_local, hosts))
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = [sys.executable, "-m", *(module or ("engine.trainer", *folders))]
-    shared = {"MASTER_ADDR": "127.0.0.1" if alone else hosts[0], **_of_all_ranks(cluster.ranks, config)}
+    shared = {"MASTER_ADDR": joined_at or ("127.0.0.1" if alone else hosts[0]), **_of_all_ranks(cluster.ranks, config)}
     users, commands, first = forwarded(os.environ, cluster).variables, [], 0
     agent = (sys.executable, "-m", "engine.launch.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
@@ -77,21 +81,18 @@ def node_commands(
         job = {
             "folder": str(folder.root.absolute()),
             "ranks": [[rank, program] for rank in range(first, first + node.devices)],
-            "environment": shared if here else {**users, **shared},
+            "environment": shared if here or joined_at else {**users, **shared},
             "alone": alone,  # with the launcher on one machine, so no network can be cut
             # The route to it has the interface that other hosts reach: from the first host, that to the second.
-            "peer": None if alone or len(hosts) == 1 else hosts[0] if number else hosts[1],
+            "peer": joined_at or (None if alone or len(hosts) == 1 else hosts[0] if number else hosts[1]),
         }
         first += node.devices
-        if here:
+        if here or joined_at:
             commands.append(NodeCommand(node.host, agent, safe_path(), job))
             continue
         # ssh does not pass the environment on, so the remote shell sets what Python itself needs.
-        over_ssh = [
-            (*_SSH, node.host, _remote({**variables, **safe_path()}, agent))
-            for variables in (needed_to_start(users), {})
-        ]
-        commands.append(NodeCommand(node.host, over_ssh[0], {}, job, over_ssh[1]))
+        arguments = over_ssh(node.host, agent, needed_to_start(users))
+        commands.append(NodeCommand(node.host, arguments, {}, job, over_ssh(node.host, agent, {})))
     return commands
 
 
@@ -109,7 +110,8 @@ def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
     }
 
 
-def _remote(variables: Mapping[str, str], program: Sequence[str]) -> str:
-    """The shell command that runs `program` on another host, in this working directory and with these variables."""
-    settings = [f"{name}={value}" for name, value in variables.items()]
-    return f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"
+def over_ssh(host: str, program: Sequence[str], variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that runs `program` on another host, in this working directory and with these variables."""
+    settings = [f"{name}={value}" for name, value in {**variables, **safe_path()}.items()]
+    remote = f"cd {shlex.quote(str(Path.cwd()))} && exec env {shlex.join([*settings, *program])}"
+    return (*_SSH, host, remote)

@@ -10,7 +10,7 @@ from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.errors import Problem
 from engine.launch.commands import node_commands
-from engine.launch.environment import forwarded
+from engine.launch.environment import Forwarded, forwarded
 from engine.launch.prepare import Start
 from engine.planner.settings import PlanSettings
 from engine.report.words import source
@@ -22,20 +22,25 @@ _COMMANDS = 2**14  # most nodes whose commands are listed
 
 
 def dry_run_of(
-    config: Config, cluster: Cluster, folder: RunFolder, start: Start, refused: list[Problem]
+    config: Config,
+    cluster: Cluster,
+    folder: RunFolder,
+    start: Start,
+    refused: list[Problem],
+    joined_at: str | None = None,
 ) -> dict[str, Any]:
     """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
 
     `commands` start the agents of at most _COMMANDS nodes, and none if all steps are done; `program` is what each agent
-    starts for each of its ranks. `forwarded` names the variables that ranks
-    on other hosts get from this environment, `withheld` those that look like secrets and stay here.
+    starts for each of its ranks. `forwarded` names the variables that ranks on other hosts get from this environment,
+    `withheld` those that look like secrets and stay here. `joined_at` as for `node_commands`.
     """
     settings = PlanSettings.of(config)
     commands = []
     if start.plans:
-        commands = node_commands(cluster, folder, start.checkpoint, config, _COMMANDS)
+        commands = node_commands(cluster, folder, start.checkpoint, config, _COMMANDS, joined_at=joined_at)
     known = start.corpora.overview
-    users = forwarded(os.environ, cluster)
+    users = Forwarded({}, []) if joined_at else forwarded(os.environ, cluster)
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,

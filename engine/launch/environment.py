@@ -13,6 +13,7 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hosts import is_local
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
+from engine.config.secret import is_secret
 from engine.errors import Problem
 
 _PREFIXES = (
@@ -25,9 +26,6 @@ _PREFIXES = (
 _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "XDG_CACHE_HOME")
 # They describe one host: which of its GPUs to use, and who it is. With one NCCL_HOSTID all hosts would seem to be one.
 _PER_HOST = ("CUDA_VISIBLE_DEVICES", "NCCL_HOSTID")
-# Ranks read local files only and need no credentials.
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL")
-_NO_SECRET = ("_PKEY",)  # NCCL_IB_PKEY and UCX_IB_PKEY name the partition of an InfiniBand network
 
 
 class Forwarded(NamedTuple):
@@ -46,7 +44,7 @@ def forwarded(environment: Mapping[str, str], cluster: Cluster) -> Forwarded:
         return Forwarded({}, [])
     names = [name for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)]
     names = [name for name in names if name not in _PER_HOST]
-    secret = [name for name in names if any(word in name for word in _SECRET) and not name.endswith(_NO_SECRET)]
+    secret = [name for name in names if is_secret(name)]  # ranks read local files only and need no credentials
     return Forwarded({name: environment[name] for name in names if name not in secret}, secret)
 
 

@@ -9,26 +9,63 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from collections.abc import Mapping
+from contextlib import suppress
+
+from engine.errors import PreflightError
 
 _SIOCGIFADDR = 0x8915  # asks Linux for the IPv4 address of an interface (netdevice(7))
 _ANY_PORT = 9
+_ANYWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737), so the default route leads to it
+_LOOPBACK = "127.0.0.1"
+
+
+def address_towards(host: str) -> str | None:
+    """Return this host's address on the route to `host`, IPv4 if it has one; None if there is no route, or loopback."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, _ANY_PORT))  # sends nothing
+            address = str(probe.getsockname()[0])
+            return None if address.startswith("127.") or address == "::1" else address
+    return None
 
 
 def interface_towards(host: str) -> str | None:
-    """Return the interface whose IPv4 address the route to `host` has; None if there is no route, or it is loopback."""
+    """Return the interface that has the address `address_towards(host)`; None if there is none, or it is not IPv4."""
+    address = address_towards(host)
+    if address is None:
+        return None
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+
+
+def own_address(environment: Mapping[str, str]) -> str:
+    """Return the IPv4 address by which other hosts reach this one.
+
+    It is that of the interface that GLOO_SOCKET_IFNAME names; else MASTER_ADDR, if it names this host; else that of the
+    interface with the default route. Raises PreflightError if there is no such interface.
+    """
+    if name := environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        found = _address_of(name)
+        if found is None:
+            message = f"there is no interface {name} with an IPv4 address on {socket.gethostname()}"
+            raise PreflightError(message, key="GLOO_SOCKET_IFNAME", hint="`ip -4 address` lists the interfaces")
+        return found
+    with suppress(OSError), socket.socket() as probe:
+        address = socket.gethostbyname(environment["MASTER_ADDR"]) if environment.get("MASTER_ADDR") else _LOOPBACK
+        probe.bind((address, 0))  # fails for the address of another host
+        if not address.startswith("127."):  # Debian gives a host's own name such an address
+            return address
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_ANYWHERE, _ANY_PORT))  # sends nothing
+        return str(probe.getsockname()[0])
+    return _LOOPBACK
+
+
+def _address_of(interface: str) -> str | None:
+    """Return the IPv4 address of an interface; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((host, _ANY_PORT))  # sends nothing
+            found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return None
-        address = probe.getsockname()[0]
-        if address.startswith("127."):
-            return None
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # an interface without an IPv4 address
-                continue
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None
+    return socket.inet_ntoa(found[20:24])

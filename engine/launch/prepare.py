@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine import files
@@ -17,8 +17,9 @@ from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger
 from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ConfigError, RunFolderError
+from engine.errors import CheckpointError, ConfigError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
+from engine.launch.say import Say
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -26,10 +27,9 @@ from engine.run import checkpoints, metrics, saved
 from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import check_compatible, check_fingerprints, same_run
 from engine.run.folder import RunFolder
+from engine.run.remote import Remote, fetch, is_url, reaching
 from engine.trainer.schedule import learning_rate
 from engine.weights.tokenizer import check_tokenizer
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,48 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
         table, cursor = found
         plans.append(plan_step(table.length, settings))
     return Start(checkpoint, state, corpora, tuple(plans))
+
+
+def fetched(folder: RunFolder, config: Config, remote: Remote | None, resume: str, dry_run: bool, say: Say) -> str:
+    """Copy the checkpoint into the run folder, if the run resumes from a URL; return what `resume` then is.
+
+    That is so for `resume` = URL, and for `auto` if `remote` has a newer checkpoint than the run folder. A dry run
+    copies nothing. Raises CheckpointError if the checkpoint does not match the config, before it is copied;
+    PreflightError if the URL cannot be read, unless the run folder has a checkpoint; ConfigError for another run if
+    `remote` has checkpoints, because it would mix its own with them.
+    """
+    asked, own = Remote(resume, "--resume") if is_url(resume) else None, newest_first(folder.checkpoints)
+    continues = resume == "auto" or own or (asked and remote and asked.url == remote.url)
+    if remote is not None and (resume == "never" or not continues):
+        with reaching(remote):
+            names = remote.newest_first()
+        if names:
+            hint = "choose another folder for a new run, or remove them"
+            raise ConfigError(f"{remote.url} has checkpoints, such as {names[0]}", key="run.remote", hint=hint)
+    source = asked or (remote if resume == "auto" else None)
+    if source is None:
+        return resume
+    try:
+        with reaching(source):
+            names = source.newest_first()
+    except PreflightError as error:
+        if asked or not own:
+            raise
+        say(f"warning: {source.url} {error}; resuming from {own[0]}")
+        return resume
+    if asked is None and (not names or (own and names[0] <= own[0].name)):
+        return resume
+    check_owner(folder, config)
+    if dry_run:
+        say(f"this dry run copies nothing; a run would resume from {source.url}/{source.some()[0]}")
+        return "auto"
+    tokenizer = tokenizer_facts(config.data)
+
+    def check(state: TrainState) -> None:
+        check_compatible(source.url, state, config, tokenizer)
+
+    with reaching(source):
+        return str(fetch(source, folder.checkpoints, check, say))
 
 
 def _check_validation(corpora: Corpora, cursor: Cursor) -> None:
@@ -228,16 +270,24 @@ def check_owner(folder: RunFolder, config: Config) -> None:
     saved = newest_first(folder.checkpoints)
     if not saved and not metrics.read_metrics(folder.metrics):
         return
-    changes = diff(read_resolved(folder.resolved), config)
+    try:
+        before = read_resolved(folder.resolved)
+    except ConfigError as error:  # damaged, or of another version, whose checkpoints may be resumed all the same
+        error.problems = tuple(replace(one, hint=f"{one.hint}{_elsewhere(saved, config)}") for one in error.problems)
+        raise
+    changes = diff(before, config)
     changes = [line for line in changes if not same_run(line.partition(":")[0], bool(saved))]
     if changes:
-        hint = "undo the change, or choose another run.out"
-        usable = next((one for one in saved if _can_resume(one, config)), None)
-        if usable:
-            hint += f"; to resume this run in another folder, add --resume {shlex.quote(str(usable))}"
+        hint = f"undo the change, or choose another run.out{_elsewhere(saved, config)}"
         more = f" (and {len(changes) - 3} more)" if len(changes) > 3 else ""
         message = f"this folder contains a run with another config: {'; '.join(changes[:3])}{more}"
         raise ConfigError(message, key=f"run.out={folder.root}", hint=hint)
+
+
+def _elsewhere(saved: Sequence[Path], config: Config) -> str:
+    """Say how to resume from the newest of these checkpoints in another run folder; nothing if none can be resumed."""
+    usable = next((one for one in saved if _can_resume(one, config)), None)
+    return f"; to resume this run in another folder, add --resume {shlex.quote(str(usable))}" if usable else ""
 
 
 def _can_resume(checkpoint: Path, config: Config) -> bool:
@@ -259,15 +309,20 @@ def set_aside(folder: RunFolder) -> Path:
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
-    """Reset a run folder to `step`: rename later checkpoints, cut later metrics.
+    """Reset a run folder to `step`: remove ruins, rename later checkpoints, cut later metrics.
 
+    Ranks begin to write a checkpoint without looking for the ruin of an earlier write (checkpoints.py).
     Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
     ledger and the list of documents that were left out begin again.
     """
     if step == 0:
+        if done := max((line["step"] for line in metrics.read_metrics(folder.metrics)), default=0):
+            lost = f"the metrics of {counted(done, 'step')} are removed"
+            say(f"warning: {folder.checkpoints} has no checkpoint: the run starts again at step 1, and {lost}")
         if folder.ledger.exists():
             files.remove_folder(folder.ledger)
         folder.quarantine.unlink(missing_ok=True)
+    files.remove_ruins(folder.checkpoints)
     checkpoints.abandon(folder.checkpoints, step, say)
     metrics.cut_back(folder.metrics, step, say)
 

@@ -6,11 +6,9 @@ begins.
 
 from __future__ import annotations
 
-import os
+import secrets
 import selectors
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -22,9 +20,11 @@ from typing import Any, ParamSpec
 from engine.cluster.hosts import is_local
 from engine.control.clock import AwakeClock
 from engine.control.link import Link
+from engine.control.reduction import children
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
-from engine.launch.agent import BEAT_S, SILENCE_S, last_line
+from engine.launch.agent import BEAT_S, SILENCE_S
 from engine.launch.commands import NodeCommand
+from engine.launch.launchers import Launcher, Starts, how_to_resume
 from engine.launch.patience import Patience
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
@@ -35,10 +35,8 @@ _WARNING = signal.SIGUSR1  # a scheduler's, some time before it ends the job
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, _WARNING)
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
-_ANSWER_S = 60.0  # for an agent to answer after it was started
 _STOPPED_S = 3.0  # that a rank may be stopped by a signal
 _STACKS_S = 3.0  # for agents to write stacks
-_SSH_FAILED = 255
 # Codes of ranks that may only have noticed that another one failed, the likelier causes first.
 _CONSEQUENCES = (ExitCode.BUG, ExitCode.HANG)
 
@@ -79,78 +77,53 @@ class End:
 class _Node:
     """The agent of a node, and what it has said."""
 
+    number: int
     command: NodeCommand
-    process: subprocess.Popen[bytes]
-    link: Link
     log: Path
-    heard: float  # time.monotonic()
+    link: Link | None = None  # None: it has not been reached yet, or is gone
+    heard: float = 0.0  # a time of the clock
     hello: dict[str, Any] | None = None
-    beats: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)  # place, seconds there, stopped
     stopped_since: dict[int, float] = field(default_factory=dict)
 
     def send(self, **message: Any) -> None:
-        with suppress(OSError):  # it is gone, which is noticed when it is read from
-            self.link.send(**message)
+        if self.link is not None:
+            with suppress(OSError):  # it is gone, which is noticed when it is read from
+                self.link.send(**message)
 
 
 class _Nodes:
     """The agents of all nodes and the ranks that they run."""
 
-    def __init__(self, commands: Sequence[NodeCommand], folder: RunFolder, paces: Callable[[int, float], None]) -> None:
-        self._commands, self._folder, self._paces = commands, folder, paces
+    def __init__(
+        self,
+        commands: Sequence[NodeCommand],
+        folder: RunFolder,
+        launcher: Launcher,
+        paces: Callable[[int, float], None],
+    ) -> None:
+        self._folder, self._launcher, self._paces = folder, launcher, paces
         self._selector = selectors.DefaultSelector()
         self._clock = AwakeClock()
         self._beaten = self._clock()
-        self.nodes: list[_Node] = []
+        self.nodes = [_Node(number, command, folder.node_log(number)) for number, command in enumerate(commands)]
         self.ends = dict[int, End]()
         self.hosts = {rank: command.host for command in commands for rank in command.ranks}
         self.patience = Patience(self._clock)
+        self._secret = secrets.token_hex(32)  # with which agents connect to each other
+        self._started = set[int]()  # nodes
+        self.asked_to_stop = False  # by a scheduler that has signalled an agent
 
     def __enter__(self) -> _Nodes:
         try:
-            self._start_agents()
+            self._launcher.start([node.command for node in self.nodes], self._folder)
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _start_agents(self) -> None:
-        """Start the agents. Raises PreflightError if this machine lacks the program for that."""
-        for number, command in enumerate(self._commands):
-            log = self._folder.node_log(number)
-            try:
-                with log.open("wb") as file:
-                    process = subprocess.Popen(
-                        command.arguments,
-                        env={**os.environ, **command.environment},
-                        stdin=subprocess.PIPE,  # the agent ends when it closes
-                        stdout=subprocess.PIPE,
-                        stderr=file,
-                        start_new_session=True,  # Ctrl-C reaches it only through the launcher
-                    )
-            except FileNotFoundError as error:
-                what, program = f"{command.host} cannot be reached: there is no {error.filename}", command.arguments[0]
-                raise PreflightError(what, hint=f"install {program} on this machine") from error
-            assert process.stdin is not None and process.stdout is not None
-            link = Link(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
-            process.stdin.close()
-            process.stdout.close()
-            node = _Node(command, process, link, log, self._clock())
-            self.nodes.append(node)
-            self._selector.register(link, selectors.EVENT_READ, node)
-
     def __exit__(self, *raised: object) -> None:
-        """End all agents, which end their ranks, and wait for them."""
-        for node in self.nodes:
-            node.send(kill=True)
-            node.link.close()
-        last = time.monotonic() + _GRACE_S
-        for node in self.nodes:
-            with suppress(subprocess.TimeoutExpired):
-                node.process.wait(max(0.0, last - time.monotonic()))
-            if node.process.poll() is None:
-                os.killpg(node.process.pid, signal.SIGKILL)
-            node.process.wait()
+        """End all ranks, and wait for them."""
+        self._launcher.stop()
         self._selector.close()
 
     def ask(self, **message: Any) -> None:
@@ -159,33 +132,46 @@ class _Nodes:
             node.send(**message)
 
     def start(self) -> None:
-        """Let the agents start the ranks. They meet at the port that the first agent has found."""
-        first = self.nodes[0].hello
+        """Let the agents start the ranks. They meet at the port that the first agent has found.
+
+        The first agent starts at once, each other one when its parent in the tree of agents listens.
+        """
+        self._start(0, None)
+        while len(self._started) < len(self.nodes) and not any(end.code for end in self.ends.values()):
+            self.look(_POLL_S)
+
+    def _start(self, number: int, parent: list[Any] | None) -> None:
+        """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
+        node, first = self.nodes[number], self.nodes[0].hello
         assert first is not None
-        for node in self.nodes:
-            job = dict(node.command.job)
-            node.send(start={**job, "environment": {**job["environment"], "MASTER_PORT": str(first["port"])}})
+        tree = {"parent": parent, "children": len(children(number, len(self.nodes))), "secret": self._secret}
+        environment = {**node.command.job["environment"], "MASTER_PORT": str(first["port"])}
+        alone = len(self.nodes) == 1
+        node.send(start={**node.command.job, "environment": environment, "tree": None if alone else tree})
+        self._started.add(number)
 
     def look(self, seconds: float) -> None:
         """Take what agents say during this time, and note those that have been lost."""
         if self._clock() - self._beaten > BEAT_S:
             self._beaten = self._clock()
             self.ask(alive=True)
+        for number, link in self._launcher.poll():
+            node = self.nodes[number]
+            node.link, node.heard = link, self._clock()
+            self._selector.register(link, selectors.EVENT_READ, node)
         for key, _ in self._selector.select(seconds):
             self._listen(key.data)
         for node in self.nodes:
             silent = self._clock() - node.heard
-            if node.hello and silent > SILENCE_S and not self.has_ended(node):
-                what = "its agent may be stopped" if is_local(node.command.host) else "it or its network may be down"
-                hint = f"{what}; {how_to_resume(self._folder)}"
-                self._lose(node, f"has not answered for {silent:.0f} s", ExitCode.HANG, hint)
+            if node.link and node.hello and silent > SILENCE_S and not self.has_ended(node):
+                self._lose(node, silent)
 
     def _listen(self, node: _Node) -> None:
+        assert node.link is not None
         try:
             messages = node.link.receive()
         except EOFError:
-            self._selector.unregister(node.link)
-            self._lose(node, *self._why(node))
+            self._lose(node, None)
             return
         node.heard = self._clock()
         for message in messages:
@@ -195,6 +181,12 @@ class _Nodes:
         """Note what an agent has said."""
         if "hello" in message:
             node.hello = message["hello"]
+        if node.hello is None:
+            return  # it is about ranks of an earlier start
+        if "listening" in message:
+            for child in children(node.number, len(self.nodes)):
+                self._start(child, message["listening"])
+        self.asked_to_stop |= "asked" in message
         if "ended" in message:
             rank, seen = message["ended"], time.time() - message["age"]
             self.ends.setdefault(rank, End(message["code"], seen, message["cause"], message["said"]))
@@ -215,31 +207,17 @@ class _Nodes:
         """Return whether all ranks of a node have ended."""
         return all(rank in self.ends for rank in node.command.ranks)
 
-    def _lose(self, node: _Node, what: str, code: int, hint: str) -> None:
-        """Note that an agent is gone, and with it its ranks."""
+    def _lose(self, node: _Node, silent_s: float | None) -> None:
+        """Note that an agent is gone, or silent, and with it its ranks."""
+        assert node.link is not None
+        self._selector.unregister(node.link)
+        node.link = None
+        what, code, hint = self._launcher.lost(node.number, node.hello is not None, silent_s)
         cause = {"code": code, "message": f"{node.command.host} {what}", "key": None, "hint": hint, "whole": True}
         for rank in node.command.ranks:
             self.ends.setdefault(rank, End(code, time.time(), cause, ""))
             self.patience.forget(rank)
         node.stopped_since.clear()
-
-    def _why(self, node: _Node) -> tuple[str, int, str]:
-        """Return why an agent has ended: what happened, the exit code, and a hint."""
-        try:
-            code = node.process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return "closed its connection", ExitCode.HANG, how_to_resume(self._folder)
-        here, said = is_local(node.command.host), last_line(node.log, 0)
-        if node.hello and code < 0:
-            ended = f"{'its agent' if here else 'ssh'} was killed by {signal.Signals(-code).name}"
-            return f"was lost: {ended}", 128 - code, how_to_resume(self._folder)
-        ended = f"{'its agent' if here else 'ssh'} ended with code {code}" + (f": {said}" if said else "")
-        if node.hello:
-            return f"was lost: {ended}", ExitCode.HANG, how_to_resume(self._folder)
-        hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
-        if code == _SSH_FAILED and not here:
-            hint = f"check `ssh {node.command.host}`, which must work without a password"
-        return f"cannot run ranks: {ended}", ExitCode.PREFLIGHT, hint
 
     def stopped(self) -> int | None:
         """Return a rank that a signal has stopped for some seconds."""
@@ -252,28 +230,32 @@ def run_ranks(
     folder: RunFolder,
     tick: Callable[[], None],
     say: Callable[[str], None],
+    launcher: Launcher | None = None,
     paces: Callable[[int, float], None] = lambda rank, pace: None,
 ) -> None:
     """Start the ranks of all nodes and wait until all have ended; call `tick` every 0.05 s while waiting.
 
-    `paces` gets each rank's pace once a second (engine/trainer/pace.py).
+    The `launcher` brings the agents of the nodes; by default it starts them. `paces` gets each rank's pace once a
+    second (engine/trainer/pace.py).
 
     Raises PreflightError if a host cannot run its ranks, RankError with the cause of the first failure, or
     PreemptedError if the run was asked to stop. When this returns or raises, all ranks have ended. If `tick` or `say`
     cannot write to a closed terminal, the run continues.
     """
+    launcher = launcher or Starts()
     with _stop_requests() as requests:
         for may_restart in (True, False):
-            with _Nodes(commands, folder, paces) as nodes:
-                _wait_for_agents(nodes, requests)
+            with _Nodes(commands, folder, launcher, paces) as nodes:
+                _wait_for_agents(nodes, launcher, requests)
                 if requests:
                     raise _stopped_on_request(folder, saved=bool(newest_first(folder.checkpoints)))
                 nodes.start()
                 _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
-            if not (may_restart and _port_was_taken(nodes) and not requests):
+                asked = max(_urgency(requests), nodes.asked_to_stop)
+            if not (may_restart and _port_was_taken(nodes) and not asked):
                 break
             unfailing(say)("another process has taken the port at which ranks meet; starting them again with another")
-    _raise_first_failure(nodes.ends, nodes.hosts, folder, _urgency(requests))
+    _raise_first_failure(nodes.ends, nodes.hosts, folder, asked)
 
 
 def _port_was_taken(nodes: _Nodes) -> bool:
@@ -283,9 +265,9 @@ def _port_was_taken(nodes: _Nodes) -> bool:
     return taken and not nodes.patience.begun
 
 
-def _wait_for_agents(nodes: _Nodes, requests: Sequence[int]) -> None:
+def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int]) -> None:
     """Wait until all agents have answered. Raises PreflightError with a problem for each host that cannot be used."""
-    last = time.monotonic() + _ANSWER_S
+    last = time.monotonic() + launcher.answer_s
     silent, cut_short = nodes.nodes, False
     while silent and not requests and time.monotonic() < last:
         nodes.look(_POLL_S)
@@ -299,8 +281,8 @@ def _wait_for_agents(nodes: _Nodes, requests: Sequence[int]) -> None:
             problems.append(Problem(end.cause["message"], str(node.log), end.cause["hint"]))
     if not problems:
         for node in silent:
-            what = f"{node.command.host} has not answered for {_ANSWER_S:.0f} s"
-            problems.append(Problem(what, str(node.log), f"check that Python starts on {node.command.host}"))
+            what, _, hint = launcher.absent(node.number)
+            problems.append(Problem(f"{node.command.host} {what}", str(node.log), hint))
     if problems and not requests:
         raise PreflightError.of(problems)
 
@@ -314,7 +296,8 @@ def _wait(
         nodes.look(_POLL_S)
         if deadline is None and any(end.code not in (0, ExitCode.PREEMPTED) for end in nodes.ends.values()):
             deadline = time.monotonic() + _GRACE_S
-        if _urgency(requests) > asked:
+        # A scheduler signals the agents too, and that is one request, whichever signal comes first.
+        if max(_urgency(requests), nodes.asked_to_stop) > asked:
             nodes.ask(**{"kill" if asked else "stop": True})
             if not asked:
                 say("stopping after this step, with a checkpoint; press Ctrl-C again to stop immediately")
@@ -413,6 +396,8 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
         message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
         if -end.code == signal.SIGKILL:
             message += " (Linux does this when a host runs out of memory)"
+        if -end.code == signal.SIGBUS:
+            message += " (Linux does this when a file in memory finds no space, for example in a full /dev/shm)"
         raise RankError(message, 128 - end.code, log, how_to_resume(folder))
     if end.code == ExitCode.STORAGE:  # the rank could not write the cause either
         message = f"rank {rank} could not write its files: the disk is full, or storage failed"
@@ -427,10 +412,3 @@ def _stopped_on_request(folder: RunFolder, saved: bool) -> PreemptedError:
     """Build the error of a run that was asked to stop. `saved` says whether there is a checkpoint."""
     error = PreemptedError if saved else InterruptedRunError
     return error("stopped on request", key=str(folder.root), hint=how_to_resume(folder))
-
-
-def how_to_resume(folder: RunFolder) -> str:
-    """Return the hint for a run that can go on."""
-    if newest_first(folder.checkpoints):
-        return "run the same command to resume from the last checkpoint"
-    return "run the same command to start again; no checkpoint had been saved yet"

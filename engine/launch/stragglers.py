@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
@@ -12,11 +11,11 @@ from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.errors import ConfigError
 from engine.files import write_json
+from engine.launch.say import Say
 from engine.run.folder import RunFolder
 
 _SLOW = 1.3  # times as long as other ranks
 _STEP = 5  # percent: speeds are rounded, since measured ones differ by a few percent
-Say = Callable[[str], None]
 
 
 class Stragglers:

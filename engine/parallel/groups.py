@@ -3,7 +3,9 @@
 - default: all ranks, for ZeRO's collectives;
 - rings: all HDP ranks of this rank's hdp group, for batched sends and receives of K,V, dK,dV and expert counts. A ring
   is a list of HDP ranks in this group and needs no communicator of its own (ByteScale, communicators);
-- control: gloo over all ranks, for plan digests, checks and metrics. Only the training thread uses it.
+
+Plan digests, checks and errors go through the agents of the nodes (`control`), not through a process group: gloo would
+connect every two ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from engine.cluster.gpus import unusable
 from engine.cluster.mesh import Mesh
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
+from engine.control.control import Control
 from engine.errors import PreflightError
 
 _TIMEOUT = timedelta(minutes=30)
@@ -32,7 +35,7 @@ class Groups:
     mesh: Mesh
     device: torch.device
     rings: dist.ProcessGroup
-    control: dist.ProcessGroup
+    control: Control
 
     @property
     def hdp_rank(self) -> int:
@@ -47,17 +50,19 @@ class Groups:
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor on this rank's device over all ranks, in place, and return it.
 
-        Collective: all ranks must call it, while no forward or backward pass is running.
+        The order of the sum is always the same for the same ranks and libraries. Collective: all ranks must call it,
+        while no forward or backward pass is running.
         """
         dist.all_reduce(values)
         return values
 
 
-def join_groups(config: Config) -> Groups:
+def join_groups(config: Config, control: Control) -> Groups:
     """Initialise `torch.distributed` and create the process groups. Collective: all ranks must call it.
 
-    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the environment, which the launcher sets. Uses
-    NCCL if the config trains on GPUs, else gloo. Raises PreflightError if PyTorch cannot use the GPUs.
+    `control` is this rank's link to its agent. Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT from the
+    environment, which the agent sets. Uses NCCL if the config trains on GPUs, else gloo. Raises PreflightError if
+    PyTorch cannot use the GPUs, or if one of several ranks has no agent.
     """
     gpus = uses_gpus(config)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
@@ -74,10 +79,11 @@ def join_groups(config: Config) -> Groups:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = _TIMEOUT  # `new_group` warns if it differs from its argument
     dist.init_process_group(backend, timeout=_TIMEOUT, device_id=device if gpus else None)
+    if control.agent is None and dist.get_world_size() > 1:
+        raise PreflightError("this rank has no agent", hint="start ranks with `bytescale train`")
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
     members = mesh.members(dist.get_rank(), "hdp")
     rings = dist.new_group(members, _TIMEOUT, backend, pg_options=options, use_local_synchronization=True)
-    control = dist.new_group(backend="gloo", timeout=_TIMEOUT)
     # All ranks create the communicator here, because only some of them take part in the first batched send.
     dist.all_reduce(torch.zeros(1, device=device), group=rings)
     return Groups(dist.get_rank(), mesh, device, rings, control)

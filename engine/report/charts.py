@@ -20,7 +20,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.durations import crossing
 from engine.report.boxes import degree_groups, group_name
-from engine.report.svg import FIRST, INK, QUIET, RINGS, SECOND, WIDE, AltText, Size, draw
+from engine.report.svg import FIRST, INK, PAPER, QUIET, RINGS, SECOND, WIDE, AltText, Size, draw
 from engine.report.words import short_seconds, short_tokens
 from engine.units import NS, Floats, Ints
 
@@ -111,8 +111,9 @@ def write_ends(axes: Axes, rows: Sequence[int], ends: Sequence[float], texts: Se
     """Write each of `texts` after the end of its bar, and widen the x axis so that the longest text fits."""
     margin = (max(map(len, texts)) + 1.5) * _LETTER * size.font / (size.width - 110)
     axes.set_xlim(0, max(ends) / (1 - margin))
+    behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}  # a line behind a text would strike it out
     for row, end, text in zip(rows, ends, texts, strict=True):
-        axes.annotate(text, (end, row), xytext=(4, 0), textcoords="offset points", va="center", color=INK)
+        axes.annotate(text, (end, row), xytext=(4, 0), textcoords="offset points", va="center", color=INK, bbox=behind)
 
 
 def histogram_picture(

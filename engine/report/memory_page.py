@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.config.schema import Config
 from engine.fit.estimate import Estimate
 from engine.planner.settings import PlanSettings
 from engine.report.memory_bars import memory_picture
 from engine.report.page import Figure, Page, Table
-from engine.report.words import hdp_ranks, memory_rows, memory_unit, short_tokens
+from engine.report.words import Pair, hdp_ranks, memory_rows, memory_unit, short_tokens
 
 
-def memory_page(config: Config, settings: PlanSettings, found: Estimate) -> Page:
-    """Build the page of an estimate: head, figure, and table of items."""
+def memory_page(
+    config: Config, settings: PlanSettings, found: Estimate, fitting: Sequence[Pair] = (), refused: str | None = None
+) -> Page:
+    """Build the page of an estimate. `fitting` is what would fit, and `refused` why the config does not."""
     ranks = hdp_ranks(settings.ranks, config.parallel.tp, config.parallel.pp)
     head = [
         ("model", config.model.name),
@@ -22,7 +26,11 @@ def memory_page(config: Config, settings: PlanSettings, found: Estimate) -> Page
         ("capacity of a rank", f"{short_tokens(config.capacity)} tokens"),
     ]
     table = Table("Memory by item", memory_rows(found), ("", memory_unit(found.peak)[0], "of total"))
-    return Page(config.recipe, "a ByteScale memory estimate", head, [memory_figure(found)], [table])
+    tables = [table]
+    if fitting:
+        note = "Values to set for any command. The others stay as they are."
+        tables.append(Table("What fits", fitting, note=note, text=True))
+    return Page(config.recipe, "a ByteScale memory estimate", head, [memory_figure(found)], tables, refused)
 
 
 def memory_figure(found: Estimate) -> Figure:

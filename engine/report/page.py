@@ -35,6 +35,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     columns: Sequence[str] = ()
     note: str = ""  # a line below the table that explains its terms
+    text: bool = False  # whether cells are sentences, which wrap, and not figures, which do not
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from engine.errors import StorageError
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.boxes import Span, of_plan
 from engine.run.folder import RunFolder
+from engine.run.launches import Launch, read_launches
 from engine.run.metrics import read_metrics
 
 
@@ -38,6 +39,18 @@ class RunData:
     summary: Mapping[str, float | None]
     lines: tuple[Mapping[str, Any], ...]  # one per step, as in metrics.jsonl
     trace: Trace | None
+    name: str = ""  # of its folder
+    launches: Sequence[Launch] = ()
+
+    @property
+    def tokens(self) -> NDArray[np.float64]:
+        """Tokens of all steps up to each one, [steps]."""
+        return np.cumsum(np.nan_to_num(self.column("tokens")))
+
+    @property
+    def seconds(self) -> NDArray[np.float64]:
+        """Seconds in steps up to the end of each one, [steps]: without validation, checkpoints and starts."""
+        return np.cumsum(np.nan_to_num(self.column("step_s")))
 
     def column(self, name: str) -> NDArray[np.float64]:
         """The values of a metric over all steps, [steps]; NaN for steps without it."""
@@ -70,7 +83,7 @@ def read_run(folder: Path) -> RunData:
             # After a crash between the writes of the two files, they may be of different steps.
             if of_plan(plan, spans):
                 trace = Trace(measured["step"], plan, spans)
-    return RunData(config, summary, lines, trace)
+    return RunData(config, summary, lines, trace, folder.resolve().name, read_launches(run.launches))
 
 
 @contextmanager

@@ -1,23 +1,32 @@
-"""The page of a run: its loss, the timeline of one measured step, and its throughput."""
+"""The page of a run: how its loss and its other metrics went, one measured step, and what was run where."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from engine.cluster.cluster import Cluster
+from engine.config.load import load, recipes
 from engine.config.units import counted
+from engine.errors import ConfigError
 from engine.files import write_durably
 from engine.report.boxes import boxes, shown_ranks
 from engine.report.charts import loss_picture, throughput_picture
+from engine.report.curves import STEPS, Curve, curves_picture, time_axis, token_axis
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import MODES, Pair
+from engine.report.words import MODES, Pair, long_seconds, value_text
 from engine.run.folder import RunFolder
+from engine.run.status import differences
+from engine.units import Floats
+
+_HOSTS = 8  # names that are shown
 
 
 def run_page(run: RunData) -> Page:
@@ -31,12 +40,14 @@ def run_page(run: RunData) -> Page:
                 "previous token."
             )
         losses = Figure.of("Loss", caption, lambda size: loss_picture(steps, loss, validation, run.bigram_nats, size))
+        figures = [losses, *along_figures([run])]
         rate = run.column("tokens_per_s")
         caption = "Tokens per second in each step, all ranks together. The time includes waiting, but not validation."
         throughput = Figure.of("Throughput", caption, lambda size: throughput_picture(steps, rate, size))
+        others = [throughput, *_others(run)]
     else:
-        losses = Figure("Loss", "No step was completed, so there is no loss to show.")
-        throughput = Figure("Throughput", "No step was completed, so there is no throughput to show.")
+        figures = [Figure("Loss", "No step was completed, so there is no loss to show.")]
+        others = [Figure("Throughput", "No step was completed, so there is no throughput to show.")]
 
     timeline = Figure("Timeline of a step", "The run stopped before a complete step was measured.")
     if run.trace is not None:
@@ -49,16 +60,72 @@ def run_page(run: RunData) -> Page:
         )
         timeline = Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
 
-    totals, sources = table(run), mixture(run)
-    tables = [Table("Key numbers of the run", totals)] if totals else []
+    totals = table(run)
+    numbers = Table("Key numbers of the run", totals) if totals else None
+    tables = (numbers, mixture(run), about(run), differing(run), starts(run))
     return Page(
         title=run.config.recipe,
         kind="a ByteScale run",
         head=head(run),
-        figures=[losses, timeline, throughput],
-        tables=[*tables, sources] if sources else tables,
+        figures=[*figures, timeline, *others],
+        tables=[one for one in tables if one],
         warning=warning(run),
     )
+
+
+def along_figures(runs: Sequence[RunData]) -> list[Figure]:
+    """Draw the training losses of one or more runs over their tokens and over their time.
+
+    They are smoothed by running medians, since noise hides how runs differ.
+    """
+    tokens, seconds = (max(float(last(run)[-1]) for run in runs) for last in (_tokens, _seconds))
+    smoothed = "Training loss, the running median of about a tenth of the steps,"
+    found = []
+    for along, at, of in (
+        (token_axis(tokens), _tokens, "the tokens that were trained on"),
+        (time_axis(seconds), _seconds, "the time in steps: without validation, checkpoints and starts"),
+    ):
+        names = [run.name for run in runs] if len(runs) > 1 else ["training loss"]
+        losses = [Curve(name, at(run), run.column("loss")) for name, run in zip(names, runs, strict=True)]
+        curves = [curve.smooth() for curve in losses]
+        picture = partial(
+            curves_picture, f"loss-by-{along.key}", f"Loss by {along.key}", curves, along, "loss (nats per token)"
+        )
+        found.append(Figure.of(f"Loss by {along.key}", f"{smoothed} over {of}.", picture))
+    return found
+
+
+def _tokens(run: RunData) -> Floats:
+    return run.tokens
+
+
+def _seconds(run: RunData) -> Floats:
+    return run.seconds
+
+
+def _others(run: RunData) -> list[Figure]:
+    """Draw the learning rate, the gradient norm and the memory of a run, as far as it has them."""
+    steps, found = run.column("step"), []
+    for name, title, label, caption, unit in (
+        ("lr", "Learning rate", "learning rate", "The learning rate of each step.", 1),
+        ("grad_norm", "Gradient norm", "gradient norm", "The norm of the gradient over all ranks, before clipping.", 1),
+        ("peak_memory", "Memory", "GiB", "The most memory that a device had allocated in a step, of all ranks.", 2**30),
+    ):
+        values = run.column(name) / unit
+        kept = values[np.isfinite(values)]
+        if len(kept):
+            curve = [Curve(title, steps, values)]
+            spread = name == "grad_norm" and kept.min() > 0 and kept.max() > 30 * kept.min()
+            found.append(
+                Figure.of(
+                    title,
+                    caption,
+                    partial(
+                        curves_picture, name, title, curve, STEPS, label, log=spread, from_zero=name == "peak_memory"
+                    ),
+                )
+            )
+    return found
 
 
 def head(run: RunData) -> list[Pair]:
@@ -71,12 +138,14 @@ def head(run: RunData) -> list[Pair]:
         validation += f", {verdict} the corpus's bigram entropy of {run.bigram_nats:.3f}"
     pairs = [
         ("model", config.model.name + (f", {parameters:,} parameters" if parameters is not None else "")),
-        ("ranks", f"{run.trace.plan.ranks if run.trace else Cluster.of(config.cluster).ranks:,}"),
+        ("ranks", f"{ranks_of(run):,}"),
         ("planner", config.planner.name),
         ("steps", f"{len(run.lines):,} of {config.run.steps:,}"),
         ("final training loss", _nats(loss[-1]) if len(loss) else "no step was completed"),
         ("final validation loss", validation),
     ]
+    if lasted := duration(run):
+        pairs.append(("duration", lasted))
     return [*pairs, ("mode", MODES[run.trace.plan.mode])] if run.trace else pairs
 
 
@@ -101,6 +170,66 @@ def table(run: RunData) -> list[Pair]:
         ("wait for plans", wait("plan_wait_s")),
         ("wait for data", wait("data_wait_s")),
     ]
+
+
+def about(run: RunData) -> Table:
+    """What was trained on, where, and with what."""
+    config, summary = run.config, run.summary
+    documents = summary.get("documents")
+    counts = "" if documents is None else f": {counted(int(documents), 'document')}"
+    pairs = [("data", f"{config.data.place}{counts}"), ("tokenizer", config.data.tokenizer)]
+    if config.run.weights is not None:
+        pairs.append(("initial weights", config.run.weights))
+    pairs.append(("run folder", config.run.out))
+    if run.launches:
+        last = run.launches[-1]
+        more = f" and {len(last.hosts) - _HOSTS} more" if len(last.hosts) > _HOSTS else ""
+        pairs += [
+            ("command", last.command),
+            ("hosts", f"{', '.join(last.hosts[:_HOSTS])}{more}"),
+            ("system", last.system),
+            ("versions", ", ".join(f"{name} {number}" for name, number in last.versions.items())),
+        ]
+    return Table("What was run", pairs, text=True)
+
+
+def differing(run: RunData) -> Table:
+    """The keys of the config that differ from the recipe's."""
+    title, name = "Config, where it differs from the recipe", run.config.recipe
+    if name not in recipes():
+        return Table(title, [], note=f"{name} is not a packaged recipe; resolved.yaml has all values.")
+    try:
+        changed = differences([load([f"recipe={name}"]), run.config])
+    except ConfigError as error:
+        return Table(title, [], note=f"The recipe {name} of this version cannot be loaded: {error}")
+    rows = [(key, *map(value_text, values)) for key, values in changed.items()]
+    if not rows:
+        return Table(title, [], note=f"Nowhere: all values are those of the recipe {name}.")
+    return Table(title, rows, ("key", f"recipe {name}", "this run"), text=True)
+
+
+def starts(run: RunData) -> Table | None:
+    """The starts of the ranks: when, how long, and how each ended; None without a record of them."""
+    if not run.launches:
+        return None
+    rows = []
+    for number, one in enumerate(run.launches, start=1):
+        began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(one.began))
+        lasted = "-" if one.ended is None else long_seconds(one.ended - one.began)
+        outcome = one.outcome or ("no end was recorded" if one.ended is None else "all steps are done")
+        rows.append((str(number), began, lasted, f"{one.step:,}", f"{one.ranks:,}", outcome))
+    return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
+
+
+def ranks_of(run: RunData) -> int:
+    """The HDP ranks of the measured step, else of the config."""
+    return run.trace.plan.ranks if run.trace else Cluster.of(run.config.cluster).ranks
+
+
+def duration(run: RunData) -> str | None:
+    """How long ranks ran, in all starts; None if no end was recorded."""
+    lasted = [one.ended - one.began for one in run.launches if one.ended is not None]
+    return long_seconds(sum(lasted)) if lasted else None
 
 
 def mixture(run: RunData) -> Table | None:

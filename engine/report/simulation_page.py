@@ -10,6 +10,7 @@ from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.report.boxes import simulated
 from engine.report.charts import Run, seconds_picture, speedup_picture
+from engine.report.chrome_trace import Process, simulated_steps
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import MODES, NAMES, cell, hdp_ranks, short_tokens, source
@@ -66,6 +67,14 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
         ],
         tables=[Table("Key numbers of the runs", rows, [NAMES.get(name, name) for name in columns], _NOTE)],
     )
+
+
+def simulated_planners(config: Config, runs: Sequence[Run], lengths: Ints) -> list[Process]:
+    """Simulate the first step under each planner of `runs` for a trace; arguments as of `simulation_page`."""
+    settings = PlanSettings.of(config)
+    names = dict.fromkeys(str(run["planner"]) for run in runs)
+    plans = {name: plan_step(lengths, settings.by(name)) for name in names}
+    return [Process(name, simulated_steps([plan], settings.by(name))) for name, plan in plans.items()]
 
 
 def _timelines(settings: PlanSettings, runs: Sequence[Run], lengths: Ints) -> list[Figure]:

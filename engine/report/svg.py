@@ -65,6 +65,7 @@ _STYLE: dict[str, Any] = {
     "svg.hashsalt": "bytescale",  # without it, ids are random
     "figure.constrained_layout.use": True,
     "savefig.transparent": True,
+    "text.parse_math": False,  # $ in a name is no formula
     "text.color": INK,
     "axes.labelcolor": INK,
     "axes.edgecolor": INK,

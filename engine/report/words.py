@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,20 @@ def short_seconds(seconds: float) -> str:
             value = seconds / unit
             return f"{value:,.0f} {name}" if value >= 1000 else f"{value:.3g} {name}"
     raise AssertionError("the last unit applies to every time")
+
+
+def long_seconds(seconds: float) -> str:
+    """Format a duration as people say it: 42 s, 7 min 5 s, 3 h 20 min, 2 d 4 h."""
+    for unit, name, smaller, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if round(seconds) >= unit:
+            whole, rest = divmod(round(seconds / smaller) * smaller, unit)
+            return f"{whole} {name}" + (f" {rest // smaller} {less}" if rest else "")
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def value_text(value: Any) -> str:
+    """Format the value of a config; one that a config does not have is a dash."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def number(value: str | int | float) -> str:
@@ -127,10 +142,13 @@ def memory_rows(found: Estimate) -> list[Triple]:
     Percentages are of the total memory of the device or the host; empty if that is 0.
     """
     _, unit = memory_unit(found.peak)
-    rows = [*memory_parts(found).items(), ("peak", found.peak), ("device total", found.device_total)]
-    device = [(name, size, found.device_total) for name, size in rows]
-    host = [("on the host", found.host, found.host_total), ("host total", found.host_total, found.host_total)]
-    return [(name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "") for name, size, of in device + host]
+    device = [*memory_parts(found).items(), ("peak", found.peak), ("device total", found.device_total)]
+    host = [("on the host", found.host), ("of it for checkpoints", found.checkpoint), ("host total", found.host_total)]
+    return [
+        (name, f"{size / unit:,.2f}", f"{size / of:.0%}" if of else "")
+        for rows, of in ((device, found.device_total), (host, found.host_total))
+        for name, size in rows
+    ]
 
 
 def source(config: Config) -> str:

@@ -18,21 +18,23 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from engine.config.units import counted, format_bytes
 from engine.control import progress
 from engine.errors import CheckpointError, StorageError, storage_error
-from engine.files import LOCK, draft_of, locked_draft, publish, remove_folder, sync, write_durably
+from engine.files import draft_of, publish, remove_folder, sync, write_durably
 
 MANIFEST = "manifest.json"
 PREFIX = "step-"
 BLOCK = 64 << 20  # bytes per hash
 DAMAGED = "checkpoint is damaged: "
+_PARTS = ".parts"  # folder in a draft: sizes and hashes of the files of each rank
+_POLL_S = 0.05
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
 
@@ -56,20 +58,22 @@ def folder_name(step: int) -> str:
 
 
 @contextmanager
-def _names_full_disk(draft: Path) -> Iterator[None]:
+def _names_full_disk(draft: Path, names: Iterable[str]) -> Iterator[None]:
     """Turn an error of the disk while the files of a draft are written into a StorageError with path and bytes.
 
-    The draft stays, because other ranks may be writing in it. The next start removes it first.
+    The files `names` are removed. The draft stays, because other ranks may be writing in it. The next start removes it.
     """
     try:
         yield
     except (OSError, RuntimeError) as error:
         if not (storage_error(error) or any(sign in str(error) for sign in _TORCH)):
             raise
-        written = format_bytes(sum(_size(path) for path in draft.rglob("*") if path.is_file()))
+        written = format_bytes(bytes_of(draft))
         message = f"a checkpoint could not be written: {written} were written"
         with suppress(OSError):
             message += f", {format_bytes(shutil.disk_usage(draft).free)} are free"
+        for name in names:
+            (draft / name).unlink(missing_ok=True)
         hint = "free some space, or set a smaller run.keep_checkpoints; then run the same command"
         raise StorageError(message, key=str(draft), hint=hint) from error
 
@@ -94,40 +98,48 @@ def newest_first(checkpoints: Path) -> list[Path]:
     return [checkpoints / name for name in sorted(names, reverse=True)]
 
 
-def write(
-    checkpoints: Path,
-    state: TrainState,
-    rank: int,
-    save_tensors: Callable[[Path], None],
-    gather: Callable[[dict[str, Any]], list[dict[str, Any]]],
-) -> Path:
-    """Write one checkpoint. Collective: all ranks must call it, on a shared file system.
+def write(checkpoints: Path, state: TrainState, rank: int, save_tensors: Callable[[Path], Iterable[str]]) -> Path:
+    """Write this rank's part of a checkpoint. Rank 0 waits for the parts of all ranks, and publishes the checkpoint.
 
-    `save_tensors(folder)` writes the files of this rank. `gather(facts)` is an all-gather: every rank gets the list of
-    all ranks' facts. The ranks divide the work of hashing and syncing all files. Returns the checkpoint's folder.
+    All ranks must call it, on a shared file system. It calls no collective, so it may run in a thread beside a training
+    step. `save_tensors(folder)` writes the files of this rank; it yields their paths in the folder, each before the
+    file is written, or returns all. Returns the checkpoint's folder, which exists when rank 0 returns. There must be no
+    ruin of an earlier write of the same step. Raises StorageError if the disk is full or fails; then the files of this
+    rank are removed, or there would be no space to report it.
     """
     final = checkpoints / folder_name(state.step)
-    with locked_draft(final) if rank == 0 else nullcontext(draft_of(final)) as draft:
-        gather({})  # the draft exists
-        with _names_full_disk(draft):
-            save_tensors(draft)
+    draft = draft_of(final)
+    parts, names = draft / _PARTS, list[str]()
+    with _names_full_disk(draft, names):
+        parts.mkdir(parents=True, exist_ok=True)
+        for name in save_tensors(draft):
+            names.append(name)
         progress.reach("write")
-        gather({})  # every file is written
-        # Rank 0 lists the files for all: on a network file system ranks may see different lists for a while.
-        found = [p for p in draft.rglob("*") if p.is_file() and p.name != LOCK] if rank == 0 else []
-        files = sorted(gather({str(path.relative_to(draft)): "" for path in found})[0])
         facts = {}
-        for name in files[rank :: state.ranks]:
+        for name in names:
             sync(draft / name)
             size = _size(draft / name)
             facts[name] = size, [_hash(draft / name, start, BLOCK) for start in range(0, size, BLOCK)]
-        known = {name: fact for part in gather(facts) for name, fact in part.items()}
+        written = parts / f".{rank}"
+        written.write_text(json.dumps(facts))
+        written.replace(parts / str(rank))  # appears complete, at once; rank 0 may remove the folder from here on
         if rank == 0:
-            _write_manifest(draft, state, known)
+            for other in range(1, state.ranks):
+                facts |= _wait_for(parts / str(other))
+            shutil.rmtree(parts)
+            _write_manifest(draft, state, facts)
             progress.reach("rename")
-            publish(draft, final, replace=True)
-    gather({})
+            publish(draft, final)
     return final
+
+
+def _wait_for(part: Path) -> dict[str, Any]:
+    """Read what another rank has written, as soon as it is there. A rank that fails ends the run and this process."""
+    while True:
+        try:
+            return json.loads(part.read_bytes())  # type: ignore[no-any-return]
+        except FileNotFoundError:
+            time.sleep(_POLL_S)
 
 
 @dataclass(frozen=True)
@@ -165,8 +177,13 @@ def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:
     """
     for folder in newest_first(checkpoints):
         if folder.name > folder_name(step):
-            kept = folder.rename(folder.with_name(f"abandoned-{folder.name}-{time.time_ns()}"))
-            say(f"{folder.name} is newer than step {step}, from which this run resumes; it is kept as {kept.name}")
+            kept = set_aside(folder).name
+            say(f"{folder.name} is newer than step {step}, from which this run resumes; it is kept as {kept}")
+
+
+def set_aside(folder: Path) -> Path:
+    """Rename a checkpoint, so that no run resumes from it, and return its new path."""
+    return folder.rename(folder.with_name(f"abandoned-{folder.name}-{time.time_ns()}"))
 
 
 @dataclass(frozen=True)
@@ -187,8 +204,13 @@ def read(folder: Path) -> TrainState:
 
 
 def check_sizes(folder: Path) -> None:
-    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged."""
+    """Raise CheckpointError if a file is missing or its size differs from the manifest, or if that is damaged.
+
+    A file of tensors that the manifest does not have would be loaded without a hash.
+    """
     manifest = read_manifest(folder)
+    if unlisted := {path.relative_to(folder).as_posix() for path in folder.rglob("*.pt")} - {*manifest.files}:
+        raise _damage(folder, f"{min(unlisted)} is not in {MANIFEST}")
     with _reports_damage(folder):
         for name in manifest.files:
             size = _size(folder / name)
@@ -232,6 +254,12 @@ def read_manifest(folder: Path) -> Manifest:
         raise CheckpointError("no such checkpoint", key=str(folder), hint=hint)
     with _reports_damage(folder):
         content = (folder / MANIFEST).read_bytes()
+    return parse_manifest(content, folder)
+
+
+def parse_manifest(content: bytes, folder: Path) -> Manifest:
+    """Check the content of a manifest, of the checkpoint `folder`. Raises CheckpointError if it is damaged."""
+    with _reports_damage(folder):
         first, _, second = content.partition(b"\n")
         if second and second != _seal(first):
             raise _damage(folder, f"{MANIFEST} does not match its hash")
@@ -241,6 +269,8 @@ def read_manifest(folder: Path) -> Manifest:
         block, files = values.get("block"), values["files"]
         if block is None:
             files = {name: [digest] for name, digest in files.items()}
+        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
+            raise _damage(folder, f"{MANIFEST} names files outside of the checkpoint")
         manifest = Manifest(_state(values["state"]), block, files, values.get("sizes", {}))
         if folder.name.startswith(PREFIX) and folder.name != folder_name(manifest.state.step):
             raise _damage(folder, f"{MANIFEST} is that of step {manifest.state.step}")
@@ -298,16 +328,31 @@ def _damage(folder: Path, what: str) -> CheckpointError:
     return CheckpointError(f"{DAMAGED}{what}", key=str(folder), hint=hint)
 
 
+def bytes_of(folder: Path) -> int:
+    """The bytes of all files in a folder that can be seen; others may be writing or removing some."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(place, name).stat().st_size
+    return total
+
+
 def _size(path: Path) -> int:
     return path.stat().st_size
 
 
 def _hash(path: Path, start: int, length: int) -> str:
     """Hash `length` bytes of a file from byte `start`, or fewer where it ends."""
-    digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         file.seek(start)
-        while length > 0 and (piece := file.read(min(length, 1 << 20))):
-            digest.update(piece)
-            length -= len(piece)
+        return hash_of(file, length)
+
+
+def hash_of(file: BinaryIO, length: int) -> str:
+    """Hash the next `length` bytes of an open file, or fewer where it ends."""
+    digest = hashlib.blake2b(digest_size=16)
+    while length > 0 and (piece := file.read(min(length, 1 << 20))):
+        digest.update(piece)
+        length -= len(piece)
     return digest.hexdigest()

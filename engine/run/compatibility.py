@@ -24,10 +24,10 @@ _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
 # checkpoint nothing has been learned, and with one, their fingerprints are compared.
 _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
-    *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*"),
+    *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),
     *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
-    *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts"),
-    *("run.keep_checkpoints", "run.keep_every", "run.keep_best"),
+    *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts", "run.trackers"),
+    *("run.keep_checkpoints", "run.keep_every", "run.keep_best", "run.remote"),
     *("run.on_nan", "run.max_skips", "run.notice_file", "run.chaos"),
 )
 
@@ -60,7 +60,7 @@ def must_match(config: Config) -> dict[str, Any]:
 
 
 def check_compatible(
-    checkpoint: Path, state: TrainState, config: Config, tokenizer: Mapping[str, Any] | None = None
+    checkpoint: Path | str, state: TrainState, config: Config, tokenizer: Mapping[str, Any] | None = None
 ) -> None:
     """Raise CheckpointError, with the differences, if this config cannot resume from `state`.
 

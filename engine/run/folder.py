@@ -14,13 +14,17 @@ class RunFolder:
         self.summary = root / "summary.json"  # facts of the documents and the model
         self.blocks = root / "blocks.jsonl"  # the blocks of all sources of texts (engine/data/block_files.py)
         self.metrics = root / "metrics.jsonl"  # one JSON object per step
+        self.launches = root / "launches.jsonl"  # when, where and with what ranks were started (engine/run/launches.py)
         self.ledger = root / "ledger"  # the documents of each step (engine/data/ledger.py)
         self.quarantine = root / "quarantine.jsonl"  # documents that were left out (engine/data/quarantine.py)
         self.plan = root / "plan.bin"  # of one step, with its measured spans in `trace`
         self.trace = root / "trace.json"
         self.report = root / "report.html"
+        self.script = root / "slurm.sh"  # of `--launcher slurm`
+        self.manifest = root / "k8s.yaml"  # of `--launcher k8s`
         self.checkpoints = root / "checkpoints"  # step-00000100, ...
         self.logs = root / "logs"
+        self.trackers = root / "trackers"  # what TensorBoard, Weights & Biases and MLflow write
         self.speeds = root / "speeds.json"  # measured, of each host, in percent of the fastest
         self.chaos = root / "chaos"  # planted faults, if run.chaos=true (engine/control/chaos.py)
 
@@ -31,6 +35,18 @@ class RunFolder:
     def node_log(self, number: int) -> Path:
         """The file with everything that the agent of a node, or ssh, prints on its standard error."""
         return self.logs / f"node-{number}.log"
+
+    def launch(self, key: str) -> Path:
+        """The file through which the other processes of a launch find its launcher (engine/launch/join.py)."""
+        return self.logs / f"launch-{key}.json"
+
+    def tracker_log(self, name: str) -> Path:
+        """The file with everything that a tracker's library prints."""
+        return self.logs / f"tracker-{name}.log"
+
+    def tracker(self, name: str) -> Path:
+        """The JSON file with the id that a tracker gave the run, and the last step that it has."""
+        return self.trackers / f"{name}.json"
 
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""

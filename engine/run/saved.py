@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from engine.run.checkpoints import (
     MANIFEST,
     START_OVER,
     Retention,
+    bytes_of,
     check_sizes,
     newest_first,
     read,
@@ -23,6 +23,7 @@ from engine.run.checkpoints import (
     step_of,
 )
 from engine.run.folder import RunFolder
+from engine.run.remote import Remote, is_url, reaching
 
 
 def find(source: Path) -> Path:
@@ -34,8 +35,9 @@ def find(source: Path) -> Path:
         return source
     found = newest_first(RunFolder(source).checkpoints)
     if not found:
-        hint = "choose a run folder, or one of its checkpoints: RUN/checkpoints/step-..."
-        raise CheckpointError("is neither a checkpoint nor a run that has one", key=str(source), hint=hint)
+        hint = "choose a run, or a checkpoint RUN/checkpoints/step-...; `bytescale ckpt list RUN` lists those of a run"
+        what = "is neither a checkpoint nor a run that has one" if source.is_dir() else "no such folder"
+        raise CheckpointError(what, key=str(source), hint=hint)
     return found[0]
 
 
@@ -77,15 +79,20 @@ def verified(source: Path, say: Callable[[str], None], hashes: bool = True) -> P
     return found
 
 
-def listed(run: Path) -> list[dict[str, Any]]:
+def listed(run: Path | str) -> list[dict[str, Any]]:
     """Return path, step, ranks, bytes and damage of each checkpoint of a run, newest first.
 
     `damaged` is the damage that a comparison of file sizes shows, or None. Hashes are not checked: that would take
-    minutes. `ranks` is None if the manifest cannot be read. Raises CheckpointError if there is no checkpoint, and
-    PermissionError if this user may read none of them.
+    minutes. `ranks` is None if the manifest cannot be read. `run` may be the URL of a folder of checkpoints; there only
+    manifests are read. Raises CheckpointError if there is no checkpoint, and PermissionError if this user may read none
+    of them.
     """
+    if is_url(run):
+        remote = Remote(str(run), "RUN")
+        with reaching(remote):
+            return remote.listed()
     rows, forbidden = [], list[PermissionError]()
-    for folder in newest_first(find(run).parent):
+    for folder in newest_first(find(Path(run)).parent):
         step, ranks, damaged = step_of(folder), None, None
         try:
             state = read_state(folder)
@@ -101,7 +108,7 @@ def listed(run: Path) -> list[dict[str, Any]]:
                 "path": str(folder),
                 "step": None if step < 0 else step,
                 "ranks": ranks,
-                "bytes": _bytes(folder),
+                "bytes": bytes_of(folder),
                 "damaged": damaged,
             }
         )
@@ -110,11 +117,18 @@ def listed(run: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def check_all(source: Path) -> list[dict[str, Any]]:
-    """Compare all hashes of a checkpoint, or of every checkpoint of a run; return path and damage (or None) of each."""
-    found = find(source)
+def check_all(source: Path | str) -> list[dict[str, Any]]:
+    """Compare all hashes of a checkpoint, or of every checkpoint of a run; return path and damage (or None) of each.
+
+    `source` may be a URL: of a folder of checkpoints, or of one checkpoint in it.
+    """
+    if is_url(source):
+        remote = Remote(str(source), "RUN")
+        with reaching(remote):
+            return remote.checked()
+    found = find(Path(source))
     rows = []
-    for folder in [found] if found == source else newest_first(found.parent):
+    for folder in [found] if found == Path(source) else newest_first(found.parent):
         damaged = None
         try:
             read(folder)
@@ -153,13 +167,3 @@ def thin_out(run: Path, keep: Retention, dry_run: bool, say: Callable[[str], Non
         for old in () if dry_run else removed:
             remove_folder(old)
     return removed
-
-
-def _bytes(folder: Path) -> int:
-    """The bytes of all files in a folder that can be seen."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += Path(place, name).stat().st_size
-    return total

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.config.load import read_resolved
 from engine.config.schema import Config
-from engine.data.tokenizers.load import BYTES
+from engine.data.tokenizers.load import BYTES, recognise, tokenizer_file
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
 from engine.run import checkpoints
+from engine.run.checkpoints import TrainState
 from engine.run.compatibility import check_compatible
 from engine.run.folder import RunFolder
 from engine.run.saved import verified
@@ -40,27 +41,20 @@ def export_weights(
     format does not have. Raises CheckpointError if there is no intact checkpoint, ConfigError if `out` exists.
     """
     with new_folder(out) as draft:  # first, because checking the checkpoint takes minutes
-        folder = verified(source, say)
-        state = checkpoints.read_state(folder)
-        run = RunFolder(folder.absolute().parent.parent)
-        if not run.resolved.exists():
-            hint = "choose a checkpoint inside its run folder: RUN/checkpoints/step-..."
-            raise CheckpointError(f"its run has no {run.resolved.name}", key=str(folder), hint=hint)
-        config = read_resolved(run.resolved)
-        check_compatible(folder, state, config)
+        saved = open_checkpoint(source, say)
+        folder, config, facts = saved.folder, saved.config, saved.facts
         dtype = dtype or config.dtype
         held = model_weights(folder)
         weights = master_weights(folder) if (dtype, config.dtype) == ("fp32", "bf16") else held
         entries = _entries(weights, config, DTYPES[dtype])
-        facts = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
         ends = facts.get("bos"), facts.get("eos")  # of the documents' tokenizer
         described = config_json(config.model, config.context, str(DTYPES[dtype]).removeprefix("torch."), *ends)
-        tokenizer = _copy_tokenizer(config.data.tokenizer, facts.get("tokenizers", []), draft, say)
+        tokenizer = _copy_tokenizer(config.data.tokenizer, made_by_others(facts), draft, say)
         shards = write_weights(draft, described, entries, shard_bytes)
     return {
         "out": str(out),
         "checkpoint": str(folder),
-        "step": state.step,
+        "step": saved.state.step,
         "dtype": dtype,
         "shards": len(shards),
         "bytes": sum(entry.bytes for entry in entries),
@@ -69,19 +63,55 @@ def export_weights(
     }
 
 
-def _copy_tokenizer(tokenizer: str, kinds: list[str], draft: Path, say: Callable[[str], None]) -> list[str]:
+class Saved(NamedTuple):
+    """An intact checkpoint and what its run says about it."""
+
+    folder: Path
+    state: TrainState
+    config: Config
+    facts: Mapping[str, Any]  # of documents and model: the run's summary.json, empty if there is none
+
+
+def open_checkpoint(source: Path, say: Callable[[str], None]) -> Saved:
+    """Check `source`, a checkpoint or a run, whose newest intact checkpoint is used, and read its config.
+
+    `say` gets warnings about damaged checkpoints. Raises CheckpointError if there is no intact checkpoint, or if it
+    does not belong to the config of its run.
+    """
+    folder = verified(source, say)
+    state = checkpoints.read_state(folder)
+    run = RunFolder(folder.absolute().parent.parent)
+    if not run.resolved.exists():
+        hint = "choose a checkpoint inside its run folder: RUN/checkpoints/step-..."
+        raise CheckpointError(f"its run has no {run.resolved.name}", key=str(folder), hint=hint)
+    config = read_resolved(run.resolved)
+    check_compatible(folder, state, config)
+    facts = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
+    return Saved(folder, state, config, facts)
+
+
+def made_by_others(facts: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of tokenizers, other than bytes, that made the tokens of a run's documents."""
+    return [kind for kind in facts.get("tokenizers", []) if kind != BYTES]
+
+
+def _copy_tokenizer(tokenizer: str, others: list[str], draft: Path, say: Callable[[str], None]) -> list[str]:
     """Copy the files of the run's tokenizer, and return their names. `say` gets why there are none.
 
-    `kinds` are those of the tokenizers that made the documents' tokens. Weights are exported without it too: the run
-    may have been made on another machine.
+    `others` as `made_by_others` returns them. Weights are exported without a tokenizer too: the run may have been made
+    on another machine.
     """
     try:
+        # The run may be somebody else's, and its config name any file of this user.
+        path = tokenizer_file(tokenizer)
+        if path is not None and path.is_file():
+            recognise(path, path.read_bytes())
         copied = copy_tokenizer(tokenizer, draft)
     except DataError as error:
         (problem,) = error.problems
         say(f"warning: no tokenizer in the folder: {problem.key}: {problem.message}; {problem.hint}")
         return []
-    if not copied and (others := [kind for kind in kinds if kind != BYTES]):
+    if not copied and others:
         made = (
             f"another tokenizer ({', '.join(others)}) made the run's token files, and data.tokenizer does not name it"
         )

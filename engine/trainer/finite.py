@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 from engine.data.steps import SequenceTable
@@ -29,7 +30,9 @@ def check_finite(step: int, folder: RunFolder, where: str = "", **values: float)
         return
     shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
     kept = newest_first(folder.checkpoints)
-    action = f"resume into a new folder: run.out=NEW --resume {kept[0]}" if kept else "start again: run.out=NEW"
+    action = "start again: run.out=NEW"
+    if kept:
+        action = f"resume into a new folder: run.out=NEW --resume {shlex.quote(str(kept[0]))}"
     message = f"training diverged at step {step}: {shown}{where}"
     raise DivergedError(message, key="optimizer.lr", hint=f"lower it and {action}; or skip such steps: run.on_nan=skip")
 

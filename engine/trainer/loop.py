@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from engine.data.mixture import SCALE
 from engine.data.overview import tokenizer_facts
 from engine.data.quarantine import Quarantine
 from engine.data.steps import Cursor
-from engine.errors import CheckpointError, ExitCode, MemoryFitError
+from engine.errors import CheckpointError, ExitCode, MemoryFitError, Problem
+from engine.fit.estimate import most_on_host
 from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
@@ -33,9 +35,9 @@ from engine.planner.neighbours import neighbours
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
+from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match
 from engine.run.folder import RunFolder
-from engine.trainer.control import Control
 from engine.trainer.feed import Feed, fingerprints_of
 from engine.trainer.finite import check_finite, documents_of
 from engine.trainer.model import build, reserve_host
@@ -54,13 +56,14 @@ class Trainer:
 
     def __init__(self, folder: RunFolder, config: Config, groups: Groups, weights: str | None = None) -> None:
         self.folder, self.config, self.groups = folder, config, groups
-        self.control, self.trace = Control(groups.control), Trace(folder, groups)
+        self.control, self.trace = groups.control, Trace(folder, groups)
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
         self.pace = Pace(self.settings, groups.hdp_rank)
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
+        self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
         self.tokenizer = tokenizer_facts(config.data)
         self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
@@ -69,7 +72,10 @@ class Trainer:
             self.control.check_same(plan.digest)
         shares = validation_shares(config.data) if config.data.validation_tokens else {}
         self.unvalidated = [name for name, share in shares.items() if share and name not in self.validation]
+        self.copies = most_on_host(config, self.settings).checkpoint > 0
         self.step, self.cursor = 0, Cursor()
+        self.saved = 0  # step of the last checkpoint
+        self.of_save: dict[str, Any] = {}  # metrics of the last checkpoint, for the next line
         self.skipped = 0  # of the last steps, in a row
         self.ended: str | None = None  # why there are no more steps before run.steps, as `Steps.ended`
 
@@ -84,9 +90,8 @@ class Trainer:
             checkpoints.check_hashes(checkpoint, self.groups.rank, self.groups.mesh.ranks)
         except CheckpointError as error:
             problem = error.problems[0]
-        (damaged,) = self.control.largest(problem is not None)
-        if damaged:
-            raise CheckpointError.of([next(filter(None, self.control.gather(problem)))])
+        if problems := self.control.gather(problem and asdict(problem)):
+            raise CheckpointError.of([Problem(**problems[0])])
 
     def begin(self, checkpoint: Path | None) -> None:
         """Resume from a checkpoint that `verify` has checked, or start at step 0 if it is None."""
@@ -96,7 +101,8 @@ class Trainer:
             self.fingerprints = {**state.fingerprints, **self.fingerprints}  # a source that is left out may come back
             self.tokenizer = self.tokenizer or state.tokenizer
             self.engine.load(checkpoint)
-            self.step, self.cursor, self.skipped = state.step, Cursor.of_json(state.cursor), state.skipped
+            self.step, self.saved, self.cursor = state.step, state.step, Cursor.of_json(state.cursor)
+            self.skipped = state.skipped
             self.trace.resume(self.control)
         self.ahead.request(self.cursor)
 
@@ -108,16 +114,22 @@ class Trainer:
         saved.
         """
         while not self._finished:
-            stopping = self.one_step(stop)
+            try:
+                stopping = self.one_step(stop)
+            except OSError:
+                self.writer.check()  # a checkpoint that has filled the disk is the cause, not the metrics' next line
+                raise
             if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
-            if stopping and not self._finished:
-                return ExitCode.PREEMPTED
-        return ExitCode.OK
+            if stopping:
+                break
+        self._finish_save()
+        return ExitCode.OK if self._finished else ExitCode.PREEMPTED
 
     def one_step(self, stop: Callable[[], bool]) -> bool:
         """Run one step and log it. Returns whether any rank was asked to stop."""
         # Take the plan. The next step is planned while this one runs.
+        self.writer.check()
         began = time.perf_counter()
         progress.report("plan", step=self.step + 1)
         planned = self.ahead.take()
@@ -142,7 +154,7 @@ class Trainer:
         progress.report("log")
         # Log. Ranks reduce only a few numbers, at any world size.
         offload, peak = self.context.offload, peak_bytes(self.groups.device)
-        loss = self.control.total(loss_sum.item()) / loss_tokens
+        loss = self.groups.sum(loss_sum).item() / loss_tokens
         data_wait_s, peak_memory, host_short, stopping = self.control.largest(
             times.data_wait_s, peak or 0, offload.arena.pop_short() if offload else 0, stop()
         )
@@ -167,6 +179,7 @@ class Trainer:
             "host_short": int(host_short) or None,
             **of_model,
             **_mixture(self.cursor),
+            **self.of_save,
             **self._validate(),
         }
         if self.skipped:
@@ -175,6 +188,7 @@ class Trainer:
             line["ended"] = self.ended
         if self.unvalidated:
             line["unvalidated"] = self.unvalidated  # sources whose validation set is empty
+        self.of_save = {}
         if self.groups.rank == 0:
             self.ledger.record(self.step, planned.table, plan)
             if left_out := self.quarantine.add(self.step, planned.unusable):
@@ -186,8 +200,16 @@ class Trainer:
         return bool(stopping)
 
     def save(self) -> None:
-        """Write a checkpoint of the last finished step, and remove old ones. All ranks must call it."""
+        """Begin to write a checkpoint of the last finished step, and to remove old ones. All ranks must call it.
+
+        Training goes on while the states are written from a copy in host memory. It waits until an earlier checkpoint
+        is written; without memory for a copy on some rank, also for this one.
+        """
         progress.report("save")
+        began, run = time.perf_counter(), self.config.run
+        self.writer.wait()
+        snapshot = self.engine.snapshot(self.copies)
+        (short,) = self.control.largest(snapshot.short)
         state = checkpoints.TrainState(
             step=self.step,
             cursor=self.cursor.to_json(),
@@ -197,12 +219,26 @@ class Trainer:
             tokenizer=self.tokenizer,
             skipped=self.skipped,
         )
-        rank = self.groups.rank
-        written = checkpoints.write(self.folder.checkpoints, state, rank, self.engine.save, self.control.gather)
-        if rank == 0:
-            run = self.config.run
-            keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
-            checkpoints.prune(written, keep, metrics.validation_losses(self.folder.metrics) if keep.best else {})
+        keep = checkpoints.Retention(run.keep_checkpoints, run.keep_every, run.keep_best)
+
+        def prune(written: Path) -> None:
+            losses = metrics.validation_losses(self.folder.metrics) if keep.best else {}
+            checkpoints.prune(written, keep, losses)
+
+        self.writer.start(state, snapshot.write_each, prune)
+        if short or not self.copies:
+            self.writer.wait()
+        self.saved = self.step
+        self.of_save = {"save_s": time.perf_counter() - began} | ({"copy_short": int(short)} if short else {})
+
+    def _finish_save(self) -> None:
+        """Wait until the last checkpoint is published. All ranks must call it.
+
+        Ranks leave together: a rank that ends early would end the others, and one of them may still be writing.
+        """
+        progress.report("save")
+        self.writer.wait()
+        self.control.largest(0)
 
     def close(self) -> None:
         """End the planning process and destroy the process groups."""
@@ -227,12 +263,20 @@ class Trainer:
         if self.context.offload is None:
             return
         problem = reserve_host(plan, self.groups.hdp_rank, self.context.offload)
-        (failed,) = self.control.largest(problem is not None)
-        if failed:
-            problems = self.control.gather(problem)
-            if self.step:
+        if problems := self.control.gather(problem and asdict(problem)):
+            if self.step > self.saved:
                 self.save()
-            raise MemoryFitError.of([next(filter(None, problems))])
+            self._finish_save()
+            raise MemoryFitError.of([Problem(**problems[0])])
+
+    def _check_finite(self, **values: float) -> None:
+        """Raise DivergedError unless all `values` are finite. The checkpoint that its hint names is then published.
+
+        The values must be the same on all ranks.
+        """
+        if not all(map(math.isfinite, values.values())):
+            self._finish_save()
+        check_finite(self.step, self.folder, "", **values)
 
     def _diverged(self, planned: Planned, times: StepTimes, loss: float, grad_norm: float) -> None:
         """Raise DivergedError for the step, with its documents, which also enter the ledger. All ranks must call it."""
@@ -243,6 +287,7 @@ class Trainer:
         where = documents_of(planned.plan, planned.table, list(source_configs(self.config.data)), found)
         if self.skipped > 1:
             where += f"; {counted(self.skipped - 1, 'update')} before it had been skipped"
+        self._finish_save()
         check_finite(self.step, self.folder, where, loss=loss, grad_norm=grad_norm)
 
     def _validate(self) -> dict[str, Any]:
@@ -254,10 +299,10 @@ class Trainer:
             return {}
         sums, tokens = dict[str, float](), dict[str, int]()
         for name, (table, plan) in self.validation.items():
-            loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context).item()
-            sums[name], tokens[name] = self.control.total(loss_sum), max(1, int(table.loss_tokens.sum()))
+            loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context)
+            sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(table.loss_tokens.sum()))
         loss = sum(sums.values()) / sum(tokens.values())
-        check_finite(self.step, self.folder, validation_loss=loss)
+        self._check_finite(validation_loss=loss)
         of_sources = {"validation_losses": {name: sums[name] / tokens[name] for name in sums}} if len(sums) > 1 else {}
         return {"validation_loss": loss} | of_sources
 

@@ -3,19 +3,25 @@
 Every rank computes the whole plan. A plan is a pure function of lengths and settings, so ranks do not exchange plans.
 They only compare digests (`Control.check_same`), to detect a rank with a different plan. Of each host, the planning
 process of the first rank has loaders, which pack documents ahead. The planning process imports no torch.
+
+For the same reason a planning process that dies is replaced by another one, which gives the same plan. Ranks and
+planning processes talk over pipes: the queues of a process pool have semaphores, which are files in /dev/shm that a
+killed run leaves behind.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 from engine.config.schema import Config
@@ -25,6 +31,7 @@ from engine.data.pack import LeftOut
 from engine.data.quarantine import Unusable
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
 from engine.data.workers import cores
+from engine.errors import BytescaleError
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -32,6 +39,7 @@ from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
+_ATTEMPTS = 3  # planning processes that may die of a step
 _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
 
 
@@ -56,31 +64,64 @@ class PlanAhead:
 
     def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, loads: bool) -> None:
         """Start the process, which has loaders if `loads`."""
+        self._arguments = folder, config, settings, loads
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and communicators
-        arguments = folder, config, settings, loads
-        self._pool = ProcessPoolExecutor(1, context, initializer=_begin, initargs=arguments)
-        self._pending: Future[_Found] | None = None
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, *self._arguments))
+        self._process.start()
+        theirs.close()
 
     def request(self, cursor: Cursor) -> None:
         """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one."""
-        self._pending = self._pool.submit(_step, cursor)
+        self._ask(_Planner.step, cursor)
 
     def take(self) -> Planned:
         """Wait for the requested plan and return it. Raises any error of the planning process."""
-        assert self._pending is not None, "request comes first"
-        table, buffer, simulated, after, unusable, ended = self._pending.result()
+        table, buffer, simulated, after, unusable, ended = self._answer()
         return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable, ended)
 
     def validation(self) -> dict[str, tuple[SequenceTable, StepPlan]]:
         """Return the validation set of each source that has one, and its plan."""
-        found = self._pool.submit(_validation).result()
+        self._ask(_Planner.validation)
+        found: dict[str, tuple[SequenceTable, bytes]] = self._answer()
         return {name: (table, StepPlan.from_bytes(buffer)) for name, (table, buffer) in found.items()}
+
+    def _ask(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Let the planning process call a method of its _Planner. The answer must be taken before the next question."""
+        self._asked = work, arguments
+        with suppress(OSError):  # it has died; `_answer` will see it
+            self._connection.send(self._asked)
+
+    def _answer(self) -> Any:
+        """Wait for the answer to the last `_ask`. Raises the error of the work.
+
+        If the planning process dies, another one is asked; if that happens several times, raises BytescaleError.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                done, found = self._connection.recv()
+            except (EOFError, OSError):
+                self.close()
+                message = f"the planning process ended with code {self._process.exitcode}"
+                if attempt < _ATTEMPTS:
+                    logging.getLogger(__name__).warning("%s; another one plans this step again", message)
+                    self._start()
+                    work, arguments = self._asked
+                    self._ask(work, *arguments)
+            else:
+                if not done:
+                    raise found
+                return found
+        hint = "Linux kills processes of a host that runs out of memory; the log of the rank has what else is known"
+        raise BytescaleError(f"{message}, {_ATTEMPTS} times in one step", hint=hint)
 
     def close(self) -> None:
         """End the planning process and its loaders."""
-        with suppress(RuntimeError):  # it has ended already
-            self._pool.submit(_end)
-        self._pool.shutdown()
+        self._connection.close()
+        self._process.join()
 
 
 _Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable], str | None]
@@ -135,32 +176,22 @@ class _Planner:
         return {name: (table, plan_step(table.length, self.settings).to_bytes()) for name, table in tables.items()}
 
 
-_arguments: tuple[RunFolder, Config, PlanSettings, bool]
-
-
-def _begin(*arguments: Any) -> None:
-    global _arguments
-    _arguments = arguments
+def _serve(connection: Connection, *arguments: Any) -> None:
+    """Do the work that the rank asks for, until it closes the connection. `arguments` are those of _Planner."""
     _end_with_parent()
-
-
-@cache
-def _planner() -> _Planner:
-    """Create the planner at its first use: an error of an initializer would not reach the rank."""
-    return _Planner(*_arguments)
-
-
-def _step(cursor: Cursor) -> _Found:
-    return _planner().step(cursor)
-
-
-def _validation() -> dict[str, tuple[SequenceTable, bytes]]:
-    return _planner().validation()
-
-
-def _end() -> None:
-    if _planner.cache_info().currsize and (loaders := _planner().loaders):
-        loaders.close()
+    planner: _Planner | None = None
+    with suppress(EOFError, OSError):  # of the connection
+        while True:
+            work, given = connection.recv()
+            try:
+                planner = planner or _Planner(*arguments)
+                answer = True, work(planner, *given)
+            except Exception as error:
+                traceback.print_exc()  # to the log of the rank, which raises the error without it
+                answer = False, error
+            connection.send(answer)
+    if planner is not None and planner.loaders is not None:
+        planner.loaders.close()
 
 
 def _end_with_parent() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from engine.control import progress
 from engine.control.chaos import Chaos
+from engine.control.control import Control
 from engine.control.link import Link
 from engine.errors import BytescaleError, ExitCode, Problem, storage_error
 from engine.files import write_json
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
     folder = RunFolder(Path(arguments[0]))
     checkpoint = Path(arguments[1]) if len(arguments) > 1 else None
 
-    def work(stop: Callable[[], bool]) -> int:
+    def work(stop: Callable[[], bool], control: Control) -> int:
         # Imported here, so that the rank already listens to its launcher, and a failed import is reported.
         from engine.config.load import read_resolved
         from engine.parallel.groups import join_groups
@@ -47,7 +48,8 @@ def main(arguments: list[str]) -> int:
         if config.run.chaos:
             progress.allow_chaos(Chaos(folder.chaos, int(os.environ["RANK"])).reach)
         notice = Path(config.run.notice_file) if config.run.notice_file else None
-        trainer = Trainer(folder, config, join_groups(config), config.run.weights if checkpoint is None else None)
+        groups = join_groups(config, control)
+        trainer = Trainer(folder, config, groups, config.run.weights if checkpoint is None else None)
         if checkpoint is not None:
             trainer.verify(checkpoint)
         trainer.begin(checkpoint)
@@ -58,33 +60,25 @@ def main(arguments: list[str]) -> int:
     return run_rank(folder, work)
 
 
-def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool]], int], saves: bool = True) -> int:
+def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], int], saves: bool = True) -> int:
     """Run `work` as the rank RANK of the environment. Returns its exit code, or that of the error it raised.
 
-    An error is also written to the run folder. `work` gets a function that returns whether the rank was asked to stop.
-    If `saves` is false, `work` saves nothing, and the process exits immediately when it is asked to stop.
+    An error is also written to the run folder. `work` gets a function that returns whether the rank was asked to stop,
+    and its link to the agent. If `saves` is false, `work` saves nothing, and the process exits immediately when it is
+    asked to stop.
     """
     rank = int(os.environ["RANK"])
     stop = threading.Event()
     ask = stop.set if saves else partial(os._exit, ExitCode.PREEMPTED)
 
-    def listen(agent: Link) -> None:
-        with suppress(EOFError):
-            while True:
-                if any("stop" in message for message in agent.receive()):
-                    ask()
-        os._exit(ExitCode.BUG)
-
-    link = Link.to_agent()
-    progress.report_to(link)
-    if link is not None:
-        threading.Thread(target=listen, args=(link,), daemon=True).start()
+    control = Control(rank, Link.to_agent(), ask)
+    progress.report_to(control.agent)
     faulthandler.register(signal.SIGUSR2)  # the agent sends it if no rank gets on: stacks go to the log
     for number in (signal.SIGTERM, signal.SIGUSR1):  # schedulers may send them to all processes of a job
         signal.signal(number, lambda *_: ask())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     try:
-        return work(stop.is_set)
+        return work(stop.is_set, control)
     except BaseException as error:
         code, problem = explain(error)
         cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}

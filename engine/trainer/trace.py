@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import numpy as np
-import torch
-import torch.distributed as dist
-
 from engine.cluster.mesh import Place
+from engine.control.control import Control
 from engine.files import write_durably, write_json
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.boxes import shown_ranks
 from engine.run.folder import RunFolder
-from engine.trainer.control import Control
 from engine.trainer.step import StepTimes
 
 
@@ -48,22 +44,14 @@ class Trace:
         if shows < self._shown or (shows == self._shown and not checkpoint_due):
             return
         self._shown = shows
-        # Rank 0 collects the times of the HDP ranks that the report draws, and writes them.
-        groups, counts = self._groups, np.diff(plan.micro_start)
-        senders = {groups.mesh.rank(Place(hdp)): hdp for hdp in shown_ranks(plan.ranks).tolist()}
-        mine = torch.tensor(times.spans(), dtype=torch.float64)
-        if groups.rank != 0:
-            if groups.rank in senders:
-                dist.send(mine, 0, group=groups.control)
-            return
-        found = []  # (HDP rank, micro-batch, start, end)
-        for rank, hdp in senders.items():
-            spans = mine if rank == 0 else torch.empty((int(counts[hdp]), 3), dtype=torch.float64)
-            if rank != 0:
-                dist.recv(spans, rank, group=groups.control)
-            found += [[hdp, int(micro), start, end] for micro, start, end in spans.tolist()]
-        write_durably(self._folder.plan, plan.to_bytes())
-        write_json(self._folder.trace, {"step": step, "spans": found})
+        # The times of the HDP ranks that the report draws: HDP rank, micro-batch, start, end.
+        groups, mine = self._groups, None
+        if groups.rank in {groups.mesh.rank(Place(hdp)) for hdp in shown_ranks(plan.ranks).tolist()}:
+            mine = [[groups.hdp_rank, *span] for span in times.spans()]
+        found = groups.control.gather(mine)
+        if groups.rank == 0:
+            write_durably(self._folder.plan, plan.to_bytes())
+            write_json(self._folder.trace, {"step": step, "spans": [span for spans in found for span in spans]})
 
 
 def _shows(plan: StepPlan) -> tuple[int, bool]:

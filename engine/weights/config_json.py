@@ -161,11 +161,17 @@ def _wrong_type(key: str, value: Any, kind: Any, path: Path) -> Iterator[Problem
 def _rope_values(config: Mapping[str, Any], known: Architecture, path: Path) -> tuple[dict[str, Any], list[Problem]]:
     """Return the values of our keys `rope_theta` and `rope.*`, and the problems with them."""
     # transformers 5 has one key, `rope_parameters`. Earlier versions have two, `rope_scaling` and `rope_theta`.
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        return {}, [Problem(f"the rotary scaling must be a JSON object, not {json.dumps(given)}", str(path), FIX)]
-    kind = given.get("rope_type") or given.get("type") or "default"
-    thetas = [values["rope_theta"] for values in (given, config) if values.get("rope_theta") is not None]
+    both = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
+    for one in both:
+        if not isinstance(one, dict):
+            return {}, [Problem(f"the rotary scaling must be a JSON object, not {json.dumps(one)}", str(path), FIX)]
+    if len(both) == 2 and _rope_meaning(both[0]) != _rope_meaning(both[1]):
+        # transformers takes rope_scaling, other programs rope_parameters.
+        hint = "remove the one that is not meant; transformers uses rope_scaling"
+        return {}, [Problem("rope_parameters and rope_scaling differ", str(path), hint)]
+    given = both[0] if both else {}
+    kind = _rope_kind(given)
+    thetas = [values["rope_theta"] for values in (*both, config) if values.get("rope_theta") is not None]
     theta = [*thetas, known.rope_theta][0]
     values: dict[str, Any] = {"rope_theta": float(theta) if isinstance(theta, int) else theta}
     problems = [*_wrong_type("rope_theta", theta, float, path)]
@@ -181,3 +187,15 @@ def _rope_values(config: Mapping[str, Any], known: Architecture, path: Path) -> 
     scaling = {key: given[key] for key in _ROPE_KEYS if given.get(key) is not None}
     problems += [problem for key, value in scaling.items() for problem in _wrong_type(key, value, float, path)]
     return values | {"rope.kind": kind} | {f"rope.{key}": value for key, value in scaling.items()}, problems
+
+
+def _rope_kind(given: Mapping[str, Any]) -> Any:
+    """Return the kind of rotary scaling in an object of config.json."""
+    return given.get("rope_type") or given.get("type") or "default"
+
+
+def _rope_meaning(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an object of config.json says about rotary scaling, in one spelling; `default` has no parameters."""
+    kind, names = _rope_kind(given), ("rope_type", "type", "rope_theta")
+    scaling = {key: value for key, value in given.items() if key not in names and value is not None}
+    return {"kind": kind} | ({} if kind == "default" else scaling)

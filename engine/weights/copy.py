@@ -7,9 +7,10 @@ import shutil
 from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.config.load import load
+from engine.config.schema import Config
 from engine.data.tokenizers.load import IN_FOLDER
 from engine.errors import ConfigError, DataError, Problem
 from engine.weights.check import check_weights
@@ -32,16 +33,7 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
     if out is not None and out.exists() and folder.exists() and out.samefile(folder):
         hint = "omit --out: training can read this folder"
         raise ConfigError("is the folder being imported", key="--out", hint=hint)
-    values = model_values(read_config(folder), folder / CONFIG)
-    overrides = {key: f"model.{key}={override_value(value)}" for key, value in values.items()}
-    angles = [text for key, text in overrides.items() if key.startswith("rope")]
-    shape = [text for key, text in overrides.items() if not key.startswith("rope")]
-    try:
-        config = load(shape + angles)  # checks the values by the rules for recipes: heads, sizes, rotary scaling
-    except ConfigError as error:
-        path = str(folder / CONFIG)
-        problems = [Problem(with_their_keys(f"{one.key}: {one.message}"), path, FIX) for one in error.problems]
-        raise DataError.of(problems) from error
+    config, shape, angles = read_model(folder)
     headers = read_headers(folder)
     check_weights(folder, config)
     tokenizer = any((folder / name).is_file() for name in IN_FOLDER)
@@ -68,6 +60,29 @@ def import_weights(folder: Path, out: Path | None) -> dict[str, Any]:
         ],
         "angles": angles,
     }
+
+
+class Described(NamedTuple):
+    """The model of a Hugging Face folder, by its config.json."""
+
+    config: Config  # the quickstart with this model
+    shape: list[str]  # overrides of `model`
+    angles: list[str]  # overrides of its rotary embedding
+
+
+def read_model(folder: Path) -> Described:
+    """Read config.json. Raises DataError if it is missing or invalid, or describes no model of ours."""
+    values = model_values(read_config(folder), folder / CONFIG)
+    overrides = {key: f"model.{key}={override_value(value)}" for key, value in values.items()}
+    angles = [text for key, text in overrides.items() if key.startswith("rope")]
+    shape = [text for key, text in overrides.items() if not key.startswith("rope")]
+    try:
+        config = load(shape + angles)  # checks the values by the rules for recipes: heads, sizes, rotary scaling
+    except ConfigError as error:
+        path = str(folder / CONFIG)
+        problems = [Problem(with_their_keys(f"{one.key}: {one.message}"), path, FIX) for one in error.problems]
+        raise DataError.of(problems) from error
+    return Described(config, shape, angles)
 
 
 def _read_files(folder: Path, headers: Mapping[str, Header], draft: Path | None) -> None:

@@ -6,6 +6,7 @@ Training on documents of another tokenizer would go unnoticed: every id below th
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -92,7 +93,8 @@ def _compare(tokenizer: str, found: list[Path], folder: Path) -> None:
     differences = [difference(ours, open_tokenizer(str(path))) for path in found]
     if None not in differences:
         message = f"is not the tokenizer of run.weights={folder}: {differences[0]}"
-        hint = f"set data.tokenizer={folder}; if these weights belong to it, remove {found[0].name} from their folder"
+        other = f"if these weights belong to it, remove {found[0].name} from their folder"
+        hint = f"set data.tokenizer={shlex.quote(str(folder))}; {other}"
         raise ConfigError(message, key=f"data.tokenizer={tokenizer}", hint=hint)
 
 

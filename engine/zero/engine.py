@@ -12,6 +12,7 @@ from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from engine.attention.context import AttentionContext
@@ -22,6 +23,7 @@ from engine.zero.norm import find_overflow_by_norm
 from engine.zero.reshard import load_resharded
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
+from engine.zero.snapshot import Snapshot
 from engine.zero.states import SavedStates
 
 _TAG = "zero"
@@ -44,6 +46,9 @@ class ZeroEngine:
         )[0]
         find_overflow_by_norm(self._engine.optimizer)
         optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
+        self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node)
+        self._engine.checkpoint_engine = self._snapshot
+        self._engine._copy_recovery_script = lambda save_path: None  # `ckpt export` takes its place
 
     @property
     def module(self) -> nn.Module:
@@ -78,23 +83,27 @@ class ZeroEngine:
         self._engine.step()
         return float(self._engine.get_global_grad_norm())
 
+    def snapshot(self, copies: bool = True) -> Snapshot:
+        """Copy this rank's part of the model and optimizer states to host memory. All ranks must call it.
+
+        Without `copies`, or if the result's `short` is not 0, it must be written before the next step. The same object
+        is returned each time: it must be written before the next call.
+        """
+        self._snapshot.copies = copies
+        self._engine.save_checkpoint(".", tag=_TAG, save_latest=False)
+        return self._snapshot
+
     def save(self, folder: Path) -> None:
         """Write this rank's part of the model and optimizer states into `folder`. All ranks must call it."""
-        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        for _ in self.snapshot(copies=False).write_each(folder):
+            pass
+        dist.barrier()
 
     def load(self, folder: Path) -> None:
         """Load the states that `save` wrote into `folder`, with any number of ranks, in any ZeRO stage.
 
         All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
-        engine's config.
+        engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of somebody else
+        could run code.
         """
-        saved, optimizer, of_config = SavedStates(folder), self._engine.optimizer, self._config.optimizer
-        now = (self._engine.dp_world_size, self._config.zero.stage, of_config.on_host)
-        if (saved.ranks, saved.stage, saved.on_host) != now:
-            load_resharded(self._engine, saved, self._config.zero.stage)
-            return
-        own = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
-        self._engine.load_checkpoint(str(folder), tag=_TAG)
-        for group, values in zip(optimizer.param_groups, own, strict=True):
-            group.update(values)  # DeepSpeed has set those of the checkpoint
-        optimizer.clip_grad = of_config.clip_norm
+        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model states with another number of ranks, another ZeRO stage, or another optimizer class.
+"""Loads a checkpoint's model states, with any number of ranks, ZeRO stage and optimizer class.
 
 Each rank reads the ranges of the master weights and moments that it stores now, wherever the old ranks stored them. The
 values are copied, so the result is exact.

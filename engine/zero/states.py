@@ -17,11 +17,13 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from engine.errors import CheckpointError
 from engine.zero.partition import places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
@@ -58,8 +60,7 @@ class SavedStates:
 
     def __init__(self, checkpoint: Path) -> None:
         model = _model_states(checkpoint)
-        zero = model["ds_config"]["zero_optimization"]
-        self.stage, self.on_host = int(zero["stage"]), "offload_optimizer" in zero
+        self.stage = int(model["ds_config"]["zero_optimization"]["stage"])
         self.buffers: dict[str, Tensor] = {name: model["module"][name] for name in model["buffer_names"]}
         self.shapes: dict[str, torch.Size] = {name: at for group in model["param_shapes"] for name, at in group.items()}
         found = {match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))}
@@ -123,7 +124,14 @@ def _model_states(checkpoint: Path) -> dict[str, Any]:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Load a file to the CPU, memory-mapped. Refuses to unpickle classes other than PyTorch's and `_CLASSES`."""
-    with torch.serialization.safe_globals(_CLASSES):
-        states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    """Load a file to the CPU, memory-mapped.
+
+    Raises CheckpointError for a file with objects of classes other than PyTorch's and `_CLASSES`, which could run code.
+    """
+    try:
+        with torch.serialization.safe_globals(_CLASSES):
+            states: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except UnpicklingError as error:
+        message = f"contains objects that are no tensors: {str(error).strip().splitlines()[-1]}"
+        raise CheckpointError(message, key=str(path), hint="use a checkpoint that ByteScale has written") from error
     return states

@@ -13,6 +13,7 @@ import pytest
 
 from bytescale_cli.main import run
 from bytescale_cli.output import say
+from engine.run.remote import Remote
 from tests.run.damage import flip, save
 from tests.weights.folders import llama, saved
 
@@ -124,6 +125,7 @@ def test_import_prints_overrides(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert words[-1] == f"run.weights={tmp_path / 'a b'}"
     assert {"model.layers=2", "model.heads=4", "model.tied=false"} <= set(words)
     assert f"{tmp_path / 'a b'}: 21 tensors, 32,032 parameters, 1 shard" in captured.err.splitlines()
+    assert "to use those of the weights, add: model.rope_theta=10000.0" in captured.err
     assert run(["ckpt", "import", str(folder), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["import"]["out"] == str(folder)
 
@@ -133,3 +135,23 @@ def test_exit_codes_of_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(["ckpt", "export", str(tmp_path), "--out", str(tmp_path / "out")]) == 5
     assert run(["ckpt", "list", str(tmp_path)]) == 5
     assert len(capsys.readouterr().err.splitlines()) == 6, "cause and way out of each"
+
+
+def test_copies_in_a_remote_folder_are_listed_and_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"file://{tmp_path}/remote"
+    for step in (3, 6):
+        Remote(url).upload(save(tmp_path, step))
+    assert run(["ckpt", "list", url]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["6", "3"]
+    assert run(["ckpt", "verify", url]) == 0
+    capsys.readouterr()
+    flip(tmp_path / "remote/step-00000006")
+    assert run(["ckpt", "verify", url, "--json"]) == 5
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["checkpoints"][0] == {
+        "path": f"{url}/step-00000006",
+        "damaged": "zero/a.pt does not match its hash",
+    }
+    assert run(["ckpt", "verify", f"{url}/step-00000003"]) == 0
+    assert run(["ckpt", "list", f"{url}/nothing"]) == 5
+    assert "has no complete checkpoint" in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_commands_and_flags() -> None:
     assert {"train", "plan", "ckpt", "completion"} <= set(found("")) and "candidates" not in found("")
     assert found("ckpt", "ex") == ["export"]
     assert found("train", "--h") == ["--help", "--hostfile"]
-    assert found("train", "--launcher", "") == ["hostfile", "local"]
+    assert found("train", "--launcher", "") == ["hostfile", "k8s", "local", "slurm"]
     assert found("train", "--launcher=l") == ["--launcher=local"]
     assert found("train", "--nproc", "") == []
     assert found("completion", "") == ["bash", "fish", "zsh"]

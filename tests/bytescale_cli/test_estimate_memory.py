@@ -232,7 +232,8 @@ def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert run(["estimate-memory", "recipe=llama7b-2m", "--plot", str(path), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["memory"]["fits"] and captured.err == f"charts: {path}\n"
-    assert "Memory of a device" in path.read_text(encoding="utf-8")
+    page = path.read_text(encoding="utf-8")
+    assert "Memory of a device" in page and "What fits" in page and "fewest ranks for context=2097152" in page
 
 
 def test_it_needs_no_torch_and_compiles_nothing(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bytescale_cli import output
+from bytescale_cli.progress import progress
 from engine.errors import ExitCode, StorageError
 
 
@@ -49,6 +50,43 @@ def test_who_reads_a_command_does_not_change_its_code(line: str, code: int) -> N
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\x1b[8mb\r\x9b1mc\x7f\u202ed\u2028e\tf\n"
+
+
+def test_texts_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Documents, names of files and logs may contain escapes that clear the screen, or turn text around."""
+    output.say(HOSTILE)
+    output.show(HOSTILE)
+    output.emit({}, HOSTILE, as_json=False)
+    shown = "a\\x1b]0;title\\x07\\x1b[2J\\x1b[8mb\\r\\x9b1mc\\x7f\\u202ed\\u2028e\tf\n"
+    captured = capsys.readouterr()
+    assert captured.err.startswith(shown) and captured.out.startswith(shown + "\n" + shown)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    with progress(10) as (say, _):
+        say(HOSTILE)
+    assert "\x1b]0" not in capsys.readouterr().err
+
+
+def test_styles_of_ours_stay(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    output.say("error: a")
+    assert capsys.readouterr().err == "\x1b[31merror:\x1b[0m a\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_encoding_of_a_stream_takes_any_text(encoding: str, tmp_path: Path) -> None:
+    """Also names of files that are not UTF-8, which Python reads as surrogates."""
+    folder = os.fsencode(tmp_path / "\u0142\u00b5") + b"\xff"
+    Path(os.fsdecode(folder)).mkdir()
+    words = [sys.executable, "-m", "bytescale_cli", "runs", "list", folder]
+    done = subprocess.run(words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("/\u0142\u00b5".encode(encoding, "backslashreplace") + b"\\udcff\n")
 
 
 def test_a_plain_table_is_aligned() -> None:

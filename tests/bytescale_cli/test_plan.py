@@ -13,6 +13,7 @@ import pytest
 from bytescale_cli.main import run
 from bytescale_cli.plan import _offload
 from engine.config.load import load
+from tests.report.events import checked
 
 PROMISED = {
     "ranks", "sequences", "tokens", "micro_batches", "max_degree", "max_peers", "planner", "planning_s", "makespan_s",
@@ -69,11 +70,9 @@ def test_documents_that_are_named_are_planned_whatever_the_recipes_lengths(
         assert run([*command.split(), *mine, "lengths=github", "--json"]) == 0
         shown = capsys.readouterr()
         assert "lengths=github" in shown.out
-        said.append(shown.err)
-    assert set(said) == {
-        f"lengths are those of lengths=github, not of the documents of data.path={path}; "
-        "to use the documents, remove lengths=github\n"
-    }
+        said.append([line for line in shown.err.splitlines() if line.startswith("lengths are")])
+    which = f"lengths are those of lengths=github, not of the documents of data.path={path}"
+    assert said == [[f"{which}; to use the documents, remove lengths=github"]] * len(said)
     answer = planned(capsys, *mine)
     assert answer["source"] == f"data.path={path}"
     assert (answer["plan"]["sequences"], answer["plan"]["tokens"]) == (9, 99)  # BOS and ten letters are the inputs
@@ -140,8 +139,21 @@ def test_plot_writes_a_page_and_leaves_stdout_to_json(tmp_path: Path, capsys: py
     assert run(["plan", *SMALL, "--steps", "2", "--plot", str(path), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["plan"]["ranks"] == 4
-    assert captured.err == f"charts: {path}\n"
+    toys = "model=tiny (recipe=NAME; `bytescale recipes list`), nominal hardware rates (`bytescale profile-hardware`)"
+    assert captured.err == f"charts: {path}\ndefaults to replace by your own: {toys}\n"
     assert "Timeline of a step" in path.read_text(encoding="utf-8")
+
+
+def test_a_trace_has_all_planned_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    assert run(["plan", *SMALL, "--steps", "2", "--trace", str(path), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"timeline: {path} (ui.perfetto.dev opens it)\n"
+    events = checked(path.read_bytes())
+    assert [one["name"] for one in events if one.get("cat") == "step"] == ["step 1", "step 2"]
+    assert {one["tid"] for one in events if one["ph"] == "X"} == {1, 2, 3, 4, 5}
+    sizes = [step["micro_batches"] for step in json.loads(captured.out)["steps"]]
+    assert len([one for one in events if one["ph"] == "X" and "gang" in one["args"]]) == sum(sizes)
 
 
 def test_a_bad_place_for_the_page_is_told_before_anything_is_planned(
@@ -156,6 +168,9 @@ def test_a_bad_place_for_the_page_is_told_before_anything_is_planned(
     assert run(["plan", *SMALL, "--plot", "a.pdf", "--json"]) == 2
     error = json.loads(capsys.readouterr().out)["error"]
     assert (error["code"], error["key"]) == (2, "--plot")
+    assert run(["plan", *SMALL, "--trace", "a.html", "--json"]) == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert (error["code"], error["key"]) == (2, "--trace")
 
 
 def test_pictures_need_no_torch_and_a_plan_without_them_no_matplotlib(tmp_path: Path) -> None:

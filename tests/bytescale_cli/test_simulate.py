@@ -17,6 +17,7 @@ from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import compare
+from tests.report.events import checked
 
 PROMISED = {
     "planner", "ranks", "context", "lengths", "step_s", "tokens_per_s", "speedup", "compute_s", "exposed_comm_s",
@@ -257,6 +258,15 @@ def test_plot_writes_a_page_and_changes_no_number(tmp_path: Path, capsys: Captur
     assert simulated(capsys, *plain, "--plot", str(path)) == simulated(capsys, *plain)
     page = path.read_text(encoding="utf-8")
     assert all(text in page for text in ("Speed-up", "Where the time goes", "Timeline: adaptive", "capacity=4K"))
+
+
+def test_a_trace_has_a_process_for_each_planner(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "simulation.json"
+    simulated(capsys, "--planners", "adaptive,naive", "--trace", str(path))
+    events = checked(path.read_bytes())
+    names = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert names == {1: "static", 2: "adaptive", 3: "naive"}
+    assert {one["pid"] for one in events if one["ph"] == "X"} == {1, 2, 3}
 
 
 def test_a_bad_place_for_the_page_is_told_before_anything_runs(

@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 
 from bytescale_cli import output, terminal
 from bytescale_cli.main import run
+from engine.doctor import examine
 from engine.hardware import profile as profiling
 from engine.hardware.fit import calibrate, points
 from engine.hardware.profile import Profile
+from tests.bytescale_cli.checks import all_states
+from tests.bytescale_cli.commands import commands
 from tests.bytescale_cli.screen import open_terminal, read_all, shown
 from tests.data.past_run import run_of
 from tests.hardware.machines import config, measured
+from tests.run.damage import save
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -37,7 +41,7 @@ SMALL = [
 BIG = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=32"]
 # The module of each table, and commands that show it.
 TABLES = {
-    "ckpt": ["ckpt list {run}"],
+    "ckpt": ["ckpt list {run}", "ckpt verify {run}", "ckpt verify {intact}"],
     "config": [
         "config show --origin recipe=llama7b-2m",
         "config show --origin --config {folder}/mine.yaml",
@@ -47,6 +51,7 @@ TABLES = {
         "config help data",
     ],
     "data_trace": ["data trace {run} --step 1"],
+    "doctor": ["doctor run.out={folder}/new"],
     "estimate_memory": ["estimate-memory recipe=llama70b-2m-paper --fit --table"],
     "plan": ["plan {small} --steps 3", "plan {big}"],
     "profile_data": ["profile-data {small}", "profile-data {big}", "data lint {documents}", "profile-data {sources}"],
@@ -60,6 +65,30 @@ TABLES = {
     ],
     "train": ["train --dry-run run.out={folder}/new"],
 }
+# Lists, records and sentences that are not tables.
+OTHERS = [
+    "ckpt inspect {intact}",
+    "ckpt prune {intact} --keep 1 --dry-run",
+    "runs status {run}",
+    "runs logs {run}",
+    "data head {documents} --step 1",
+    "config help optimizer.lr",
+    "estimate-memory",
+    "plan",
+]
+# Of these a terminal shows what a file would have: texts that are read by programs, or written by a model.
+AS_THEY_ARE = {
+    "ckpt export",
+    "ckpt import",
+    "completion",
+    "config schema",
+    "config show",
+    "data pack",
+    "generate",
+    "recipes copy",
+    "recipes show",
+}
+CODES = {"ckpt verify {run}": 5}
 
 
 class Stream(io.StringIO):
@@ -85,6 +114,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     sources = " ".join(f"data.sources.{name}.path={folder / 'a.jsonl'}" for name in ("web", "code"))
     return {
         "run": str(root),
+        "intact": str(save(folder / "intact" / "checkpoints", 2).parents[1]),
         "other": str(shutil.copytree(root, folder / "another-run")),
         "folder": str(folder),
         "documents": given,
@@ -101,6 +131,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     calibration = calibrate(ours, config())
     found = Profile(calibration, ours, config(), points(ours, calibration, config()))
     monkeypatch.setattr(profiling, "profile", lambda config, gpus, say: found)
+    monkeypatch.setattr(examine, "examine", lambda config, say: all_states())
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
 
 
@@ -110,16 +141,29 @@ def test_every_table_is_tested() -> None:
     assert made == set(TABLES)
 
 
-@pytest.mark.parametrize("line", [line for lines in TABLES.values() for line in lines])
+def test_every_command_is_tested() -> None:
+    lines = [*OTHERS, *(line for lines in TABLES.values() for line in lines)]
+    shown_here = {name for name in commands() if any(f"{line} ".startswith(f"{name} ") for line in lines)}
+    assert set(commands()) - AS_THEY_ARE == shown_here - AS_THEY_ARE
+
+
+@pytest.mark.parametrize("line", commands())
+def test_help_is_whole_at_80_columns(line: str) -> None:
+    text = shown([*line.split(), "--help"])
+    assert "…" not in text and not re.search(r"\w\.\.\.", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("line", [*OTHERS, *(line for lines in TABLES.values() for line in lines)])
 def test_a_table_is_whole_at_80_columns(line: str, places: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """No ellipsis, no line that is too long but for a path, and no number that differs from the output to a file."""
-    words = line.format_map(places).split()
-    text = shown(words)
+    words, code = line.format_map(places).split(), CODES.get(line, 0)
+    text = shown(words, code=code)
     assert "…" not in text and not re.search(r"\w\.\.\.", text)
     too_long = [row for row in text.splitlines() if len(row) > 80]
     assert [row for row in too_long if "/" not in max(row.split(), key=len)] == []
     capsys.readouterr()
-    assert run(words) == 0
+    assert run(words) == code
     captured = capsys.readouterr()
     missing = Counter((captured.out + captured.err).split()) - Counter(text.split())
     numbers = [word for word in missing if any(map(str.isdigit, word)) and not word.startswith("MASTER_PORT=")]

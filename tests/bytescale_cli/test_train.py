@@ -6,6 +6,7 @@ import json
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from bytescale_cli.main import run
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import BytescaleError, ExitCode
+from engine.launch import join
 
 Calls = list[dict[str, Any]]
 Say = Callable[[str], None]
@@ -64,7 +66,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 def test_defaults(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["train"]) == 0
-    assert calls == [{"config": load([]), "resume": "auto", "launcher": None, "dry_run": False}]
+    assert calls == [{"config": load([]), "resume": "auto", "launcher": None, "dry_run": False, "joins": None}]
     captured = capsys.readouterr()
     assert captured.out == "runs/quickstart\n"
     assert captured.err.splitlines() == [
@@ -182,3 +184,50 @@ def test_the_command_exits_with_the_code_of_the_rank(
     monkeypatch.setitem(sys.modules, "engine.launch.run", fake)
     assert run(["train"]) == 124
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+RANKS = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+
+
+def started_by_others(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    """Let this process be one of four on two nodes."""
+    for name, value in {**RANKS, "RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_the_first_process_that_somebody_else_has_started_is_the_launcher(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_by_others(monkeypatch, 0)
+    assert run(["train", "--dry-run"]) == 0
+    (call,) = calls
+    assert (call["config"].cluster.nodes, call["config"].cluster.ranks_per_node) == (2, 2)
+    assert call["joins"].joined.nodes == 2
+    assert run(["train", "--dry-run", "--launcher", "local"]) == 0
+    assert calls[1]["joins"] is None and calls[1]["config"].cluster.nodes == 1
+
+
+@pytest.mark.parametrize("code", [0, 75, 130])
+def test_the_other_processes_take_part_and_print_nothing(
+    calls: Calls, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    started_by_others(monkeypatch, 2)
+    asked = list[object]()
+    monkeypatch.setattr(join, "take_part", lambda place, folder: asked.append((place.node, folder.root)) or code)
+    with pytest.raises(SystemExit) as ended:
+        run(["train", "--json", "--out", str(tmp_path / "run")])
+    assert ended.value.code == code
+    assert asked == [(1, tmp_path / "run")] and not calls
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_mistake_is_reported_by_the_first_process_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_by_others(monkeypatch, 0)
+    assert run(["train", "--nproc", "3"]) == 2
+    assert "--nproc 3: contradicts" in capsys.readouterr().err
+    started_by_others(monkeypatch, 3)
+    with pytest.raises(SystemExit) as ended:
+        run(["train", "--nproc", "3"])
+    assert ended.value.code == 2 and capsys.readouterr() == ("", "")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.cluster.gpus import least_gpu_memory, pytorch_without_cuda, visible_gpus
+from engine.cluster.gpus import driver_version, least_gpu_memory, pytorch_without_cuda, visible_gpus
 
 
 class Driver:
@@ -27,6 +27,10 @@ class Driver:
     def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
         count._obj.value = self.count
         return self.counting
+
+    def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+        version._obj.value = 12080
+        return 0
 
     def cuDeviceGet(self, device: Any, ordinal: int) -> int:  # noqa: N802
         device._obj.value = 100 + ordinal
@@ -69,6 +73,14 @@ def test_without_a_driver_there_are_none(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_smallest_memory_counts(monkeypatch: pytest.MonkeyPatch, driver: Driver, least: int | None) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     assert least_gpu_memory() == least
+
+
+@pytest.mark.parametrize(("driver", "version"), [(Driver(8), "12.8"), (Driver(0), "12.8"), (Driver(8, init=803), None)])
+def test_the_driver_says_which_cuda_it_supports(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, version: str | None
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
+    assert driver_version() == version
 
 
 @pytest.mark.parametrize(("cuda", "found"), [("None", "2.13.0+cpu"), ("'13.0'", None)])

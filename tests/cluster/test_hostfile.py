@@ -50,6 +50,9 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
         ("old slots=8 rack=3", "'rack=3' is not speed=N% or memory=SIZE", "for example speed=50% memory=40GiB"),
         ("good slots=2", "host good appears twice", "list each host once, with all of its slots"),
         ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a host name", "HOST slots=N"),
+        ("me@-oProxyCommand slots=1", "'me@-oProxyCommand' is not a host name", "HOST slots=N"),
+        ("a;reboot slots=1", "'a;reboot' is not a host name", "HOST slots=N"),
+        ("$(reboot) slots=1", "'$(reboot)' is not a host name", "HOST slots=N"),
         ("slots=8", "'slots=8' is not a host name", "HOST slots=N"),
     ],
 )

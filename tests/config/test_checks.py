@@ -153,6 +153,17 @@ MISTAKES = [
         "needs a validation loss, and data.validation_tokens is 0",
         "set data.validation_tokens, or run.keep_best=0",
     ),
+    (["run.remote=bucket/run"], "run.remote", "is not the URL of a folder", "s3://bucket/run"),
+    (
+        ["run.remote='s3://key:word@bucket/run'"],
+        "run.remote",
+        "is a URL with a password or a signature, which the run folder would show",
+        "fsspec also finds it in the environment",
+    ),
+    (["data.path='s3://AKIA1:s3cret@bucket/a'"], "data.path", "a URL with a password", "AWS_PROFILE"),
+    (["data.path='https://a.b/c.jsonl?x=1&X-Amz-Signature=s3cret'"], "data.path", "or a signature", "the environment"),
+    (["+data.sources={web: {path: [a, 'az://b/c?sig=s3cret']}}"], "data.sources.web.path", "signature", "its config"),
+    (["run.weights='simplecache::ftp://me:s3cret@host/a'"], "run.weights", "the run folder would show", "fsspec"),
     (["planner.mode=free", "zero.stage=3"], "planner.mode", "ZeRO-3 needs lockstep mode", "planner.mode=auto"),
     (
         ["planner.mode=lockstep", "parallel.pp=2", "context=1K"],
@@ -175,6 +186,7 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
     assert problem.key == key
     assert message in problem.message
     assert hint in (problem.hint or "")
+    assert "s3cret" not in str(problem)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +217,8 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         ["zero.stage=2", "planner.mode=lockstep"],
         ["cluster.name=mine", "cluster.calibration=mine.json"],
         ["dtype=fp64"],
+        ["data.path=[s3://bucket/a@b:c, github://owner:name@main/a, sftp://me@host:22/a]"],
+        ["data.path='https://a.b/c.jsonl?version=2&page=token'"],
         ["model.rope.kind=linear", "model.rope.factor=1"],
         LLAMA3,
         YARN,

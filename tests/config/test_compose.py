@@ -47,3 +47,15 @@ def test_layers_are_in_the_order_in_which_they_are_merged() -> None:
     found = layers(["recipe=llama7b-2m", "model=tiny"])
     assert found[-2:] == [("recipe/base/llama7b", ""), ("recipe/llama7b-2m", "")]
     assert [found.index(one) for one in (("model/rope/none", "model.rope"), ("model/tiny", "model"))] == [0, 1]
+
+
+def test_a_variable_that_looks_like_a_secret_is_not_copied_into_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe of somebody else could name one; the run folder that is shared later would have its value."""
+    monkeypatch.setenv("MY_TEXTS", "texts")
+    assert compose(["data.path=${oc.env:MY_TEXTS}"])["data"]["path"] == "texts"
+    for name in ("MY_OTHERS", "MY_TOKENIZERS"):
+        assert compose([f"data.path=${{oc.env:{name},here}}"])["data"]["path"] == "here"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cret")
+    with pytest.raises(ConfigError, match="looks like a secret") as caught:
+        compose(["data.path=x-${oc.env:AWS_SECRET_ACCESS_KEY}"])
+    assert caught.value.problems[0].key == "${oc.env:AWS_SECRET_ACCESS_KEY}"

@@ -172,6 +172,16 @@ def test_mistakes(text: str, line: int, message: str, hint: str | None) -> None:
     assert "ydra" not in problem.message.replace("hydra: ", "") + (problem.hint or "")
 
 
+@pytest.mark.parametrize("defaults", ["", "defaults:\n  - override /model: llama13b\n"])
+def test_a_file_that_builds_on_no_recipe_is_told_so_instead_of_all_its_missing_keys(defaults: str) -> None:
+    write(f"{defaults}run:\n  steps: 1\n")
+    (problem,) = refused("recipe=mine.yaml")
+    assert problem.key == "mine.yaml:1" and "context, capacity, batch_tokens" in problem.message
+    assert "`defaults: quickstart`" in str(problem.hint)
+    write(f"{defaults}{SIZES}run:\n  steps: 1\n")
+    assert load(["recipe=mine.yaml"]).run.steps == 1
+
+
 def test_all_mistakes_come_at_once() -> None:
     write(f"{SIZES}run:\n  step: 1\n  seed: -1\nzero:\n  stag: 3\n")
     problems = refused("recipe=mine.yaml", "optimizer.lr=fast", "run.stops=3")

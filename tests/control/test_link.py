@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,6 +96,36 @@ def test_a_reader_that_reads_nothing_is_noticed_before_a_message_would_wait() ->
     link.receive()
     assert link.writable()
     link.close()
+
+
+def test_an_unblocked_link_keeps_what_is_not_taken_and_sends_it_later(ends: tuple[Link, Link]) -> None:
+    here, there = ends
+    here.unblock()
+    assert here.receive() == [], "there is nothing to read, and nothing to wait for"
+    sent = [{"number": number, "text": str(number) * 300_000} for number in range(3)]
+    for message in sent:
+        here.send(**message)
+    found = list[dict[str, Any]]()
+    while not here.write():
+        found += there.receive()
+    assert len(found) < len(sent), "the end was not there yet"
+    while len(found) < len(sent):
+        found += there.receive()
+    assert found == sent
+
+
+def test_a_closed_link_writes_to_no_other_file(tmp_path: Path) -> None:
+    """Its descriptor may be that of another file by then."""
+    with (tmp_path / "file").open("wb") as file:
+        one, other = socket.socketpair()
+        number = one.detach()
+        link = Link(number, number)
+        link.close()
+        os.dup2(file.fileno(), number)
+        with other, pytest.raises(OSError):
+            link.send(a=1)
+        os.close(number)
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_children_of_a_rank_get_neither_the_link_nor_its_name() -> None:

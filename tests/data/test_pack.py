@@ -253,6 +253,7 @@ def test_a_block_is_packed_here_if_the_process_that_packed_it_ends(noted: Noted,
     time.sleep(0.5)
     assert first.pid is not None and starts(noted) == 1
     os.kill(first.pid, how)
+    first.join()  # before the block can be read to its end
     noted.release()
     second.join()
     assert second.exitcode == 0 and (starts(noted), ends(noted)) == (2, 1)

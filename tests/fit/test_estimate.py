@@ -13,8 +13,17 @@ from hypothesis import strategies as st
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
+from engine.cost.model import Costs
 from engine.data.lengths import step_lengths
-from engine.fit.estimate import Load, estimate, estimate_fullest, estimate_plans, fullest
+from engine.fit.estimate import (
+    Load,
+    copy_bytes,
+    estimate,
+    estimate_fullest,
+    estimate_plans,
+    fullest,
+    most_on_host,
+)
 from engine.fit.suggestions import table
 from engine.planner.make import plan_step
 from engine.planner.plan.loads import micro_loads
@@ -71,7 +80,20 @@ def test_more_tokens_never_need_less(name: str, keys: dict[str, Any], tokens: in
     settings = PlanSettings.of(config)
     less, full = (estimate(config, settings, Load(n, n, offload)) for n in (tokens, tokens + more))
     assert less.peak <= full.peak
-    assert less.host <= full.host
+    assert less.host - less.checkpoint <= full.host - full.checkpoint
+    assert less.checkpoint >= full.checkpoint, "a copy of the states needs what activations leave"
+
+
+def test_the_host_has_a_copy_of_the_states_only_where_it_fits() -> None:
+    """Else a config would be refused for a copy without which training only waits for checkpoints."""
+    config = load(["recipe=llama7b-2m", "offload.ratio=0", "cluster.host_memory=64GiB"])
+    found = most_on_host(config, settings := PlanSettings.of(config))
+    parameters, ranks = Costs.of(config).parameters, settings.ranks
+    assert found.checkpoint == copy_bytes(config, settings) == found.host
+    assert found.checkpoint == 12 * -(-parameters // ranks) + (2 * parameters if config.zero.stage < 3 else 0)
+    small = load(["recipe=llama7b-2m", "offload.ratio=0", f"cluster.host_memory={found.host - 1}"])
+    found = most_on_host(small, PlanSettings.of(small))
+    assert found.checkpoint == found.host == 0 and found.fits
 
 
 def test_the_fullest_micro_batch_is_the_capacity_or_with_offload_more_of_one_sequence() -> None:

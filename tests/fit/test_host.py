@@ -11,8 +11,10 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.fit import host as host_memory
-from engine.fit.host import host_problem, tight
+from engine.fit.estimate import most_on_host
+from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
 from tests.planner.samples import by_hand
 
 HERE = Cluster((Node("localhost", 2),), 2**40)
@@ -87,3 +89,21 @@ def test_a_later_step_that_may_want_more_than_is_free_is_told_beforehand(monkeyp
     )
     free(monkeypatch, 2**40)
     assert tight(config, HERE) is None
+
+
+def test_copies_of_the_states_are_made_if_half_of_what_is_free_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = config("offload.ratio=0")
+    copy = most_on_host(plain, PlanSettings.of(plain)).host
+    assert copy > 0
+    free(monkeypatch, 4 * copy)
+    assert waits_for_checkpoints(plain, HERE) is None and tight(plain, HERE) is None
+    free(monkeypatch, 4 * copy - 1)
+    told = waits_for_checkpoints(plain, HERE)
+    assert told is not None and told.startswith("training will wait while a checkpoint is written: of the ")
+    free(monkeypatch, 0)
+    assert tight(plain, HERE) is None, "nothing is copied then"
+    small = config("offload.ratio=0", f"cluster.host_memory={copy - 1}")
+    for available in (None, 2**40):
+        free(monkeypatch, available)
+        told = waits_for_checkpoints(small, HERE)
+        assert told is not None and "cluster.host_memory=" in told and "has no room for a copy of the states" in told

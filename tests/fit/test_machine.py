@@ -12,8 +12,7 @@ from engine.config.schema import Config
 from engine.fit import check, machine
 from engine.fit.machine import on_this_machine
 from engine.hardware.prepare import measuring
-from engine.launch import checks
-from engine.launch import run as launch
+from engine.launch import checks, supervise
 from engine.launch.checks import gpu_problem
 from engine.launch.commands import NodeCommand
 from engine.launch.run import train
@@ -98,7 +97,7 @@ def small(tmp_path: Path, *overrides: str) -> Config:
 
 def test_ranks_plan_with_it_and_another_machine_may_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The resolved config, which ranks read, has the memory of the machine; it is no reason to refuse the run later."""
-    monkeypatch.setattr(launch, "run_ranks", lambda *given: None)
+    monkeypatch.setattr(supervise, "run_ranks", lambda *given: None)
     for memory in (8 * GIB, 12 * GIB):
         said: list[str] = []
         has(monkeypatch, memory, None, gpus=0)
@@ -127,7 +126,7 @@ def test_quickstart_takes_the_cpu_of_a_machine_with_one_gpu_and_says_so(
     """`make quickstart` runs two ranks: if the machine decided, one would take cuda:1, which is not there."""
     has(monkeypatch, None, 139 * GIB, gpus=1)
     said, started = list[str](), list[NodeCommand]()
-    monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.extend(commands))
+    monkeypatch.setattr(supervise, "run_ranks", lambda commands, *rest: started.extend(commands))
     train(small(tmp_path, "recipe=quickstart"), say=said.append)
     other = "docs/gpu.md; for example cluster=h200x8 cluster.ranks_per_node=1"
     assert f"cluster=local trains on CPUs: 1 GPU of this machine will not be used ({other})" in said

@@ -7,10 +7,11 @@ import torch.distributed as dist
 
 from engine.cluster.mesh import Mesh
 from engine.parallel.groups import Groups
+from tests.world import control
 
 
 def groups_of_world() -> Groups:
-    """Return the groups of this process; all of them are the default group."""
+    """Return the groups of this process; rings are in the default group."""
     assert dist.group.WORLD is not None
     mesh = Mesh(dist.get_world_size())
-    return Groups(dist.get_rank(), mesh, torch.device("cpu"), dist.group.WORLD, dist.group.WORLD)
+    return Groups(dist.get_rank(), mesh, torch.device("cpu"), dist.group.WORLD, control())

@@ -31,7 +31,7 @@ from engine.control import progress
 from engine.run.folder import RunFolder
 from engine.trainer.rank import run_rank
 
-def work(stop):
+def work(stop, control):
     progress.report("forward", 1, step=3)
     Path({root!r}, "up").touch()
     while not stop():

@@ -119,6 +119,25 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
     other.close()
 
 
+def test_ranks_do_not_take_the_launch_of_torchrun_for_their_own(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TORCHELASTIC_USE_AGENT_STORE no rank opens the store at which they meet."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "7")
+    shows = "import os; print(os.environ['LOCAL_WORLD_SIZE'], [n for n in os.environ if n.startswith('TORCHELASTIC')])"
+    with Launcher(tmp_path / "agent.txt") as launcher:
+        launcher.link.send(start=job(folder, "pass", shows))
+        assert launcher.until("ended") and launcher.until("ended")
+    assert folder.log(1).read_text() == "2 []\n"
+
+
+def test_ranks_ignore_the_signal_that_slurm_may_send_to_all_processes(folder: RunFolder, launcher: Launcher) -> None:
+    launcher.link.send(start=job(folder, "import os; os.kill(os.getpid(), 10); print('goes on')"))
+    assert launcher.until("ended")["code"] == 0
+    assert folder.log(0).read_text() == "goes on\n"
+
+
 def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
     """The other ranks of the node run."""
     work = job(folder, WAITS)
@@ -128,6 +147,17 @@ def test_a_program_that_cannot_be_started_is_a_cause(folder: RunFolder, launcher
     assert message["cause"]["message"].endswith(": /no/such/python: No such file or directory")
     launcher.link.send(stop=True)
     assert launcher.until("ended")["code"] == 75
+
+
+def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
+    """No rank starts: it would wait for the others without an end."""
+    tree = {"parent": ["127.0.0.1", free_port()], "children": 0, "secret": "00"}
+    launcher.link.send(start=job(folder, SLEEPS, SLEEPS) | {"tree": tree})
+    causes: list[Any] = [launcher.until("ended"), launcher.until("ended")]
+    assert [one["ended"] for one in causes] == [0, 1] and {one["cause"]["code"] for one in causes} == {3}
+    parent = f"its parent at 127.0.0.1:{tree['parent'][1]}"  # type: ignore[index]
+    assert all(one["cause"]["message"].endswith(f"{parent}: Connection refused") for one in causes)
+    assert ranks_of(launcher, 0) == []
 
 
 def test_a_host_without_the_run_folder_is_a_cause(tmp_path: Path, launcher: Launcher) -> None:
@@ -232,7 +262,7 @@ def test_a_silent_launcher_on_another_host_is_taken_for_lost(
     assert 1 <= lasted[False] < 3 <= lasted[True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_signals_of_a_terminal_or_a_scheduler_do_not_end_it(
     folder: RunFolder, launcher: Launcher, number: signal.Signals
 ) -> None:
@@ -251,7 +281,7 @@ def test_descriptors_do_not_grow_with_the_ranks_that_have_ended(folder: RunFolde
     for _ in range(4):
         launcher.until("ended")
     launcher.until("beats")
-    assert process.num_fds() == before
+    assert process.num_fds() == before + 1, "that of the selector of the branch"
 
 
 def test_what_is_printed_is_not_among_the_messages(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,3 +90,22 @@ def test_a_first_host_that_is_this_machine_has_the_next_one_as_its_peer(tmp_path
 def test_hosts_that_are_this_machine() -> None:
     assert is_local("localhost") and is_local("127.0.0.1") and is_local(socket.gethostname())
     assert not is_local("some-other-host")
+
+
+def test_a_shell_of_another_host_reads_folders_and_values_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ssh gives its words to a shell: an unquoted name could run a command there."""
+    hostile = "a b'; touch $(echo made) `id` \n\"\\ -x"
+    (tmp_path / hostile).mkdir()
+    monkeypatch.chdir(tmp_path / hostile)
+    monkeypatch.setenv("LD_LIBRARY_PATH", hostile)
+    monkeypatch.setattr(sys, "executable", f"/{hostile}/python")
+    cluster = Cluster((Node("alpha", 1), Node("beta", 1)), 2**30)
+    command = node_commands(cluster, RunFolder(tmp_path / hostile), None, GPUS)[1].arguments[-1]
+    shown = command.replace(" && exec env ", " && printf '%s\\0' \"$PWD\" ", 1)
+    done = subprocess.run(["sh", "-c", shown], cwd="/", capture_output=True, text=True, check=True)
+    place, *words, last = done.stdout.split("\0")
+    assert place == str(tmp_path / hostile) and last == ""
+    assert f"LD_LIBRARY_PATH={hostile}" in words and words[-3:] == [sys.executable, "-m", "engine.launch.agent"]
+    assert not list(tmp_path.rglob("made"))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import socket
 
 import psutil
+import pytest
 
-from engine.launch.interface import interface_towards
+from engine.errors import PreflightError
+from engine.launch import interface
+from engine.launch.interface import address_towards, interface_towards, own_address
 
 
 def test_a_route_has_the_interface_with_its_address() -> None:
@@ -18,7 +21,7 @@ def test_a_route_has_the_interface_with_its_address() -> None:
         if address.family == socket.AF_INET and not address.address.startswith("127.")
     ]
     for name, address in own:
-        assert interface_towards(address) == name
+        assert interface_towards(address) == name and address_towards(address) == address
 
 
 def test_loopback_and_unknown_hosts_have_none() -> None:
@@ -26,3 +29,29 @@ def test_loopback_and_unknown_hosts_have_none() -> None:
     assert interface_towards("localhost") is None
     assert interface_towards("no-such-host.invalid") is None
     assert interface_towards("::1") is None
+    assert address_towards("localhost") is None and address_towards("no-such-host.invalid") is None
+
+
+def test_the_own_address_is_that_of_the_interface_that_is_named() -> None:
+    assert own_address({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "192.0.2.77"}) == "127.0.0.1"
+    with pytest.raises(PreflightError, match="there is no interface eth77 with an IPv4 address"):
+        own_address({"GLOO_SOCKET_IFNAME": "eth77"})
+
+
+def test_the_own_address_is_one_that_other_hosts_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host's own name may be that of loopback, and MASTER_ADDR that of another host."""
+    own = {
+        address.address
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family == socket.AF_INET
+    }
+    outside = {address for address in own if not address.startswith("127.")}
+    for address in outside:
+        assert own_address({"MASTER_ADDR": address}) == address
+    routed = own_address({})
+    assert routed in own
+    for name in ("localhost", "192.0.2.177", "no-such-host.invalid"):
+        assert own_address({"MASTER_ADDR": name}) == routed
+    monkeypatch.setattr(interface, "_ANYWHERE", "no-such-host.invalid")
+    assert own_address({}) == "127.0.0.1", "of a machine without a network"

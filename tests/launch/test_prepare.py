@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -21,15 +21,17 @@ from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.pack import pack
 from engine.data.quarantine import Quarantine, Unusable
 from engine.data.steps import Cursor, SequenceTable
-from engine.errors import CheckpointError, ConfigError, DataError, RunFolderError
+from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK
-from engine.launch.prepare import Start, check_owner, go_back, locked, plan_start, set_aside, write_facts
-from engine.run.checkpoints import TrainState, newest_first, read_state, write
+from engine.launch.prepare import Start, check_owner, fetched, go_back, locked, plan_start, set_aside, write_facts
+from engine.run.checkpoints import TrainState, newest_first, read_state
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.metrics import append, read_metrics
+from engine.run.remote import Remote
 from tests.data.token_files import written
 from tests.data.tokenizers.chat_folder import chat_folder
+from tests.run.damage import write_all
 
 
 def test_a_folder_of_another_config_is_refused_with_the_difference(tmp_path: Path) -> None:
@@ -61,7 +63,7 @@ def saved(folder: RunFolder, *overrides: str) -> Path:
     """A run of two ranks with a checkpoint of step 4; return the checkpoint."""
     config = load([f"run.out={folder.root}", *overrides])
     state = TrainState(4, {}, 2, {"data": "f"}, must_match(config))
-    written = write(folder.checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+    written = write_all(folder.checkpoints, state)
     append(folder.metrics, {"step": 4})
     folder.resolved.write_text(resolved_yaml(config))
     return written
@@ -99,6 +101,20 @@ def test_a_change_of_what_a_run_learns_is_refused_with_a_way_out(tmp_path: Path)
     with pytest.raises(ConfigError) as caught:
         check_owner(folder, load([f"run.out={folder.root}", "optimizer.lr=0.5"]))
     assert caught.value.problems[0].hint == plain
+
+
+def test_a_run_of_another_version_can_be_resumed_elsewhere(tmp_path: Path) -> None:
+    """Its config has not the keys of ours, but the checkpoint says what must match."""
+    folder = RunFolder(tmp_path / "run")
+    checkpoint = saved(folder)
+    folder.resolved.write_text(folder.resolved.read_text().replace("  restarts: 3\n", ""))
+    with pytest.raises(ConfigError, match=r"run\.restarts: is not set") as caught:
+        check_owner(folder, load([f"run.out={folder.root}"]))
+    hint = (
+        f"another version of ByteScale wrote this file; to resume this run in another folder, add --resume {checkpoint}"
+    )
+    assert caught.value.problems[0].hint == hint
+    check_owner(RunFolder(tmp_path / "other"), load([f"run.out={tmp_path / 'other'}"]))
 
 
 def test_two_names_of_one_folder_of_data_are_one_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +202,7 @@ def test_an_old_run_is_renamed_and_kept(tmp_path: Path) -> None:
 
 def test_going_back_removes_later_steps(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    for name in ("step-00000002", "step-00000003"):
+    for name in ("step-00000002", "step-00000003", ".writing-step-00000004"):
         (folder.checkpoints / name).mkdir(parents=True)
         (folder.checkpoints / name / "a.pt").write_bytes(b"a")
     for step in (1, 2, 3):
@@ -197,6 +213,19 @@ def test_going_back_removes_later_steps(tmp_path: Path) -> None:
     assert left[0].startswith("abandoned-step-00000003-")
     assert left[1] == "step-00000002"
     assert read_metrics(folder.metrics) == [{"step": 1}, {"step": 2}]
+
+
+def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(tmp_path: Path) -> None:
+    """Somebody may have removed the folder to save space, and not know that the run needs it."""
+    folder, said = RunFolder(tmp_path), list[str]()
+    for step in (1, 2, 3):
+        append(folder.metrics, {"step": step})
+    go_back(folder, 0, said.append)
+    again = "the run starts again at step 1, and the metrics of 3 steps are removed"
+    assert said == [f"warning: {folder.checkpoints} has no checkpoint: {again}"]
+    assert read_metrics(folder.metrics) == []
+    go_back(folder, 0, said.append)
+    assert len(said) == 1
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_documents(tmp_path: Path) -> None:
@@ -226,6 +255,97 @@ def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_document
     go_back(RunFolder(tmp_path), 0, lambda line: None)  # a run that has neither yet
 
 
+# Checkpoints in a remote folder
+
+
+class Copied(NamedTuple):
+    """A run of step 4 with copies of steps 2 and 4 in a remote folder, by another name of the same config."""
+
+    folder: RunFolder
+    remote: Remote
+    said: list[str]
+
+    def fetched(self, resume: str = "auto", *overrides: str, dry_run: bool = False) -> str:
+        config = load([f"run.out={self.folder.root}", *overrides])
+        return fetched(self.folder, config, self.remote, resume, dry_run, self.said.append)
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Copied:
+    remote, before = Remote(f"file://{tmp_path}/remote"), RunFolder(tmp_path / "before")
+    state = read_state(saved(before))
+    for step in (4, 2):
+        remote.upload(write_all(before.checkpoints / str(step), replace(state, step=step), "a.pt"))
+    return Copied(RunFolder(tmp_path / "run"), remote, [])
+
+
+def test_a_run_without_its_folder_goes_on_from_the_newest_copy(copied: Copied) -> None:
+    """Else it would start over silently, and its new checkpoints would replace the copies."""
+    found = copied.fetched()
+    assert found == str(copied.folder.checkpoints / "step-00000004") and read_state(Path(found)).step == 4
+    assert copied.fetched() == "auto", "it has it now"
+    copied.remote.abandon(2)
+    assert copied.fetched() == "auto", "the copy is older"
+
+
+def test_a_copy_that_is_newer_than_the_run_folder_is_used(copied: Copied) -> None:
+    """The run went on elsewhere. It would go back, and make the later copies unusable."""
+    write_all(copied.folder.checkpoints, replace(read_state(saved(copied.folder)), step=3), "a.pt")
+    shutil.rmtree(copied.folder.checkpoints / "step-00000004")
+    assert copied.fetched() == str(copied.folder.checkpoints / "step-00000004")
+
+
+def test_a_url_is_copied_and_then_a_path(copied: Copied) -> None:
+    found = copied.fetched(f"{copied.remote.url}/step-00000002")
+    assert found == str(copied.folder.checkpoints / "step-00000002")
+    other = RunFolder(copied.folder.root.with_name("other"))
+    config = load([f"run.out={other.root}"])
+    found = fetched(other, config, None, copied.remote.url, False, copied.said.append)
+    assert found == str(other.checkpoints / "step-00000004")
+    for resume in ("auto", "never", "a/path"):
+        assert fetched(other, config, None, resume, False, copied.said.append) == resume
+
+
+def test_a_copy_of_another_config_is_refused_before_it_is_copied(copied: Copied) -> None:
+    with pytest.raises(CheckpointError, match="cannot resume from the checkpoint: dtype: fp32 -> bf16") as caught:
+        copied.fetched("auto", "dtype=bf16")
+    assert caught.value.problems[0].key == copied.remote.url
+    assert not copied.folder.checkpoints.exists()
+    saved(copied.folder)
+    with pytest.raises(ConfigError, match="this folder contains a run with another config"):
+        copied.fetched(copied.remote.url, "optimizer.lr=0.5")
+
+
+def test_a_new_run_does_not_mix_its_copies_with_those_of_another(copied: Copied) -> None:
+    for resume in ("never", "a/path", f"{copied.remote.url}/elsewhere"):
+        with pytest.raises(ConfigError, match="has checkpoints, such as step-00000004"):
+            copied.fetched(resume)
+    saved(copied.folder)
+    assert copied.fetched("a/path") == "a/path", "the run goes back"
+    with pytest.raises(ConfigError, match="has checkpoints, such as step-00000004"):
+        copied.fetched("never")
+
+
+def test_a_dry_run_copies_nothing(copied: Copied) -> None:
+    assert copied.fetched(dry_run=True) == "auto"
+    assert copied.said == [f"this dry run copies nothing; a run would resume from {copied.remote.url}/step-00000004"]
+    assert not copied.folder.root.exists()
+
+
+def test_a_remote_folder_that_does_not_answer_stops_only_a_run_without_checkpoints(
+    copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> list[str]:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr(copied.remote, "newest_first", fails)
+    with pytest.raises(PreflightError, match="cannot be read: TimeoutError: no answer"):
+        copied.fetched()
+    saved(copied.folder)
+    assert copied.fetched() == "auto"
+    assert copied.said[0].startswith(f"warning: {copied.remote.url} cannot be read: TimeoutError: no answer; resuming")
+
+
 # Where a run goes on
 
 
@@ -253,7 +373,7 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
         at = found[1]
     kept = at.to_json() if cursor is None else cursor
     state = TrainState(steps, kept, 2, corpora.fingerprints, must_match(config), tokenizer=tokenizer_facts(config.data))
-    write(RunFolder(Path(config.run.out)).checkpoints, state, 0, lambda draft: None, lambda facts: [facts])
+    write_all(RunFolder(Path(config.run.out)).checkpoints, state)
     return at
 
 
@@ -272,7 +392,7 @@ def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
     assert found is not None
     plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
     Ledger(folder.ledger, [corpus.name for corpus in corpora.sources]).record(1, found[0], plan)
-    plan_start(folder, config, 2, "auto", 1, say=said.append)
+    plan_start(folder, config, 2, "auto", 1, said.append, hashes=False)
     assert not any("changed" in line for line in said)
     for path in tmp_path.glob("web/*.txt"):
         path.write_text(path.read_text().upper())
@@ -280,7 +400,7 @@ def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
     for few in (True, False):  # all blocks are opened, or those of the first window
         monkeypatch.setattr(Corpora, "are_few", few)
         said.clear()
-        plan_start(folder, config, 2, "auto", 1, say=said.append)
+        plan_start(folder, config, 2, "auto", 1, said.append, hashes=False)
         (line,) = (line for line in said if "changed" in line)
         assert line.startswith(
             f"warning: {web} of {len(found[0])} documents of step 1 have changed since, for example web:"
@@ -365,14 +485,14 @@ def test_a_resume_says_which_sources_are_new_back_or_left_out(tmp_path: Path, so
         weights = ", ".join(f"{name}: {int(name != 'held')}" for name in names)
         only = [one for one in sources if not one.startswith("data.sources")]
         config = load([*only, f"data.sources={{{places}}}", f"data.mix={{{weights}}}"])
-        plan_start(out, config, 2, "auto", 1, said.append)
+        plan_start(out, config, 2, "auto", 1, said.append, hashes=False)
         state = read_state(newest_first(out.checkpoints)[0])
         corpora = Corpora(config)
         found = corpora.steps.next(Cursor.of_json(state.cursor))
         assert found is not None
         known = {**state.fingerprints, **corpora.fingerprints}  # as the trainer saves them
         after = replace(state, step=state.step + 1, cursor=found[1].to_json(), fingerprints=known)
-        write(out.checkpoints, after, 0, lambda draft: None, lambda facts: [facts])
+        write_all(out.checkpoints, after)
 
     resume("web", "code")
     assert said == []

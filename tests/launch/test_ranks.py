@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from engine.control import reduction
 from engine.errors import BytescaleError, PreflightError
-from engine.launch import ranks
+from engine.launch import launchers, ranks
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
 from tests.launch.nodes import AGENT, WAITS, node, real_rank, walks
@@ -58,7 +59,9 @@ def run(folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: No
 
 
 def children() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    """Running agents, ranks and stand-ins for ssh. Other tests in this process leave helpers of multiprocessing."""
+    found = [p for p in psutil.Process().children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in found if not any("multiprocessing" in word for word in p.cmdline())]
 
 
 def test_all_ranks_succeed(folder: RunFolder) -> None:
@@ -79,12 +82,11 @@ def test_a_killed_rank_is_the_cause_and_the_others_are_ended(folder: RunFolder) 
     killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     complains = fails(folder, 1, 0.2, 70, "connection closed by peer")
     hangs = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    before = len(children())
     with pytest.raises(RankError, match="rank 0 was killed by SIGKILL") as caught:
         run(folder, killed, complains, hangs)
     assert caught.value.code == 137
     time.sleep(0.2)
-    assert len(children()) == before
+    assert not children()
 
 
 def test_a_known_cause_precedes_the_deaths_that_follow_from_it(folder: RunFolder) -> None:
@@ -161,7 +163,7 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once(folder: RunFolder) -> N
 
 
 def test_a_host_that_never_answers_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(launchers.Starts, "answer_s", 0.5)
     silent = node(folder, "pass", host="gpu-a", start=(sys.executable, "-c", "import time; time.sleep(60)"))
     with pytest.raises(PreflightError, match="gpu-a has not answered"):
         run_ranks([silent], folder, lambda: None, print)
@@ -217,6 +219,40 @@ def still_run(folder: RunFolder) -> list[psutil.Process]:
     return left
 
 
+GATHERS = """
+import os
+from engine.control.control import Control
+from engine.control.link import Link
+control = Control(int(os.environ["RANK"]), Link.to_agent())
+print(control.gather(control.rank), control.largest(control.rank), flush=True)
+"""
+
+
+def test_ranks_of_several_nodes_exchange_values_through_their_agents(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here in a chain: each agent has one child, which starts when its parent listens."""
+    monkeypatch.setattr(reduction, "FAN_OUT", 1)
+    nodes = [node(folder, GATHERS, GATHERS, first=first) for first in (0, 2, 4)]
+    run_ranks(nodes, folder, lambda: None, lambda line: None)
+    assert [folder.log(rank).read_text() for rank in range(6)] == ["[0, 1, 2, 3, 4, 5] [5.0]\n"] * 6
+
+
+@pytest.mark.parametrize("target", ["rank", "agent"])
+def test_ranks_that_wait_for_one_that_is_gone_are_ended(folder: RunFolder, target: str) -> None:
+    """Rank 3 never joins, and is killed, or its agent is."""
+    pid = {"rank": "os.getpid()", "agent": "os.getppid()"}[target]
+    kills = f"import os, time; time.sleep(1); os.kill({pid}, 9)"
+    nodes = [node(folder, GATHERS, GATHERS), node(folder, GATHERS, kills, first=2)]
+    began, before = time.monotonic(), len(children())
+    said = {"rank": "rank 3 was killed by SIGKILL", "agent": "localhost was lost: its agent was killed by SIGKILL"}
+    with pytest.raises(RankError, match=said[target]) as caught:
+        run_ranks(nodes, folder, lambda: None, lambda line: None)
+    assert caught.value.code == 137 and time.monotonic() - began < 30
+    assert [folder.log(rank).read_text() for rank in range(3)] == [""] * 3
+    assert len(children()) == before
+
+
 def test_a_stopped_rank_is_named_with_its_place_within_seconds(folder: RunFolder) -> None:
     """The issue allows 10 s. The healthy rank waits for it in a collective, and must not be blamed."""
     stops = real_rank(folder).replace("    while", "    os.kill(os.getpid(), 19)\n    while")
@@ -238,6 +274,7 @@ def test_a_rank_that_is_stopped_for_a_moment_is_left_alone(folder: RunFolder) ->
 
 def test_a_stopped_agent_is_noticed_and_its_ranks_end(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "SILENCE_S", 2.0)
+    monkeypatch.setattr(launchers, "_GRACE_S", 1.0)
     monkeypatch.setattr(ranks, "_GRACE_S", 1.0)
     stops = "import os, time; os.kill(os.getppid(), 19); time.sleep(60)"
     with pytest.raises(RankError, match="localhost has not answered for 2 s") as caught:

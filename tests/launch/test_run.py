@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +24,19 @@ from engine.errors import (
 )
 from engine.fit import host as host_memory
 from engine.launch import run as launch
+from engine.launch import supervise
 from engine.launch.ranks import PreemptedError, RankError
-from engine.launch.run import MetricsTail, left_out_so_far, train
+from engine.launch.run import train
+from engine.launch.tail import MetricsTail, left_out_so_far
 from engine.run import checkpoints
-from engine.run.checkpoints import TrainState, newest_first, write
+from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
+from engine.run.launches import read_launches
 from engine.run.metrics import append
 from engine.weights import check
 from tests.permissions import locked_out
+from tests.run.damage import write_all
 
 
 def config(tmp_path: Path, *overrides: str) -> Config:
@@ -191,7 +196,7 @@ def test_a_dry_run_refuses_what_a_run_refuses_and_neither_leaves_files(tmp_path:
 def test_a_run_that_may_not_be_read_is_not_started_over(
     tmp_path: Path, name: str, dry_run: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: pytest.fail("it trains"))
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: pytest.fail("it trains"))
     settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
     saved(folder.checkpoints, settings)
     folder.resolved.write_text(resolved_yaml(settings))
@@ -214,7 +219,7 @@ def test_a_finished_run_says_how_to_train_longer_and_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, said = list[Any](), list[str]()
-    monkeypatch.setattr(launch, "run_ranks", lambda commands, *rest: started.append(commands))
+    monkeypatch.setattr(supervise, "run_ranks", lambda commands, *rest: started.append(commands))
     done = saved(tmp_path / "run" / "checkpoints", config(tmp_path), 4)
     train(config(tmp_path, "run.steps=4"), say=said.append)
     assert not started
@@ -270,13 +275,9 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
 
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:
-    """Write rank 0's part of a checkpoint of two ranks, with one file."""
+    """Write a checkpoint of two ranks, with one file."""
     state = TrainState(step, Cursor(step).to_json(), 2, Corpora(of).fingerprints, must_match(of))
-
-    def tensors(folder: Path) -> None:
-        (folder / "a").write_bytes(b"abc")
-
-    return write(tmp_path, state, 0, tensors, lambda hashes: [hashes])
+    return write_all(tmp_path, state, "a")
 
 
 def test_changed_documents_are_reported_on_resume(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_a_checkpoint_of_another_run_is_refused_before_any_rank_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: started.append(arguments))
     checkpoint = str(saved(tmp_path, config(tmp_path)))
     for change, expected in (("run.seed=77", "run.seed: "), ("data.validation_share=0.5", "data.validation_share: ")):
         with pytest.raises(CheckpointError, match=expected):
@@ -315,13 +316,13 @@ def test_the_launcher_leaves_hashing_to_the_ranks(tmp_path: Path, monkeypatch: p
     settings = config(tmp_path)
     checkpoint = saved(tmp_path, settings)
     monkeypatch.setattr(checkpoints, "_hash", lambda *arguments: pytest.fail("the launcher hashes"))
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: None)
     train(settings, resume=str(checkpoint), say=lambda line: None)
 
 
 def damage_found(folder: RunFolder, *arguments: object) -> None:
     """Stand in for ranks that find damage in their parts of the checkpoint."""
-    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, 1, None)
+    raise RankError("rank 1 failed: checkpoint is damaged", ExitCode.NO_CHECKPOINT, folder, "see its log")
 
 
 def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
@@ -336,7 +337,7 @@ def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
         if len(started) == 1:
             damage_found(folder)
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     assert started == [damaged, old], "the damaged one has been renamed"
     (line,) = [line for line in said if "damaged" in line]
@@ -354,7 +355,7 @@ def test_damage_that_only_the_ranks_see_ends_the_run_after_a_second_start(
         started.append(commands)
         damage_found(folder)
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     with pytest.raises(RankError, match="rank 1 failed: checkpoint is damaged"):
         train(settings, say=said.append)
     assert len(started) == 2
@@ -371,7 +372,7 @@ def test_ruins_are_removed_before_anything_is_written(tmp_path: Path, monkeypatc
     before = files(tmp_path)
     train(settings, dry_run=True)
     assert files(tmp_path) == before
-    monkeypatch.setattr(launch, "run_ranks", lambda *arguments: None)
+    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: None)
     plan_start = launch.prepare.plan_start
 
     def spy(*arguments: Any, **more: Any) -> Any:
@@ -409,7 +410,7 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, error:
     def broken(folder: Path) -> Path:
         raise ValueError("no\nfonts")
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     monkeypatch.setattr("engine.report.run_page.write_report", broken)
     return settings
 
@@ -422,6 +423,42 @@ def test_a_failing_report_is_reported_and_changes_no_outcome(tmp_path: Path, mon
     with pytest.raises(PreemptedError):
         train(finished(tmp_path, monkeypatch, 1, PreemptedError("stopped")), resume="never", say=said.append)
     assert said[-1] == "the report could not be written: ValueError: no fonts"
+
+
+def test_each_start_is_recorded_with_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = finished(tmp_path, monkeypatch, 1, PreemptedError("stopped on request"))
+    with pytest.raises(PreemptedError):
+        train(settings, say=lambda line: None)
+    finished(tmp_path, monkeypatch, 2)
+    train(settings, say=lambda line: None)
+    first, second = read_launches(RunFolder(tmp_path / "run").launches)
+    assert (first.step, first.ranks, first.hosts, first.outcome) == (1, 2, ["localhost"], "stopped on request")
+    assert second.outcome == "" and first.ended is not None and second.ended is not None
+    assert first.began <= first.ended <= second.began <= second.ended
+
+
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_trackers_follow_the_steps_of_a_run(resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a new folder, after the old one was renamed. A dry run starts none."""
+    pytest.importorskip("tensorboard")
+    finished(tmp_path, monkeypatch, 2)
+    settings = config(tmp_path, "run.steps=2", "run.trackers=[tensorboard]")
+    train(settings, dry_run=True)
+    assert not (tmp_path / "run").exists()
+
+    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, say: object) -> None:
+        for step in (1, 2):
+            append(folder.metrics, {"step": step, "loss": 3.0})
+            tail()
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    seen, said = list[int](), list[str]()
+    for _ in range(2 if resume == "never" else 1):
+        train(settings, resume=resume, say=said.append, on_step=lambda line: seen.append(line["step"]))
+    folder = RunFolder(tmp_path / "run")
+    assert json.loads(folder.tracker("tensorboard").read_text())["step"] == 2
+    assert len(list((folder.trackers / "tensorboard").iterdir())) == 1
+    assert seen == ([1, 2, 1, 2] if resume == "never" else [1, 2]) and not [line for line in said if "warning" in line]
 
 
 def test_lost_metrics_of_a_finished_run_are_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,15 +499,15 @@ def test_a_run_that_ends_for_want_of_documents_says_so_once(tmp_path: Path, monk
     def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
         append(folder.metrics, {"step": last, "loss": 3.0, "ended": "all were used"})
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     ended = f"{root}: the run ended after step {last} of run.steps=90: all were used"
     assert [line for line in said if "ended after" in line] == [ended]
 
     state = TrainState(last, cursor.to_json(), 2, Corpora(settings).fingerprints, must_match(settings))
-    write(root / "checkpoints", state, 0, lambda folder: None, lambda hashes: [hashes])
+    write_all(root / "checkpoints", state)
     said.clear()
-    monkeypatch.setattr(launch, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
+    monkeypatch.setattr(supervise, "run_ranks", lambda *rest: pytest.fail("there is nothing to train"))
     train(settings, say=said.append)
     why = "all documents were used; set data.exhausted=repeat to use them again"
     left = f"{root}: nothing left to train after step {last}: {why}"
@@ -511,7 +548,7 @@ def test_documents_that_were_left_out_are_reported_when_their_number_has_doubled
             append(folder.metrics, {"step": step, "loss": 3.0, **({"left_out": left_out} if left_out else {})})
             tick()
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     file = tmp_path / "run" / "quarantine.jsonl"
     assert [line for line in said if "left out" in line] == [
@@ -569,13 +606,15 @@ def test_a_host_with_too_little_memory_is_reported_once(tmp_path: Path, monkeypa
 
     def run_ranks(commands: object, folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         for step, short in enumerate([None, 3 * 2**30, 3 * 2**30], start=1):
-            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short})
+            append(folder.metrics, {"step": step, "loss": 3.0, "host_short": short, "copy_short": short})
             tick()
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append, on_step=shown.append)
     (reported,) = [line for line in said if "for offload" in line]
     assert reported.startswith("warning: a host lacked 3.0 GiB that a rank needs for offload")
+    (waiting,) = [line for line in said if "copy of a rank's states" in line]
+    assert waiting.startswith("warning: a host lacked 3.0 GiB") and "training waits while checkpoints are" in waiting
     assert len(shown) == 3
 
 

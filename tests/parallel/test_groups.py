@@ -15,9 +15,10 @@ import torch.distributed as dist
 from engine.attention.comm import Exchange, RingComm
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
+from engine.control.control import Control
 from engine.errors import PreflightError
 from engine.parallel.groups import join_groups
-from tests.world import run_world
+from tests.world import control, run_world
 
 
 def joined(port: int) -> tuple[int, list[float], int]:
@@ -28,14 +29,14 @@ def joined(port: int) -> tuple[int, list[float], int]:
     config = load(["recipe=quickstart"])
     # A machine with one GPU: the device is that of the config's cluster, not cuda:LOCAL_RANK.
     torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
-    groups = join_groups(config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})}))
+    groups = join_groups(
+        config.model_copy(update={"parallel": config.parallel.model_copy(update={"tp": 2})}), control()
+    )
     assert groups.mesh == Mesh(hdp=2, tp=2) and groups.device == torch.device("cpu")
     other = 1 - groups.hdp_rank
     sent, received = torch.tensor([float(groups.rank)]), torch.zeros(1)
     RingComm(groups.rings).post([Exchange(sent, other, received, other)]).wait()
-    total = torch.tensor(groups.rank)
-    dist.all_reduce(total, group=groups.control)
-    return groups.hdp_rank, received.tolist(), int(total)
+    return groups.hdp_rank, received.tolist(), int(groups.sum(torch.tensor(groups.rank)))
 
 
 def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,11 +67,13 @@ def test_transfers_of_rings_have_priority_over_attention_on_gpus(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch, "zeros", lambda *_, **__: torch.ones(1))
     monkeypatch.setenv("LOCAL_RANK", "1")
-    join_groups(load(["recipe=h200-1b-8k", "cluster.ranks_per_node=2"]))
-    rings, control = made
+    linked: Any = SimpleNamespace(agent="a link")
+    join_groups(load(["recipe=h200-1b-8k", "cluster.ranks_per_node=2"]), linked)
+    (rings,) = made
     assert rings["backend"] == "nccl" and rings["pg_options"].is_high_priority_stream
     assert rings["pg_options"]._timeout == rings["timeout"]
-    assert control["backend"] == "gloo" and control.get("pg_options") is None
+    with pytest.raises(PreflightError, match="this rank has no agent"):
+        join_groups(load(["recipe=h200-1b-8k", "cluster.ranks_per_node=2"]), Control(1))
 
 
 @pytest.mark.parametrize(
@@ -89,7 +92,7 @@ def test_a_pytorch_that_cannot_use_the_gpu_is_refused(
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setenv("LOCAL_RANK", "0")
     with pytest.raises(PreflightError) as caught:
-        join_groups(load(["recipe=h200-1b-8k"]))
+        join_groups(load(["recipe=h200-1b-8k"]), Control(0))
     assert str(caught.value) == f"PyTorch {torch.__version__} cannot use this machine's GPU: {why}"
 
 

@@ -63,7 +63,7 @@ def lengths(share: float = 1.0, *, fits: bool = True) -> Page:
 def memory() -> Page:
     config = load(SMALL)
     settings = PlanSettings.of(config)
-    return memory_page(config, settings, estimate(config, settings))
+    return memory_page(config, settings, estimate(config, settings), [("largest capacity that fits", "capacity=9")])
 
 
 PAGES = {"plan": plans, "simulation": simulation, "lengths": lengths, "memory": memory}
@@ -153,6 +153,23 @@ def test_a_context_that_fits_nowhere_has_no_suggestion() -> None:
     assert "suggested" not in page.figures[0].wide
     assert "suggested capacity" not in dict(page.head)
     assert page.warning is not None and "does not fit" in page.html()
+
+
+def test_text_in_pictures_is_escaped_and_no_formula() -> None:
+    """Values that are swept are the user's words."""
+    html = simulation(["data.path=<script>alert(1)</script>", r"data.path=$\frac{1}$"]).html()
+    assert "<script" not in html and "&lt;script&gt;" in html
+    assert r"$\frac{1}$" in html
+
+
+def test_a_memory_page_says_what_fits_and_why_a_config_does_not() -> None:
+    page = memory()
+    assert [table.title for table in page.tables] == ["Memory by item", "What fits"]
+    assert page.tables[1].rows == [("largest capacity that fits", "capacity=9")] and page.warning is None
+    config = load(SMALL)
+    settings = PlanSettings.of(config)
+    refused = memory_page(config, settings, estimate(config, settings), refused="needs 9 GiB")
+    assert refused.warning == "needs 9 GiB" and len(refused.tables) == 1
 
 
 def test_text_is_escaped() -> None:

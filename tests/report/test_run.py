@@ -15,6 +15,8 @@ from tests.report.elements import Elements
 from tests.report.runs import metrics, plan, spans, write_run
 
 NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
+LOSSES = ["Loss at each step", "Loss by tokens", "Loss by time"]
+OTHERS = ["Tokens per second in each step", "Learning rate", "Gradient norm"]
 LOADING = ("src", "srcset", "href", "data", "action", "poster", "background")
 
 
@@ -29,9 +31,9 @@ def titles(text: str) -> list[str]:
 
 def test_the_page_contains_its_pictures(tmp_path: Path) -> None:
     text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
-    assert titles(text) == ["Loss at each step", "Timeline of a step", "Tokens per second in each step"]
-    assert text.count("<svg ") == 6  # each for a wide page and for a narrow one
-    assert text.count("<figcaption>") == 3
+    assert titles(text) == [*LOSSES, "Timeline of a step", *OTHERS]
+    assert text.count("<svg ") == 14  # each for a wide page and for a narrow one
+    assert text.count("<figcaption>") == 7
 
 
 def test_the_page_loads_nothing(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_without_a_trace_the_page_says_so(tmp_path: Path, missing: str) -> None:
     (folder / missing).unlink()
     text = page(folder)
     assert "stopped before a complete step was measured" in text
-    assert titles(text) == ["Loss at each step", "Tokens per second in each step"]
+    assert titles(text) == [*LOSSES, *OTHERS]
 
 
 def test_a_trace_of_another_plan_is_not_drawn(tmp_path: Path) -> None:
@@ -109,7 +111,7 @@ def test_a_run_that_stopped_before_its_first_step_has_a_page(tmp_path: Path) -> 
     (folder / "metrics.jsonl").unlink()
     (folder / "summary.json").unlink()
     text = page(folder)
-    assert "<svg" not in text and "<table" not in text
+    assert "<svg" not in text and "Key numbers" not in text
     assert "no loss to show" in text
 
 
@@ -117,7 +119,7 @@ def test_a_run_that_stopped_before_its_first_step_has_a_page(tmp_path: Path) -> 
 def test_any_number_of_ranks(tmp_path: Path, ranks: int, mode: str) -> None:
     made = plan(ranks, sequences=200, mode=mode)
     text = page(write_run(tmp_path, lines=metrics(12), traced=made))
-    assert len(titles(text)) == 3
+    assert len(titles(text)) == 7
     assert f"<dd>{ranks}</dd>" in text
 
 

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import json
 import math
+import platform
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from engine.config.load import load
 from engine.report import run_page
 from engine.report.run import read_run
+from engine.run import launches
+from engine.run.launches import begin, end
 from tests.report.runs import metrics, plan, write_run
 
 
@@ -69,7 +75,7 @@ def test_the_mixture_shows_what_each_source_had_and_should_have_had(tmp_path: Pa
         ("held", "0", "0", "+0", "0.00%", "0.00%"),
     ]
     page = run_page.run_page(run)
-    assert [table.title for table in page.tables] == ["Key numbers of the run", "Mixture of the sources"]
+    assert [table.title for table in page.tables][:2] == ["Key numbers of the run", "Mixture of the sources"]
     assert '<th scope="row">web</th><td>74,000</td><td>75,000</td><td>-1,000</td>' in page.html()
 
 
@@ -94,3 +100,56 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     assert run_page.warning(run) == "The loss is not finite in 2 of 4 steps, first in step 3."
     assert dict(run_page.head(run))["final training loss"] == "not finite"
     assert run_page.warning(read_run(write_run(tmp_path, lines=metrics(4), traced=None))) is None
+
+
+def test_the_page_says_what_was_run_where_and_with_what(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, lines=metrics(3), traced=None)
+    before = dict(run_page.about(read_run(folder)).rows)
+    assert before == {"data": "data.path=stdlib: 9 documents", "tokenizer": "bytes", "run folder": "runs/quickstart"}
+    begin(folder / "launches.jsonl", 1, 2, [f"gpu-{n}" for n in range(10)])
+    found = dict(run_page.about(read_run(folder)).rows)
+    assert found["hosts"] == "gpu-0, gpu-1, gpu-2, gpu-3, gpu-4, gpu-5, gpu-6, gpu-7 and 2 more"
+    assert found["command"].startswith("bytescale ")
+    assert f"python {platform.python_version()}, " in found["versions"] and "torch " in found["versions"]
+    assert found["system"] == platform.platform()
+
+
+def test_the_page_says_where_the_config_differs_from_the_recipe(tmp_path: Path) -> None:
+    overrides = ("optimizer.lr=0.5", "run.out=elsewhere")
+    run = read_run(write_run(tmp_path, overrides=overrides, lines=[], traced=None))
+    found = run_page.differing(run)
+    assert sorted(found.rows) == [("optimizer.lr", "0.004", "0.5"), ("run.steps", "500", "120")]
+    same = replace(run, config=load(["recipe=llama7b-2m"]))
+    assert run_page.differing(same).note == "Nowhere: all values are those of the recipe llama7b-2m."
+    own = replace(run, config=run.config.model_copy(update={"recipe": "mine"}))
+    assert run_page.differing(own).note.startswith("mine is not a packaged recipe")
+
+
+def test_the_page_has_all_starts_and_how_they_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path, lines=metrics(3), traced=None)
+    assert run_page.starts(read_run(folder)) is None
+    times = iter((0.0, 4000.0, 90_000.0, 90_042.0, 100_000.0))
+    monkeypatch.setattr(launches, "time", SimpleNamespace(time=lambda: next(times)))
+    for step, outcome in ((1, "rank 1 failed: <b>"), (51, "")):
+        begin(folder / "launches.jsonl", step, 2, ["a"])
+        end(folder / "launches.jsonl", outcome)
+    begin(folder / "launches.jsonl", 101, 4, ["a"])
+    run = read_run(folder)
+    table = run_page.starts(run)
+    assert table is not None
+    assert table.rows == [
+        ("1", "1970-01-01 00:00:00 UTC", "1 h 7 min", "1", "2", "rank 1 failed: <b>"),
+        ("2", "1970-01-02 01:00:00 UTC", "42 s", "51", "2", "all steps are done"),
+        ("3", "1970-01-02 03:46:40 UTC", "-", "101", "4", "no end was recorded"),
+    ]
+    assert dict(run_page.head(run))["duration"] == "1 h 7 min"
+    assert "rank 1 failed: &lt;b&gt;" in run_page.run_page(run).html()
+
+
+def test_metrics_that_a_run_does_not_have_are_not_drawn(tmp_path: Path) -> None:
+    lines = [line | {"peak_memory": 3 * 2**30, "grad_norm": 0.1 + 9.0 * (line["step"] == 1)} for line in metrics(20)]
+    titles = [one.title for one in run_page.run_page(read_run(write_run(tmp_path, lines=lines, traced=None))).figures]
+    assert titles[-4:] == ["Throughput", "Learning rate", "Gradient norm", "Memory"]
+    bare = [{"step": 1, "loss": 2.0, "tokens": 9, "max_degree": 1}]
+    titles = [one.title for one in run_page.run_page(read_run(write_run(tmp_path, lines=bare, traced=None))).figures]
+    assert titles == ["Loss", "Loss by tokens", "Loss by time", "Timeline of a step", "Throughput"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engine.config.load import load
-from engine.report.words import cell, hdp_ranks, number, short_seconds, short_tokens, source
+from engine.report.words import cell, hdp_ranks, long_seconds, number, short_seconds, short_tokens, source
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,22 @@ def test_tokens_in_a_few_letters(tokens: int, text: str) -> None:
 )
 def test_seconds_in_a_unit_that_fits(seconds: float, text: str) -> None:
     assert short_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0123, "0.012 s"),
+        (42.4, "42 s"),
+        (59.7, "1 min"),
+        (425, "7 min 5 s"),
+        (3599.8, "1 h"),
+        (12_000, "3 h 20 min"),
+        (187_200, "2 d 4 h"),
+    ],
+)
+def test_durations_as_people_say_them(seconds: float, text: str) -> None:
+    assert long_seconds(seconds) == text
 
 
 def test_numbers_and_facts_as_tables_have_them() -> None:

@@ -20,13 +20,27 @@ def state(step: int, ranks: int = 1) -> TrainState:
     return TrainState(step, cursor, ranks, fingerprints=FINGERPRINTS, must_match=VALUES)
 
 
+def write_all(checkpoints: Path, state: TrainState, *names: str) -> Path:
+    """Write a checkpoint as all of its ranks, of which rank 0 has files of these names."""
+
+    def tensors(folder: Path) -> list[str]:
+        for name in names:
+            (folder / name).write_bytes(b"abc")
+        return list(names)
+
+    for rank in range(state.ranks - 1, 0, -1):
+        write(checkpoints, state, rank, lambda folder: [])
+    return write(checkpoints, state, 0, tensors)
+
+
 def save(checkpoints: Path, step: int) -> Path:
-    def tensors(folder: Path) -> None:
+    def tensors(folder: Path) -> list[str]:
         (folder / "zero").mkdir()
         (folder / "zero" / "a.pt").write_bytes(b"a" * 3000)
         (folder / "zero" / "b.pt").write_bytes(bytes([step]) * 10)
+        return ["zero/a.pt", "zero/b.pt"]
 
-    return write(checkpoints, state(step), 0, tensors, lambda hashes: [hashes])
+    return write(checkpoints, state(step), 0, tensors)
 
 
 def flip(folder: Path) -> None:

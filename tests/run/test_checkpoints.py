@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,6 @@ from engine.run.checkpoints import (
     newest_first,
     prune,
     read,
-    read_manifest,
     read_state,
     write,
 )
@@ -39,23 +38,13 @@ def test_a_checkpoint_reads_back_its_state(tmp_path: Path) -> None:
 
 def save_in_two(checkpoints: Path) -> Path:
     """Save step 1 from two ranks, which are the threads rank-0 and rank-1."""
-    barrier, boxes = threading.Barrier(2), [{}, {}]  # type: ignore[var-annotated]
-
-    def gather(rank: int) -> Callable[[dict[str, str]], list[dict[str, str]]]:
-        def exchange(hashes: dict[str, str]) -> list[dict[str, str]]:
-            boxes[rank] = hashes
-            barrier.wait(10)
-            both = list(boxes)
-            barrier.wait(10)
-            return both
-
-        return exchange
 
     def one(rank: int) -> None:
-        def tensors(folder: Path) -> None:
+        def tensors(folder: Path) -> list[str]:
             (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
+            return [f"rank{rank}.pt"]
 
-        write(checkpoints, state(1, 2), rank, tensors, gather(rank))
+        write(checkpoints, state(1, 2), rank, tensors)
 
     threads = [threading.Thread(target=one, args=(rank,), name=f"rank-{rank}") for rank in range(2)]
     for thread in threads:
@@ -65,7 +54,7 @@ def save_in_two(checkpoints: Path) -> Path:
     return checkpoints / "step-00000001"
 
 
-def test_two_ranks_share_the_hashing(tmp_path: Path) -> None:
+def test_the_files_of_all_ranks_are_in_the_manifest(tmp_path: Path) -> None:
     """If the files of a rank were missing from the manifest, damage in them would not be detected."""
     folder = save_in_two(tmp_path)
     assert read(folder).ranks == 2
@@ -76,45 +65,47 @@ def test_two_ranks_share_the_hashing(tmp_path: Path) -> None:
         (folder / f"rank{rank}.pt").write_bytes(bytes(100 + rank))
 
 
-def test_ranks_with_lagging_views_of_the_folder_hash_the_same_list(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a network file system, files of other ranks may become visible late."""
-    seen = Path.rglob
-
-    def lagging(folder: Path, pattern: str) -> list[Path]:
-        behind = threading.current_thread().name == "rank-1"
-        return [p for p in seen(folder, pattern) if not (behind and p.name == "rank0.pt")]
-
-    monkeypatch.setattr(Path, "rglob", lagging)
-    folder = save_in_two(tmp_path)
-    assert set(read_manifest(folder).files) == {"rank0.pt", "rank1.pt"}
-
-
-def test_a_kill_while_a_checkpoint_is_replaced_leaves_a_complete_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save(tmp_path, 1)
-
-    def killed(removed: Path, **options: Any) -> None:
-        if removed.exists():
-            (removed / "zero" / "a.pt").unlink()
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
-        save(tmp_path, 1)
-    assert read(folder) == state(1)
+def test_a_checkpoint_is_not_published_before_all_ranks_have_written_their_parts(tmp_path: Path) -> None:
+    """It would be complete by its manifest, without the files of a rank."""
+    first = threading.Thread(target=write, args=(tmp_path, state(1, 3), 0, lambda folder: []), daemon=True)
+    first.start()
+    for rank in (2, 1):
+        first.join(0.2)
+        assert first.is_alive() and newest_first(tmp_path) == []
+        write(tmp_path, state(1, 3), rank, lambda folder: [])
+    first.join(20)
+    (written,) = tmp_path.iterdir()
+    assert read(written).ranks == 3 and [path.name for path in written.iterdir()] == ["manifest.json"]
 
 
 def test_a_manifest_of_an_older_version_is_still_read_and_its_hashes_are_checked(tmp_path: Path) -> None:
-    for change in (lambda values: None, lambda values: values.pop("sizes")):  # the first had no sizes
-        folder = save(tmp_path, 1)
+    changes = (lambda values: None, lambda values: values.pop("sizes"))  # the first had no sizes
+    for number, change in enumerate(changes):
+        folder = save(tmp_path / str(number), 1)
         make_older(folder, change)
         assert read(folder) == state(1)
         flip(folder)
         with pytest.raises(CheckpointError, match=r"zero/a\.pt does not match its hash"):
             read(folder)
+
+
+@pytest.mark.parametrize("name", ["../../mine", "zero/../../mine", "/etc/hostname"])
+def test_a_manifest_that_names_files_elsewhere_is_damaged(name: str, tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    make_older(folder, lambda values: values["files"].update({name: "0"}))
+    for look in (read, read_state):
+        with pytest.raises(CheckpointError, match="names files outside of the checkpoint"):
+            look(folder)
+
+
+def test_a_file_of_tensors_without_a_hash_is_damage(tmp_path: Path) -> None:
+    """It would be loaded, since files are found by their names; other files are the user's notes."""
+    folder = save(tmp_path, 1)
+    (folder / "notes.txt").touch()
+    assert read(folder) == state(1)
+    (folder / "zero" / "c.pt").touch()
+    with pytest.raises(CheckpointError, match=r"zero/c\.pt is not in manifest\.json"):
+        read(folder)
 
 
 def test_a_manifest_with_the_first_name_of_a_field_is_still_read(tmp_path: Path) -> None:
@@ -201,11 +192,8 @@ class OneRank:
     def __init__(self, *others: Problem) -> None:
         self.others = others
 
-    def largest(self, value: float) -> list[float]:
-        return [max(value, bool(self.others))]
-
-    def gather(self, value: Problem | None) -> list[Problem | None]:
-        return [value, *self.others]
+    def gather(self, value: Any) -> list[Any]:
+        return [*([value] if value else []), *map(asdict, self.others)]
 
 
 def test_each_rank_hashes_its_part_and_all_raise_what_one_has_found(tmp_path: Path) -> None:
@@ -250,12 +238,12 @@ def test_a_missing_checkpoint_is_not_called_damaged(tmp_path: Path) -> None:
 def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
     good = save(tmp_path, 1)
 
-    def dies(folder: Path) -> None:
+    def dies(folder: Path) -> list[str]:
         (folder / "half.pt").write_bytes(b"half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write(tmp_path, state(2), 0, dies, lambda hashes: [hashes])
+        write(tmp_path, state(2), 0, dies)
     assert choose(tmp_path, print) == good
     remove_ruins(tmp_path)
     assert list(tmp_path.iterdir()) == [good]
@@ -267,21 +255,23 @@ def test_a_write_that_dies_leaves_the_previous_one(tmp_path: Path) -> None:
 def test_a_full_disk_is_reported_with_path_and_bytes(tmp_path: Path, error: Exception) -> None:
     """torch.save hides the errno, and its message names neither."""
 
-    def fills(folder: Path) -> None:
+    def fills(folder: Path) -> Iterator[str]:
+        yield "a.pt"
         (folder / "a.pt").write_bytes(bytes(3 << 20))
         raise error
 
     with pytest.raises(StorageError, match=r"could not be written: 3\.0 MiB were written, .*B are free$") as caught:
-        write(tmp_path, state(2), 0, fills, lambda hashes: [hashes])
+        write(tmp_path, state(2), 0, fills)
+    assert not list(tmp_path.rglob("a.pt")), "else there is no space to report it"
     assert caught.value.problems[0].key == str(tmp_path / ".writing-step-00000002")
 
 
 def test_another_error_while_files_are_written_passes(tmp_path: Path) -> None:
-    def fails(folder: Path) -> None:
+    def fails(folder: Path) -> list[str]:
         raise RuntimeError("a collective failed")
 
     with pytest.raises(RuntimeError, match="a collective failed"):
-        write(tmp_path, state(2), 0, fails, lambda hashes: [hashes])
+        write(tmp_path, state(2), 0, fails)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

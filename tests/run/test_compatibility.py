@@ -150,7 +150,7 @@ def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:
     assert {key for key in free if not key.startswith(sections)} == {
         *("capacity", "compile", "mlp_tile", "model.name", "optimizer.on_host", "recipe", "recompute"),
         *("run.checkpoint_every", "run.keep_best", "run.keep_checkpoints", "run.keep_every", "run.out"),
-        *("run.restarts", "run.steps", "run.validate_every"),
+        *("run.remote", "run.restarts", "run.steps", "run.trackers", "run.validate_every"),
         *("run.chaos", "run.max_skips", "run.notice_file", "run.on_nan"),
         *("data.cache", "data.loaders", "data.quarantine_after", "data.spool"),
     }

@@ -19,14 +19,14 @@ from engine.cluster.mesh import Mesh
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.data.overview import tokenizer_facts
-from engine.launch import run as launch
+from engine.launch import supervise
 from engine.launch.commands import NodeCommand
 from engine.launch.run import train
 from engine.parallel.groups import Groups
 from engine.run.checkpoints import newest_first, read
 from engine.run.folder import RunFolder
 from engine.trainer.loop import Trainer
-from tests.world import run_world
+from tests.world import control, run_world
 
 pytestmark = pytest.mark.world
 
@@ -66,9 +66,9 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
     """Train as one rank in a world that is already connected, up to step `last`, and save a checkpoint."""
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    rings, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    rings = dist.new_group(backend="gloo")
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
-    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control))
+    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control()))
     trainer.begin(checkpoint)
     trainer.run(lambda: trainer.step >= last)
     trainer.ahead.close()
@@ -82,7 +82,7 @@ def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
         ranks = sum(len(command.ranks) for command in commands)
         run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
 
 
 def losses(out: Path) -> list[float]:

@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -69,18 +68,12 @@ def train_and_save(root: Path) -> None:
         engine.step(1e-2)
         run = RunFolder(root / name)
         state = TrainState(1, {}, 2, {"data": "f"}, must_match(made))
-        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.save, _exchange)
+        checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot().write_each)
         run.resolved.write_text(resolved_yaml(made))
         if made.zero.stage == 3:  # its files have no parameter whole
             torch.save(
                 {name: safe_get_full_fp32_param(p) for name, p in model.named_parameters()}, run.root / "whole.pt"
             )
-
-
-def _exchange(value: Any) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +233,19 @@ def test_tokens_that_another_tokenizer_made_are_not_called_bytes(runs: Path, tmp
     assert export_weights(run, tmp_path / "out", None, 1 << 30, said.append)["tokenizer"] == []
     (line,) = said
     assert line.startswith("warning: no tokenizer in the folder") and f"another tokenizer ({kind}) made" in line
+
+
+def test_a_file_that_is_no_tokenizer_is_not_copied(runs: Path, tmp_path: Path) -> None:
+    """The config of somebody else's run could name a private file, which the exported folder would then publish."""
+    private, run, said = tmp_path / "id_rsa", tmp_path / "run", list[str]()
+    private.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nsecret")
+    shutil.copytree(runs / "fp32", run)
+    resolved = RunFolder(run).resolved
+    resolved.write_text(resolved.read_text().replace("tokenizer: bytes", f"tokenizer: {private}"))
+    assert export_weights(run, tmp_path / "out", None, 1 << 30, said.append)["tokenizer"] == []
+    (line,) = said
+    assert line.startswith(f"warning: no tokenizer in the folder: {private}: is no known tokenizer")
+    assert not [file for file in (tmp_path / "out").iterdir() if b"secret" in file.read_bytes()]
 
 
 def test_an_existing_target_is_refused_before_any_work(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ def test_what_is_not_finite_ends_the_run_and_the_way_out_is_told(tmp_path: Path,
 
 def test_the_last_checkpoint_is_named(tmp_path: Path) -> None:
     for step in (3, 6):
-        (tmp_path / "checkpoints" / f"step-0000000{step}").mkdir(parents=True)
+        (tmp_path / "a run" / "checkpoints" / f"step-0000000{step}").mkdir(parents=True)
     with pytest.raises(DivergedError) as caught:
-        check_finite(7, RunFolder(tmp_path), loss=math.nan)
-    assert f"--resume {tmp_path}/checkpoints/step-00000006" in str(caught.value.problems[0].hint)
+        check_finite(7, RunFolder(tmp_path / "a run"), loss=math.nan)
+    assert f"--resume '{tmp_path}/a run/checkpoints/step-00000006'" in str(caught.value.problems[0].hint)
 
 
 def test_the_documents_whose_loss_is_not_finite_are_named() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import errno
+import math
+import threading
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +13,12 @@ import pytest
 import torch
 
 from engine.config.load import load
-from engine.errors import ExitCode, MemoryFitError
+from engine.control.control import Control
+from engine.data.steps import Cursor
+from engine.errors import ExitCode, MemoryFitError, StorageError
 from engine.planner.plan.step_plan import StepPlan
+from engine.run.background import BackgroundWriter
+from engine.run.checkpoints import newest_first, read
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
 from engine.trainer import loop
@@ -32,30 +39,34 @@ class Host:
             raise MemoryFitError(f"the host gave no {ratio * tokens:.0f} bytes", hint="less")
 
 
-@pytest.mark.parametrize("step", [0, 7])
-def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: int) -> None:
-    """Rank 1 gets less than its second micro-batch takes: both stop before the step, and name the rank."""
+@pytest.mark.parametrize(("step", "before"), [(0, 0), (7, 0), (7, 5), (7, 7)])
+def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: int, before: int) -> None:
+    """Rank 1 gets less than its second micro-batch takes: both stop before the step, and name the rank.
+
+    A checkpoint of the step that is there already is not written again: a kill in between would leave none.
+    """
     plan = by_hand([30, 20, 40], [(0,), (1,), (1,)], [[[0]], [[1], [2]]])
     plan.offload[:] = 1_000_000
     problems = [reserve_host(plan, rank, Host(35)) for rank in range(2)]  # type: ignore[arg-type]
-    assert problems[0] is None
-    failed = [float(problem is not None) for problem in problems]
-    control = SimpleNamespace(largest=lambda own: [max(own, *failed)], gather=lambda problem: problems)
+    assert problems[0] is None and problems[1] is not None
+    control = SimpleNamespace(gather=lambda problem: [asdict(problems[1])], largest=lambda *values: list(values))
     saved: list[int] = []
     for rank in range(2):
         trainer = Trainer.__new__(Trainer)
-        trainer.step, trainer.control = step, control  # type: ignore[assignment]
+        trainer.step, trainer.saved, trainer.control = step, before, control  # type: ignore[assignment]
+        trainer.writer = Mock()
         trainer.groups = SimpleNamespace(hdp_rank=rank)  # type: ignore[assignment]
         trainer.context = SimpleNamespace(offload=Host(35))  # type: ignore[assignment]
         trainer.save = lambda: saved.append(step)  # type: ignore[method-assign]
         with pytest.raises(MemoryFitError, match="rank 1: the host gave no 40 bytes"):
             trainer._reserve_host(plan)
-        trainer.control = SimpleNamespace(largest=lambda own: [own])  # type: ignore[assignment]
+        trainer.writer.wait.assert_called_once()
+        trainer.control = Control(rank)
         for enough in (None, Host(40)):
             trainer.context = SimpleNamespace(offload=enough)  # type: ignore[assignment]
             trainer._reserve_host(plan)
         trainer.control = control  # type: ignore[assignment]
-    assert saved == [step] * (2 if step else 0)
+    assert saved == [step] * (2 if step > before else 0)
 
 
 def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +80,11 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     monkeypatch.setattr(loop, "reserve_host", lambda plan, *rest: order.append(("reserve", plan, *rest)))
     monkeypatch.setattr(loop, "run_step", run_step)
     trainer: Any = Trainer.__new__(Trainer)
-    trainer.step, trainer.config = 0, SimpleNamespace(run=SimpleNamespace(steps=1))
+    trainer.step, trainer.config, trainer.writer = 0, SimpleNamespace(run=SimpleNamespace(steps=1)), Mock()
     tokens = torch.tensor([30])
     planned = SimpleNamespace(plan=plan, table=SimpleNamespace(length=tokens, loss_tokens=tokens), ended=None)
     trainer.ahead = SimpleNamespace(take=lambda: planned)
-    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=lambda own: [own])
+    trainer.control = Control(3)
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload")
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None)
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
@@ -87,12 +98,12 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     met: list[Any] = []
     context = SimpleNamespace(comm=SimpleNamespace(meet=lambda peers, device: met.append((peers, device))))
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
-    for name in ("Control", "Trace", "Feed"):
+    for name in ("Trace", "Feed"):
         monkeypatch.setattr(loop, name, lambda *given: None)
     monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    groups: Any = SimpleNamespace(hdp_rank=1, control=None, device=cpu, first_of_host=False)
+    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, control=Control(1), device=cpu, first_of_host=False)
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
 
@@ -112,15 +123,15 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     overrides: list[str], sets: list[str], empty: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that should have one. Otherwise a user would look for validation losses in vain."""
-    of_sets = {name: (None, SimpleNamespace(digest="")) for name in sets}
+    of_sets = {name: (None, SimpleNamespace(digest="0")) for name in sets}
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, SimpleNamespace(comm=Mock())))
-    for name in ("Control", "Trace", "Feed", "PlanAhead"):
+    for name in ("Trace", "Feed", "PlanAhead"):
         monkeypatch.setattr(loop, name, Mock())
     monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=lambda: of_sets))
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
-    groups: Any = SimpleNamespace(hdp_rank=0, control=None, device=None, first_of_host=False)
+    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, control=Control(0), device=None, first_of_host=False)
     unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
     assert unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
@@ -177,6 +188,96 @@ def test_a_run_without_more_documents_validates_and_saves_at_its_end(
     assert trainer.ahead.asked == last - 1, "there is nothing to plan after the last step"
 
 
+class Copy:
+    """A snapshot whose files are written when `go` is set."""
+
+    def __init__(self, short: int = 0) -> None:
+        self.short, self.go = short, threading.Event()
+
+    def write_each(self, folder: Path) -> list[str]:
+        assert self.go.wait(20)
+        (folder / "a.pt").write_bytes(b"a")
+        return ["a.pt"]
+
+
+@pytest.mark.parametrize(("short", "copies"), [(0, True), (3000, True), (0, False)])
+def test_training_goes_on_while_a_checkpoint_is_written_unless_the_host_is_too_small(
+    short: int, copies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`short` may be that of another rank: all wait, because its states would change. The next line says it."""
+    trainer, copy, asked = trainer_without_a_model(tmp_path, monkeypatch), Copy(), list[bool]()
+    trainer.ahead, trainer.copies = Ahead(6), copies
+    trainer.folder.checkpoints.mkdir()
+    trainer.writer = BackgroundWriter(trainer.folder.checkpoints, 0)
+    trainer.groups.mesh = SimpleNamespace(ranks=1)
+    trainer.engine.snapshot = lambda copies: asked.append(copies) or copy
+    trainer.control.largest = lambda *own: [max(own[0], short), *own[1:]]
+    trainer.one_step(lambda: False)
+    if short or not copies:
+        timer = threading.Timer(0.3, copy.go.set)
+        timer.start()
+    trainer.save()
+    assert asked == [copies]
+    assert len(newest_first(trainer.folder.checkpoints)) == (1 if short or not copies else 0)
+    trainer.control.largest = lambda *own: list(own)
+    trainer.one_step(lambda: False)
+    trainer.one_step(lambda: False)
+    copy.go.set()
+    trainer._finish_save()
+    (written,) = newest_first(trainer.folder.checkpoints)
+    assert read(written).step == 1
+    _, line, after = read_metrics(tmp_path / "metrics.jsonl")
+    assert line.get("copy_short") == (short or None) and (line["save_s"] > 0.2) == bool(short or not copies)
+    assert "save_s" not in after
+
+
+def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on without checkpoints would lose all its work at the next failure."""
+    trainer = trainer_without_a_model(tmp_path, monkeypatch)
+    trainer.ahead, trainer.groups.mesh = Ahead(6), SimpleNamespace(ranks=1)
+
+    def full(folder: Path) -> list[str]:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer.engine.snapshot = lambda copies: SimpleNamespace(short=0, write_each=full)
+    with pytest.raises(StorageError, match="could not be written: 0 bytes were written") as caught:
+        trainer.run(lambda: False)
+    assert 3 <= trainer.step < 6
+    assert caught.value.problems[0].key.endswith(".writing-step-00000003")
+
+
+def test_a_checkpoint_that_has_filled_the_disk_is_the_cause_of_the_next_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's own files cannot be written either. The checkpoint's error names the bytes that it needs."""
+    trainer = trainer_without_a_model(tmp_path, monkeypatch)
+    trainer.ahead, failed = Ahead(6), StorageError("a checkpoint could not be written: 3 GiB were written")
+
+    def record(*step: Any) -> None:
+        trainer.writer._error = failed
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    trainer.ledger = SimpleNamespace(record=record)
+    with pytest.raises(StorageError, match="3 GiB were written"):
+        trainer.run(lambda: False)
+
+
+def test_a_rank_leaves_when_all_have_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that ends early would end the others, and rank 0 may still be writing the last checkpoint."""
+    order = Mock()
+    trainer = trainer_without_a_model(tmp_path, monkeypatch)
+    trainer.ahead, trainer.save = Ahead(1), order.save
+    trainer.writer = SimpleNamespace(check=lambda: None, wait=order.wait)
+    assert trainer.run(lambda: False) == ExitCode.OK
+    trainer.control.largest = order.meet
+    trainer._finish_save()
+    assert [call[0] for call in order.mock_calls] == ["save", "wait", "wait", "meet"]
+    monkeypatch.setattr(loop, "check_finite", order.check)
+    order.reset_mock()
+    trainer._check_finite(loss=math.nan)
+    assert [call[0] for call in order.mock_calls] == ["wait", "meet", "check"], "its hint names the newest checkpoint"
+
+
 class Ahead:
     """Plans of a run whose documents last for `steps` steps. `asked` counts the plans after the first."""
 
@@ -188,7 +289,7 @@ class Ahead:
 
     def take(self) -> Any:
         plan, tokens = by_hand([30], [(0,)], [[[0]]]), torch.tensor([30])
-        table, cursor = SimpleNamespace(length=tokens, loss_tokens=tokens), SimpleNamespace(mixer=None)
+        table, cursor = SimpleNamespace(length=tokens, loss_tokens=tokens), Cursor()
         ended = "why" if self.asked + 1 == self.steps else None
         return SimpleNamespace(plan=plan, table=table, after=cursor, balance=1.0, unusable=self.unusable, ended=ended)
 
@@ -203,13 +304,14 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.ended, trainer.config = 0, None, load(["recipe=quickstart", *every])
     trainer.folder, trainer.model, trainer.validation, trainer.unvalidated = RunFolder(root), None, {}, []
-    total, largest = float, lambda *numbers: list(numbers)
-    trainer.control = SimpleNamespace(check_same=lambda digest: None, largest=largest, total=total)
-    trainer.groups, trainer.context = SimpleNamespace(rank=0, device=None, sum=None), SimpleNamespace(offload=None)
+    trainer.control, trainer.context = Control(0), SimpleNamespace(offload=None)
+    trainer.groups = SimpleNamespace(rank=0, device=None, sum=lambda values: values)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
+    trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0), 0, {}, True
+    trainer.fingerprints, trainer.tokenizer, trainer.cursor = {}, None, Cursor()
     return trainer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,7 +16,7 @@ from engine.config.schema import Config
 from engine.data import order
 from engine.data.overview import Corpora
 from engine.data.steps import Cursor
-from engine.errors import DataError
+from engine.errors import BytescaleError, DataError
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -118,8 +119,69 @@ def test_the_planning_process_imports_no_torch(folder: RunFolder, config: Config
         ahead.validation()
         ahead.request(Cursor())
         ahead.take()
-        asked = ahead._pool.submit(eval, "__import__('sys').modules.keys() & {'numpy', 'torch', 'deepspeed'}")
-        assert asked.result() == {"numpy"}
+        mapped = Path(f"/proc/{ahead._process.pid}/maps").read_text()
+        assert "numpy" in mapped and "torch" not in mapped
+
+
+def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_same(
+    folder: RunFolder, config: Config
+) -> None:
+    """Before it is asked, while it plans, and when its answer waits to be read."""
+
+    def digests(killed: bool) -> list[str]:
+        found, cursor = list[str](), Cursor()
+        with planning(folder, config, loads=True) as ahead:
+            sets = ahead.validation()
+            for step in range(4):
+                if killed and step == 1:
+                    ahead._process.kill()
+                    ahead._process.join()
+                ahead.request(cursor)
+                if killed and step == 2:
+                    ahead._process.kill()
+                if killed and step == 3:
+                    assert ahead._connection.poll(60)
+                    ahead._process.kill()
+                planned = ahead.take()
+                found.append(planned.plan.digest)
+                cursor = planned.after
+            assert {name: plan.digest for name, (_, plan) in ahead.validation().items()} == {
+                name: plan.digest for name, (_, plan) in sets.items()
+            }
+        return found
+
+    assert digests(killed=True) == digests(killed=False)
+
+
+def test_planning_processes_that_die_of_a_step_end_the_rank(
+    folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with planning(folder, config, loads=False) as ahead:
+        ask = ahead._ask
+
+        def kill_after(*question: Any) -> None:
+            ask(*question)
+            ahead._process.kill()
+
+        monkeypatch.setattr(ahead, "_ask", kill_after)
+        ahead.request(Cursor())
+        with pytest.raises(BytescaleError, match="ended with code -9, 3 times in one step"):
+            ahead.take()
+
+
+def test_a_run_has_no_semaphores(folder: RunFolder, config: Config) -> None:
+    """They are files in /dev/shm. If a run is killed with all its processes, nobody is left who removes them."""
+
+    def semaphores() -> set[str]:
+        us = psutil.Process()
+        places = (Path(f"/proc/{one.pid}/maps") for one in (us, *us.children(recursive=True)))
+        return {line.split()[5] for place in places for line in place.read_text().splitlines() if "/sem." in line}
+
+    before = semaphores()
+    with planning(folder, config, loads=True) as ahead:
+        ahead.request(Cursor())
+        ahead.take()
+        assert semaphores() == before
 
 
 def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_block_was_opened(

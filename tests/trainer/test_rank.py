@@ -44,7 +44,7 @@ def fail(folder: Path, stderr: int) -> subprocess.Popen[str]:
     program = (
         "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
         "from engine.trainer.rank import run_rank\n"
-        f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop: 1 // 0))"
+        f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop, control: 1 // 0))"
     )
     command, environment = [sys.executable, "-c", program], {**os.environ, "RANK": "0"}
     return subprocess.Popen(command, stderr=stderr, text=True, env=environment)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from engine.cluster.mesh import Mesh
+from engine.control.control import Control
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.boxes import Span, of_plan
@@ -20,12 +21,12 @@ from engine.run.folder import RunFolder
 from engine.trainer.step import StepTimes
 from engine.trainer.trace import Trace
 from tests.planner.samples import by_hand
-from tests.world import run_world
+from tests.world import control, run_world
 
 
 def traced(folder: RunFolder, degrees: list[list[int]]) -> list[int]:
     """Record a step of each of the given degrees; return which step's trace was there after each."""
-    trace, found = Trace(folder, Groups(0, Mesh(1), torch.device("cpu"), None, None)), []  # type: ignore[arg-type]
+    trace, found = Trace(folder, Groups(0, Mesh(1), torch.device("cpu"), None, Control(0))), []  # type: ignore[arg-type]
     for step, of_step in enumerate(degrees, 1):
         starts = np.array([0, 1])
         plan: Any = SimpleNamespace(degrees=np.array(of_step), to_bytes=lambda: b"", ranks=1, micro_start=starts)
@@ -43,13 +44,12 @@ def test_a_trace_is_written_when_it_shows_more_or_with_a_checkpoint(tmp_path: Pa
 
 
 def test_a_resumed_run_keeps_the_better_trace_that_it_finds(tmp_path: Path) -> None:
-    folder, few = RunFolder(tmp_path), Groups(0, Mesh(1), torch.device("cpu"), None, None)  # type: ignore[arg-type]
-    control: Any = SimpleNamespace(largest=lambda *values: list(values))
+    folder, few = RunFolder(tmp_path), Groups(0, Mesh(1), torch.device("cpu"), None, Control(0))  # type: ignore[arg-type]
     written = by_hand([30, 20], [(0, 1), (0,)], [[[0], [1]], [[0]]])
 
     def shown_after_resume() -> tuple[int, bool]:
         trace = Trace(folder, few)
-        trace.resume(control)
+        trace.resume(few.control)
         return trace._shown
 
     assert shown_after_resume() == (0, False)
@@ -68,15 +68,14 @@ def plan_of_three() -> StepPlan:
 def record(folder: Path) -> None:
     rank, plan = dist.get_rank(), plan_of_three()
     marks = [(micro.index, 10.0 + rank, 20.0 + rank + micro.index) for micro in plan.of_rank(rank)]
-    control = dist.group.WORLD
-    assert control is not None
-    trace = Trace(RunFolder(folder), Groups(rank, Mesh(3), torch.device("cpu"), control, control))
+    assert dist.group.WORLD is not None
+    trace = Trace(RunFolder(folder), Groups(rank, Mesh(3), torch.device("cpu"), dist.group.WORLD, control()))
     trace.record(5, plan, StepTimes(10.0, marks=marks), checkpoint_due=True)
 
 
 @pytest.mark.world
 def test_rank_0_writes_the_spans_of_all_ranks(tmp_path: Path) -> None:
-    """Ranks have different numbers of micro-batches; the plan says how many each sends."""
+    """Ranks have different numbers of micro-batches."""
     run_world(3, record, tmp_path)
     written = json.loads(RunFolder(tmp_path).trace.read_text())
     assert written == {"step": 5, "spans": [[0, 0, 0, 10], [1, 1, 1, 12], [1, 2, 1, 13], [2, 3, 2, 15]]}

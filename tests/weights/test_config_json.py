@@ -79,6 +79,19 @@ def test_rotary_scalings_in_either_spelling(kind: str) -> None:
     assert model_values(new, HERE) == model_values(old, HERE) == expected
 
 
+def test_both_spellings_together_must_mean_the_same() -> None:
+    """transformers would take one of them, and other programs the other."""
+    scaling = SCALINGS["yarn"]
+    parameters, old = {"rope_type": "yarn", "rope_theta": 5e5, **scaling}, {"type": "yarn", **scaling}
+    same = LLAMA | {"rope_theta": 1e4, "rope_parameters": parameters, "rope_scaling": old}
+    assert model_values(same, HERE) == model_values(same | {"rope_scaling": None}, HERE)
+    plain = {"rope_type": "default", "rope_theta": 5e5}
+    for one, other in ((parameters, old | {"factor": 8.0}), (plain, old)):
+        with pytest.raises(DataError, match="rope_parameters and rope_scaling differ") as caught:
+            model_values(LLAMA | {"rope_parameters": one, "rope_scaling": other}, HERE)
+        assert "remove the one" in str(caught.value.problems[0].hint)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -6,6 +6,7 @@ DeepSpeed's own functions gather every parameter and moment, before a checkpoint
 from __future__ import annotations
 
 import gc
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,90 +15,29 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from engine.config.load import load
 from engine.config.schema import Config
-from engine.models.build import Transformer, build_model
-from engine.models.common.attention import LocalAttention
-from engine.models.common.initialise import initialise
-from engine.trainer.optimizer import build_optimizer
+from engine.errors import CheckpointError
+from engine.models.build import Transformer
 from engine.zero import engine as zero_engine
 from engine.zero.engine import ZeroEngine
 from engine.zero.settings import deepspeed_settings
-from engine.zero.shards import gathered, sharded, stored
-from engine.zero.states import SavedStates
+from engine.zero.states import SavedStates, master_weights
 from tests.allocations import allocated
 from tests.world import run_world
+from tests.zero.engines import (
+    KINDS,
+    config_of,
+    differences,
+    engine_of,
+    gather,
+    train,
+)
 
 pytestmark = pytest.mark.world
 
 WORLDS, STAGES = (1, 2, 3), (1, 2, 3)
-SHAPE = ["layers=2", "hidden=20", "heads=2", "kv_heads=1", "ffn=19", "vocab=259"]  # with padding in stages 1, 2 and 3
-EXPERTS = ["model.experts=3", "model.top_k=2", "balance.by=bias"]
-SGD = ["optimizer.name=sgd", "optimizer.betas=[0.9,0.9]"]
-KINDS = {
-    "fp32": ["dtype=fp32"],
-    "bf16 tied": ["dtype=bf16", "model.tied=true"],
-    "bf16 experts": ["dtype=bf16", *EXPERTS],
-    "fp32 experts, sgd": ["dtype=fp32", *EXPERTS, *SGD],
-    "sgd without momentum": ["dtype=bf16", "optimizer.name=sgd", "optimizer.betas=[0,0]"],
-}
 WHOLE_PRODUCT = ("fp32", "bf16 experts")  # of the others, all worlds and stages occur, but not all pairs
-TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
-
-
-def config_of(kind: str, stage: int, *more: str) -> Config:
-    return load(["recipe=quickstart", *(f"model.{one}" for one in SHAPE), *KINDS[kind], f"zero.stage={stage}", *more])
-
-
-def engine_of(config: Config, seed: int) -> ZeroEngine:
-    with sharded(config):
-        model = build_model(config).to(torch.bfloat16 if config.dtype == "bf16" else torch.float32)
-    initialise(model, seed, torch.device("cpu"), stored)
-    return ZeroEngine(model, build_optimizer(model, config.optimizer), config)
-
-
-def train(engine: ZeroEngine, steps: int) -> list[float]:
-    """Train with a batch that every rank has whole, so that worlds differ in rounding alone; return the norms."""
-    positions, norms = torch.arange(37), []
-    for _ in range(steps):
-        loss = engine.forward(TOKENS, positions, TOKENS, LocalAttention(positions))
-        engine.backward(loss, 37 * dist.get_world_size())
-        norms.append(engine.step(1e-2))
-    return norms
-
-
-def gather(engine: ZeroEngine) -> dict[str, Any]:
-    """All states of an engine by name: weights, masters, moments and buffers, and the optimizer's count of steps."""
-    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-    inner = engine._engine.optimizer
-    if hasattr(inner, "_hp_optimizer_states_linked"):
-        inner._hp_optimizer_states_linked = False  # stage 2 has linked the states of the first group only
-        inner._lazy_init_hp_params_optimizer_state()
-    (steps,) = {float(state.get("step", -1)) for state in inner.optimizer.state.values()} or {-1.0}  # SGD counts none
-    keys = sorted({key for state in inner.optimizer.state.values() for key in state} - {"step"})
-    found: dict[str, Any] = {"steps": steps, "keys": keys}
-    for name, parameter in engine.module.named_parameters():
-        with gathered(parameter):
-            found[f"weight {name}"] = parameter.detach().clone()
-        found[f"master {name}"] = safe_get_full_fp32_param(parameter).clone()
-        for key in keys:
-            found[f"{key} {name}"] = safe_get_full_optimizer_state(parameter, key).clone()
-    return found | {f"buffer {name}": buffer.clone() for name, buffer in engine.module.named_buffers()}
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """The names of states that are not equal to the last bit."""
-    names = sorted(one.keys() | other.keys())
-    same = [
-        torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype
-        if isinstance(one.get(name), Tensor) and isinstance(other.get(name), Tensor)
-        else one.get(name) == other.get(name)
-        for name in names
-    ]
-    return [name for name, equal in zip(names, same, strict=True) if not equal]
 
 
 def folder_of(root: Path, kind: str, world: int, stage: int) -> Path:
@@ -235,6 +175,32 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
     for peak, moments, whole in run_world(3, bytes_of_a_load, tmp_path):
         mapped = 3 * whole  # counted as well: the masters and both moments
         assert moments <= peak - mapped < moments + whole / 10
+
+
+class Evil:
+    """An object whose unpickling runs code: it makes a folder."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+def save_one(root: Path) -> None:
+    engine_of(config_of("fp32", 1), seed=0).save(root)
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
+    """In the file of any rank. Hashes do not show who has written a checkpoint, and DeepSpeed's loader would run it."""
+    run_world(2, save_one, tmp_path)
+    (states,) = (tmp_path / "zero").glob("*rank_1_*optim_states.pt")
+    torch.save(torch.load(states, weights_only=False) | {"more": Evil(tmp_path / "made")}, states)
+    with pytest.raises(CheckpointError, match="contains objects that are no tensors"):
+        _ = [weight() for weight in master_weights(tmp_path).values()]
+    assert not (tmp_path / "made").exists()
+    torch.load(states, weights_only=False)
+    assert (tmp_path / "made").exists(), "the test shows too little"
 
 
 def rates_after_a_load(root: Path) -> list[tuple[float, float]]:

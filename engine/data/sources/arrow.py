@@ -2,6 +2,9 @@
 
 Hugging Face's `save_to_disk` and its cache write streams: a message with the schema, then one per record batch. A file
 in Arrow's file format is the same after 8 bytes of magic. Blocks are record batches of together about 1 MiB.
+
+A stream ends with a marker. The format does not require it, but all libraries write it when they close a stream, and
+without it a file that was cut off between two messages would read as a shorter one. So it is required here.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +27,7 @@ from engine.errors import DataError
 
 _BLOCK_BYTES = 1 << 20
 _MAGIC = b"ARROW1\0\0"
+_ENDS = b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"  # of a stream, and of a file in Arrow's file format
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,14 @@ def _split(data: schema.Data) -> list[ArrowBlock]:
         with reading(path) as file:
             check(file.read(HEAD), "arrow", path, data.path_text)
             size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - len(_MAGIC)))
+            ends = file.read().endswith(_ENDS)
         with _opened(path) as source, damage(path):
             columns(library("pyarrow.ipc", path).open_stream(source).schema, data.field, path)
             offsets = [] if is_url(path) else _offsets(source, path)
+        if not ends:
+            message = "was cut off, or not closed: the marker at its end is missing"
+            raise DataError(message, key=path, hint="write or download it again")
         if not offsets:
             blocks.append(ArrowBlock(path, 0, (), size, data.field, data.encoding))
         first = 0
@@ -118,8 +128,8 @@ def _files_below(top: str, pattern: str) -> list[str]:
     """Return the files of one path (see `_files`)."""
     splits = _read_json(posixpath.join(top, "dataset_dict.json")).get("splits", [])
     if splits:
-        hint = f"set data.path={posixpath.join(top, 'train' if 'train' in splits else splits[0])}"
-        raise DataError(f"has several splits: {', '.join(splits)}", key=top, hint=hint)
+        split = posixpath.join(top, "train" if "train" in splits else splits[0])
+        raise DataError(f"has several splits: {', '.join(splits)}", key=top, hint=f"set data.path={shlex.quote(split)}")
     found = find_below(top, pattern)
     for folder in {posixpath.dirname(path) for path in found} if kind(top) == "folder" else ():
         listed = _read_json(posixpath.join(folder, "state.json")).get("_data_files")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
+import shlex
 from codecs import BOM_UTF8
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) 
         # Without data.pattern, another format reads files of a folder by their names: it must find this one.
         meant = re.search(r"data=(\w+) data\.path=\{path\}", found.hint)
         by_name = meant is not None and matches(posixpath.basename(path), PATTERNS[meant[1]])
-        raise DataError(found.says, key=path, hint=found.hint.format(path=root if by_name else path))
+        raise DataError(found.says, key=path, hint=found.hint.format(path=shlex.quote(root if by_name else path)))
 
 
 def _is_json_lines(text: bytes, path: str) -> bool:

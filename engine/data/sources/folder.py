@@ -43,13 +43,13 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
         found = kind(root)
         if found == "missing":
             folder, names_below = split_glob(path)
-            hint = f"set data.path={folder} data.pattern={shlex.quote(names_below)}" if names_below else _FOLDER
-            raise DataError("no such folder", key=path, hint=hint)
+            inside = f"data.path={shlex.quote(folder)} data.pattern={shlex.quote(names_below)}"
+            raise DataError("no such folder", key=path, hint=f"set {inside}" if names_below else _FOLDER)
         if found == "file":
             with reading(root) as file:
                 check(file.read(HEAD), "folder", path, path)
-            inside = f"set data.path={root.parent} data.pattern={shlex.quote(root.name)}"
-            hint = f"{inside} for a text; data=jsonl reads one document per line"
+            inside = f"data.path={shlex.quote(str(root.parent))} data.pattern={shlex.quote(root.name)}"
+            hint = f"set {inside} for a text; data=jsonl reads one document per line"
             raise DataError("is a file, not a folder", key=path, hint=hint)
     names = sorted(below(root, pattern, skipped))
     if not names:

@@ -53,18 +53,28 @@ def tokenizer_file(path_or_name: str) -> Path | None:
     return path
 
 
-def _load(path: Path, content: bytes) -> tuple[Kind, Loaded]:
+def recognise(path: Path, content: bytes) -> tuple[Kind, dict[str, Any]]:
+    """Return the kind of the tokenizer in a file, and its JSON if it is one. Raises DataError if it is no tokenizer."""
     if content[:100].lstrip().startswith(b"{"):
         data = _json(path, content)
         if isinstance(data.get("model"), dict):
-            return "huggingface", huggingface.load(path, content, data)
+            return "huggingface", data
         if "config" in data and "vocab" in data:
-            return "tekken", tiktoken.load_tekken(path, data)
+            return "tekken", data
     if _TIKTOKEN.match(content):
-        return "tiktoken", tiktoken.load_llama3(path, content)
+        return "tiktoken", {}
     if content.startswith(b"\n"):  # a protobuf whose first field is a list of pieces
-        return "sentencepiece", sentencepiece.load(path, content)
+        return "sentencepiece", {}
     raise DataError("is no known tokenizer", key=str(path), hint=_CHOICES)
+
+
+def _load(path: Path, content: bytes) -> tuple[Kind, Loaded]:
+    kind, data = recognise(path, content)
+    if kind == "huggingface":
+        return kind, huggingface.load(path, content, data)
+    if kind == "tekken":
+        return kind, tiktoken.load_tekken(path, data)
+    return kind, tiktoken.load_llama3(path, content) if kind == "tiktoken" else sentencepiece.load(path, content)
 
 
 def _json(path: Path, content: bytes) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import shlex
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -123,16 +124,17 @@ def test_json_lines_are_no_text(content: bytes, write_files: WriteFiles, make_da
 
 
 @pytest.mark.parametrize(
-    ("content", "form"), [(LINES, "jsonl"), (gzip.compress(LINES), "jsonl"), (parquet(), "parquet")]
+    ("content", "form"), [(LINES, "jsonl"), (gzip.compress(LINES, mtime=0), "jsonl"), (parquet(), "parquet")]
 )
 @pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("name", ["y", "it's $(y)"])
 def test_what_the_hint_says_finds_the_file(
-    content: bytes, form: str, by_name: bool, write_files: WriteFiles, make_data: MakeData
+    content: bytes, form: str, by_name: bool, name: str, write_files: WriteFiles, make_data: MakeData
 ) -> None:
-    """The folder, if the other format would read the file there; otherwise the file."""
-    root = write_files({"x.txt": b"text", f"y.{form}" if by_name else "y.md": content})
+    """The folder, if the other format would read the file there; otherwise the file. It is quoted for a shell."""
+    root = write_files({"x.txt": b"text", f"{name}.{form}" if by_name else f"{name}.md": content})
     _, place, hint = refusal(make_data(root))
-    path = hint.partition(f"data={form} data.path=")[2].partition(";")[0]
+    path = shlex.split(hint.partition(f"data={form} data.path=")[2].partition(";")[0])[0]
     assert path == (str(root) if by_name else place)
     blocks = FORMATS[form].blocks(make_data(path, format=form, pattern=PATTERNS[form]))
     assert [document.text for block in blocks for document in usable(block)] == [b"one", b"two"]

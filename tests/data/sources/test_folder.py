@@ -85,6 +85,8 @@ def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> Non
     assert refusal(make_data(missing)) == ("no such folder", missing, hint)
     hint = f"set data.path={tmp_path}/ data.pattern='*.txt'"
     assert refusal(make_data(f"{tmp_path}/*.txt")) == ("no such folder", f"{tmp_path}/*.txt", hint)
+    hint = f"set data.path='{tmp_path}/my texts/' data.pattern='*.txt'"
+    assert refusal(make_data(f"{tmp_path}/my texts/*.txt"))[2] == hint, "a shell takes it for one word"
 
 
 def test_a_file_where_a_folder_should_be_is_refused(write_files: WriteFiles, make_data: MakeData) -> None:

@@ -1,0 +1,58 @@
+"""`bytescale report`: writes the page of a run, or one that compares runs, and their timelines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import Debug, Json, Trace, plot_path, trace_path
+from engine.errors import ConfigError
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
+    out: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="The page. Default: RUN/report.html, or comparison.html for several runs."),
+    ] = None,
+    trace: Trace = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write an HTML page of a run, or one that compares runs.
+
+    The page of a run has its metrics, one measured step, and what was run where. A comparison has the losses by step,
+    tokens and time, and where the configs differ.
+    """
+    if len({path.resolve() for path in runs}) < len(runs):
+        raise ConfigError("a run is named twice", key="RUN", hint="name each run once")
+    timeline = trace_path(trace)
+    default = runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html")
+    from engine.run.status import config_of
+
+    for run in runs:
+        config_of(run)  # before anything is written next to what is no run
+    page = plot_path(out if out is not None else str(default), "--out")
+    assert page is not None
+    from engine.report.comparison_page import comparison_page
+    from engine.report.run import read_run
+    from engine.report.run_page import run_page
+
+    found = [read_run(run) for run in runs]
+    names = [run.name for run in found]
+    if len(set(names)) < len(names):
+        names = list(map(str, runs))
+    made = run_page(found[0]) if len(found) == 1 else comparison_page(found, names)
+    output.write_file(page, made.html().encode(), "--out")
+    if timeline is not None:
+        from engine.report.chrome_trace import Process, chrome_trace
+
+        processes = [Process(name, run=run) for name, run in zip(names, found, strict=True)]
+        output.write_file(timeline, chrome_trace(processes), "--trace")
+    answer: dict[str, Any] = {"runs": list(map(str, runs)), "page": str(page)}
+    answer["trace"] = str(timeline) if timeline else None
+    lines = [str(page), *([str(timeline)] if timeline else [])]
+    output.emit({"report": answer}, "\n".join(lines), as_json=json)

@@ -1,0 +1,98 @@
+"""Collectives on a few plain values, which the agents of the nodes combine in a tree (reduction.py).
+
+Sums of floating-point numbers are not among them: their order would depend on which message arrives first. Those are
+left to the device (`Groups.sum`).
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+from engine.control.link import Link
+from engine.control.reduction import GATHER, MAX, Operation
+from engine.errors import ExitCode, PlanError
+
+
+class Control:
+    """A rank's link to its agent. All ranks must call the same collectives in the same order.
+
+    Each transfers a constant number of bytes per rank at any world size, except `gather`. A rank that waits for others
+    waits without a limit; the launcher ends it if one of them has failed or hangs.
+    """
+
+    def __init__(self, rank: int, agent: Link | None = None, stop: Callable[[], None] = lambda: None) -> None:
+        """Listen to the agent, in a thread that calls `stop` when the rank is asked to stop.
+
+        If the agent is gone, the process exits immediately. Without an agent the rank must be alone in its world.
+        """
+        self.rank, self.agent = rank, agent
+        self._stop = stop
+        self._thread, self._calls = "", 0
+        self._waiting = dict[str, SimpleQueue[Operation]]()
+        if agent is not None:
+            threading.Thread(target=self._listen, args=(agent,), daemon=True).start()
+
+    def of_thread(self, name: str) -> Control:
+        """Return the same for another thread, whose collectives may be called between those of this one.
+
+        On all ranks the thread must have the same name, unlike any before.
+        """
+        other = copy.copy(self)
+        other._thread, other._calls = name, 0
+        return other
+
+    def largest(self, *values: float) -> list[float]:
+        """Return the maximum over all ranks of each value, in float64."""
+        return self._reduce(MAX, [float(value) for value in values])  # type: ignore[no-any-return]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in rank order, without those that are None. Values must be JSON.
+
+        With values that are not None, the number of bytes grows with the number of ranks: it is for checkpoints and
+        errors, not for every step.
+        """
+        found = self._reduce(GATHER, {} if value is None else {str(self.rank): value})
+        return [found[rank] for rank in sorted(found, key=int)]
+
+    def check_same(self, digest: str) -> None:
+        """Check that all ranks pass the same plan digest, in hexadecimal. Otherwise all raise PlanError."""
+        number = int(digest, 16)
+        largest, negative_smallest = self._reduce(MAX, [number, -number])
+        if largest != -negative_smallest:
+            digests = self.gather(digest)
+            odd = next(rank for rank, other in enumerate(digests) if other != digests[0])
+            raise PlanError(
+                0, f"rank {odd}'s plan differs from rank 0's (digest {digests[odd]}, expected {digests[0]})"
+            )
+
+    def _reduce(self, kind: str, value: Any) -> Any:
+        """Return the value of all ranks, combined as `reduction.combine` does."""
+        self._calls += 1
+        operation: Operation = [f"{self._thread}/{self._calls}", kind, value]
+        result = operation if self.agent is None else self._ask(self.agent, operation)
+        if result[1] != kind or len(result[2]) < len(value):
+            raise RuntimeError(f"ranks call different collectives: {operation} here, together {result}")
+        return result[2]
+
+    def _ask(self, agent: Link, operation: Operation) -> Operation:
+        waiting = self._waiting[operation[0]] = SimpleQueue[Operation]()
+        agent.send(reduce=operation)
+        return waiting.get()
+
+    def _listen(self, agent: Link) -> None:
+        while True:
+            try:
+                messages = agent.receive()
+            except EOFError:
+                os._exit(ExitCode.BUG)
+            for message in messages:
+                if "stop" in message:
+                    self._stop()
+                if "result" in message:
+                    result = message["result"]
+                    self._waiting.pop(result[0]).put(result)

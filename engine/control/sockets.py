@@ -1,0 +1,148 @@
+"""Links between hosts: TCP connections of which both ends have proved that they know the secret of the run.
+
+The handshake is that of `multiprocessing.connection`: each end answers a random challenge of the other with an HMAC, so
+the secret itself never travels. Afterwards a connection is a Link: lines of JSON, and nothing is ever unpickled. Links
+are not encrypted.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from types import TracebackType
+
+from engine.control.link import Link
+
+_HANDSHAKE_S = 5.0  # that either end may be silent in the handshake
+_RETRY_S = 0.05
+_BACKLOG = 1024  # connections that wait to be accepted
+_HANDSHAKES = 256  # at once, each in a thread; further connections are closed, and their other ends try again
+# What a handshake raises if the other end has another secret, speaks another protocol, is silent, or is gone. Before
+# Python 3.12 `answer_challenge` asserts that the message is a challenge.
+_FAILURES = (multiprocessing.AuthenticationError, AssertionError, EOFError, OSError)
+
+
+class Listener:
+    """Accepts connections of ends that know the secret. It is readable, for a selector, when there are new links.
+
+    Each handshake runs in a thread of its own, so an end that stalls in it delays no other.
+    """
+
+    def __init__(self, host: str, secret: bytes, port: int = 0) -> None:
+        """Listen on the interface that has the address `host`; port 0 chooses a free one. Raises OSError."""
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        self._server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        self.port = int(self._server.getsockname()[1])
+        self._secret = secret
+        self._new, self._closed = list[Link](), False
+        self._changing = threading.Lock()  # of the links, and of what makes the listener readable
+        self._readable = os.eventfd(0)  # counts the new links
+        self._free = threading.BoundedSemaphore(_HANDSHAKES)
+        threading.Thread(target=self._accept, name="listener", daemon=True).start()
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fileno(self) -> int:
+        """The file descriptor that is readable while there are links that `links` has not returned yet."""
+        return self._readable
+
+    def links(self) -> list[Link]:
+        """Return the links that are new since the last call, without waiting. The caller closes them."""
+        with self._changing:
+            found, self._new = self._new, []
+            if found:
+                os.eventfd_read(self._readable)  # sets it to zero
+        return found
+
+    def close(self) -> None:
+        """Accept no more connections, and close the links that nobody has taken."""
+        with self._changing:
+            if self._closed:
+                return
+            self._closed = True
+            links, self._new = self._new, []
+        for link in links:
+            link.close()
+        with suppress(OSError):  # wakes the thread, which closing alone does not
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        os.close(self._readable)
+
+    def _accept(self) -> None:
+        """Accept connections until the listener is closed, and start the handshake of each."""
+        while not self._closed:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:
+                time.sleep(_RETRY_S)  # the other end has given up, or this process has no file descriptor left for now
+                continue
+            if not self._free.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._admit, args=(connection,), name="handshake", daemon=True).start()
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Add the link of a connection if its other end knows the secret."""
+        try:
+            link = _authenticated(connection, self._secret, first=True)
+        except _FAILURES:
+            return
+        finally:
+            self._free.release()
+        with self._changing:
+            if not self._closed:
+                self._new.append(link)
+                os.eventfd_write(self._readable, 1)
+                return
+        link.close()
+
+
+def connect(host: str, port: int, secret: bytes, seconds: float = 20.0) -> Link:
+    """Connect to a Listener within some seconds. Raises PermissionError if it has another secret, OSError else."""
+    connection = socket.create_connection((host, port), timeout=seconds)
+    try:
+        return _authenticated(connection, secret, first=False)
+    except multiprocessing.AuthenticationError as error:
+        raise PermissionError(f"{host}:{port} has another secret") from error
+    except (AssertionError, EOFError) as error:
+        raise ConnectionError(f"{host}:{port} does not answer as a listener of a run") from error
+
+
+def _authenticated(connection: socket.socket, secret: bytes, *, first: bool) -> Link:
+    """Run the handshake on a connection and return its link; the `first` end sends the first challenge.
+
+    Raises one of `_FAILURES`, and then closes the connection.
+    """
+    with connection:
+        connection.settimeout(None)  # a Connection reads from its descriptor, which must block, but not for ever
+        _limit(connection, _HANDSHAKE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages are small, and waited for
+        with Connection(os.dup(connection.fileno())) as ends:
+            if first:
+                deliver_challenge(ends, secret)
+                answer_challenge(ends, secret)
+            else:
+                answer_challenge(ends, secret)
+                deliver_challenge(ends, secret)
+        _limit(connection, 0)
+        descriptor = connection.detach()
+    return Link(descriptor, descriptor)
+
+
+def _limit(connection: socket.socket, seconds: float) -> None:
+    """Let reads and writes of a blocking socket fail after some seconds; 0 lets them wait for ever."""
+    limit = struct.pack("ll", int(seconds), 0)  # struct timeval
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, limit)

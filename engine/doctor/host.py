@@ -1,0 +1,104 @@
+"""What the doctor runs on each host of a hostfile: `python -m engine.doctor.host` answers questions of hosts.py.
+
+A question is a line of JSON on standard input, {"ask": NAME, "with": [...]}, and its answer a line on standard output,
+{"answer": ...} or {"error": "why"}. It ends when the connection does. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engine.cluster.gpus import visible_gpus
+from engine.control.link import Link
+from engine.doctor import network
+from engine.doctor.check import Check, Checks, failed, ok, skipped
+from engine.doctor.limits import CHECKS, Need
+from engine.doctor.software import Software
+from engine.selection import first_line
+
+_CONNECT_S = 5.0
+_listening = list[socket.socket]()  # open until this process ends
+
+
+def clock() -> float:
+    """Return the time of this host."""
+    return time.time()
+
+
+def software() -> dict[str, Any]:
+    """Return the versions on this host."""
+    return asdict(Software.here())
+
+
+def limits(need: dict[str, Any], variables: dict[str, str], peers: list[str]) -> list[dict[str, Any]]:
+    """Check what this host allows, its GPUs, and its interfaces towards `peers`."""
+    checks, wanted = Checks(), Need(**need)
+    for name, look in CHECKS.items():
+        checks.add("", name, look, wanted)
+    checks.add("", "GPUs", gpus, wanted)
+    checks.add("", "interfaces", network.interfaces, variables, peers)
+    return [asdict(check) for check in checks.found]
+
+
+def gpus(need: Need) -> Check:
+    """Check that there is a GPU for each rank of this host."""
+    if not need.gpus:
+        return skipped("GPUs", "ranks run on CPUs")
+    found = visible_gpus()
+    if found < need.ranks:
+        hint = "set its slots in the hostfile to that number, or check `nvidia-smi` there"
+        return failed("GPUs", f"the hostfile gives it {need.ranks} slots, but CUDA finds {found}", hint, str(found))
+    return ok("GPUs", f"CUDA finds {found}", str(found))
+
+
+def shared(theirs: str, ours: str) -> str:
+    """Read a file that the doctor has just written, and write another one for it; return the content that was read."""
+    content = Path(theirs).read_text(encoding="utf-8")
+    Path(ours).write_text(content, encoding="utf-8")
+    return content
+
+
+def listen() -> int:
+    """Listen on a free port of all interfaces, as the first rank does, and return it."""
+    _listening.append(socket.create_server(("", 0), backlog=4096))
+    return int(_listening[-1].getsockname()[1])
+
+
+def connect(host: str, port: int) -> float:
+    """Connect to a port of the first host, and return the seconds that this took."""
+    began = time.perf_counter()
+    with socket.create_connection((host, port), _CONNECT_S):
+        return time.perf_counter() - began
+
+
+_QUESTIONS: dict[str, Callable[..., Any]] = {
+    one.__name__: one for one in (clock, software, limits, shared, listen, connect)
+}
+
+
+def main() -> None:
+    """Answer questions until the connection ends."""
+    output = os.dup(1)
+    os.dup2(2, 1)  # what else is printed must not be among the answers
+    os.write(output, b"\n")  # ends the line of a shell that greets
+    link = Link(0, output)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            for message in link.receive():
+                try:
+                    link.send(answer=_QUESTIONS[message["ask"]](*message["with"]))
+                except Exception as error:  # the answer, whatever it is; the other questions follow
+                    link.send(
+                        error=error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+                    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The text for reports of bugs: versions, the machine, and what checks have found, without names of users or places."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import re
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from engine.cluster.available_memory import total_bytes
+from engine.cluster.cluster import Cluster
+from engine.cluster.hosts import is_loopback
+from engine.config.schema import Config
+from engine.config.units import counted, format_bytes
+from engine.doctor.check import Check
+
+# A path begins at the start of a word. Any that the config does not name is cut at its first space.
+_PATH = re.compile(r"(?<![\w.~/-])(?:~|\.{1,2})?/[^\s'\"`,;:()]+")
+_ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){3,}\b", re.IGNORECASE)
+
+
+def bug_report(checks: Sequence[Check], config: Config, cluster: Cluster) -> str:
+    """Write what is worth knowing about this machine, in lines that can be pasted in public."""
+    memory = total_bytes()
+    has = f"{counted(os.cpu_count() or 1, 'core')}, {format_bytes(memory) if memory else 'unknown'} of memory"
+    nodes = f"{counted(len(cluster.nodes), 'node')} with {counted(cluster.ranks, 'rank')}"
+    lines = [
+        f"system: {platform.system()} {platform.release()} {platform.machine()}, {has}",
+        f"config: recipe {_public(config.recipe)}, cluster={_public(config.cluster.name)}, {nodes}, "
+        f"zero.stage={config.zero.stage}, dtype={config.dtype}",
+    ]
+    for section in dict.fromkeys(check.section for check in checks if check.section != "hosts"):
+        values = [f"{one.name} {one.value}" for one in checks if one.section == section and one.value]
+        lines += [f"{section}: {'; '.join(values)}"] if values else []
+    hide = _Hidden(config, cluster)
+    for state in ("failed", "warning"):
+        lines += [f"{state}: {check.name}: {hide(check.message)}" for check in checks if check.state == state]
+    return "\n".join(lines)
+
+
+def _public(name: str) -> str:
+    """Return the name of a recipe or cluster; one of the user's own is a path."""
+    return "of the user" if "/" in name or name.endswith((".yaml", ".yml")) else name
+
+
+class _Hidden:
+    """Replaces names of users, hosts and places in a text."""
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        roles = {node.host: f"host {n}" for n, node in enumerate(cluster.nodes, start=1) if not is_loopback(node.host)}
+        own = socket.gethostname()
+        roles |= {name: "this machine" for name in (own, own.partition(".")[0]) if name not in roles}
+        users = {node.host.partition("@")[0] for node in cluster.nodes if "@" in node.host}
+        with suppress(KeyError, OSError):  # a container may have no name for its user
+            users.add(getpass.getuser())
+        roles |= dict.fromkeys(users, "USER")
+        places = (config.run.out, config.data.cache, config.cluster.hostfile, os.curdir, Path.home())
+        paths = {os.path.realpath(place) for place in places if place is not None} - {"/"}
+        self._roles, self._paths = roles, sorted(paths, key=len, reverse=True)
+
+    def __call__(self, text: str) -> str:
+        for path in self._paths:
+            text = text.replace(path, "/PATH")
+        text = _PATH.sub("PATH", text)
+        for name in sorted(self._roles, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self._roles[name], text)
+        return _ADDRESS.sub("ADDRESS", text)

@@ -1,0 +1,358 @@
+"""Launches whose processes somebody else has started: srun, torchrun, Kubernetes. The first one is the launcher.
+
+```
+ node 0                                          node 1
+ launcher = the first process                    the first process of the node waits for RUN/logs/launch-KEY.json,
+    | writes RUN/logs/launch-KEY.json            connects, and becomes the agent of the node
+    | <- join: node 1 --------------------------- |
+    | -- again, start, ... (engine/launch/agent.py) -> |
+    | -- end: exit code ------------------------> | ends with it
+```
+The file has the address of the launcher and a secret that is drawn for this launch. Only its owner can read it. Further
+processes of a node only wait for the exit code of its first one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from engine.cluster.cluster import Cluster
+from engine.cluster.hostfile import Node
+from engine.config import schema
+from engine.control.link import Link
+from engine.control.sockets import Listener, connect
+from engine.errors import BytescaleError, ExitCode, PreflightError, storage_error
+from engine.launch.agent import Agent
+from engine.launch.commands import NodeCommand
+from engine.launch.interface import own_address
+from engine.launch.joined import Joined
+from engine.launch.launchers import Loss, Starts, how_to_resume
+from engine.run.folder import RunFolder
+
+_JOIN_S = 600.0  # for the other processes to come, and for the launcher to appear
+_FAREWELL_S = 15.0  # for those that have not come yet when the launch ends, so that they learn its exit code
+_GRACE_S = 5.0
+_RETRY_S = 0.5
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+@dataclass
+class _Agent:
+    link: Link
+    host: str
+    in_use: bool = False  # by the present start
+
+
+class Joins:
+    """The launcher of a launch that others join. It starts the agent of the first node, and waits for the others.
+
+    When it is left, all other processes are told the exit code, and end with it.
+    """
+
+    answer_s = _JOIN_S
+
+    def __init__(self, joined: Joined, folder: RunFolder, environment: Mapping[str, str]) -> None:
+        """Nobody can join before it is entered. Raises PreflightError if the environment names no usable interface."""
+        self.joined, self._folder = joined, folder
+        self.address = own_address(environment) if joined.nodes > 1 else "127.0.0.1"
+        self._here = Starts()
+        self._listener: Listener | None = None
+        self._followers: _Followers | None = None
+        self._agents = dict[int, _Agent]()
+        self._strangers = list[Link]()  # they have not said yet which node they are
+        self._gone = set[int]()
+        self._missing = list[Path]()  # folders that did not exist
+        self._published = False
+        self._secret = secrets.token_bytes(32)
+
+    def __enter__(self) -> Joins:
+        """Listen for the other processes. Raises PreflightError if that is not possible."""
+        self._followers = _Followers(self.joined)
+        self._missing = [path for path in (self._folder.logs, self._folder.root) if not path.exists()]
+        if self.joined.nodes > 1:
+            try:
+                self._listener = Listener(self.address, self._secret)
+            except OSError as error:
+                message = f"cannot listen on {self.address}: {error.strerror}"
+                raise PreflightError(
+                    message, key="GLOO_SOCKET_IFNAME", hint="name an interface of this host"
+                ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        code = 0 if error is None else _code_of(error)
+        try:
+            self._dismiss(code)
+        finally:
+            if self._followers is not None:
+                self._followers.dismiss(code)
+
+    def cluster(self, config: schema.Cluster) -> Cluster:
+        """Return the cluster of a config, whose first node is this machine. The names of others are no host names."""
+        names = ["localhost", *(f"node {number}" for number in range(1, config.nodes))]
+        nodes = tuple(Node(name, config.ranks_per_node) for name in names)
+        return Cluster(nodes, config.device_memory)
+
+    def publish(self) -> None:
+        """Write the file through which the others join, in a locked run folder. Remove those of launches that died."""
+        for path in self._folder.logs.glob(self._folder.launch("*").name):
+            path.unlink(missing_ok=True)
+        self._write()
+
+    def _write(self) -> None:
+        if self._listener is None:
+            return
+        path = self._folder.launch(self.joined.key)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        facts = {"host": self.address, "port": self._listener.port, "secret": self._secret.hex()}
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            json.dump(facts, file)
+        draft.replace(path)
+        self._published = True
+
+    def withdraw(self) -> None:
+        """Remove the file."""
+        if self._published:
+            self._folder.launch(self.joined.key).unlink(missing_ok=True)
+            self._published = False
+
+    def start(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
+        """Start the agent of this machine. The others are used as they come."""
+        self._here.start(commands[:1], folder)
+
+    def poll(self) -> list[tuple[int, Link]]:
+        """Return the links of agents that have come."""
+        self._admit()
+        found = self._here.poll()
+        for node, agent in self._agents.items():
+            if not agent.in_use:
+                agent.in_use = True
+                with suppress(OSError):  # its end is noticed when it is read from
+                    agent.link.send(again=True)
+                found.append((node, agent.link))
+        return found
+
+    def lost(self, node: int, answered: bool, silent_s: float | None) -> Loss:
+        """Say why an agent is gone. Nobody here can start it again."""
+        if node == 0:
+            return self._here.lost(0, answered, silent_s)
+        agent = self._agents.pop(node)
+        agent.link.close()
+        self._gone.add(node)
+        what = "its connection has ended" if silent_s is None else f"it has not answered for {silent_s:.0f} s"
+        hint = f"only {self.joined.by} can start its process again; {how_to_resume(self._folder)}"
+        return Loss(f"({agent.host}) was lost: {what}", ExitCode.HANG, hint)
+
+    def absent(self, node: int) -> Loss:
+        """Say how a node joins."""
+        if node == 0:
+            return self._here.absent(0)
+        hint = f"{self.joined.by} must start the same command on every node, and all must share {self._folder.root}"
+        return Loss(f"has not joined within {self.answer_s:.0f} s", ExitCode.PREFLIGHT, hint)
+
+    def stop(self) -> None:
+        """End the ranks of all nodes. The agents of other nodes stay for the next start."""
+        self._here.stop()
+        waits = dict[Link, _Agent]()
+        for agent in self._agents.values():
+            if agent.in_use:
+                agent.in_use = False
+                with suppress(OSError):
+                    agent.link.send(again=True)  # it answers when its ranks have ended
+                    waits[agent.link] = agent
+        last = time.monotonic() + _GRACE_S
+        while waits and (left := last - time.monotonic()) > 0:
+            for link in select.select(list(waits), [], [], left)[0]:
+                try:
+                    done = any("hello" in message for message in link.receive())
+                except EOFError:
+                    done = True
+                if done:
+                    del waits[link]
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the agents of all nodes are there."""
+        return not self._gone
+
+    def _admit(self) -> None:
+        """Accept the agents that have connected. One of a node that has an agent already is sent away."""
+        if self._listener is None:
+            return
+        self._strangers += self._listener.links()
+        for link in select.select(self._strangers, [], [], 0)[0]:
+            try:
+                messages = link.receive()
+            except EOFError:
+                messages = [{}]
+            if not messages:
+                continue
+            self._strangers.remove(link)
+            join = messages[0].get("join", {})
+            node = join.get("node")
+            if isinstance(node, int) and 0 < node < self.joined.nodes and node not in self._agents:
+                self._agents[node] = _Agent(link, str(join.get("host")))
+            else:
+                link.close()
+
+    def _dismiss(self, code: int) -> None:
+        """Tell the agents of all nodes to end with this exit code; those that come too late find no file."""
+        if self._listener is None:
+            return
+        with suppress(OSError):
+            if not self._published:  # the launch was refused before it had a folder
+                self._folder.logs.mkdir(parents=True, exist_ok=True)
+                self._write()
+            last = time.monotonic() + _FAREWELL_S
+            while len(self._agents) + len(self._gone) < self.joined.nodes - 1 and time.monotonic() < last:
+                time.sleep(_RETRY_S / 10)
+                self._admit()
+        for agent in self._agents.values():
+            with suppress(OSError):
+                agent.link.send(end=code)
+        with suppress(OSError):
+            self.withdraw()
+        self._listener.close()
+        for link in (*self._strangers, *(agent.link for agent in self._agents.values())):
+            link.close()
+        for path in self._missing:
+            with suppress(OSError):  # it is used now
+                path.rmdir()
+
+
+class _Followers:
+    """The other processes of this node. They wait at a socket of this machine for the exit code of the first one."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._left, self._socket = joined.processes - 1, None
+        if self._left:
+            self._socket = socket.socket(socket.AF_UNIX)
+            try:
+                self._socket.bind(_meeting(joined))
+            except OSError as error:
+                self._socket.close()
+                message = f"{joined.by} seems to run this command twice on this node: {error.strerror}"
+                raise PreflightError(message, hint="wait until the other one has ended") from error
+            self._socket.listen(self._left)  # connections wait to be accepted until `dismiss`
+
+    def dismiss(self, code: int) -> None:
+        """Tell all others of this node the exit code, also those that start more slowly."""
+        if self._socket is None:
+            return
+        last = time.monotonic() + _FAREWELL_S
+        with self._socket, suppress(TimeoutError):
+            for _ in range(self._left):
+                self._socket.settimeout(max(0.01, last - time.monotonic()))
+                follower, _ = self._socket.accept()
+                with follower, suppress(OSError):
+                    follower.sendall(str(code).encode())
+
+
+def _meeting(joined: Joined) -> str:
+    """The name of the socket of a node. The leading zero keeps it out of the file system; it ends with its process."""
+    return f"\0bytescale-{os.geteuid()}-{joined.key}-{joined.node}"
+
+
+def take_part(joined: Joined, folder: RunFolder) -> int:
+    """Be a process of a launch that is not its first: the agent of a node, or one that waits. Return the exit code.
+
+    Raises PreflightError if there is no launch to join.
+    """
+    if joined.local:
+        return _follow(joined)
+    followers, code = _Followers(joined), int(ExitCode.HANG)
+    try:
+        code = _serve(joined, folder)
+    except BytescaleError as error:
+        code = int(error.code)
+        raise
+    finally:
+        followers.dismiss(code)
+    return code
+
+
+def _follow(joined: Joined) -> int:
+    """Wait for the exit code of the first process of this node, which passes on what schedulers ask."""
+    last = time.monotonic() + _JOIN_S
+    with socket.socket(socket.AF_UNIX) as leader:
+        while True:
+            try:
+                leader.connect(_meeting(joined))
+                break
+            except OSError as error:
+                if time.monotonic() > last:
+                    raise _nothing_to_join(joined, "its first process") from error
+                time.sleep(_RETRY_S)
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        said = leader.recv(16)
+    return int(said) if said else ExitCode.HANG
+
+
+def _serve(joined: Joined, folder: RunFolder) -> int:
+    """Find the launcher and be the agent of this node. Return the exit code that the launcher names."""
+    last = time.monotonic() + _JOIN_S
+    while time.monotonic() < last:
+        with suppress(OSError):
+            if (facts := _read(folder, joined)) is not None:
+                link = connect(facts["host"], facts["port"], bytes.fromhex(facts["secret"]), seconds=_GRACE_S)
+                if (code := _work(link, joined)) is not None:
+                    return code
+        time.sleep(_RETRY_S)  # the file may be that of an earlier launch
+    raise _nothing_to_join(joined, f"launcher in {folder.logs}")
+
+
+def _read(folder: RunFolder, joined: Joined) -> dict[str, Any] | None:
+    """Return what the launcher has written, if it belongs to the same user: agents run what a launcher says."""
+    with folder.launch(joined.key).open(encoding="utf-8") as file:
+        owner = os.fstat(file.fileno()).st_uid
+        # Where root is not root for the file server, as in containers, its files belong to somebody else.
+        if os.geteuid() not in (0, owner):
+            return None
+        facts: dict[str, Any] = json.load(file)
+    return facts
+
+
+def _work(link: Link, joined: Joined) -> int | None:
+    """Be the agent of this node. Return the exit code; None if the launcher did not want this process."""
+    agent = Agent(link)
+    for number in _STOP_SIGNALS:
+        signal.signal(number, lambda number, _: agent.pass_on(number))
+    try:
+        link.send(join={"node": joined.node, "host": socket.gethostname()})
+        code = agent.run()
+    except OSError:  # the launcher is gone
+        code = ExitCode.HANG
+    finally:
+        agent.close()
+        link.close()
+    return code if agent.used else None
+
+
+def _nothing_to_join(joined: Joined, what: str) -> PreflightError:
+    message = f"node {joined.node} has found no {what} for {_JOIN_S:.0f} s"
+    hint = f"{joined.by} must start the same command on every node, and all must share the run folder"
+    return PreflightError(message, key="run.out", hint=hint)
+
+
+def _code_of(error: BaseException) -> int:
+    """The exit code of the first process, as bytescale_cli/errors.py decides it."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    known = error if isinstance(error, BytescaleError) else storage_error(error)
+    return int(known.code) if known is not None else ExitCode.BUG

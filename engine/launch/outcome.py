@@ -1,0 +1,95 @@
+"""What a run says about itself: at its start the model, ranks and documents, at its end the result and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from engine.cluster.cluster import Cluster
+from engine.config.schema import Config
+from engine.config.sources import source_configs
+from engine.config.toys import toys
+from engine.config.units import counted
+from engine.data.overview import Corpora
+from engine.errors import BytescaleError
+from engine.launch.prepare import Start
+from engine.launch.say import Say
+from engine.launch.tail import left_out_so_far
+from engine.run import metrics
+from engine.run.folder import RunFolder
+
+_EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
+
+
+def facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) -> Iterator[str | None]:
+    """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
+    ranks = counted(cluster.ranks, "rank")
+    yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
+    yield toys(config, "model", "documents")
+    known = corpora.overview
+    pattern = f" matching {config.data.pattern}" if config.data.format == "folder" else ""
+    empty = f" (skipped {counted(known.empty, 'empty one')})" if known and known.empty else ""
+    size = "not counted; blocks are read when they are needed"
+    number = f"{known.training + known.validation:,}{empty}" if known else size
+    yield f"documents of {config.data.place}{pattern}: {number}"
+    yield _exhausted(config, [corpus.name for corpus in corpora.sources if corpus.share < 1])
+    warm_up, steps = config.optimizer.warmup_steps, config.run.steps
+    if steps < warm_up:
+        yield f"optimizer.warmup_steps={warm_up} is more than run.steps={steps}: optimizer.lr is never reached"
+
+
+def _exhausted(config: Config, trained: Sequence[str]) -> str:
+    """Describe what is done when all documents of a source were used, for the sources that are trained on."""
+    of_policy = dict[str, list[str]]()
+    for name, source in source_configs(config.data).items():
+        if name in trained:
+            of_policy.setdefault(source.exhausted, []).append(name)
+    one = len(of_policy) == 1
+    done = (_EXHAUSTED[policy] + ("" if one else f" ({', '.join(names)})") for policy, names in of_policy.items())
+    return f"when all documents of a source were used (data.exhausted): {', '.join(done)}"
+
+
+def outcome(config: Config, folder: RunFolder, start: Start, say: Say) -> dict[str, Any]:
+    """Write the report, say how the run ended, and return what the command prints as JSON.
+
+    `start` is the last start of the ranks.
+    """
+    lines = metrics.read_metrics(folder.metrics)
+    # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
+    last = lines[-1] if lines and lines[-1]["step"] >= start.step else {"step": start.step, "loss": None}
+    validated = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    known = start.corpora.overview
+    report, bigram_nats = write_page(folder, say), known and known.bigram_nats
+    if validated and bigram_nats is not None:
+        verdict = "below" if validated[-1] < bigram_nats else "not below"
+        bigram = f"the bigram entropy of the corpus, {bigram_nats:.3f}"
+        say(f"validation loss {validated[-1]:.3f} nats per token, {verdict} {bigram}")
+    if left_out := (lines[-1].get("left_out") if lines else None):
+        say(left_out_so_far(left_out, folder))
+    if start.plans and (ended := last.get("ended")):  # else the outlook has said it
+        say(f"{folder.root}: the run ended after step {last['step']} of run.steps={config.run.steps}: {ended}")
+    if report:
+        say(f"report: {report}")
+    return {
+        "train": {
+            "steps": last["step"],
+            "loss": last["loss"],
+            "validation_loss": validated[-1] if validated else None,
+            "bigram_nats": bigram_nats,
+            "report": report,
+            "out": str(folder.root),
+        }
+    }
+
+
+def write_page(folder: RunFolder, say: Say) -> str | None:
+    """Write the report and return its path; None without metrics, or if it fails, which does not fail the run."""
+    try:
+        # Imported here, after the ranks: matplotlib is slow to import, and a failure must not fail the run.
+        from engine.report.run_page import write_report
+
+        return str(write_report(folder.root)) if metrics.read_metrics(folder.metrics) else None
+    except (Exception, KeyboardInterrupt) as error:  # whatever it is, the user must see how the run itself ended
+        what = error.problems[0].key if isinstance(error, BytescaleError) else type(error).__name__
+        say(" ".join(f"the report could not be written: {what}: {error}".split()))
+        return None

@@ -1,0 +1,95 @@
+"""The page that compares runs: their losses by step, tokens and time, their throughput, and where configs differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from engine.config.units import counted
+from engine.report.curves import STEPS, Curve, curves_picture
+from engine.report.page import Figure, Page, Table
+from engine.report.run import RunData
+from engine.report.run_page import along_figures, duration, ranks_of
+from engine.report.words import long_seconds, number, value_text
+from engine.run.status import differences
+
+
+def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
+    """Build the page of two or more runs, which may have stopped early; `names` must differ."""
+    named = [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    drawn = [run for run in named if run.lines]
+    figures = [Figure("Loss", "No run has completed a step, so there is nothing to draw.")]
+    if drawn:
+        figures = [_by_step(drawn), *along_figures(drawn), _throughput(drawn)]
+    changed = differences([run.config for run in named])
+    configs = Table("Where their configs differ", [], note="Nowhere but in run.out.")
+    if changed:
+        rows = [(key, *map(value_text, values)) for key, values in changed.items()]
+        configs = Table("Where their configs differ", rows, ("key", *names), text=True)
+    without = [run.name for run in named if not run.lines]
+    return Page(
+        title=", ".join(names),
+        kind="a comparison of ByteScale runs",
+        head=[
+            ("runs", str(len(named))),
+            ("recipes", ", ".join(dict.fromkeys(run.config.recipe for run in named))),
+            ("configs", f"differ in {counted(len(changed), 'key')}" if changed else "are equal"),
+        ],
+        figures=figures,
+        tables=[Table("Key numbers of the runs", _numbers(named), ("", *names)), configs],
+        warning=f"No step was completed by {', '.join(without)}." if without else None,
+    )
+
+
+def _by_step(runs: Sequence[RunData]) -> Figure:
+    curves = [Curve(run.name, run.column("step"), run.column("loss")).smooth() for run in runs]
+    caption = "Training loss of each run, the running median of about a tenth of the steps."
+    picture = partial(curves_picture, "loss-by-step", "Loss by step", curves, STEPS, "loss (nats per token)")
+    return Figure.of("Loss by step", caption, picture)
+
+
+def _throughput(runs: Sequence[RunData]) -> Figure:
+    curves = [Curve(run.name, run.column("step"), run.column("tokens_per_s")).smooth() for run in runs]
+    caption = "Tokens per second, all ranks of a run together; running medians. Validation does not count."
+    picture = partial(
+        curves_picture, "throughput", "Throughput", curves, STEPS, "throughput (tokens/s)", from_zero=True
+    )
+    return Figure.of("Throughput", caption, picture)
+
+
+def _numbers(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
+    """Rows with a column per run. The loss at the last step that all runs have is the one to compare."""
+    losses = [dict(zip(run.column("step").tolist(), run.column("loss").tolist(), strict=True)) for run in runs]
+    common = max(set.intersection(*map(set, losses)), default=None)
+
+    def last(run: RunData, name: str) -> str:
+        values = run.column(name)
+        kept = values[np.isfinite(values)]
+        return number(float(kept[-1])) if len(kept) else "-"
+
+    def median(run: RunData, name: str) -> str:
+        values = run.column(name)
+        kept = values[np.isfinite(values)]
+        return number(float(np.median(kept))) if len(kept) else "-"
+
+    rows = [
+        ("steps", *(f"{len(run.lines):,} of {run.config.run.steps:,}" for run in runs)),
+        ("tokens", *(f"{run.tokens[-1]:,.0f}" if run.lines else "0" for run in runs)),
+        ("last training loss", *(last(run, "loss") for run in runs)),
+        ("last validation loss", *(last(run, "validation_loss") for run in runs)),
+        ("median tokens/s", *(median(run, "tokens_per_s") for run in runs)),
+        ("median step (s)", *(median(run, "step_s") for run in runs)),
+        ("time in steps", *(long_seconds(float(run.seconds[-1])) if run.lines else "-" for run in runs)),
+        ("duration", *(duration(run) or "-" for run in runs)),
+        ("starts", *(str(len(run.launches)) if run.launches else "-" for run in runs)),
+        ("ranks", *(f"{ranks_of(run):,}" for run in runs)),
+        ("planner", *(run.config.planner.name for run in runs)),
+    ]
+    if common is not None:
+        cells = (number(loss) if math.isfinite(loss) else "not finite" for loss in (one[common] for one in losses))
+        rows.insert(2, (f"training loss at step {common:,.0f}", *cells))
+    return rows

@@ -1,0 +1,242 @@
+"""Copies checkpoints to a folder that has a URL, such as s3://bucket/run, and back. Imports no torch.
+
+fsspec reads and writes the folder, with credentials from its own places (environment, configuration files, the host's
+role). A checkpoint's manifest is copied last, so a folder with a manifest is complete. Copies are never removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from engine.config.checks import url_problem
+from engine.errors import BytescaleError, CheckpointError, ConfigError, PreflightError
+from engine.files import locked_draft, publish, sync, write_durably
+from engine.run.checkpoints import (
+    DAMAGED,
+    MANIFEST,
+    START_OVER,
+    Manifest,
+    TrainState,
+    check_sizes,
+    folder_name,
+    hash_of,
+    parse_manifest,
+    read,
+    read_manifest,
+    set_aside,
+    step_of,
+)
+
+_ABANDONED = f"abandoned-{MANIFEST}"
+
+
+def is_url(source: Path | str) -> bool:
+    """Return whether a place of checkpoints is a URL, not a local path."""
+    return "://" in str(source)
+
+
+class Remote:
+    """A folder of checkpoints at a URL, or one checkpoint in it.
+
+    Raises ConfigError for a URL that cannot be one, PreflightError if the library of its protocol is not installed.
+    What fsspec raises later is of many types.
+    """
+
+    def __init__(self, url: str, key: str = "run.remote") -> None:
+        if problem := url_problem(url, key):
+            raise ConfigError.of([problem])
+        try:
+            self._system, root = import_module("fsspec.core").url_to_fs(url.rstrip("/"))
+        except (ImportError, ValueError) as error:  # also for a protocol that does not exist
+            hint = 'install what it names; fsspec itself comes with pip install "bytescale[data]"'
+            raise PreflightError(f"cannot be opened: {error}", key=f"{key}={url}", hint=hint) from error
+        folder, _, name = root.rpartition("/")
+        self._one = name if step_of(Path(name)) >= 0 else None  # the checkpoint, if the URL is that of one
+        self._root = folder if self._one else root
+        self.url = url.rstrip("/").removesuffix(f"/{name}") if self._one else url.rstrip("/")
+
+    def newest_first(self) -> list[str]:
+        """Return the names of the complete checkpoints, newest first; of the one checkpoint, if the URL is that."""
+        self._system.invalidate_cache()  # another process may have added some
+        if self._one:
+            names = [self._one]
+        else:
+            try:
+                names = [path.rstrip("/").rpartition("/")[2] for path in self._system.ls(self._root, detail=False)]
+            except FileNotFoundError:
+                return []
+        complete = (
+            name for name in names if step_of(Path(name)) >= 0 and self._system.exists(self._path(name, MANIFEST))
+        )
+        return sorted(complete, reverse=True)
+
+    def manifest(self, name: str) -> Manifest:
+        """Read and check the manifest of a checkpoint. Raises CheckpointError that names the damage."""
+        with self._named(name):
+            return parse_manifest(self._system.cat_file(self._path(name, MANIFEST)), Path(name))
+
+    def upload(self, folder: Path) -> None:
+        """Copy a local checkpoint, if the remote folder does not have it yet."""
+        content, name = (folder / MANIFEST).read_bytes(), folder.name
+        manifest = self._path(name, MANIFEST)
+        if self._system.exists(manifest):
+            if self._system.cat_file(manifest) == content:
+                return
+            self._system.rm_file(manifest)  # first: from here on it is incomplete
+        for file in read_manifest(folder).files:
+            place = self._path(name, file)
+            self._system.makedirs(place.rpartition("/")[0], exist_ok=True)
+            self._system.put_file(str(folder / file), place)
+        self._system.pipe_file(manifest, content)
+
+    def download(self, name: str, checkpoints: Path) -> Path:
+        """Copy a checkpoint into the local folder `checkpoints`, compare all hashes, and return its path.
+
+        Raises CheckpointError if it is damaged; then nothing is left of it.
+        """
+        content, final = self._system.cat_file(self._path(name, MANIFEST)), checkpoints / name
+        with locked_draft(final) as draft, self._named(name):
+            write_durably(draft / MANIFEST, content)
+            try:
+                for file in parse_manifest(content, final).files:
+                    (draft / file).parent.mkdir(parents=True, exist_ok=True)
+                    self._system.get_file(self._file(name, file), str(draft / file))
+                    sync(draft / file)
+                read(draft)
+            except CheckpointError:
+                shutil.rmtree(draft)
+                raise
+            publish(draft, final)
+        return final
+
+    def check(self, name: str) -> None:
+        """Compare all bytes of a checkpoint with their hashes. Raises CheckpointError that names the damage."""
+        manifest = self.manifest(name)
+        with self._named(name):
+            for file, hashes in manifest.files.items():
+                place = self._file(name, file)
+                with self._system.open(place, "rb") as content:
+                    found = [hash_of(content, manifest.block or self._system.size(place)) for _ in hashes]
+                    if found != list(hashes) or content.read(1):
+                        raise CheckpointError(f"{DAMAGED}{file} does not match its hash")
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Describe the checkpoints as `saved.listed` does. Raises CheckpointError if there is none."""
+        rows = []
+        for name in self.some():
+            ranks, size, damaged = None, None, None
+            try:
+                manifest = self.manifest(name)
+                ranks, size = manifest.state.ranks, sum(manifest.sizes.values())
+            except CheckpointError as error:
+                damaged = str(error).removeprefix(DAMAGED)
+            place, step = f"{self.url}/{name}", step_of(Path(name))
+            rows.append({"path": place, "step": step, "ranks": ranks, "bytes": size, "damaged": damaged})
+        return rows
+
+    def checked(self) -> list[dict[str, Any]]:
+        """Compare all hashes, as `saved.check_all` does. Raises CheckpointError if there is no checkpoint."""
+        rows = []
+        for name in self.some():
+            damaged = None
+            try:
+                self.check(name)
+            except CheckpointError as error:
+                damaged = str(error).removeprefix(DAMAGED)
+            rows.append({"path": f"{self.url}/{name}", "damaged": damaged})
+        return rows
+
+    def some(self) -> list[str]:
+        """Return what `newest_first` does. Raises CheckpointError if there is no checkpoint."""
+        if names := self.newest_first():
+            return names
+        hint = "a checkpoint is there when its manifest is, which is copied last"
+        raise CheckpointError(
+            "has no complete checkpoint", key=f"{self.url}/{self._one}" if self._one else self.url, hint=hint
+        )
+
+    def abandon(self, step: int) -> list[str]:
+        """Make the checkpoints of steps after `step` unusable, as a run that goes back there does; return their names.
+
+        Their manifest gets another name, and nothing is removed.
+        """
+        later = [name for name in self.newest_first() if name > folder_name(step)]
+        for name in later:
+            self._system.mv(self._path(name, MANIFEST), self._path(name, _ABANDONED))
+        return later
+
+    def _file(self, name: str, file: str) -> str:
+        """The path of a file that the manifest names. Raises CheckpointError if it is missing."""
+        place = self._path(name, file)
+        if not self._system.exists(place):
+            raise CheckpointError(f"{DAMAGED}{file} is missing")
+        return place
+
+    def _path(self, name: str, file: str) -> str:
+        return f"{self._root}/{name}/{file}"
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        """Let errors about a checkpoint name its URL."""
+        try:
+            yield
+        except CheckpointError as error:
+            hint = "choose another checkpoint: `bytescale ckpt list` shows them"
+            raise CheckpointError(str(error), key=f"{self.url}/{name}", hint=hint) from error
+
+
+@contextmanager
+def reaching(remote: Remote) -> Iterator[None]:
+    """Turn errors of a remote folder, which are of many types, into a PreflightError. A full local disk is none."""
+    try:
+        yield
+    except BytescaleError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        hint = "check the URL, the network, and the credentials that fsspec finds"
+        raise PreflightError(f"cannot be read: {reason}", key=remote.url, hint=hint) from error
+
+
+def fetch(remote: Remote, checkpoints: Path, check: Callable[[TrainState], None], say: Callable[[str], None]) -> Path:
+    """Copy the newest intact checkpoint of a remote folder into the local folder `checkpoints`; return its path.
+
+    `check(state)` is called before a checkpoint's files are copied, and may refuse it. A checkpoint that is already
+    there is not copied. Raises CheckpointError if there is none, or if all are damaged.
+    """
+    damaged = list[str]()
+    for name in remote.some():
+        try:
+            manifest, local = remote.manifest(name), checkpoints / name
+            check(manifest.state)
+            if not _has(local, manifest):
+                if local.exists():
+                    say(f"{name} differs from {remote.url}/{name}; it is kept as {set_aside(local).name}")
+                say(f"copying {remote.url}/{name} to {checkpoints}")
+                remote.download(name, checkpoints)
+        except CheckpointError as error:
+            if not str(error).startswith(DAMAGED):
+                raise
+            damaged.append(f"{name} is damaged ({str(error).removeprefix(DAMAGED)})")
+        else:
+            if damaged:
+                say(f"warning: {', '.join(damaged)}; using {name} instead")
+            return local
+    raise CheckpointError(f"no intact checkpoint: {', '.join(damaged)}", key=remote.url, hint=START_OVER)
+
+
+def _has(local: Path, manifest: Manifest) -> bool:
+    """Return whether a local checkpoint has this manifest, and files of these sizes."""
+    try:
+        check_sizes(local)
+    except CheckpointError:
+        return False
+    return read_manifest(local) == manifest

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bytescale_cli.main import run
+from tests.report.events import checked
+from tests.report.runs import metrics, plan, write_run
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    made = plan(2)
+    return [
+        write_run(tmp_path / name, overrides=(f"run.out={tmp_path / name}",), lines=metrics(12), traced=made)
+        for name in ("a", "b")
+    ]
+
+
+def test_a_run_has_its_page_in_its_folder(runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    trace = tmp_path / "trace.json"
+    assert run(["report", str(runs[0]), "--trace", str(trace)]) == 0
+    assert capsys.readouterr().out.splitlines() == [str(runs[0] / "report.html"), str(trace)]
+    assert "a ByteScale run" in (runs[0] / "report.html").read_text()
+    assert {one["pid"] for one in checked(trace.read_bytes())} == {1}
+
+
+def test_several_runs_are_compared(
+    runs: list[Path], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["report", *map(str, runs), "--trace", "t.json", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    page = str(tmp_path / "comparison.html")
+    assert answer["report"] == {"runs": list(map(str, runs)), "page": page, "trace": str(tmp_path / "t.json")}
+    text = Path(page).read_text()
+    assert "a comparison of ByteScale runs" in text and "a, b" in text
+    assert {one["pid"] for one in checked((tmp_path / "t.json").read_bytes())} == {1, 2}
+    assert not (runs[0] / "report.html").exists()
+
+
+def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    both = [tmp_path / parent / "a" for parent in ("x", "y")]
+    for folder in both:
+        folder.parent.mkdir()
+        write_run(folder, lines=metrics(2), traced=None)
+    assert run(["report", *map(str, both), "--out", str(tmp_path / "c.html")]) == 0
+    assert f"<h1>{both[0]}, {both[1]} " in (tmp_path / "c.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("RUN RUN", "error: RUN: a run is named twice"),
+        ("RUN --out page.pdf", "error: --out: page.pdf is not an HTML file name"),
+        ("RUN --trace trace.txt", "error: --trace: trace.txt is not a JSON file name"),
+        ("NONE", "is not the folder of a run"),
+        ("RUN --out NONE/a.html", "cannot be written"),
+    ],
+)
+def test_mistakes(words: str, message: str, runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    places = {"RUN": str(runs[0]), "NONE": str(tmp_path / "none"), "NONE/a.html": str(tmp_path / "none" / "a.html")}
+    assert run(["report", *(places.get(word, word) for word in words.split())]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert message in said[0] and len(said) <= 3
+    assert not (runs[0] / "report.html").exists() and not (tmp_path / "none").exists()

@@ -1,0 +1,142 @@
+"""Agents pass values on over real connections, without waiting for an end that does not read."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from engine.control.branch import Branch
+from engine.control.link import Link
+from engine.control.reduction import GATHER, MAX
+from engine.control.sockets import Listener, connect
+
+SECRET = b"of this run"
+
+
+class Agent:
+    """A branch and the ends of its ranks' links; `ranks` are those of the ranks themselves."""
+
+    def __init__(self, ranks: int, children: int = 0, parent: Agent | None = None) -> None:
+        self.listener = Listener("127.0.0.1", SECRET) if children else None
+        above = connect("127.0.0.1", parent.port, SECRET) if parent is not None else None
+        self.port = self.listener.port if self.listener else 0
+        self.branch = Branch(ranks, children, above, self.listener)
+        pairs = [[end.detach() for end in socket.socketpair()] for _ in range(ranks)]
+        self.links, self.ranks = ([Link(ends[side], ends[side]) for ends in pairs] for side in (0, 1))
+        self.closed = False
+
+    def work(self) -> None:
+        """Take what is there."""
+        with selectors.DefaultSelector() as selector:
+            for link in [*self.links, self.branch]:
+                selector.register(link, selectors.EVENT_READ)
+            for key, _ in selector.select(0):
+                if key.fileobj is self.branch:
+                    self.branch.work()
+                else:
+                    link: Any = key.fileobj
+                    for message in link.receive():
+                        self.branch.take(link, message)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.branch.close()
+            for link in [*self.links, *self.ranks]:
+                link.close()
+
+
+@pytest.fixture
+def made() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def tree(made: ExitStack) -> list[Agent]:
+    """A root with two children, of which the second has a child. All have two ranks."""
+    agents = [Agent(2, 2)]
+    agents += [Agent(2, 0, agents[0]), Agent(2, 1, agents[0])]
+    agents.append(Agent(2, 0, agents[2]))
+    for agent in agents:
+        made.callback(agent.close)
+    return agents
+
+
+def until(agents: list[Agent], link: Link, seconds: float = 20) -> dict[str, Any]:
+    """Let the agents work until there is a message for a rank."""
+    last, found = time.monotonic() + seconds, list[dict[str, Any]]()
+    with selectors.DefaultSelector() as selector:
+        selector.register(link, selectors.EVENT_READ)
+        while not found:
+            assert time.monotonic() < last, "no answer"
+            for agent in agents:
+                agent.work()
+            if selector.select(0.001):
+                found = link.receive()
+    (message,) = found
+    return message
+
+
+def test_values_go_up_and_the_result_comes_down(made: ExitStack) -> None:
+    agents = tree(made)
+    ranks = [rank for agent in agents for rank in agent.ranks]
+    for kind, values, expected in (
+        (MAX, [[rank, -rank] for rank in range(8)], [7, 0]),
+        (GATHER, [{str(rank): "x" * rank} for rank in range(8)], {str(rank): "x" * rank for rank in range(8)}),
+    ):
+        for rank, value in zip(ranks, values, strict=True):
+            rank.send(reduce=[kind, kind, value], at=[1, "plan", 0])
+        assert [until(agents, rank) for rank in ranks] == [{"result": [kind, kind, expected]}] * 8
+
+
+def test_a_listener_closes_when_all_children_have_connected(made: ExitStack) -> None:
+    agents = tree(made)
+    for agent in agents:
+        for rank in agent.ranks:
+            rank.send(reduce=["it", MAX, []])
+    until(agents, agents[3].ranks[0])
+    for agent in agents:
+        if agent.port:
+            with pytest.raises(ConnectionRefusedError):
+                connect("127.0.0.1", agent.port, SECRET)
+
+
+def test_a_rank_that_does_not_read_delays_no_other(made: ExitStack) -> None:
+    """It may be stopped while the result is larger than what the kernel keeps for it. It gets all of it later."""
+    agents = tree(made)
+    ranks, large = [rank for agent in agents for rank in agent.ranks], "x" * 100_000
+    for number, rank in enumerate(ranks):
+        rank.send(reduce=["it", GATHER, {str(number): large}])
+    results = [until(agents, rank) for rank in reversed(ranks[1:])]
+    results.append(until(agents, ranks[0]))
+    assert results == [{"result": ["it", GATHER, {str(number): large for number in range(8)}]}] * 8
+
+
+def test_a_rank_and_an_agent_that_are_gone_leave_the_others_waiting(made: ExitStack) -> None:
+    """The launcher ends the run; until then, nobody gets a result that is not that of all."""
+    agents = tree(made)
+    ranks = [rank for agent in agents for rank in agent.ranks]
+    for rank in ranks[1:]:
+        rank.send(reduce=["it", MAX, [1]])
+    for agent in agents:
+        agent.work()
+    gone = agents[0].links.pop(1)
+    agents[0].branch.forget(gone)
+    gone.close()
+    agents.pop(1).close()
+    for _ in range(20):
+        for agent in agents:
+            agent.work()
+    with selectors.DefaultSelector() as selector:
+        for rank in (ranks[0], *ranks[4:]):
+            selector.register(rank, selectors.EVENT_READ)
+        assert not selector.select(0.1)
+    ranks[0].send(reduce=["it", MAX, [2]])  # the last: its result also goes to ends that are gone
+    for rank in (ranks[0], *ranks[4:]):
+        assert until(agents, rank) == {"result": ["it", MAX, [2]]}

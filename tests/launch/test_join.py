@@ -1,0 +1,308 @@
+"""Processes that somebody else has started find each other, train as one launch, and all end with one exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engine.control.sockets import Listener
+from engine.errors import ConfigError, ExitCode, PreflightError
+from engine.launch import join
+from engine.launch.commands import NodeCommand
+from engine.launch.join import Joins, take_part
+from engine.launch.joined import Joined
+from engine.launch.ranks import PreemptedError, RankError, run_ranks
+from engine.run.folder import RunFolder
+from tests.launch.nodes import job, node, real_rank
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+OTHER = """
+import sys
+from pathlib import Path
+from engine.launch import join
+from engine.launch.joined import Joined
+from engine.run.folder import RunFolder
+join._JOIN_S = {patience}
+sys.exit(join.take_part({place!r}, RunFolder(Path({root!r}))))
+"""
+
+
+def place(number: int = 0, nodes: int = 2, local: int = 0, processes: int = 1, name: str = "test") -> Joined:
+    return Joined("srun", f"{name}-{os.getpid()}", number, nodes, local, processes, False, False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "logs").mkdir()
+    return RunFolder(tmp_path)
+
+
+@contextmanager
+def others(folder: RunFolder, *places: Joined, patience: float = 60) -> Iterator[list[psutil.Popen]]:
+    """Start other processes of a launch; those that are left are killed."""
+    programs = [OTHER.format(place=one, root=str(folder.root), patience=patience) for one in places]
+    started = [psutil.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True) for program in programs]
+    try:
+        yield started
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def second(folder: RunFolder, program: str) -> NodeCommand:
+    """The node that joins, with rank 1."""
+    return NodeCommand("node 1", (), {}, job(folder, program, first=1, alone=False))
+
+
+def launch(joins: Joins, folder: RunFolder, *programs: str, tick: Callable[[], None] = lambda: None) -> None:
+    """Run rank 0 here and rank 1 on the node that joins."""
+    commands = [node(folder, programs[0]), second(folder, programs[1])]
+    run_ranks(commands, folder, tick, lambda line: None, joins)
+
+
+@contextmanager
+def joining(folder: RunFolder) -> Iterator[Joins]:
+    """The launcher of two nodes, which the other one can join."""
+    with Joins(place(), folder, LOOPBACK) as joins:
+        joins.publish()
+        yield joins
+
+
+def codes(processes: list[psutil.Popen]) -> list[int]:
+    return [process.wait(30) for process in processes]
+
+
+def test_both_nodes_run_their_ranks_and_end_with_zero(folder: RunFolder) -> None:
+    says = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'])"
+    with others(folder, place(1)) as started:
+        with joining(folder) as joins:
+            launch(joins, folder, says, says)
+        assert codes(started) == [0]
+    assert [folder.log(rank).read_text() for rank in (0, 1)] == ["0 0 1\n", "1 0 1\n"]
+    assert not list(folder.logs.glob("launch-*")), "the secret stays nowhere"
+
+
+def test_the_secret_is_for_the_owner_alone_and_in_no_command_or_environment(folder: RunFolder) -> None:
+    with joining(folder) as joins:
+        path = folder.launch(place().key)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        secret = json.loads(path.read_text())["secret"]
+        assert len(bytes.fromhex(secret)) == 32
+        shows = (
+            "import os, psutil; p = psutil.Process();"
+            "print([one.cmdline() for one in [p, *p.parents()]], dict(os.environ))"
+        )
+        with others(folder, place(1)):
+            launch(joins, folder, shows, shows)
+    for log in folder.logs.iterdir():
+        assert secret not in log.read_text()
+
+
+def test_a_failure_of_the_other_node_is_reported_and_all_end_with_its_code(folder: RunFolder) -> None:
+    with others(folder, place(1)) as started:
+        with (
+            pytest.raises(RankError, match=r"rank 1 .*exited with code 5: no such module") as caught,
+            Joins(place(), folder, LOOPBACK) as joins,
+        ):
+            joins.publish()
+            launch(joins, folder, "import time; time.sleep(60)", "print('no such module'); raise SystemExit(5)")
+        assert caught.value.code == 70
+        assert codes(started) == [70]
+
+
+def test_agents_are_used_again_for_a_restart(folder: RunFolder) -> None:
+    """The second start has a new port and only its own ranks."""
+    fails = "import os; print(os.environ['MASTER_PORT'], flush=True); raise SystemExit(1)"
+    works = "import os; print(os.environ['MASTER_PORT'], flush=True)"
+    with others(folder, place(1)) as started:
+        with joining(folder) as joins:
+            with pytest.raises(RankError):
+                launch(joins, folder, "import time; time.sleep(60)", fails)
+            assert joins.restarts
+            launch(joins, folder, works, works)
+        assert codes(started) == [0]
+    ports = [folder.log(rank).read_text().split() for rank in (0, 1)]
+    assert len(ports[1]) == 2 and ports[0] == ports[1][1:]
+
+
+def test_a_stopped_rank_of_the_other_node_is_noticed(folder: RunFolder) -> None:
+    """The supervision of ranks is that of all launchers."""
+    stops = real_rank(folder).replace("    while", "    os.kill(os.getpid(), 19)\n    while")
+    with others(folder, place(1)) as started:
+        with (
+            pytest.raises(RankError, match="rank 1 was stopped by a signal in step 3"),
+            Joins(place(), folder, LOOPBACK) as joins,
+        ):
+            joins.publish()
+            launch(joins, folder, real_rank(folder), stops)
+        assert codes(started) == [124]
+
+
+def test_a_node_that_is_killed_is_lost_and_nobody_here_starts_it_again(folder: RunFolder) -> None:
+    waits = "import time; time.sleep(60)"
+    with others(folder, place(1)) as started:
+        kills = f"import os; os.kill({started[0].pid}, 9); {waits}"
+        with (
+            pytest.raises(RankError, match=r"node 1 \(.*\) was lost: its connection has ended") as caught,
+            Joins(place(), folder, LOOPBACK) as joins,
+        ):
+            joins.publish()
+            ranks = f"open({str(folder.root / 'pid')!r}, 'w').write(str(os.getpid()))"
+            launch(joins, folder, kills, f"import os; {ranks}; {waits}")
+        assert caught.value.code == 124 and not joins.restarts
+        assert "only srun can start its process again" in (caught.value.problems[0].hint or "")
+    pid = folder.root / "pid"
+    assert not pid.exists() or not psutil.pid_exists(int(pid.read_text())), "its ranks end with the agent"
+
+
+def test_an_agent_ends_with_its_launcher(folder: RunFolder) -> None:
+    """A launcher that is killed says nothing; its connections end."""
+    launcher = (
+        f"import sys; sys.path.insert(0, {str(Path.cwd())!r})\nfrom tests.launch.test_join import *\n"
+        f"folder = RunFolder(Path({str(folder.root)!r}))\nplace = {place()!r}\n"
+        "with Joins(place, folder, LOOPBACK) as joins:\n    joins.publish()\n"
+        "    launch(joins, folder, 'import time; time.sleep(60)', real_rank(folder))"
+    )
+    with others(folder, place(1)) as started:
+        first = psutil.Popen([sys.executable, "-c", launcher])
+        wait_for(folder.root / "up")
+        ranks = started[0].children(recursive=True)
+        first.kill()
+        first.wait()
+        assert codes(started) == [124]
+        assert ranks and not psutil.wait_procs(ranks, timeout=10)[1]
+
+
+def wait_for(path: Path) -> None:
+    last = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < last
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_scheduler_that_signals_all_processes_asks_once(folder: RunFolder, number: signal.Signals) -> None:
+    """A second request would kill the ranks before they have saved."""
+    up = folder.root / "up"
+    with others(folder, place(1, processes=2), place(1, local=1, processes=2)) as started:
+        signalled = list[bool]()
+
+        def signal_all() -> None:
+            if up.exists() and not signalled:
+                signalled.append(True)
+                time.sleep(1)  # for the second process of the node to find the first one
+                for process in (*started, psutil.Process()):
+                    process.send_signal(number)
+
+        saves = real_rank(folder).replace("return 75", "time.sleep(1)\n    return 75")
+        with pytest.raises(PreemptedError), joining(folder) as joins:
+            launch(joins, folder, saves, saves, tick=signal_all)
+        assert codes(started) == [75, 75]
+    assert (folder.root / "saved").exists()
+
+
+def test_a_pod_that_is_asked_to_end_stops_the_run_with_a_checkpoint(folder: RunFolder) -> None:
+    """Kubernetes signals only the pod that it drains."""
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    up = folder.root / "up"
+    with others(folder, place(1)) as started:
+
+        def drain() -> None:
+            if up.exists():
+                up.unlink()
+                started[0].terminate()
+
+        with pytest.raises(PreemptedError), joining(folder) as joins:
+            launch(joins, folder, real_rank(folder), real_rank(folder), tick=drain)
+        assert codes(started) == [75]
+
+
+def test_further_processes_of_a_node_end_with_its_code(folder: RunFolder) -> None:
+    """torchrun starts one for each rank; the first of a node is its agent."""
+    places = [place(0, local=1, processes=2), place(1, processes=2), place(1, local=1, processes=2)]
+    with others(folder, *places) as started:
+        with pytest.raises(RankError), Joins(place(processes=2), folder, LOOPBACK) as joins:
+            joins.publish()
+            launch(joins, folder, "raise SystemExit(1)", "pass")
+        assert codes(started) == [70, 70, 70]
+
+
+def test_a_refused_launch_ends_the_others_with_its_code_and_leaves_nothing(tmp_path: Path) -> None:
+    """They may come later than the refusal, which is before there is a run folder."""
+    folder = RunFolder(tmp_path / "run")
+    with others(folder, place(1, processes=2), place(1, local=1, processes=2)) as started:
+        with pytest.raises(ConfigError), Joins(place(), folder, LOOPBACK):
+            raise ConfigError("wrong")
+        assert codes(started) == [2, 2]
+    assert not folder.root.exists()
+
+
+def test_files_of_earlier_launches_are_not_used(folder: RunFolder) -> None:
+    """Of another job, and of this one: at its port nobody listens, or somebody with another secret."""
+    folder.launch("0").write_text("{}")
+    stale = folder.launch(place().key)
+    with Listener("127.0.0.1", b"of another launch") as listener, others(folder, place(1)) as started:
+        stale.write_text(json.dumps({"host": "127.0.0.1", "port": 9, "secret": "00"}))
+        time.sleep(1)
+        stale.write_text(json.dumps({"host": "127.0.0.1", "port": listener.port, "secret": "00"}))
+        time.sleep(1)
+        assert started[0].poll() is None
+        with joining(folder) as joins:
+            launch(joins, folder, "pass", "pass")
+        assert codes(started) == [0]
+    assert not list(folder.logs.glob("launch-*")), "what launches leave that were killed is removed"
+
+
+def test_a_process_without_a_launch_gives_up_with_a_reason(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "_JOIN_S", 1)
+    for one, what in ((place(1), "launcher in"), (place(1, local=1, processes=2), "its first process")):
+        with pytest.raises(PreflightError, match=f"node 1 has found no .*{what.split()[0]}.* for 1 s") as caught:
+            take_part(one, folder)
+        assert "all must share the run folder" in (caught.value.problems[0].hint or "")
+
+
+def test_a_node_that_never_comes_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Joins, "answer_s", 1.0)
+    monkeypatch.setattr(join, "_FAREWELL_S", 0.2)
+    with (
+        pytest.raises(PreflightError, match="node 1 has not joined within 1 s"),
+        Joins(place(), folder, LOOPBACK) as joins,
+    ):
+        joins.publish()
+        launch(joins, folder, "pass", "pass")
+
+
+def test_a_second_process_that_claims_a_node_is_sent_away(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks for another launch, as a pod does that has replaced one that is not yet known to be gone."""
+    with others(folder, place(1)) as started:
+        with joining(folder) as joins:
+            while not joins._agents:
+                joins._admit()
+                time.sleep(0.05)
+            with others(folder, place(1), patience=2) as twice:
+                deadline = time.monotonic() + 15
+                while twice[0].poll() is None and time.monotonic() < deadline:
+                    joins._admit()
+                    time.sleep(0.05)
+                assert twice[0].wait(1) == 1  # the error, which here nobody reports
+            launch(joins, folder, "pass", "pass")
+        assert codes(started) == [0]
+
+
+def test_the_exit_code_of_an_unexpected_error_is_that_of_a_bug(tmp_path: Path) -> None:
+    assert join._code_of(KeyError("x")) == ExitCode.BUG
+    assert join._code_of(KeyboardInterrupt()) == 130
+    assert join._code_of(OSError(28, "No space left on device")) == 74

@@ -1,0 +1,273 @@
+"""Training through Slurm: the script, and runs on a real Slurm of two nodes where its daemons are installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytescale_cli.main import run
+from engine.config.load import load
+from engine.errors import ConfigError, PreflightError
+from engine.launch import slurm
+from engine.launch.run import train
+from engine.run.folder import RunFolder
+from tests.launch.slurm import Slurm, why_not
+
+SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
+NODES = ["cluster.nodes=2", "cluster.ranks_per_node=1"]
+
+
+def script(tmp_path: Path, *overrides: str, words: tuple[str, ...] = ("train", "recipe=quickstart")) -> list[str]:
+    """The lines of the script of a config."""
+    return slurm.script(load(list(overrides)), RunFolder(tmp_path / "run"), words).splitlines()
+
+
+def test_the_script_asks_for_what_the_config_says(tmp_path: Path) -> None:
+    lines = script(
+        tmp_path,
+        *("recipe=llama7b-256k", "cluster.nodes=4", "slurm.partition=gpu", "slurm.account=ml", "slurm.qos=high"),
+        *("slurm.time=1-12:00:00", "slurm.grace=300", "slurm.extra=['--constraint=h100','--mail-type=END']"),
+    )
+    assert lines[0] == "#!/bin/bash"
+    asked = {line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")}
+    assert asked == {
+        *("--job-name=bytescale-llama7b-256k", "--nodes=4", "--ntasks-per-node=1", "--gres=gpu:8"),
+        *("--partition=gpu", "--account=ml", "--qos=high", "--time=1-12:00:00", "--signal=USR1@300"),
+        *("--open-mode=append", "--requeue", f"--output={tmp_path}/run/logs/slurm-%j.log", f"--chdir={Path.cwd()}"),
+        *("--constraint=h100", "--mail-type=END", "--exclusive", "--mem=0"),
+    }
+    (command,) = [line for line in lines if line.startswith("srun ")]
+    assert command.startswith("srun --nodes=4 --ntasks=4 --ntasks-per-node=1 ")
+    assert command.endswith(f"{sys.executable} -m bytescale_cli train recipe=quickstart")
+
+
+def test_a_script_of_cpus_asks_for_no_gpus_and_may_share_nodes(tmp_path: Path) -> None:
+    lines = script(tmp_path, "slurm.extra=['--cpus-per-task=4']")
+    assert not [line for line in lines if "gres" in line or "exclusive" in line or "mem=" in line]
+    assert "#SBATCH --cpus-per-task=4" in lines
+
+
+def test_words_and_paths_reach_the_job_as_they_are(tmp_path: Path) -> None:
+    """bash reads the script; sbatch replaces %j and what else begins with a percent sign in the name of the log."""
+    words = ("train", "data.path=a b", "run.out=$HOME;ls", "it's")
+    folder = RunFolder(tmp_path / "50% off")
+    text = slurm.script(load([]), folder, words)
+    assert f'#SBATCH --output="{tmp_path}/50%% off/logs/slurm-%j.log"' in text.splitlines()
+    stub = tmp_path / "srun"
+    stub.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {tmp_path}/said\nexit 2\n')
+    stub.chmod(0o755)
+    (tmp_path / "scontrol").symlink_to("/bin/true")
+    (tmp_path / "script").write_text(text)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(tmp_path / "script")], env=environment, check=False)
+    assert done.returncode == 2
+    assert (tmp_path / "said").read_text().splitlines()[-4:] == list(words)
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "requeued"),
+    [(75, "RUNNING", True), (75, "CANCELLED", False), *((code, "RUNNING", False) for code in (0, 2, 93, 124, 130))],
+)
+def test_only_a_preempted_run_is_requeued(tmp_path: Path, code: int, state: str, requeued: bool) -> None:
+    """Not one that makes no progress, that has a mistake, or that somebody has cancelled."""
+    for name, body in (
+        ("srun", f"exit {code}"),
+        ("scontrol", f'echo "$@" >> {tmp_path}/said; echo JobId=7 JobState={state} Reason=None'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "script").write_text("\n".join(script(tmp_path)))
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash", str(tmp_path / "script")], env=environment, check=False)
+    assert done.returncode == code
+    assert ("requeue 7" in (tmp_path / "said").read_text().splitlines()) == requeued
+
+
+@pytest.mark.parametrize("option", ["exclusive", "--comment=a\nrm -r /"])
+def test_options_that_sbatch_would_not_read_as_one_are_refused(tmp_path: Path, option: str) -> None:
+    config = load([])
+    config = config.model_copy(update={"slurm": config.slurm.model_copy(update={"extra": (option,)})})
+    with pytest.raises(ConfigError, match="is not an option of sbatch"):
+        slurm.script(config, RunFolder(tmp_path / "run"), ["train"])
+
+
+@pytest.mark.parametrize("override", ["slurm.partition='a b'", "slurm.time=soon", "slurm.grace=0"])
+def test_values_that_slurm_cannot_take_are_refused(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load([override])
+    assert str(caught.value.problems[0].key).startswith(override.split("=")[0])
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "--launcher", "slurm", "--out", str(tmp_path / "run"), "--dry-run", *NODES]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#!/bin/bash\n") and "train cluster.nodes=2 cluster.ranks_per_node=1 --out" in text
+    assert run([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dry_run"]["script"] + "\n" == text + "\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_hosts_of_a_hostfile_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts").write_text("a slots=1\n")
+    assert run(["train", "--launcher", "slurm", "--hostfile", str(tmp_path / "hosts")]) == 2
+    assert "the hosts are chosen by the cluster" in capsys.readouterr().err
+
+
+def test_without_slurm_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for attempt in (lambda: slurm.submit(tmp_path), lambda: slurm.run_srun(["srun"])):
+        with pytest.raises(PreflightError, match="there is no s"):
+            attempt()
+
+
+def test_an_allocation_is_recognised() -> None:
+    assert slurm.allocated_nodes({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}) == 3
+    assert slurm.allocated_nodes({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}) == 2
+    assert slurm.allocated_nodes({}) is None
+
+
+def test_more_nodes_than_allocated_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    assert run(["train", "--launcher", "slurm", "cluster.nodes=3"]) == 2
+    assert "cluster.nodes=3: this allocation has 2" in capsys.readouterr().err
+    assert run(["train", "--launcher", "slurm", "--dry-run", "--json"]) == 0
+    (command,) = json.loads(capsys.readouterr().out)["dry_run"]["commands"]
+    assert command.startswith("srun --nodes=2 --ntasks=2 --overlap ")
+
+
+# A real Slurm.
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    if reason := why_not():
+        pytest.skip(reason)
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    for number in range(12):
+        (folder / f"{number}.py").write_text(f"print({number})\n" * 300)
+    return folder
+
+
+STEPS = 30
+
+
+def settings(out: Path, data: Path) -> list[str]:
+    sizes = [f"run.steps={STEPS}", "run.checkpoint_every=5", "data.validation_share=0"]
+    return [*SMALL, *sizes, f"run.out={out}", f"data.path={data}"]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[float]:
+    """The losses of two ranks of the local launcher, which nothing interrupts."""
+    out = tmp_path_factory.mktemp("expected") / "run"
+    train(load(settings(out, data)), say=lambda line: None)
+    return losses(out)
+
+
+def losses(out: Path) -> list[float]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), "each step once"
+    return [line["loss"] for line in lines]
+
+
+def wait(due: Callable[[], bool], seconds: float, what: Callable[[], object] = lambda: "") -> None:
+    last = time.monotonic() + seconds
+    while not due():
+        assert time.monotonic() < last, what()
+        time.sleep(0.1)
+
+
+def submitted(cluster: Slurm, out: Path, data: Path) -> dict[str, Any]:
+    """Submit a run, and return what the command prints as JSON."""
+    command = [sys.executable, "-m", "bytescale_cli", "train", "--launcher", "slurm", "--json", *settings(out, data)]
+    process = cluster.start([*command, *NODES], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    told, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert "tail -F" in said and "squeue -j" in said
+    result: dict[str, Any] = json.loads(told)["slurm"]
+    return result
+
+
+def trained(out: Path, steps: int) -> bool:
+    metrics = out / "metrics.jsonl"
+    return metrics.exists() and metrics.read_bytes().count(b"\n") >= steps
+
+
+@pytest.mark.world
+def test_a_job_that_is_preempted_is_requeued_and_resumes_exactly(
+    cluster: Slurm, tmp_path: Path, data: Path, expected: list[float]
+) -> None:
+    """The signal is the one that `--signal` sends before the time is over."""
+    out = tmp_path / "run"
+    told = submitted(cluster, out, data)
+    job, log = told["job"], Path(told["log"])
+    wait(lambda: trained(out, 7), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
+    assert {one.environ()["SLURMD_NODENAME"] for one in cluster.processes() if "engine.trainer" in one.cmdline()} == {
+        *("n1", "n2")
+    }
+    cluster.run("scancel", "--signal=USR1", job)
+    wait(lambda: cluster.state(job).get("Restarts") == "1", 90, lambda: (cluster.state(job), log.read_text()))
+    found = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()
+    said = log.read_text()
+    assert "stopping after this step" in said and "resuming from" in said, said
+    assert losses(out) == expected
+    assert not list((out / "logs").glob("launch-*")) and not cluster.processes()
+
+
+@pytest.mark.world
+def test_training_inside_an_allocation(cluster: Slurm, tmp_path: Path, data: Path, expected: list[float]) -> None:
+    """Only the first process prints; the exit code is that of the run."""
+    out = tmp_path / "run"
+    words = [*settings(out, data), "--launcher", "slurm", "cluster.ranks_per_node=1", "--json"]
+    command = ["salloc", "-N2", "--ntasks-per-node=1", sys.executable, "-m", "bytescale_cli", "train", *words]
+    process = cluster.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    wait(lambda: trained(out, 7) or process.poll() is not None, 180)
+    first = [one for one in cluster.processes() if "--launcher" in one.cmdline()]
+    assert first, process.communicate(timeout=60)
+    first[0].send_signal(signal.SIGTERM)  # the command that the user has started passes it on
+    told, said = process.communicate(timeout=120)
+    assert process.returncode == 75, said
+    assert json.loads(told)["error"]["code"] == 75
+    process = cluster.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    told, said = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert json.loads(told)["train"]["steps"] == STEPS
+    assert losses(out) == expected
+
+
+@pytest.mark.world
+def test_a_job_whose_node_fails_is_requeued_and_resumes_exactly(
+    cluster: Slurm, tmp_path: Path, data: Path, expected: list[float]
+) -> None:
+    out = tmp_path / "run"
+    told = submitted(cluster, out, data)
+    job, log = told["job"], Path(told["log"])
+    wait(lambda: trained(out, 7), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
+    cluster.down("n2")
+    wait(lambda: "was lost: its connection has ended" in log.read_text(), 60, log.read_text)
+    wait(lambda: cluster.state(job).get("JobState") == "PENDING", 90, lambda: (cluster.state(job), cluster.logs()))
+    cluster.up("n2")
+    found = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), log.read_text()
+    assert losses(out) == expected

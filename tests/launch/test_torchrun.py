@@ -1,0 +1,66 @@
+"""`torchrun ... -m bytescale_cli train` trains as the local launcher does, with one process for each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.config.load import load
+from engine.launch.run import train
+
+pytestmark = pytest.mark.world
+
+SMALL = ["recipe=quickstart", "model.layers=1", "context=256", "capacity=128", "batch_tokens=512", "run.restarts=0"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def settings(out: Path, *more: str) -> list[str]:
+    return [*SMALL, "run.steps=4", "data.validation_share=0", f"run.out={out}", "data.pattern='_*.py'", *more]
+
+
+def start(processes: int, words: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", str(processes), "-m", "bytescale_cli", "train", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_train_two_ranks_with_the_losses_of_the_local_launcher(tmp_path: Path) -> None:
+    done = start(2, settings(tmp_path / "joined", "--json"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["train"]["steps"] == 4, "one process prints"
+    assert done.stderr.count("2 ranks, 4 steps") == 1
+    train(load(settings(tmp_path / "local", "cluster.ranks_per_node=2")), say=lambda line: None)
+    assert losses(tmp_path / "joined") == losses(tmp_path / "local") and len(losses(tmp_path / "local")) == 4
+
+
+def test_a_mistake_is_reported_once(tmp_path: Path) -> None:
+    done = start(2, settings(tmp_path / "run", "cluster.nodes=2"))
+    assert done.stderr.count("error: cluster.nodes=2: contradicts torchrun, which has started 2 tasks on 1 node") == 1
+    assert "exitcode  : 2" in done.stderr or "exitcode: 2" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_nodes_join(tmp_path: Path) -> None:
+    """As RANK, WORLD_SIZE and MASTER_ADDR say, which operators of clusters set without torchrun."""
+    place = {
+        **os.environ,
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(29000 + os.getpid() % 1000),
+    }
+    command = [sys.executable, "-m", "bytescale_cli", "train", *settings(tmp_path / "run", "cluster.ranks_per_node=1")]
+    started = [
+        subprocess.Popen(command, env={**place, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (1, 0)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    assert not said[0] and "2 ranks, 4 steps" in said[1], "only the first one talks"

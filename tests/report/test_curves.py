@@ -1,0 +1,86 @@
+"""Curves over steps, tokens and time."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from engine.report.curves import STEPS, Along, Curve, curves_picture, time_axis, token_axis
+from engine.report.svg import NARROW, WIDE, Size
+from tests.report.samples import texts
+
+NOISY = Curve("a", np.arange(1.0, 101.0), np.where(np.arange(100) % 2 == 0, 3.0, np.nan))
+
+
+def lines(svg: str) -> list[int]:
+    """The numbers of points of the curves."""
+    paths = [e.attrib for e in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")]
+    drawn = [one for one in paths if "clip-path" in one and "fill: none" in one.get("style", "")]
+    grid = "var(--grid"
+    return [len(re.findall(r"[ML] ", one["d"])) for one in drawn if grid not in one["style"]]
+
+
+def test_a_smooth_curve_has_no_gaps() -> None:
+    smooth = NOISY.smooth()
+    assert smooth.x.tolist() == NOISY.x[::2].tolist() and smooth.y.tolist() == [3.0] * 50
+    assert (smooth.name, smooth.is_smooth) == ("a", True)
+
+
+@pytest.mark.parametrize(
+    ("most", "label", "unit"),
+    [
+        (2000, "tokens", 1),
+        (5000, "tokens (K = 2^10)", 2**10),
+        (9e6, "tokens (M = 2^20)", 2**20),
+        (4e12, "tokens (T = 2^40)", 2**40),
+    ],
+)
+def test_tokens_have_a_unit(most: float, label: str, unit: float) -> None:
+    assert token_axis(most) == Along("tokens", label, unit)
+
+
+@pytest.mark.parametrize(
+    ("longest", "label"), [(100, "seconds"), (200, "minutes"), (10_799, "minutes"), (1e6, "hours")]
+)
+def test_time_has_the_unit_in_which_people_say_it(longest: float, label: str) -> None:
+    assert time_axis(longest).label == f"{label} of training"
+
+
+def test_ticks_are_in_the_unit_of_the_axis() -> None:
+    curve = Curve("a", 2.0**20 * np.arange(1.0, 11.0), np.ones(10))
+    shown = texts(curves_picture("k", "Title", [curve], token_axis(10 * 2.0**20), "loss"))
+    assert {"2", "4", "6", "8", "10", "tokens (M = 2^20)", "loss"} <= set(shown)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=lambda size: size.name)
+def test_only_several_curves_have_a_legend(size: Size) -> None:
+    two = [Curve(name, np.arange(1.0, 21.0), np.full(20, 2.0)) for name in ("first", "second")]
+    assert {"first", "second"} <= set(texts(curves_picture("k", "Title", two, STEPS, "loss", size)))
+    assert "first" not in texts(curves_picture("k", "Title", two[:1], STEPS, "loss", size))
+
+
+def test_every_run_is_told_from_every_other() -> None:
+    many = [Curve(str(n), np.arange(1.0, 21.0), np.full(20, float(n))) for n in range(16)]
+    svg = curves_picture("k", "Title", many, STEPS, "loss")
+    styles = [
+        e.attrib["style"]
+        for e in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")
+        if "clip-path" in e.attrib and "fill: none" in e.get("style", "") and "grid" not in e.attrib["style"]
+    ]
+    assert len(set(styles)) == len(styles) == 16
+
+
+@pytest.mark.parametrize("values", [[1.0], [np.nan, 2.0, np.inf], [0.0, 0.0]])
+def test_any_values(values: list[float]) -> None:
+    curve = Curve("a", np.arange(1.0, len(values) + 1), np.array(values))
+    for options in ({}, {"from_zero": True}):
+        assert "<svg" in curves_picture("k", "Title", [curve], STEPS, "loss", **options)
+
+
+def test_values_from_zero() -> None:
+    curve = Curve("a", np.arange(1.0, 21.0), np.linspace(40, 41, 20))
+    assert "0" in texts(curves_picture("k", "T", [curve], time_axis(50), "GiB", from_zero=True))
+    assert "0" not in texts(curves_picture("k", "T", [curve], Along("k", "x"), "GiB"))[8:]
