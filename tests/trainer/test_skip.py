@@ -22,7 +22,7 @@ from engine.run.checkpoints import newest_first, read_state
 from engine.run.folder import RunFolder
 from engine.trainer.finite import DivergedError
 from engine.trainer.loop import Trainer
-from tests.world import run_world
+from tests.world import control, run_world
 
 pytestmark = pytest.mark.world
 
@@ -46,9 +46,9 @@ def on_rank(root: Path, checkpoint: Path | None, last: int, spoilt: tuple[int, .
     """Train up to step `last`; in spoilt steps a loss of rank 1 is NaN. Returns why the run diverged, if it did."""
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
-    rings, control = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    rings = dist.new_group(backend="gloo")
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
-    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control))
+    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control()))
     forward = trainer.engine.forward
 
     def spoils(*given: Any) -> torch.Tensor:
