@@ -32,6 +32,12 @@ OF_CHECKPOINTS = ("save", "write", "rename")
 EVERY = 3  # steps between checkpoints, in tests/faults.py
 KILLED, STOPPED = "was killed by SIGKILL", "was stopped by a signal"
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+TITLES = {
+    "phases": "At each phase of a step",
+    "others": "Signals, agents and launchers",
+    "conditions": "What stays after a restart, and a slow rank",
+    "disk": "A full disk",
+}
 BEGIN, FINISH = "<!-- written by `make soak`: {} -->\n", "<!-- end -->\n"
 
 Row = tuple[str, str, str, str, str]  # fault, rank and phase, exit code, cause, seconds
@@ -39,8 +45,8 @@ Row = tuple[str, str, str, str, str]  # fault, rank and phase, exit code, cause,
 
 def cause_of(said: str) -> str:
     """Return the line that says why a start ended."""
-    lines = [line for line in said.splitlines() if line.startswith(("error: ", "stopped on request"))]
-    return re.sub(r"(/\S*/)+", "", lines[-1].removeprefix("error: ")) if lines else ""
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    return re.sub(r"^error: (\S*/\S*: )?", "", lines[-1]) if lines else ""
 
 
 def row(fault: str, where: str, end: End) -> Row:
@@ -213,13 +219,19 @@ def at_random_moments(folder: Path, data: Path, moments: int, seed: int) -> None
 
 def write(part: str, rows: list[Row]) -> None:
     """Write the table of a part into the page."""
-    lines = ["| fault | at | exit code | message | s until the end |", "|---|---|---|---|---|"]
+    lines = [
+        "",
+        f"{TITLES[part]}:",
+        "",
+        "| fault | at | exit code | message | s until the end |",
+        "|---|---|---|---|---|",
+    ]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in one)} |" for one in rows]
     begin = BEGIN.format(part)
     before, found, rest = PAGE.read_text(encoding="utf-8").partition(begin)
     assert found, f"{PAGE} has no place for {part}"
     after = rest.partition(FINISH)[2]
-    PAGE.write_text(f"{before}{begin}{chr(10).join(lines)}\n{FINISH}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{begin}{chr(10).join(lines)}\n\n{FINISH}{after}", encoding="utf-8")
 
 
 def main() -> None:

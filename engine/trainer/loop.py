@@ -281,7 +281,7 @@ class Trainer:
     def _diverged(self, planned: Planned, times: StepTimes, loss: float, grad_norm: float) -> None:
         """Raise DivergedError for the step, with its documents, which also enter the ledger. All ranks must call it."""
         not_finite = [index for index, of_micro in times.losses if not torch.isfinite(of_micro)]
-        found = [index for of_rank in self.control.gather(not_finite) for index in of_rank]
+        found = [index for of_rank in self.control.gather(not_finite or None) for index in of_rank]
         if self.groups.rank == 0:
             self.ledger.record(self.step, planned.table, planned.plan)
         where = documents_of(planned.plan, planned.table, list(source_configs(self.config.data)), found)
