@@ -24,10 +24,11 @@ from engine.launch import supervise
 from engine.run import metrics
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
+from tests.bytescale_cli.commands import commands
 from tests.bytescale_cli.mistakes import MISTAKES, Mistake
 from tests.run.damage import state, write_all
 
-NOT_YET = {"report of nothing"}  # a command that is promised, but not built
+NOT_YET = set() if "report" in commands() else {"report of nothing"}  # promised, but not built
 NO_HOST = "host that is not there"  # the only one that starts processes
 
 
