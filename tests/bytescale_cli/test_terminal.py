@@ -76,8 +76,9 @@ OTHERS = [
     "estimate-memory",
     "plan",
 ]
-# Of these a terminal shows what a file would have: texts that are read by programs, or written by a model.
+# Of these a terminal shows what a file would have: paths, and texts that programs read or models write.
 AS_THEY_ARE = {
+    "chaos",
     "ckpt export",
     "ckpt import",
     "completion",
@@ -87,6 +88,7 @@ AS_THEY_ARE = {
     "generate",
     "recipes copy",
     "recipes show",
+    "report",
 }
 CODES = {"ckpt verify {run}": 5}
 
