@@ -28,7 +28,7 @@ def chaos(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Harm a run that has run.chaos=true, to see how it recovers.
+    """Harm a run to see how it recovers. Only a run with run.chaos=true allows it.
 
     Faults of ranks happen at the rank's next phase: kill-rank (SIGKILL), stop-rank (SIGSTOP), slow-rank, cut-link (ends
     its connections to other ranks). corrupt-checkpoint flips a bit of the newest checkpoint; fill-disk fills the disk

@@ -154,7 +154,13 @@ FILES = [
         ("--out|another folder|another run.out|process|pid|wait",),
         stage="locked",
     ),
-    Mistake("report of nothing", "report no/such/run", 2, ("no/such/run",), ("exist|found|no such|run folder",)),
+    Mistake(
+        "report of nothing",
+        "report no/such/run",
+        2,
+        ("no/such/run",),
+        ("exist|found|no such|run folder|runs list",),  # first written: without runs list
+    ),
     Mistake(
         "import of a folder without a model",
         "ckpt import notes",

@@ -24,11 +24,9 @@ from engine.launch import supervise
 from engine.run import metrics
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
-from tests.bytescale_cli.commands import commands
 from tests.bytescale_cli.mistakes import MISTAKES, Mistake
 from tests.run.damage import state, write_all
 
-NOT_YET = set() if "report" in commands() else {"report of nothing"}  # promised, but not built
 NO_HOST = "host that is not there"  # the only one that starts processes
 
 
@@ -62,17 +60,7 @@ def right() -> Iterator[list[str]]:
     print(f"\n{len(names)} of {len(MISTAKES)} mistakes have the right answer")
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param(
-            one,
-            id=one.name.replace(" ", "-"),
-            marks=[pytest.mark.xfail(strict=True, reason="not built yet")] if one.name in NOT_YET else [],
-        )
-        for one in MISTAKES
-    ],
-)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.name.replace(" ", "-"))
 def test_mistakes(
     mistake: Mistake,
     past: Path,
