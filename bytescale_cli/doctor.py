@@ -73,6 +73,8 @@ def doctor(
 
 def _text(checks: Sequence[Check]) -> str:
     """Format a table for each section. Of hosts, only what is not ok has a row, and each host one with a summary."""
+    from engine.config.units import counted
+
     parts = []
     for section, question in _QUESTIONS.items():
         of_section = [check for check in checks if check.section == section]
@@ -83,7 +85,7 @@ def _text(checks: Sequence[Check]) -> str:
                 if name != "ssh":
                     continue
                 fine = sum(one.state == "ok" and one.name.startswith(f"{host}: ") for one in of_section)
-                rows.append([check.state, host, f"{check.message}; {fine} checks ok"])
+                rows.append([check.state, host, f"{check.message}; {counted(fine, 'check')} ok"])
                 continue
             rows.append([check.state, check.name, check.message])
             if check.hint:
