@@ -215,10 +215,15 @@ def test_other_documents_have_another_name(write_files: WriteFiles, make_data: M
     assert len({part_path(TOKENS, tmp_path, block) for block in (utf8, any_, one)}) == 3
 
 
+def pack_here(folder: Path, block: Block) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background begin with it ignored
+    pack_block(TOKENS, folder, block)
+
+
 def packs(folder: Path, block: Block) -> multiprocessing.process.BaseProcess:
     """Start a process that packs a block."""
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=pack_block, args=(TOKENS, folder, block))
+    process = context.Process(target=pack_here, args=(folder, block))
     process.start()
     return process
 
