@@ -570,7 +570,7 @@ def test_skipped_steps_are_said_whenever_their_number_has_doubled(
             append(folder.metrics, {"step": step, "loss": 3.0, **({"skipped": skipped} if skipped else {})})
             tick()
 
-    monkeypatch.setattr(launch, "run_ranks", run_ranks)
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
     train(settings, say=said.append)
     found = [line.partition(", because loss or gradients are not finite; the last is ") for line in said]
     assert [(what, where.partition(":")[0]) for what, because, where in found if because] == [
@@ -585,7 +585,7 @@ def test_what_may_harm_or_end_a_run_is_said_at_its_start(tmp_path: Path, monkeyp
     notice = tmp_path / "notice"
     more = {"chaos": True, "notice_file": str(notice)}
     settings = settings.model_copy(update={"run": settings.run.model_copy(update=more)})
-    monkeypatch.setattr(launch, "run_ranks", lambda *rest: None)
+    monkeypatch.setattr(supervise, "run_ranks", lambda *rest: None)
     train(settings, say=said.append)
     assert "run.chaos=true: `bytescale chaos` may harm this run" in said
     assert RunFolder(Path(settings.run.out)).chaos.is_dir() and not any("notice" in line for line in said)
@@ -594,7 +594,7 @@ def test_what_may_harm_or_end_a_run_is_said_at_its_start(tmp_path: Path, monkeyp
     def ends(*rest: object) -> None:
         raise PreemptedError("stopped on request")
 
-    monkeypatch.setattr(launch, "run_ranks", ends)
+    monkeypatch.setattr(supervise, "run_ranks", ends)
     with pytest.raises(PreemptedError):
         train(settings, say=said.append)
     assert f"warning: run.notice_file={notice} exists, so the run ends after a step; remove it to train longer" in said
