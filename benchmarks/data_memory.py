@@ -2,10 +2,10 @@
 
     python benchmarks/data_memory.py [--rows 100]
 
-Ours: 4 loaders, which pack blocks of all sources, and 8 processes that each choose the documents of 20 steps, as the
-planning processes of ranks do. DataLoaders: 8 of PyTorch with a worker each, which has all 64 files open and a row
-group of each in memory, as a reader that shuffles documents does. Memory is proportional (PSS): a page that n processes
-share counts as 1/n in each.
+Ours: the planning process of the node with its 4 loaders, which pack blocks of all sources, and what 8 ranks need,
+beside their code, to get 20 plans and to read their slices. DataLoaders: 8 of PyTorch with a worker each, which has all
+64 files open and a row group of each in memory, as a reader that shuffles documents does; what their ranks need is not
+counted. Memory is proportional (PSS): a page that n processes share counts as 1/n in each.
 """
 
 from __future__ import annotations
@@ -84,51 +84,76 @@ def descendants(process: int) -> list[int]:
 
 def ours(folder: Path) -> dict[str, float]:
     """Memory of our loading, by kind of process."""
-    context, clients = multiprocessing.get_context("spawn"), []
+    from engine.config.load import load, resolved_yaml
+    from engine.data.overview import Corpora
+    from engine.launch.prepare import write_facts
+    from engine.run.folder import RunFolder
+
+    sources = [f"data.sources.s{number}.path={folder / str(number)}.parquet" for number in range(SOURCES)]
+    mix = ", ".join(f"s{number}: 1" for number in range(SOURCES))
+    data = [f"data.mix={{{mix}}}", f"data.cache={folder / 'cache'}", f"data.loaders={LOADERS}", "batch_tokens=1M"]
+    config = load(["recipe=quickstart", "data=parquet", *sources, *data, f"cluster.ranks_per_node={RANKS}"])
+    run = RunFolder(folder / "run")
+    run.root.mkdir()
+    run.resolved.write_text(resolved_yaml(config))
+    write_facts(run, config, Corpora(config), 0)
+    context, clients = multiprocessing.get_context("spawn"), list[tuple[Any, Connection]]()
+    pairs = [context.Pipe() for _ in range(RANKS - 1)]
+    sockets = [[mine for mine, _ in pairs], *([theirs] for _, theirs in pairs)]
     for rank in range(RANKS):
         mine, theirs = context.Pipe()
-        process = context.Process(target=choose, args=(folder, rank == 0, theirs))
+        process = context.Process(target=train, args=(run.root, rank, sockets[rank], theirs))
         process.start()
         clients.append((process, mine))
-    for _, connection in clients:
-        connection.recv()
-    time.sleep(1)
-    ranks = [int(process.pid or 0) for process, _ in clients]
-    below = [process for rank in ranks for process in descendants(rank)]
-    found = {"8 that choose documents": pss(ranks), "loaders and their server": pss(below)}
-    for process, connection in clients:
-        connection.send(None)
+    ranks = [int(process.pid) for process, _ in clients]
+    before = 0.0
+    for moment in range(2):  # with the code of a rank alone, and after 20 steps
+        for _, connection in clients:
+            connection.recv()
+        time.sleep(1)
+        if moment == 0:
+            before = pss(ranks)
+        else:
+            # The first rank has started it, and multiprocessing's resource tracker.
+            planning = max(descendants(ranks[0]), key=lambda process: len(descendants(process)))
+            found = {
+                "planning process": pss([planning]),
+                "loaders and their server": pss([one for one in descendants(ranks[0]) if one != planning]),
+                "8 ranks, beside their code": pss(ranks) - before,
+            }
+        for _, connection in clients:
+            connection.send(None)
+    for process, _ in clients:
         process.join()
     return found
 
 
-def choose(folder: Path, loads: bool, connection: Connection) -> None:
-    """Choose the documents of 20 steps; the first process has loaders."""
-    from engine.config.load import load
-    from engine.data.corpus import TextCorpus
-    from engine.data.loaders import Loaders, Work, wait_for_others
-    from engine.data.overview import Corpora
+def train(folder: Path, rank: int, sockets: list[Connection], connection: Connection) -> None:
+    """Take 20 plans, and read the tokens of a rank."""
+    from engine.config.load import read_resolved
     from engine.data.steps import Cursor
+    from engine.planner.settings import PlanSettings
+    from engine.run.folder import RunFolder
+    from engine.trainer import loop
 
-    sources = [f"data.sources.s{number}.path={folder / str(number)}.parquet" for number in range(SOURCES)]
-    mix = ", ".join(f"s{number}: 1" for number in range(SOURCES))
-    words = ["data=parquet", *sources, f"data.mix={{{mix}}}", f"data.cache={folder / 'cache'}", "batch_tokens=1M"]
-    corpora, cursor = Corpora(load(["recipe=quickstart", *words])), Cursor()
-    loaders = Loaders(LOADERS, 1 << 36) if loads else None
-    texts = {corpus.name: corpus for corpus in corpora.sources if isinstance(corpus, TextCorpus)}
-    for corpus in texts.values():
-        corpus.wait = loaders.wait if loaders else wait_for_others
-    for _ in range(STEPS):
-        if loaders:
-            asked = [(texts[name], block) for name, block in corpora.steps.upcoming(cursor, 1)]
-            loaders.ask(Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in asked)
-        found = corpora.steps.next(cursor)
-        assert found is not None
-        cursor = found[1]
     connection.send(None)
     connection.recv()
-    if loaders:
-        loaders.close()
+    os.environ["LOCAL_RANK"] = str(rank)
+    run = RunFolder(folder)
+    config = read_resolved(run.resolved)
+    ahead = loop.PlanAhead(run, config, PlanSettings.of(config), [os.dup(one.fileno()) for one in sockets])
+    feed = loop.Feed(run, config)
+    ahead.request(Cursor())
+    for _ in range(STEPS):
+        planned = ahead.take()
+        ahead.request(planned.after)
+        slicer = feed.slicer(planned.table)
+        for micro in planned.plan.of_rank(rank):
+            slicer(micro)
+    connection.send(None)
+    connection.recv()
+    ahead.take()
+    ahead.close()
 
 
 def dataloaders(folder: Path) -> dict[str, float]:

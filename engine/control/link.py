@@ -12,13 +12,23 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-RANK_LINK = "BYTESCALE_LINK"  # the environment variable with the file descriptor of a rank's link to its agent
+# Environment variables with file descriptors that a rank inherits: of its link to its agent, and of the sockets between
+# the first rank of a node and each other one, one after the other.
+RANK_LINK, NODE_SOCKETS = "BYTESCALE_LINK", "BYTESCALE_NODE"
 _READ_BYTES = 1 << 16
 
 
 def line_of(message: dict[str, Any]) -> bytes:
     """Encode a message as a line."""
     return json.dumps(message).encode() + b"\n"
+
+
+def inherited(name: str) -> list[int]:
+    """Return the file descriptors that an environment variable names, once: children of the rank must not use them."""
+    descriptors = [int(descriptor) for descriptor in os.environ.pop(name, "").split()]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return descriptors
 
 
 class Link:
@@ -34,11 +44,7 @@ class Link:
     @classmethod
     def to_agent(cls) -> Link | None:
         """Return the link of this rank to its agent; None if no agent has started it."""
-        descriptor = os.environ.pop(RANK_LINK, None)  # children of the rank must not use it
-        if descriptor is None:
-            return None
-        os.set_inheritable(int(descriptor), False)
-        return cls(int(descriptor), int(descriptor))
+        return next((cls(descriptor, descriptor) for descriptor in inherited(RANK_LINK)), None)
 
     def fileno(self) -> int:
         """The file descriptor that becomes readable when there are messages."""

@@ -30,7 +30,6 @@ from engine.errors import BytescaleError
 from engine.safe_path import safe_path
 
 _LOOK_S = 0.2  # between two looks at the loaders
-_PATIENCE_S, _POLL_S = 60.0, 0.02
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
 # The files of a block, its lock, and the folder of a draft (pack.part_path, locked_part, _write_part).
 _OURS = re.compile(rf"([0-9a-f]{{32}})(?:{'|'.join(map(re.escape, (*ENDINGS, '.lock')))})|\.([0-9a-f]{{32}})\.\w+")
@@ -234,13 +233,6 @@ def _bytes(part: Path) -> int:
     with suppress(OSError):
         return sum(path.stat().st_size for path in part.parent.glob(f"{part.name}.*"))
     return 0
-
-
-def wait_for_others(part: Path) -> None:
-    """Wait until another process of this host has packed a block, at most for a minute."""
-    last = time.monotonic() + _PATIENCE_S
-    while not is_packed(part) and time.monotonic() < last:
-        time.sleep(_POLL_S)
 
 
 class _Loader:

@@ -39,13 +39,14 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
-from engine.control.link import RANK_LINK, Link
+from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
 from engine.control.sockets import Listener, connect
 from engine.errors import ExitCode
 from engine.launch.interface import address_towards, interface_towards
@@ -68,8 +69,13 @@ COMPILE_WORKERS = 4
 class _Rank:
     """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
 
-    def __init__(self, rank: int, program: list[str], environment: dict[str, str], log: Path, since: float) -> None:
-        """Start the rank. Raises OSError if its log cannot be written, or the program not started."""
+    def __init__(
+        self, rank: int, program: list[str], environment: dict[str, str], log: Path, since: float, node: Sequence[int]
+    ) -> None:
+        """Start the rank, which inherits its sockets to ranks of this `node`.
+
+        Raises OSError if its log cannot be written, or the program not started.
+        """
         self.rank, self.log = rank, log
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: list[Any] | None = None  # step, phase and micro-batch
@@ -89,12 +95,12 @@ class _Rank:
             with ours, theirs:
                 self.process = subprocess.Popen(
                     program,
-                    env={**environment, RANK_LINK: str(theirs.fileno())},
+                    env={**environment, RANK_LINK: str(theirs.fileno()), NODE_SOCKETS: " ".join(map(str, node))},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *node],
                     preexec_fn=prepare,  # system calls; they take no lock that another thread could hold
                 )
                 descriptor = ours.detach()
@@ -223,16 +229,19 @@ class Agent:
         self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = workers
-        for local, (number, program) in enumerate(job["ranks"]):
-            place = {"RANK": str(number), "LOCAL_RANK": str(local)}
-            try:
-                folder.error(number).unlink(missing_ok=True)
-                rank = _Rank(number, program, {**environment, **place}, folder.log(number), self._clock())
-            except OSError as error:
-                self._tell_not_started(number, _not_started(number, error))
-                continue
-            self._ranks[number] = rank
-            self._selector.register(rank.link, selectors.EVENT_READ, rank)
+        with ExitStack() as ours:  # only ranks may keep these open: who ends must be noticed by the others
+            pairs = [[ours.enter_context(end).fileno() for end in socket.socketpair()] for _ in job["ranks"][1:]]
+            sockets = [[first for first, _ in pairs], *([other] for _, other in pairs)]
+            for local, (number, program) in enumerate(job["ranks"]):
+                place, log = {"RANK": str(number), "LOCAL_RANK": str(local)}, folder.log(number)
+                try:
+                    folder.error(number).unlink(missing_ok=True)
+                    rank = _Rank(number, program, {**environment, **place}, log, self._clock(), sockets[local])
+                except OSError as error:
+                    self._tell_not_started(number, _not_started(number, error))
+                    continue
+                self._ranks[number] = rank
+                self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
     def _join(self, job: dict[str, Any]) -> Branch:
         """Take this node's place in the tree of agents, and tell the launcher where its children connect.

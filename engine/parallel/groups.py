@@ -42,11 +42,6 @@ class Groups:
         """The HDP rank of this process, which plans and rings use: its position on the hdp axis of the mesh."""
         return self.mesh.place(self.rank).hdp
 
-    @property
-    def first_of_host(self) -> bool:
-        """Whether this is the first rank of its host."""
-        return os.environ["LOCAL_RANK"] == "0"
-
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a tensor on this rank's device over all ranks, in place, and return it.
 

@@ -20,6 +20,7 @@ from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.config.units import counted
 from engine.control import progress
+from engine.control.link import NODE_SOCKETS, inherited
 from engine.data.corpus import validation_shares
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
@@ -66,7 +67,7 @@ class Trainer:
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
         self.tokenizer = tokenizer_facts(config.data)
-        self.ahead = PlanAhead(folder, config, self.settings, loads=groups.first_of_host)
+        self.ahead = PlanAhead(folder, config, self.settings, inherited(NODE_SOCKETS))
         self.validation = self.ahead.validation()
         for _, plan in self.validation.values():
             self.control.check_same(plan.digest)

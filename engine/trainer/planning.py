@@ -1,12 +1,13 @@
 """Plans in the background: a separate process chooses the documents of step k + 1 and plans it while step k runs.
 
-Every rank computes the whole plan. A plan is a pure function of lengths and settings, so ranks do not exchange plans.
-They only compare digests (`Control.check_same`), to detect a rank with a different plan. Of each host, the planning
-process of the first rank has loaders, which pack documents ahead. The planning process imports no torch.
+There is one on each node. A plan is a pure function of lengths and settings, so nodes do not exchange plans. They only
+compare digests (`Control.check_same`), to detect a node with a different plan. The first rank of the node has the
+process, and passes what it answers on to the others, over sockets that the agent has given to them. The process has
+loaders, which pack documents ahead. It imports no torch.
 
-For the same reason a planning process that dies is replaced by another one, which gives the same plan. Ranks and
-planning processes talk over pipes: the queues of a process pool have semaphores, which are files in /dev/shm that a
-killed run leaves behind.
+Because plans are a pure function, a planning process that dies is replaced by another one, which gives the same plan.
+It is asked over a pipe: the queues of a process pool have semaphores, which are files in /dev/shm that a killed run
+leaves behind.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +28,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.data.corpus import TextCorpus, corpora_of
-from engine.data.loaders import Loaders, Work, wait_for_others
+from engine.data.loaders import Loaders, Work
 from engine.data.pack import LeftOut
 from engine.data.quarantine import Unusable
 from engine.data.steps import TOKEN_BYTES, Cursor, SequenceTable, Steps
@@ -60,11 +62,61 @@ class Planned:
 
 
 class PlanAhead:
-    """Plans one step at a time in another process: `request` starts planning, `take` waits for the plan."""
+    """Plans one step at a time in another process: `request` starts planning, `take` waits for the plan.
 
-    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, loads: bool) -> None:
-        """Start the process, which has loaders if `loads`."""
-        self._arguments = folder, config, settings, loads
+    All ranks of a node must call the same methods in the same order.
+    """
+
+    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, sockets: Sequence[int] = ()) -> None:
+        """Take the NODE_SOCKETS of this rank. The first rank of the node starts the process."""
+        connections = [Connection(descriptor) for descriptor in sockets]
+        self._source: _Process | _FirstRank
+        if connections and os.environ["LOCAL_RANK"] != "0":
+            self._source, self._others = _FirstRank(*connections), []
+        else:
+            self._source, self._others = _Process(folder, config, settings), connections
+
+    def request(self, cursor: Cursor) -> None:
+        """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one."""
+        self._source.ask(_Planner.step, cursor)
+
+    def take(self) -> Planned:
+        """Wait for the requested plan and return it. Raises any error of the planning process."""
+        table, buffer, simulated, after, unusable, ended = self._answer()
+        return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable, ended)
+
+    def validation(self) -> dict[str, tuple[SequenceTable, StepPlan]]:
+        """Return the validation set of each source that has one, and its plan."""
+        self._source.ask(_Planner.validation)
+        found: dict[str, tuple[SequenceTable, bytes]] = self._answer()
+        return {name: (table, StepPlan.from_bytes(buffer)) for name, (table, buffer) in found.items()}
+
+    def _answer(self) -> Any:
+        """Wait for the answer of the planning process, and pass it on. Raises the error of its work.
+
+        Raises ConnectionError if another rank of the node has ended.
+        """
+        answer = self._source.answer()
+        for other in self._others:
+            other.send_bytes(answer)
+        done, found = pickle.loads(answer)
+        if not done:
+            raise found
+        return found
+
+    def close(self) -> None:
+        """End the planning process and its loaders."""
+        for other in self._others:
+            other.close()
+        self._source.close()
+
+
+class _Process:
+    """The planning process, of the rank that has started it. It answers one question before the next is asked."""
+
+    def __init__(self, *arguments: Any) -> None:
+        """Start it. The arguments are those of _Planner."""
+        self._arguments = arguments
         self._start()
 
     def _start(self) -> None:
@@ -74,35 +126,20 @@ class PlanAhead:
         self._process.start()
         theirs.close()
 
-    def request(self, cursor: Cursor) -> None:
-        """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one."""
-        self._ask(_Planner.step, cursor)
-
-    def take(self) -> Planned:
-        """Wait for the requested plan and return it. Raises any error of the planning process."""
-        table, buffer, simulated, after, unusable, ended = self._answer()
-        return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable, ended)
-
-    def validation(self) -> dict[str, tuple[SequenceTable, StepPlan]]:
-        """Return the validation set of each source that has one, and its plan."""
-        self._ask(_Planner.validation)
-        found: dict[str, tuple[SequenceTable, bytes]] = self._answer()
-        return {name: (table, StepPlan.from_bytes(buffer)) for name, (table, buffer) in found.items()}
-
-    def _ask(self, work: Callable[..., Any], *arguments: Any) -> None:
-        """Let the planning process call a method of its _Planner. The answer must be taken before the next question."""
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """Let it call a method of its _Planner."""
         self._asked = work, arguments
-        with suppress(OSError):  # it has died; `_answer` will see it
+        with suppress(OSError):  # it has died; `answer` will see it
             self._connection.send(self._asked)
 
-    def _answer(self) -> Any:
-        """Wait for the answer to the last `_ask`. Raises the error of the work.
+    def answer(self) -> bytes:
+        """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised, pickled.
 
         If the planning process dies, another one is asked; if that happens several times, raises BytescaleError.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                done, found = self._connection.recv()
+                return self._connection.recv_bytes()
             except (EOFError, OSError):
                 self.close()
                 message = f"the planning process ended with code {self._process.exitcode}"
@@ -110,18 +147,34 @@ class PlanAhead:
                     logging.getLogger(__name__).warning("%s; another one plans this step again", message)
                     self._start()
                     work, arguments = self._asked
-                    self._ask(work, *arguments)
-            else:
-                if not done:
-                    raise found
-                return found
+                    self.ask(work, *arguments)
         hint = "Linux kills processes of a host that runs out of memory; the log of the rank has what else is known"
         raise BytescaleError(f"{message}, {_ATTEMPTS} times in one step", hint=hint)
 
     def close(self) -> None:
-        """End the planning process and its loaders."""
+        """End the process and its loaders."""
         self._connection.close()
         self._process.join()
+
+
+class _FirstRank:
+    """The first rank of the node, which asks the same questions and passes the answers on."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> None:
+        """The first rank asks."""
+
+    def answer(self) -> bytes:
+        """Wait for the next answer. Raises ConnectionError if the first rank has ended."""
+        try:
+            return self._connection.recv_bytes()
+        except EOFError:
+            raise ConnectionError("the first rank of this node, which plans for it, has ended") from None
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 _Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable], str | None]
@@ -130,16 +183,17 @@ _Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable], str | None]
 class _Planner:
     """The planning process."""
 
-    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, loads: bool) -> None:
+    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings) -> None:
         self.settings = settings
         self.steps = Steps(corpora_of(folder, config), config)
         self.texts = {corpus.name: corpus for corpus in self.steps.corpora if isinstance(corpus, TextCorpus)}
         self.ahead = _AHEAD_STEPS * TOKEN_BYTES * config.batch_tokens
         count = config.data.loaders or min(_MOST_LOADERS, max(1, cores() // 2))
-        self.loaders = Loaders(count, config.data.spool) if loads and self.texts else None
+        self.loaders = Loaders(count, config.data.spool) if self.texts else None
         self.unusable = list[Unusable]()  # of blocks that have been opened since the last step
         for corpus in self.texts.values():
-            corpus.wait = self.loaders.wait if self.loaders else wait_for_others
+            if self.loaders is not None:
+                corpus.wait = self.loaders.wait
             corpus.opened = partial(self.note, corpus.name)
 
     def note(self, source: str, block: int, left_out: LeftOut) -> None:
@@ -177,7 +231,7 @@ class _Planner:
 
 
 def _serve(connection: Connection, *arguments: Any) -> None:
-    """Do the work that the rank asks for, until it closes the connection. `arguments` are those of _Planner."""
+    """Do the work that the first rank asks for, until it closes the connection. `arguments` are those of _Planner."""
     _end_with_parent()
     planner: _Planner | None = None
     with suppress(EOFError, OSError):  # of the connection

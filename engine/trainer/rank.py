@@ -102,7 +102,8 @@ def explain(error: BaseException) -> tuple[ExitCode, Problem]:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return ExitCode.MEMORY, Problem("out of memory", "capacity", "set a smaller capacity")
     text = str(error).strip().splitlines()
-    if type(error).__name__ in _LOST_TYPES or any(sign in str(error) for sign in _LOST_SIGNS):
+    lost = isinstance(error, ConnectionError) or type(error).__name__ in _LOST_TYPES
+    if lost or any(sign in str(error) for sign in _LOST_SIGNS):
         said = text[0] if text else type(error).__name__
         said = said.rpartition(".cc:")[2].partition("] ")[2] or said  # gloo's own file and line
         what = f"lost its connection to another rank: {said.partition('. This is typically')[0]}"

@@ -20,7 +20,7 @@ import pytest
 from engine.config import schema
 from engine.data import loaders as module
 from engine.data.corpus import TextCorpus
-from engine.data.loaders import Loaders, Work, trim, wait_for_others
+from engine.data.loaders import Loaders, Work, trim
 from engine.data.pack import Tokens, is_packed, pack_block, part_path
 from engine.data.token_file import TokenFile
 from engine.data.tokenizers.load import open_tokenizer
@@ -576,16 +576,3 @@ def test_a_folder_may_disappear_while_it_is_trimmed(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", vanish)
         assert trim(cache, 0, set()) == 0
-
-
-def test_another_rank_of_the_host_waits(blocks: list[Noted], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    part = part_path(TOKENS, cache, blocks[0])
-    waiting = threading.Thread(target=wait_for_others, args=(part,))
-    waiting.start()
-    waiting.join(0.3)
-    assert waiting.is_alive()
-    pack_block(TOKENS, cache, blocks[0])
-    waiting.join(10)
-    assert not waiting.is_alive()
-    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
-    wait_for_others(part_path(TOKENS, cache, blocks[1]))

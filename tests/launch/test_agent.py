@@ -79,7 +79,7 @@ def test_ranks_compile_in_a_few_processes_unless_the_user_chose_a_number(
     environment = {} if chosen is None else {"TORCHINDUCTOR_COMPILE_THREADS": chosen, "OMP_NUM_THREADS": chosen}
     started = list[dict[str, str]]()
 
-    def start(rank: int, program: list[str], environment: dict[str, str], log: Path, since: float) -> None:
+    def start(rank: int, program: list[str], environment: dict[str, str], *_: Any) -> None:
         started.append(environment)
         raise OSError(2, "enough", "x")
 
@@ -100,7 +100,7 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
         monkeypatch.delenv(name, raising=False)
     started = list[dict[str, str]]()
 
-    def start(rank: int, program: list[str], environment: dict[str, str], log: Path, since: float) -> None:
+    def start(rank: int, program: list[str], environment: dict[str, str], *_: Any) -> None:
         started.append(environment)
         raise OSError(2, "enough", "x")
 
@@ -117,6 +117,32 @@ def test_other_hosts_are_reached_over_the_interface_of_the_route_unless_the_user
     assert names == [("eth7", "=eth7"), ("eth7", "ib"), (None, None), (None, None)]
     link.close()
     other.close()
+
+
+# The first rank writes which rank to each socket, and the others what they read, until the first has ended.
+TALKS = """
+import os, socket
+from engine.control.link import NODE_SOCKETS, inherited
+sockets = [socket.socket(fileno=descriptor) for descriptor in inherited(NODE_SOCKETS)]
+assert not inherited(NODE_SOCKETS), "its children may see it"
+if os.environ["LOCAL_RANK"] == "0":
+    for number, one in enumerate(sockets, start=1):
+        one.sendall(f"to rank {number}".encode())
+else:
+    (one,) = sockets
+    print(one.makefile().read(), one.fileno() > 2 and not os.get_inheritable(one.fileno()))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_first_rank_of_a_node_has_a_socket_to_each_other_one(
+    folder: RunFolder, launcher: Launcher, ranks: int
+) -> None:
+    """Only these two have it: reading ends when the other one has ended."""
+    launcher.link.send(start=job(folder, *[TALKS] * ranks))
+    assert [launcher.until("ended")["code"] for _ in range(ranks)] == [0] * ranks
+    said = [folder.log(rank).read_text() for rank in range(ranks)]
+    assert said == ["", *(f"to rank {rank} True\n" for rank in range(1, ranks))]
 
 
 def test_ranks_do_not_take_the_launch_of_torchrun_for_their_own(

@@ -100,10 +100,10 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, context))
     for name in ("Trace", "Feed"):
         monkeypatch.setattr(loop, name, lambda *given: None)
-    monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=dict))
+    monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, control=Control(1), device=cpu, first_of_host=False)
+    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, control=Control(1), device=cpu)
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
 
@@ -127,11 +127,11 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     monkeypatch.setattr(loop, "build", lambda *given: (None, None, SimpleNamespace(comm=Mock())))
     for name in ("Trace", "Feed", "PlanAhead"):
         monkeypatch.setattr(loop, name, Mock())
-    monkeypatch.setattr(loop, "PlanAhead", lambda *given, loads: SimpleNamespace(validation=lambda: of_sets))
+    monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=lambda: of_sets))
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
-    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, control=Control(0), device=None, first_of_host=False)
+    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, control=Control(0), device=None)
     unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
     assert unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)

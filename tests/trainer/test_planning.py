@@ -1,9 +1,10 @@
-"""Each rank plans for itself, ahead; what it plans is what planning in place gives."""
+"""A process of each node plans ahead, for all its ranks; what it plans is what planning in place gives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
-from engine.trainer.planning import PlanAhead, _Planner
+from engine.trainer.planning import PlanAhead, _Planner, _Process
 
 
 @pytest.fixture
@@ -48,21 +49,30 @@ def folder(tmp_path: Path, config: Config) -> RunFolder:
 
 
 @contextmanager
-def planning(folder: RunFolder, config: Config, loads: bool) -> Iterator[PlanAhead]:
-    with closing(PlanAhead(folder, config, PlanSettings.of(config), loads)) as ahead:
+def planning(folder: RunFolder, config: Config, sockets: Sequence[int] = ()) -> Iterator[PlanAhead]:
+    with closing(PlanAhead(folder, config, PlanSettings.of(config), sockets)) as ahead:
         yield ahead
 
 
-@pytest.mark.parametrize("loads", [False, True])
-def test_plans_are_those_that_planning_in_place_gives(
-    folder: RunFolder, config: Config, loads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With loaders or without, and with a step and a validation set that nobody has packed before."""
+@contextmanager
+def node(
+    folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[PlanAhead, PlanAhead, PlanAhead]]:
+    """The plans of the first rank of a node and of two others, all in this process."""
+    pairs = [[end.detach() for end in socket.socketpair()] for _ in range(2)]
+    with ExitStack() as ranks:
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        first = ranks.enter_context(planning(folder, config, [mine for mine, _ in pairs]))
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        others = [ranks.enter_context(planning(folder, config, [theirs])) for _, theirs in pairs]
+        yield first, others[0], others[1]
+
+
+def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config: Config) -> None:
+    """With a step and a validation set that nobody has packed before."""
     elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"cache": f"{folder.root}/other"})})
     steps, settings, cursor = Corpora(elsewhere).steps, PlanSettings.of(config), Cursor()
-    if not loads:  # the loaders of another rank have packed them
-        Corpora(config).pack_first(cursor, print)
-    with planning(folder, config, loads) as ahead:
+    with planning(folder, config) as ahead:
         expected_sets = steps.validation()
         found_sets = ahead.validation()
         assert found_sets.keys() == expected_sets.keys() == {"data"}
@@ -79,9 +89,64 @@ def test_plans_are_those_that_planning_in_place_gives(
             assert np.array_equal(planned.table.length, table.length) and planned.after == cursor
 
 
+def process_of(ahead: PlanAhead) -> _Process:
+    assert isinstance(ahead._source, _Process)
+    return ahead._source
+
+
+def test_all_ranks_of_a_node_get_the_same_from_one_process(
+    folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the process is killed, and whoever asks first: nobody needs to ask in time."""
+    children = psutil.Process().children
+    before = len(children())
+    with node(folder, config, monkeypatch) as ranks:
+        assert len(children()) == before + 1
+        sets = [ahead.validation()["data"] for ahead in ranks]
+        assert len({plan.digest for _, plan in sets}) == 1
+        cursor = Cursor()
+        for step in range(4):
+            for ahead in ranks if step % 2 else reversed(ranks):
+                ahead.request(cursor)
+            if step == 2:
+                process_of(ranks[0])._process.kill()
+            planned = [ahead.take() for ahead in ranks]
+            assert {one.plan.digest for one in planned} == {planned[0].plan.digest}
+            assert all(np.array_equal(one.table.length, planned[0].table.length) for one in planned)
+            assert all(one.after == planned[0].after for one in planned)
+            cursor = planned[0].after
+
+
+def test_an_error_of_planning_reaches_all_ranks_of_a_node(
+    folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (Path(config.data.path) / "7.py").write_bytes(b"\xff")
+    with node(folder, config, monkeypatch) as ranks:
+        for ahead in ranks:
+            ahead.request(Cursor())
+            with pytest.raises(DataError, match="is not UTF-8"):
+                ahead.take()
+
+
+def test_a_rank_of_a_node_that_ends_is_noticed(
+    folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with node(folder, config, monkeypatch) as (first, other, ended):
+        for ahead in (first, other):
+            ahead.request(Cursor())
+        ended.close()
+        with pytest.raises(ConnectionError):
+            first.take()
+        other.take()  # what was sent is still there
+        first.close()
+        other.request(Cursor())
+        with pytest.raises(ConnectionError, match="the first rank of this node, which plans for it, has ended"):
+            other.take()
+
+
 def test_the_end_of_the_documents_is_passed_on(folder: RunFolder, config: Config) -> None:
     once = config.model_copy(update={"data": config.data.model_copy(update={"exhausted": "stop"})})
-    with planning(folder, once, loads=True) as ahead:
+    with planning(folder, once) as ahead:
         cursor, ended = Cursor(), None
         while ended is None:
             ahead.request(cursor)
@@ -96,7 +161,7 @@ def test_the_end_of_the_documents_is_passed_on(folder: RunFolder, config: Config
 
 def test_documents_that_cannot_be_packed_are_an_error_of_the_rank(folder: RunFolder, config: Config) -> None:
     (Path(config.data.path) / "7.py").write_bytes(b"\xff")
-    with planning(folder, config, loads=True) as ahead:
+    with planning(folder, config) as ahead:
         ahead.request(Cursor())
         with pytest.raises(DataError, match="is not UTF-8"):
             ahead.take()
@@ -104,7 +169,7 @@ def test_documents_that_cannot_be_packed_are_an_error_of_the_rank(folder: RunFol
 
 def test_no_process_is_left(folder: RunFolder, config: Config) -> None:
     before = set(psutil.Process().children(recursive=True))
-    with planning(folder, config, loads=True) as ahead:
+    with planning(folder, config) as ahead:
         ahead.request(Cursor())
         ahead.take()
         started = set(psutil.Process().children(recursive=True)) - before
@@ -114,12 +179,12 @@ def test_no_process_is_left(folder: RunFolder, config: Config) -> None:
 
 
 def test_the_planning_process_imports_no_torch(folder: RunFolder, config: Config) -> None:
-    """There is one for each rank: it must stay small."""
-    with planning(folder, config, loads=True) as ahead:
+    """It must stay small."""
+    with planning(folder, config) as ahead:
         ahead.validation()
         ahead.request(Cursor())
         ahead.take()
-        mapped = Path(f"/proc/{ahead._process.pid}/maps").read_text()
+        mapped = Path(f"/proc/{process_of(ahead)._process.pid}/maps").read_text()
         assert "numpy" in mapped and "torch" not in mapped
 
 
@@ -130,18 +195,18 @@ def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_sa
 
     def digests(killed: bool) -> list[str]:
         found, cursor = list[str](), Cursor()
-        with planning(folder, config, loads=True) as ahead:
+        with planning(folder, config) as ahead:
             sets = ahead.validation()
             for step in range(4):
                 if killed and step == 1:
-                    ahead._process.kill()
-                    ahead._process.join()
+                    process_of(ahead)._process.kill()
+                    process_of(ahead)._process.join()
                 ahead.request(cursor)
                 if killed and step == 2:
-                    ahead._process.kill()
+                    process_of(ahead)._process.kill()
                 if killed and step == 3:
-                    assert ahead._connection.poll(60)
-                    ahead._process.kill()
+                    assert process_of(ahead)._connection.poll(60)
+                    process_of(ahead)._process.kill()
                 planned = ahead.take()
                 found.append(planned.plan.digest)
                 cursor = planned.after
@@ -156,14 +221,15 @@ def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_sa
 def test_planning_processes_that_die_of_a_step_end_the_rank(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with planning(folder, config, loads=False) as ahead:
-        ask = ahead._ask
+    with planning(folder, config) as ahead:
+        process = process_of(ahead)
+        ask = process.ask
 
         def kill_after(*question: Any) -> None:
             ask(*question)
-            ahead._process.kill()
+            process._process.kill()
 
-        monkeypatch.setattr(ahead, "_ask", kill_after)
+        monkeypatch.setattr(process, "ask", kill_after)
         ahead.request(Cursor())
         with pytest.raises(BytescaleError, match="ended with code -9, 3 times in one step"):
             ahead.take()
@@ -178,7 +244,7 @@ def test_a_run_has_no_semaphores(folder: RunFolder, config: Config) -> None:
         return {line.split()[5] for place in places for line in place.read_text().splitlines() if "/sem." in line}
 
     before = semaphores()
-    with planning(folder, config, loads=True) as ahead:
+    with planning(folder, config) as ahead:
         ahead.request(Cursor())
         ahead.take()
         assert semaphores() == before
@@ -197,7 +263,7 @@ def test_documents_that_cannot_be_used_come_with_the_first_step_after_their_bloc
     folder = RunFolder(tmp_path / "run")
     folder.root.mkdir()
     write_facts(folder, config, Corpora(config), 0)
-    planner, met, cursor = _Planner(folder, config, PlanSettings.of(config), False), list[int](), Cursor()
+    planner, met, cursor = _Planner(folder, config, PlanSettings.of(config)), list[int](), Cursor()
     while cursor.tokens < 9000:
         *_, cursor, unusable, _ = planner.step(cursor)
         met.append(len(unusable))

@@ -34,6 +34,7 @@ ERRORS = [
         ExitCode.HANG,
         "lost its connection to another rank: Connection closed by peer [::1]:5",
     ),
+    (ConnectionError("the first has ended"), ExitCode.HANG, "its connection to another rank: the first has ended"),
     (torch.distributed.DistBackendError("NCCL error: remote\nmore"), ExitCode.HANG, "another rank: NCCL error: remote"),
     (ValueError("odd\nmore"), ExitCode.BUG, "ValueError: odd"),
 ]
