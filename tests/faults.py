@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,12 @@ def ledger(out: Path) -> dict[str, bytes]:
 
 def ranks_of(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     """List the rank processes, rank 0 first: the children of the agent."""
-    agents = [child for child in psutil.Process(process.pid).children() if "engine.launch.agent" in child.cmdline()]
-    children = [child for agent in agents for child in agent.children()]
-    return [child for child in children if "engine.trainer" in child.cmdline()]
+    found = []
+    for agent in psutil.Process(process.pid).children():
+        with suppress(psutil.Error):  # a process of the launcher that has just ended
+            if "engine.launch.agent" in agent.cmdline():
+                found += [child for child in agent.children() if "engine.trainer" in child.cmdline()]
+    return found
 
 
 def processes_of(out: Path) -> list[psutil.Process]:

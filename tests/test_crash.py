@@ -176,7 +176,7 @@ def test_a_run_goes_on_from_its_copies_when_its_folder_is_lost(tmp_path: Path, d
 
 
 def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) -> None:
-    """Ranks and their planning processes end by themselves; otherwise they would occupy a machine that looks idle."""
+    """Ranks and their planning process end by themselves; otherwise they would occupy a machine that looks idle."""
     process = subprocess.Popen(
         command(tmp_path / "run", data, 1000), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -185,7 +185,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) ->
         assert process.poll() is None
         time.sleep(0.02)
     started = psutil.Process(process.pid).children(recursive=True)
-    assert len(started) >= 5, "an agent, and two ranks with a planning process each"
+    assert len(started) >= 5, "an agent, two ranks, a planning process and its loader"
     process.kill()
     process.wait()
     _, left = psutil.wait_procs(started, timeout=20)

@@ -66,10 +66,14 @@ def urls_have_no_secrets(config: Config) -> Problem | None:
 
     for key, text in strings(config.model_dump(mode="json"), ""):
         if has_secret(text):
-            message = "is a URL with a password or a signature, which the run folder would show"
-            hint = "remove it; fsspec also finds it in the environment, for example by AWS_PROFILE, or in its config"
-            return Problem(message, key, hint)
+            return _shown_secret(key)
     return None
+
+
+def _shown_secret(key: str) -> Problem:
+    message = "is a URL with a password or a signature, which the run folder would show"
+    hint = "remove it; fsspec also finds it in the environment, for example by AWS_PROFILE, or in its config"
+    return Problem(message, key, hint)
 
 
 @_rule
@@ -89,6 +93,8 @@ def remote_folder_is_a_url(config: Config) -> Problem | None:
 
 def url_problem(url: str, key: str) -> Problem | None:
     """The reason why a value cannot be the URL of a folder; None if it can."""
+    if has_secret(url):
+        return _shown_secret(key)
     protocol, found, rest = url.rpartition("://")
     if found and protocol and rest.strip("/"):
         return None

@@ -54,10 +54,10 @@ def train(
     cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
+    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     refused = not_launchable(config, cluster, joins is not None)
     if refused and not dry_run:
         raise ConfigError.of(refused)
-    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     of_gpus = gpu_problem(config, cluster)
     unready = [problem for problem in (of_gpus, environment_problem(config, os.environ)) if problem]
     if unready and not dry_run:

@@ -27,6 +27,10 @@ SMALL = [
     "capacity=2K",
     "cluster.ranks_per_node=4",
 ]
+TOYS = (
+    "defaults to replace by your own: model=tiny (recipe=NAME; `bytescale recipes list`), "
+    "nominal hardware rates (`bytescale profile-hardware`)\n"
+)
 
 
 def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -139,8 +143,7 @@ def test_plot_writes_a_page_and_leaves_stdout_to_json(tmp_path: Path, capsys: py
     assert run(["plan", *SMALL, "--steps", "2", "--plot", str(path), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["plan"]["ranks"] == 4
-    toys = "model=tiny (recipe=NAME; `bytescale recipes list`), nominal hardware rates (`bytescale profile-hardware`)"
-    assert captured.err == f"charts: {path}\ndefaults to replace by your own: {toys}\n"
+    assert captured.err == f"charts: {path}\n{TOYS}"
     assert "Timeline of a step" in path.read_text(encoding="utf-8")
 
 
@@ -148,7 +151,7 @@ def test_a_trace_has_all_planned_steps(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "plan.json"
     assert run(["plan", *SMALL, "--steps", "2", "--trace", str(path), "--json"]) == 0
     captured = capsys.readouterr()
-    assert captured.err == f"timeline: {path} (ui.perfetto.dev opens it)\n"
+    assert captured.err == f"timeline: {path} (ui.perfetto.dev opens it)\n{TOYS}"
     events = checked(path.read_bytes())
     assert [one["name"] for one in events if one.get("cat") == "step"] == ["step 1", "step 2"]
     assert {one["tid"] for one in events if one["ph"] == "X"} == {1, 2, 3, 4, 5}

@@ -170,7 +170,8 @@ def test_a_host_that_cannot_be_reached(tmp_path: Path, hosts: list[str], healthy
 def test_a_host_with_other_sources(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
     for name in ("engine", "bytescale_cli", "recipes"):
         shutil.copytree(ROOT / name, tmp_path / "other" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "other" / "engine" / "units.py").open("a").write("# changed\n")
+    units = tmp_path / "other" / "engine" / "units.py"
+    units.write_text(units.read_text() + "# changed\n")
     doctor = second(tmp_path, hosts, f'command=$(echo "$command" | sed "s#cd [^ ]*#cd {tmp_path}/other#")')
     assert newly(doctor, healthy) == {"host 2: bytescale"}
 

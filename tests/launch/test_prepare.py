@@ -373,7 +373,9 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
         at = found[1]
     kept = at.to_json() if cursor is None else cursor
     state = TrainState(steps, kept, 2, corpora.fingerprints, must_match(config), tokenizer=tokenizer_facts(config.data))
-    write_all(RunFolder(Path(config.run.out)).checkpoints, state)
+    checkpoints = RunFolder(Path(config.run.out)).checkpoints
+    shutil.rmtree(checkpoints, ignore_errors=True)  # one that is published is never replaced
+    write_all(checkpoints, state)
     return at
 
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -307,7 +308,7 @@ def test_the_launcher_gets_the_paces_of_ranks(folder: RunFolder) -> None:
         real_rank(folder).replace("    while", f"    progress.tell_pace({pace})\n    while") for pace in (1.25, 2.5)
     ]
     with pytest.raises(PreemptedError):
-        run_ranks([node(folder, *programs)], folder, stop, print, noted.__setitem__)
+        run_ranks([node(folder, *programs)], folder, stop, print, paces=noted.__setitem__)
     assert noted == {0: 1.25, 1: 2.5}
 
 
@@ -397,9 +398,11 @@ def test_a_warning_that_reaches_agents_and_ranks_too_lets_them_save(folder: RunF
 
     def warns() -> None:
         if (folder.root / "up").exists():
-            for process in psutil.Process().children(recursive=True):
-                if {"engine.launch.agent", "-c"} & set(process.cmdline()):
-                    process.send_signal(signal.SIGUSR1)
+            for agent in psutil.Process().children():
+                with suppress(psutil.Error):  # a process of another test that has ended
+                    if "engine.launch.agent" in agent.cmdline():
+                        for process in (agent, *agent.children()):
+                            process.send_signal(signal.SIGUSR1)
 
     with pytest.raises(PreemptedError):
         run(folder, real_rank(folder), tick=warns)

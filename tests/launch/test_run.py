@@ -446,7 +446,7 @@ def test_trackers_follow_the_steps_of_a_run(resume: str, tmp_path: Path, monkeyp
     train(settings, dry_run=True)
     assert not (tmp_path / "run").exists()
 
-    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, say: object) -> None:
+    def run_ranks(commands: object, folder: RunFolder, tail: MetricsTail, *_: object) -> None:
         for step in (1, 2):
             append(folder.metrics, {"step": step, "loss": 3.0})
             tail()

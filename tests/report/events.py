@@ -13,7 +13,7 @@ _REQUIRED = {  # of each phase: complete, counter, metadata
     "M": {"name", "ph", "pid", "tid", "args"},
 }
 _METADATA = {"process_name": ("name", str), "thread_name": ("name", str), "thread_sort_index": ("sort_index", int)}
-_CLOSE = 1e-3  # microseconds: 1 ns
+_CLOSE = 1.5e-3  # microseconds: times and durations are rounded to 1 ns
 
 
 def checked(content: bytes) -> list[Event]:

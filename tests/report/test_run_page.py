@@ -109,7 +109,7 @@ def test_the_page_says_what_was_run_where_and_with_what(tmp_path: Path) -> None:
     begin(folder / "launches.jsonl", 1, 2, [f"gpu-{n}" for n in range(10)])
     found = dict(run_page.about(read_run(folder)).rows)
     assert found["hosts"] == "gpu-0, gpu-1, gpu-2, gpu-3, gpu-4, gpu-5, gpu-6, gpu-7 and 2 more"
-    assert found["command"].startswith("bytescale ")
+    assert found["command"].split()[0] == "bytescale"
     assert f"python {platform.python_version()}, " in found["versions"] and "torch " in found["versions"]
     assert found["system"] == platform.platform()
 
