@@ -134,15 +134,17 @@ def train(folder: Path, rank: int, sockets: list[Connection], connection: Connec
     from engine.data.steps import Cursor
     from engine.planner.settings import PlanSettings
     from engine.run.folder import RunFolder
-    from engine.trainer import loop
+    from engine.trainer import loop  # noqa: F401  (the code of a rank)
+    from engine.trainer.feed import Feed
+    from engine.trainer.planning import PlanAhead
 
     connection.send(None)
     connection.recv()
     os.environ["LOCAL_RANK"] = str(rank)
     run = RunFolder(folder)
     config = read_resolved(run.resolved)
-    ahead = loop.PlanAhead(run, config, PlanSettings.of(config), [os.dup(one.fileno()) for one in sockets])
-    feed = loop.Feed(run, config)
+    ahead = PlanAhead(run, config, PlanSettings.of(config), [os.dup(one.fileno()) for one in sockets])
+    feed = Feed(run, config)
     ahead.request(Cursor())
     for _ in range(STEPS):
         planned = ahead.take()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Sequence
 
@@ -21,20 +20,19 @@ class DivergedError(BytescaleError):
     code = ExitCode.USAGE
 
 
-def check_finite(step: int, folder: RunFolder, where: str = "", **values: float) -> None:
-    """Raise DivergedError unless all `values` of a step are finite. All ranks must pass the same values.
+def diverged(step: int, folder: RunFolder, where: str = "", **values: float) -> DivergedError:
+    """Return the error of a step some of whose `values` are not finite.
 
     `where` follows the values in the message. The hint names the newest checkpoint of the run.
     """
-    if all(math.isfinite(value) for value in values.values()):
-        return
     shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
     kept = newest_first(folder.checkpoints)
     action = "start again: run.out=NEW"
     if kept:
         action = f"resume into a new folder: run.out=NEW --resume {shlex.quote(str(kept[0]))}"
     message = f"training diverged at step {step}: {shown}{where}"
-    raise DivergedError(message, key="optimizer.lr", hint=f"lower it and {action}; or skip such steps: run.on_nan=skip")
+    hint = f"lower it and {action}; or skip such steps: run.on_nan=skip"
+    return DivergedError(message, key="optimizer.lr", hint=hint)
 
 
 def documents_of(plan: StepPlan, table: SequenceTable, sources: Sequence[str], micro_batches: Sequence[int]) -> str:

@@ -40,7 +40,7 @@ from engine.run.background import BackgroundWriter
 from engine.run.compatibility import check_fingerprints, must_match
 from engine.run.folder import RunFolder
 from engine.trainer.feed import Feed, fingerprints_of
-from engine.trainer.finite import check_finite, documents_of
+from engine.trainer.finite import DivergedError, diverged, documents_of
 from engine.trainer.model import build, reserve_host
 from engine.trainer.pace import Pace
 from engine.trainer.planning import PlanAhead, Planned
@@ -129,20 +129,18 @@ class Trainer:
 
     def one_step(self, stop: Callable[[], bool]) -> bool:
         """Run one step and log it. Returns whether any rank was asked to stop."""
-        # Take the plan. The next step is planned while this one runs.
         self.writer.check()
         began = time.perf_counter()
         progress.report("plan", step=self.step + 1)
         planned = self.ahead.take()
         plan_wait_s = time.perf_counter() - began
-        plan, tokens = planned.plan, int(planned.table.length.sum())
-        loss_tokens = max(1, int(planned.table.loss_tokens.sum()))
         if self.step + 1 < self.config.run.steps and planned.ended is None:
-            self.ahead.request(planned.after)
+            self.ahead.request(planned.after)  # the next step is planned while this one runs
+        plan, loss_tokens = planned.plan, max(1, int(planned.table.loss_tokens.sum()))
         self.control.check_same(plan.digest)
         self._reserve_host(plan)
 
-        # Run and update. Until `engine.step` returns the norm, the host does not wait for the device.
+        # Until `engine.step` returns the norm, the host does not wait for the device.
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self.feed.slicer(planned.table), self.context)
         self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
@@ -152,18 +150,19 @@ class Trainer:
         updated = math.isfinite(grad_norm)  # the same on all ranks
         of_model = end_step(self.model, self.groups.sum, loss_tokens, updated)
 
+        # Ranks reduce only a few numbers, at any world size.
         progress.report("log")
-        # Log. Ranks reduce only a few numbers, at any world size.
-        offload, peak = self.context.offload, peak_bytes(self.groups.device)
+        offload, peak, run = self.context.offload, peak_bytes(self.groups.device), self.config.run
         loss = self.groups.sum(loss_sum).item() / loss_tokens
         data_wait_s, peak_memory, host_short, stopping = self.control.largest(
             times.data_wait_s, peak or 0, offload.arena.pop_short() if offload else 0, stop()
         )
         step_s = time.perf_counter() - began
         self.skipped = 0 if updated else self.skipped + 1
-        run = self.config.run
         if self.skipped > (run.max_skips if run.on_nan == "skip" else 0):
-            self._diverged(planned, times, loss, grad_norm)
+            raise self._diverged_step(planned, times, loss, grad_norm)
+        of_validation = self._validate()
+        tokens = int(planned.table.length.sum())
         line = {
             "step": self.step,
             "loss": loss if math.isfinite(loss) else None,
@@ -178,27 +177,28 @@ class Trainer:
             "lr": rate,
             "peak_memory": int(peak_memory) or None,
             "host_short": int(host_short) or None,
-            **of_model,
-            **_mixture(self.cursor),
-            **self.of_save,
-            **self._validate(),
         }
+        self._log(line | of_model | of_validation, planned, times)
+        return bool(stopping)
+
+    def _log(self, line: dict[str, Any], planned: Planned, times: StepTimes) -> None:
+        """Write the line of a step to the metrics, and what else is kept of the step. All ranks must call it."""
+        line |= _mixture(self.cursor) | self.of_save
+        self.of_save = {}
         if self.skipped:
             line["skipped"] = self.skipped  # in a row, this one included
         if self.ended and self.step < self.config.run.steps:
             line["ended"] = self.ended
         if self.unvalidated:
             line["unvalidated"] = self.unvalidated  # sources whose validation set is empty
-        self.of_save = {}
         if self.groups.rank == 0:
-            self.ledger.record(self.step, planned.table, plan)
+            self.ledger.record(self.step, planned.table, planned.plan)
             if left_out := self.quarantine.add(self.step, planned.unusable):
                 line["left_out"] = left_out
             metrics.append(self.folder.metrics, line)  # last: a step with metrics has finished
-        if (pace := self.pace.of_steps(plan, times)) is not None:
+        if (pace := self.pace.of_steps(planned.plan, times)) is not None:
             progress.tell_pace(pace)
-        self.trace.record(self.step, plan, times, self._due(self.config.run.checkpoint_every))
-        return bool(stopping)
+        self.trace.record(self.step, planned.plan, times, self._due(self.config.run.checkpoint_every))
 
     def save(self) -> None:
         """Begin to write a checkpoint of the last finished step, and to remove old ones. All ranks must call it.
@@ -270,17 +270,13 @@ class Trainer:
             self._finish_save()
             raise MemoryFitError.of([Problem(**problems[0])])
 
-    def _check_finite(self, **values: float) -> None:
-        """Raise DivergedError unless all `values` are finite. The checkpoint that its hint names is then published.
+    def _diverged(self, where: str = "", **values: float) -> DivergedError:
+        """Return the error of the step. The checkpoint that its hint names is published. All ranks must call it."""
+        self._finish_save()
+        return diverged(self.step, self.folder, where, **values)
 
-        The values must be the same on all ranks.
-        """
-        if not all(map(math.isfinite, values.values())):
-            self._finish_save()
-        check_finite(self.step, self.folder, "", **values)
-
-    def _diverged(self, planned: Planned, times: StepTimes, loss: float, grad_norm: float) -> None:
-        """Raise DivergedError for the step, with its documents, which also enter the ledger. All ranks must call it."""
+    def _diverged_step(self, planned: Planned, times: StepTimes, loss: float, grad_norm: float) -> DivergedError:
+        """Return the error of the step with its documents, which also enter the ledger. All ranks must call it."""
         not_finite = [index for index, of_micro in times.losses if not torch.isfinite(of_micro)]
         found = [index for of_rank in self.control.gather(not_finite or None) for index in of_rank]
         if self.groups.rank == 0:
@@ -288,8 +284,7 @@ class Trainer:
         where = documents_of(planned.plan, planned.table, list(source_configs(self.config.data)), found)
         if self.skipped > 1:
             where += f"; {counted(self.skipped - 1, 'update')} before it had been skipped"
-        self._finish_save()
-        check_finite(self.step, self.folder, where, loss=loss, grad_norm=grad_norm)
+        return self._diverged(where, loss=loss, grad_norm=grad_norm)
 
     def _validate(self) -> dict[str, Any]:
         """Return the validation loss as a metric, and that of each source if there are several.
@@ -303,7 +298,8 @@ class Trainer:
             loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context)
             sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(table.loss_tokens.sum()))
         loss = sum(sums.values()) / sum(tokens.values())
-        self._check_finite(validation_loss=loss)
+        if not math.isfinite(loss):  # the same on all ranks
+            raise self._diverged(validation_loss=loss)
         of_sources = {"validation_losses": {name: sums[name] / tokens[name] for name in sums}} if len(sums) > 1 else {}
         return {"validation_loss": loss} | of_sources
 

@@ -272,10 +272,10 @@ def test_a_rank_leaves_when_all_have_written(tmp_path: Path, monkeypatch: pytest
     trainer.control.largest = order.meet
     trainer._finish_save()
     assert [call[0] for call in order.mock_calls] == ["save", "wait", "wait", "meet"]
-    monkeypatch.setattr(loop, "check_finite", order.check)
+    monkeypatch.setattr(loop, "diverged", order.error)
     order.reset_mock()
-    trainer._check_finite(loss=math.nan)
-    assert [call[0] for call in order.mock_calls] == ["wait", "meet", "check"], "its hint names the newest checkpoint"
+    trainer._diverged(loss=math.nan)
+    assert [call[0] for call in order.mock_calls] == ["wait", "meet", "error"], "its hint names the newest checkpoint"
 
 
 class Ahead:

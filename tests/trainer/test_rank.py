@@ -51,6 +51,18 @@ def fail(folder: Path, stderr: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
 
 
+def test_a_rank_does_not_import_mlflow_with_deepspeed(tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
+        "from engine.trainer.rank import run_rank\n"
+        "def work(stop, control):\n    import deepspeed.autotuning.autotuner\n    return 5\n"
+        f"code = run_rank(RunFolder(Path({str(tmp_path)!r})), work)\n"
+        "sys.exit(code + sum(name.startswith('mlflow.') for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "RANK": "0"})
+    assert done.returncode == 5
+
+
 def test_a_rank_that_cannot_write_its_reason_prints_its_traceback(tmp_path: Path) -> None:
     with fail(tmp_path / "gone", subprocess.PIPE) as rank:
         assert rank.stderr is not None
