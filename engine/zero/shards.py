@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import import_module
 
 import deepspeed
 import torch
 from deepspeed import ops
+from deepspeed.runtime import compiler
 from torch import nn
 
 from engine.config.schema import Config
@@ -23,7 +25,22 @@ def init_deepspeed() -> None:
     """Initialise DeepSpeed with the default group of `torch.distributed`, which must already be initialised."""
     if not torch.cuda.is_available():
         ops.__compatible_ops__["deepspeed_shm_comm"] = False  # compiling it takes 35 s, and only inference uses it
+    _import_muon()
     deepspeed.init_distributed(auto_mpi_discovery=False)
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's Muon without compiling it.
+
+    DeepSpeed imports it to see that an optimizer is another one. To compile it, PyTorch would import Inductor, which
+    takes as long as all other imports of a rank together.
+    """
+    compiled = compiler.compile
+    compiler.compile = lambda: compiler.dummy_decorator
+    try:
+        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        compiler.compile = compiled
 
 
 def sharded(config: Config) -> AbstractContextManager[object]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,3 +200,15 @@ def test_weights_are_the_same_for_any_number_of_ranks_and_any_stage() -> None:
                 assert found.keys() == expected.keys()
                 assert all(torch.equal(found[name], weight) for name, weight in expected.items()), (world, stage)
                 assert (to_make, to_return) == (0, len(expected) if stage == 3 else 0)
+
+
+def test_muon_is_imported_without_its_compiler() -> None:
+    """DeepSpeed imports Muon in each rank, only to see that an optimizer is another one."""
+    program = (
+        "import sys\nfrom engine.zero.shards import _import_muon\n"
+        "_import_muon()\n"
+        "from deepspeed.runtime import compiler\n"
+        "from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam\n"
+        "assert 'torch._inductor' not in sys.modules and compiler.compile() is not compiler.dummy_decorator\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
