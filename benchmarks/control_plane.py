@@ -3,7 +3,7 @@
 `python benchmarks/control_plane.py` prints three tables:
 
 1. Real agents, each with eight real processes that import no torch and call the collectives of a training step.
-2. Up to 64 agents with eight simulated ranks each, in a few processes. Agents are those of the engine (`Branch`) and
+2. Up to 512 agents with eight simulated ranks each, in a few processes. Agents are those of the engine (`Branch`) and
    connected over TCP; a rank is the end of a connection, with the messages that `Control` sends.
 3. A simulated step of 16,384 ranks, with the message costs of an agent that were measured here.
 
@@ -43,7 +43,7 @@ from engine.run.folder import RunFolder
 
 RANKS = 8  # of an agent
 REAL = (1, 8)  # agents
-SIMULATED = (8, 64)
+SIMULATED = (8, 64, 512)
 WORKERS = 4  # processes, among which simulated agents are divided
 STEPS = 10
 SECRET = b"of this benchmark"
