@@ -71,7 +71,7 @@ def urls_have_no_secrets(config: Config) -> Problem | None:
 
 
 def _shown_secret(key: str) -> Problem:
-    message = "is a URL with a password or a signature, which the run folder would show"
+    message = "is a URL with a password, a token or a signature, which the run folder would show"
     hint = "remove it; fsspec also finds it in the environment, for example by AWS_PROFILE, or in its config"
     return Problem(message, key, hint)
 
@@ -87,8 +87,9 @@ def best_checkpoints_have_validation(config: Config) -> Problem | None:
 
 @_rule
 def remote_folder_is_a_url(config: Config) -> Problem | None:
-    """Checkpoints are copied to a URL."""
-    return None if config.run.remote is None else url_problem(config.run.remote, "run.remote")
+    """Checkpoints are copied to a URL. `urls_have_no_secrets` reports one with a secret."""
+    remote = config.run.remote
+    return None if remote is None or has_secret(remote) else url_problem(remote, "run.remote")
 
 
 def url_problem(url: str, key: str) -> Problem | None:

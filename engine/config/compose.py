@@ -58,7 +58,7 @@ def layers(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> list[tupl
 
 
 def _variable(name: str, *default: Any) -> Any:
-    """Resolve `${oc.env:NAME}`, but not for a secret: the run folder, and whoever is shown it, would have it."""
+    """Resolve `${oc.env:NAME}`, but not for a secret: everyone who sees the run folder would see it."""
     if is_secret(name):
         message = "looks like a secret, which the run folder would show"
         raise ConfigError(message, key=f"${{oc.env:{name}}}", hint="use a variable without TOKEN, KEY or the like")

@@ -12,12 +12,13 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from engine.control.progress import OF_MICRO_BATCHES
+from engine.control.progress import MOMENTS, OF_MICRO_BATCHES
 from engine.files import write_json
 
 OF_RANKS = ("kill-rank", "stop-rank", "slow-rank", "cut-link")
@@ -55,9 +56,20 @@ class Chaos:
         self._folder, self._rank, self._own = folder, rank, folder / f"rank-{rank}"
         self._own.mkdir(exist_ok=True)
         self._before, self._since = "", time.perf_counter()
+        self._lock = threading.Lock()  # the moments of a checkpoint are reached in a thread of their own
 
     def reach(self, step: int, phase: str) -> None:
-        """Let happen what is planted for the beginning of a phase."""
+        """Trigger the faults planned for this phase, or for one of MOMENTS."""
+        with self._lock:
+            slower = self._trigger(step, phase)
+        if phase in MOMENTS:
+            return
+        if self._before in OF_MICRO_BATCHES:
+            time.sleep((slower - 1.0) * (time.perf_counter() - self._since))
+        self._before, self._since = phase, time.perf_counter()
+
+    def _trigger(self, step: int, phase: str) -> float:
+        """Trigger the faults, and return the factor by which this rank is slower."""
         slower = 1.0
         for path in sorted(self._own.glob("*.json")):
             fault = Fault(**json.loads(path.read_bytes()))
@@ -75,9 +87,7 @@ class Chaos:
             with (self._folder / "log.jsonl").open("a") as file:
                 file.write(json.dumps(happened) + "\n")
             _do(fault.name)
-        if self._before in OF_MICRO_BATCHES:
-            time.sleep((slower - 1.0) * (time.perf_counter() - self._since))
-        self._before, self._since = phase, time.perf_counter()
+        return slower
 
 
 def _do(name: str) -> None:

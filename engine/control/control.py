@@ -6,7 +6,6 @@ left to the device (`Groups.sum`).
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from engine.errors import ExitCode, PlanError
 
 
 class Control:
-    """A rank's link to its agent. All ranks must call the same collectives in the same order.
+    """A rank's link to its agent. All ranks must call the same collectives in the same order, each from one thread.
 
     Each transfers a constant number of bytes per rank at any world size, except `gather`. A rank that waits for others
     waits without a limit; the launcher ends it if one of them has failed or hangs.
@@ -32,19 +31,10 @@ class Control:
         """
         self.rank, self.agent = rank, agent
         self._stop = stop
-        self._thread, self._calls = "", 0
-        self._waiting = dict[str, SimpleQueue[Operation]]()
+        self._calls = 0
+        self._results = SimpleQueue[Operation]()
         if agent is not None:
             threading.Thread(target=self._listen, args=(agent,), daemon=True).start()
-
-    def of_thread(self, name: str) -> Control:
-        """Return the same for another thread, whose collectives may be called between those of this one.
-
-        On all ranks the thread must have the same name, unlike any before.
-        """
-        other = copy.copy(self)
-        other._thread, other._calls = name, 0
-        return other
 
     def largest(self, *values: float) -> list[float]:
         """Return the maximum over all ranks of each value, in float64."""
@@ -73,16 +63,15 @@ class Control:
     def _reduce(self, kind: str, value: Any) -> Any:
         """Return the value of all ranks, combined as `reduction.combine` does."""
         self._calls += 1
-        operation: Operation = [f"{self._thread}/{self._calls}", kind, value]
+        operation: Operation = [str(self._calls), kind, value]
         result = operation if self.agent is None else self._ask(self.agent, operation)
         if result[1] != kind or len(result[2]) < len(value):
             raise RuntimeError(f"ranks call different collectives: {operation} here, together {result}")
         return result[2]
 
     def _ask(self, agent: Link, operation: Operation) -> Operation:
-        waiting = self._waiting[operation[0]] = SimpleQueue[Operation]()
         agent.send(reduce=operation)
-        return waiting.get()
+        return self._results.get()
 
     def _listen(self, agent: Link) -> None:
         while True:
@@ -94,5 +83,4 @@ class Control:
                 if "stop" in message:
                     self._stop()
                 if "result" in message:
-                    result = message["result"]
-                    self._waiting.pop(result[0]).put(result)
+                    self._results.put(message["result"])

@@ -8,7 +8,7 @@
     | -- again, start, ... (engine/launch/agent.py) -> |
     | -- end: exit code ------------------------> | ends with it
 ```
-The file has the address of the launcher and a secret that is drawn for this launch. Only its owner can read it. Further
+The file has the address of the launcher and a random secret for this launch. Only its owner can read it. Further
 processes of a node only wait for the exit code of its first one.
 """
 

@@ -6,6 +6,8 @@ its node is drained, is started again and counts as no failure; 2 and 93 end the
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -39,7 +41,7 @@ def manifest(config: Config, words: Sequence[str]) -> str:
         problems.append(Problem(what, f"run.out={out}", "choose a relative path, or one below it"))
     if problems:
         raise ConfigError.of(problems)
-    name = "bytescale-" + re.sub(r"[^a-z0-9]+", "-", Path(config.recipe).stem.lower()).strip("-")[:40].rstrip("-")
+    name = _name(config)
     meta = {"name": name, **({"namespace": k8s.namespace} if k8s.namespace else {})}
     service = {
         "apiVersion": "v1",
@@ -65,6 +67,16 @@ def manifest(config: Config, words: Sequence[str]) -> str:
         },
     }
     return yaml.safe_dump_all([service, job], sort_keys=False, width=120)
+
+
+def _name(config: Config) -> str:
+    """The name of the Service and the Job: at most 51 letters, digits and dashes, to which pods add up to 12.
+
+    Runs of one recipe differ in their run folders, and so in the hash at the end.
+    """
+    recipe = re.sub(r"[^a-z0-9]+", "-", Path(config.recipe).stem.lower()).strip("-")[:32].rstrip("-") or "run"
+    out = os.fsencode(Path(config.k8s.mount) / config.run.out)
+    return f"bytescale-{recipe}-{hashlib.blake2b(out, digest_size=4).hexdigest()}"
 
 
 # The first rule that fits decides; what fits none counts against backoffLimit.

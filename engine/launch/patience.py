@@ -81,7 +81,7 @@ class Patience:
             rest = ", as are all others"
         longest = f" (the longest of the last steps took {max(self._steps):.1f} s)" if self._steps else ""
         where = self.where(behind)
-        return Hang(behind, f"no rank has got on for {silent:.0f} s{longest}: rank {behind} is in {where}{rest}")
+        return Hang(behind, f"no rank has made progress for {silent:.0f} s{longest}: rank {behind} is in {where}{rest}")
 
     def limit(self) -> float:
         """Return for how many seconds no rank may get on."""

@@ -64,9 +64,9 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     """Decide how a run on `ranks` ranks starts, and plan its next `steps` steps, or fewer if the run ends earlier.
 
     `resume` is `auto`, `never` or the path of a checkpoint or run. Without `hashes` only the sizes of a checkpoint's
-    files are checked; the ranks compare the hashes (Note: [damage found by ranks] in run.py). Raises BytescaleError if
-    the checkpoint, weights or documents do not match the config. Writes only to `data.cache`: an error leaves the run
-    folder as it was.
+    files are checked; the ranks compare the hashes (Note: [damage found by ranks] in supervise.py). Raises
+    BytescaleError if the checkpoint, weights or documents do not match the config. Writes only to `data.cache`: an
+    error leaves the run folder as it was.
     """
     if resume == "never":
         checkpoint = None

@@ -58,12 +58,12 @@ def script(config: Config, folder: RunFolder, words: Sequence[str]) -> str:
     ]
     options = [f"--{name}={_quoted(str(value))}" for name, value in asked if value is not None]
     options.append("--requeue")
-    if not any(option.split("=")[0].split()[0] in _SIZES for option in slurm.extra):
-        options += ["--exclusive", "--mem=0"]
     for option in slurm.extra:
         if not option.startswith("-") or not option.isprintable():
             raise ConfigError(f"{option!r} is not an option of sbatch", key="slurm.extra", hint="for example [--mem=0]")
-        options.append(option)
+    if not any(option.split("=")[0].split()[0] in _SIZES for option in slurm.extra):
+        options += ["--exclusive", "--mem=0"]
+    options += slurm.extra
     command = shlex.join(["srun", f"--nodes={cluster.nodes}", f"--ntasks={cluster.nodes}", *_SRUN, *train_words(words)])
     return "\n".join(
         [

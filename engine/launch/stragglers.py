@@ -27,7 +27,7 @@ class Stragglers:
         self._noted, self._named = 0, set[int]()
 
     def note(self, rank: int, pace: float) -> None:
-        """Note a rank's pace. When all ranks have told theirs, say once of each whether it is slow."""
+        """Note a rank's pace. When all ranks have reported theirs, say once of each whether it is slow."""
         self._paces[rank] = pace
         self._noted += 1
         if self._noted % self._cluster.ranks or len(self._paces) < self._cluster.ranks:
@@ -40,7 +40,7 @@ class Stragglers:
             self._say(f"warning: rank {slow} on {self._host(slow)} takes {times:.1f} times as long as others{hint}")
 
     def speeds(self) -> dict[str, int]:
-        """Return the speed of each host in percent of the fastest; empty until all ranks have told their pace.
+        """Return the speed of each host in percent of the fastest; empty until all ranks have reported their pace.
 
         A host is as fast as its slowest rank, for which the others wait.
         """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
-from engine.errors import ExitCode
+from engine.errors import BytescaleError, ExitCode
 from engine.launch import prepare
 from engine.launch.commands import node_commands
 from engine.launch.join import Joins
@@ -41,22 +41,22 @@ def supervise(
     """Run the ranks from `start`; return the start from which they finished.
 
     `resume` is what the user chose; it counts until the run has a checkpoint of its own. Raises PreemptedError if the
-    run was asked to stop, else the error of the first rank that failed, if no restart helps or is left.
+    run was asked to stop, PreflightError if a host cannot start its ranks, else the error of the first rank that
+    failed, if no restart helps or is left.
     """
     notice = config.run.notice_file
     restarts, compared = Restarts(config.run.restarts, folder), False
     launcher: Launcher = joins or Starts()
     stragglers = Stragglers(cluster, say)
+    failure: RankError | None = None  # of the last start
     while True:
         prepare.go_back(folder, start.step, say)
         say(f"{folder.root}: {start.outlook(config)}")
         if not start.plans:
             return start
+        commands = node_commands(cluster, folder, start.checkpoint, config, joined_at=joins.address if joins else None)
+        launches.begin(folder.launches, start.step + 1, cluster.ranks, [node.host for node in cluster.nodes])
         try:
-            commands = node_commands(
-                cluster, folder, start.checkpoint, config, joined_at=joins.address if joins else None
-            )
-            launches.begin(folder.launches, start.step + 1, cluster.ranks, [node.host for node in cluster.nodes])
             run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say, launcher, stragglers.note)
             launches.end(folder.launches)
             return start
@@ -66,10 +66,12 @@ def supervise(
                 say(f"{notice} has appeared")
             write_page(folder, say)
             raise
-        except RankError as error:
+        except BytescaleError as error:
             launches.end(folder.launches, str(error))
             write_page(folder, say)
-            if not launcher.restarts:
+            if failure is not None and not isinstance(error, RankError):
+                raise error from failure
+            if not (isinstance(error, RankError) and launcher.restarts):
                 raise
             damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
             if not damaged:

@@ -80,8 +80,8 @@ def _names_full_disk(draft: Path, names: Iterable[str]) -> Iterator[None]:
 
 def step_of(folder: Path) -> int:
     """Return the step in the name of a checkpoint's folder; -1 if the name has none."""
-    digits = folder.name.removeprefix(PREFIX)
-    return int(digits) if digits.isdecimal() else -1
+    prefix, digits = folder.name[: len(PREFIX)], folder.name[len(PREFIX) :]
+    return int(digits) if prefix == PREFIX and digits.isdecimal() else -1
 
 
 def newest_first(checkpoints: Path) -> list[Path]:

@@ -11,14 +11,14 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.trainer.step import StepTimes
 
-STEPS = 20  # the median of so many steps is told: a single slow step, which compiles kernels, does not matter
+STEPS = 20  # the median of so many steps is reported: a single slow step, which compiles kernels, does not matter
 
 
 class Pace:
     """How many times longer than planned the work of this rank takes.
 
     Only micro-batches without rings count: in a ring, all members take as long as the slowest. In lockstep mode ranks
-    also wait for each other in micro-batches, so a slow rank cannot be told from the others there.
+    also wait for each other in micro-batches, so a slow rank cannot be distinguished from the others there.
     """
 
     def __init__(self, settings: PlanSettings, hdp_rank: int) -> None:

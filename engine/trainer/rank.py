@@ -11,12 +11,10 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from engine.control import progress
@@ -72,8 +70,14 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], in
     # import fails as if it were not installed.
     sys.modules["mlflow"] = None  # type: ignore[assignment]
     rank = int(os.environ["RANK"])
-    stop = threading.Event()
-    ask = stop.set if saves else partial(os._exit, ExitCode.PREEMPTED)
+    asked = False
+
+    def ask() -> None:
+        # A plain flag: Event.set takes a lock, for which a second signal would wait inside the first one's handler.
+        nonlocal asked
+        asked = True
+        if not saves:
+            os._exit(ExitCode.PREEMPTED)
 
     control = Control(rank, Link.to_agent(), ask)
     progress.report_to(control.agent)
@@ -82,7 +86,7 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], in
         signal.signal(number, lambda *_: ask())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C
     try:
-        return work(stop.is_set, control)
+        return work(lambda: asked, control)
     except BaseException as error:
         code, problem = explain(error)
         cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}

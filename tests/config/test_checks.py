@@ -157,7 +157,7 @@ MISTAKES = [
     (
         ["run.remote='s3://key:word@bucket/run'"],
         "run.remote",
-        "is a URL with a password or a signature, which the run folder would show",
+        "is a URL with a password, a token or a signature, which the run folder would show",
         "fsspec also finds it in the environment",
     ),
     (["data.path='s3://AKIA1:s3cret@bucket/a'"], "data.path", "a URL with a password", "AWS_PROFILE"),

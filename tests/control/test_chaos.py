@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -95,7 +97,9 @@ def test_a_slow_rank_takes_longer_in_its_passes_until_that_is_ended(
         slept.clear()
         for phase, seconds in (("data", 1), ("forward", 10), ("backward", 20), ("reduce", 5), ("log", 1)):
             chaos.reach(1, phase)
-            now += seconds
+            now += seconds / 2
+            chaos.reach(1, "write")  # of a checkpoint in the background: no phase of the step ends there
+            now += seconds / 2
         return [one for one in slept if one]
 
     assert step() == []
@@ -104,6 +108,30 @@ def test_a_slow_rank_takes_longer_in_its_passes_until_that_is_ended(
         assert step() == [(factor - 1) * seconds for seconds in (1, 10, 20)]
     plant(tmp_path, 0, Fault("slow-rank", factor=1.0))
     assert step() == []
+
+
+def test_two_threads_trigger_each_fault_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step and the checkpoint that is written meanwhile reach their phases at the same time."""
+    happened = list[str]()
+    monkeypatch.setattr("engine.control.chaos._do", happened.append)
+    chaos, rounds = Chaos(tmp_path, 0), 150
+    together = threading.Barrier(2)
+
+    def walks(phase: str) -> None:
+        for _ in range(rounds):
+            if together.wait() == 0:
+                plant(tmp_path, 0, Fault("kill-rank"))
+            together.wait()
+            try:
+                chaos.reach(1, phase)
+            except BaseException:
+                together.abort()
+                raise
+
+    with ThreadPoolExecutor(2) as threads:
+        ends = [threads.submit(walks, phase) for phase in ("forward", "write")]
+    assert [end.exception() for end in ends] == [None, None]
+    assert len(happened) == len((tmp_path / "log.jsonl").read_text().splitlines()) == rounds
 
 
 def test_connections_are_cut_and_the_link_to_the_agent_is_not(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""All ranks get the same answers, also in two threads, and ranks that do not agree find out."""
+"""All ranks get the same answers, and ranks that do not agree find out."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -29,19 +28,6 @@ def exchange() -> tuple[Any, ...]:
     return largest, here.gather({"it": here.rank}), here.gather(here.rank or None), here.gather(None), said
 
 
-def in_two_threads() -> list[list[int]]:
-    """Ranks call in different orders what two threads exchange."""
-    here = control()
-    beside = here.of_thread("beside")
-
-    def work(mine: Control) -> list[int]:
-        return [mine.gather([mine is beside, turn, here.rank])[-1] for turn in range(50)]
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(work, [here, beside] if here.rank else [beside, here]))
-    return found if here.rank else found[::-1]
-
-
 def differently() -> list[str]:
     here, said = control(), []
     for calls in ((lambda: here.gather(1), lambda: here.largest(1)), (lambda: here.largest(1, 2), here.largest)):
@@ -62,13 +48,6 @@ def test_all_ranks_get_the_same_answers() -> None:
     assert all(
         f"rank 1's plan differs from rank 0's (digest {digest}" in one for digest, one in zip(OTHER, said, strict=True)
     )
-
-
-@pytest.mark.world
-def test_two_threads_may_call_collectives_at_once() -> None:
-    """A checkpoint is written while training goes on."""
-    threads = [[[beside, turn, 2] for turn in range(50)] for beside in (False, True)]
-    assert run_world(3, in_two_threads) == [threads] * 3
 
 
 @pytest.mark.world

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,13 @@ def test_a_pod_for_each_node_and_names_for_the_pods() -> None:
         "batch/v1",
         "Job",
     )
-    assert service["metadata"] == job["metadata"] == {"name": "bytescale-llama7b-256k", "namespace": "ml"}
+    name = service["metadata"]["name"]
+    assert service["metadata"] == job["metadata"] == {"name": name, "namespace": "ml"}
     assert service["spec"]["clusterIP"] == "None", "a headless service is the text None, not null"
-    assert service["spec"]["selector"] == {"job-name": "bytescale-llama7b-256k"}
+    assert service["spec"]["selector"] == {"job-name": name}
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 4, "Indexed")
-    assert (pod["subdomain"], pod["restartPolicy"]) == ("bytescale-llama7b-256k", "Never")
+    assert (pod["subdomain"], pod["restartPolicy"]) == (name, "Never")
     assert pod["terminationGracePeriodSeconds"] == 300
     (container,) = pod["containers"]
     assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
@@ -70,7 +72,8 @@ def test_a_pod_knows_its_place_from_the_manifest() -> None:
     variables = {one["name"]: one.get("value", "from the pod") for one in container["env"]}
     place = joined({**variables, "JOB_COMPLETION_INDEX": "3"})
     assert place is not None and (place.node, place.nodes, place.by) == (3, 4, "Kubernetes")
-    assert variables["MASTER_ADDR"] == "bytescale-quickstart-0.bytescale-quickstart"
+    name = job["metadata"]["name"]
+    assert variables["MASTER_ADDR"] == f"{name}-0.{name}"
     assert "resources" not in container, "ranks of cluster=local are CPU processes"
 
 
@@ -93,8 +96,23 @@ def test_what_is_missing_is_asked_for_at_once() -> None:
 
 def test_names_are_those_that_kubernetes_accepts() -> None:
     """RFC 1123: at most 63 letters, digits and dashes. Pods add an index, and may add five digits."""
-    _, job = rendered("recipe=llama70b-2m-paper")
-    assert job["metadata"]["name"] == "bytescale-llama70b-2m-paper"
+    config = load([*GIVEN])
+    for recipe, part in (
+        ("llama70b-2m-paper", "llama70b-2m-paper"),
+        ("my/Räder_7B.yaml", "r-der-7b"),
+        ("多语言", "run"),
+        ("9" * 99, "9" * 32),
+    ):
+        service, job = yaml.safe_load_all(manifest(config.model_copy(update={"recipe": recipe}), ["train"]))
+        name = job["metadata"]["name"]
+        assert name == service["metadata"]["name"]
+        assert re.fullmatch(f"bytescale-{part}-[0-9a-f]{{8}}", name) and len(f"{name}-65535-abcde") <= 63
+
+
+def test_runs_in_two_folders_have_two_names() -> None:
+    """Those of one folder have one name, however it is written, so that it gets one job at a time."""
+    names = [rendered(f"run.out={out}")[1]["metadata"]["name"] for out in ("a", "b", "./a", "/shared/a")]
+    assert names[0] != names[1] and names[2] == names[3] == names[0]
 
 
 def test_the_manifest_is_printed_and_written_but_not_applied(

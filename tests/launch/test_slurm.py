@@ -92,7 +92,7 @@ def test_only_a_preempted_run_is_requeued(tmp_path: Path, code: int, state: str,
     assert ("requeue 7" in (tmp_path / "said").read_text().splitlines()) == requeued
 
 
-@pytest.mark.parametrize("option", ["exclusive", "--comment=a\nrm -r /"])
+@pytest.mark.parametrize("option", ["exclusive", "--comment=a\nrm -r /", "", "=x"])
 def test_options_that_sbatch_would_not_read_as_one_are_refused(tmp_path: Path, option: str) -> None:
     config = load([])
     config = config.model_copy(update={"slurm": config.slurm.model_copy(update={"extra": (option,)})})

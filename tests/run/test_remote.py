@@ -64,6 +64,14 @@ def test_a_checkpoint_comes_back_to_the_last_bit(tmp_path: Path, url: str) -> No
     assert said == [], "what is there is not copied again"
 
 
+def test_a_folder_named_by_digits_is_no_checkpoint(tmp_path: Path, url: str) -> None:
+    """A run may be named by its date. Its parent folder is that of other runs, and is neither read nor written."""
+    remote = uploaded(tmp_path, f"{url}/20261123", 7)
+    assert (remote.url, remote.newest_first()) == (f"{url}/20261123", ["step-00000007"])
+    put(f"{url}/20261123/{MANIFEST}", b"{}\n")
+    assert Remote(url).newest_first() == []
+
+
 def test_a_checkpoint_is_invisible_until_its_last_file_is_copied(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

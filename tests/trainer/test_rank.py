@@ -40,12 +40,23 @@ ERRORS = [
 ]
 
 
-def fail(folder: Path, stderr: int) -> subprocess.Popen[str]:
-    """Start a rank that fails, without an agent. In a process of its own, because it handles signals."""
+# At each call and return while it handles a signal, another one arrives.
+SIGNALLED = """
+def work(stop, control):
+    sys.setprofile(lambda *_: signal.raise_signal(signal.SIGUSR1))
+    signal.raise_signal(signal.SIGTERM)
+    sys.setprofile(None)
+    return 75 if stop() else 1
+"""
+FAILS = "work = lambda stop, control: 1 // 0\n"
+
+
+def alone(folder: Path, work: str, stderr: int) -> subprocess.Popen[str]:
+    """Start a rank that does `work`, without an agent. In a process of its own, because it handles signals."""
     program = (
-        "import sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
-        "from engine.trainer.rank import run_rank\n"
-        f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), lambda stop, control: 1 // 0))"
+        "import signal, sys\nfrom pathlib import Path\nfrom engine.run.folder import RunFolder\n"
+        f"from engine.trainer.rank import run_rank\n{work}"
+        f"sys.exit(run_rank(RunFolder(Path({str(folder)!r})), work))"
     )
     command, environment = [sys.executable, "-c", program], {**os.environ, "RANK": "0"}
     return subprocess.Popen(command, stderr=stderr, text=True, env=environment)
@@ -64,7 +75,7 @@ def test_a_rank_does_not_import_mlflow_with_deepspeed(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_cannot_write_its_reason_prints_its_traceback(tmp_path: Path) -> None:
-    with fail(tmp_path / "gone", subprocess.PIPE) as rank:
+    with alone(tmp_path / "gone", FAILS, subprocess.PIPE) as rank:
         assert rank.stderr is not None
         assert "ZeroDivisionError" in rank.stderr.read()
         assert rank.wait() == ExitCode.BUG
@@ -74,11 +85,20 @@ def test_a_rank_that_cannot_print_its_traceback_writes_its_reason(tmp_path: Path
     (tmp_path / "logs").mkdir()
     reader, writer = os.pipe()
     os.close(reader)
-    with fail(tmp_path, writer) as rank:
+    with alone(tmp_path, FAILS, writer) as rank:
         os.close(writer)
         rank.wait()
     cause = json.loads((tmp_path / "logs" / "rank-0.error.json").read_text())
     assert cause["message"].startswith("ZeroDivisionError")
+
+
+def test_a_signal_while_another_one_is_handled_stops_the_rank_too(tmp_path: Path) -> None:
+    """A scheduler may send both at once. A handler that takes a lock would wait for itself."""
+    with alone(tmp_path, SIGNALLED, subprocess.DEVNULL) as rank:
+        try:
+            assert rank.wait(20) == ExitCode.PREEMPTED
+        finally:
+            rank.kill()
 
 
 @pytest.fixture
