@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import traceback
@@ -96,10 +95,9 @@ class PlanAhead:
 
         Raises ConnectionError if another rank of the node has ended.
         """
-        answer = self._source.answer()
+        done, found = answer = self._source.answer()
         for other in self._others:
-            other.send_bytes(answer)
-        done, found = pickle.loads(answer)
+            other.send(answer)
         if not done:
             raise found
         return found
@@ -132,14 +130,14 @@ class _Process:
         with suppress(OSError):  # it has died; `answer` will see it
             self._connection.send(self._asked)
 
-    def answer(self) -> bytes:
-        """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised, pickled.
+    def answer(self) -> tuple[bool, Any]:
+        """Wait for the answer to the last `ask`: whether the method returned, and what it returned or raised.
 
         If the planning process dies, another one is asked; if that happens several times, raises BytescaleError.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                return self._connection.recv_bytes()
+                return self._connection.recv()  # type: ignore[no-any-return]
             except (EOFError, OSError):
                 self.close()
                 message = f"the planning process ended with code {self._process.exitcode}"
@@ -166,10 +164,10 @@ class _FirstRank:
     def ask(self, work: Callable[..., Any], *arguments: Any) -> None:
         """The first rank asks."""
 
-    def answer(self) -> bytes:
+    def answer(self) -> tuple[bool, Any]:
         """Wait for the next answer. Raises ConnectionError if the first rank has ended."""
         try:
-            return self._connection.recv_bytes()
+            return self._connection.recv()  # type: ignore[no-any-return]
         except EOFError:
             raise ConnectionError("the first rank of this node, which plans for it, has ended") from None
 
