@@ -12,7 +12,9 @@ from bytescale_cli.options import Debug, Json, Trace, check_named_once, plot_pat
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", readable=False, help="A run folder; several are compared.")
+    ],
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="The page. Default: RUN/report.html, or comparison.html for several runs."),

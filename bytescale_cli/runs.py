@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List runs, show their state and logs, or compare them.")
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Run folder.")]
 
 
 @app.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder in which the runs are.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", readable=False, help="The folder in which the runs are.")
+    ] = Path("runs"),
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -107,7 +107,7 @@ def logs(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two run folders or more.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", readable=False, help="Two run folders or more.")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:

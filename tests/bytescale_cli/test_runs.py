@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -156,3 +157,19 @@ def test_mistakes(
     assert run(["runs", *words.split()]) == code
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and said[0] == f"error: {cause}" and said[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    "words", ["runs list", "runs status", "runs logs", "runs compare", "report", "data trace", "ckpt inspect"]
+)
+def test_a_run_that_may_not_be_read_is_refused_in_one_form(
+    words: str, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer's own check of a path has other words and another exit code."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with locked_out(runs / "a"):
+        place = runs / "a" if words != "runs list" else runs / "a" / "logs"
+        more = {"runs compare": [str(runs / "b")], "data trace": ["--step", "1"]}.get(words, [])
+        assert run([*words.split(), str(place), *more]) == 74
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(": Permission denied") and said[1].startswith("hint: `namei -l ")
