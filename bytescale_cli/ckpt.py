@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,7 +78,6 @@ def inspect(
     from dataclasses import asdict
 
     from engine.config.resolved import flat
-    from engine.report.words import value_text
     from engine.run.checkpoints import check_sizes, read_manifest
     from engine.run.saved import find
 
@@ -92,11 +92,15 @@ def inspect(
     for name, value in (*state.items(), ("files", {name: f"{size:,} bytes" for name, size in sizes.items()})):
         if isinstance(value, dict):
             known = {key: inner for key, inner in flat(value).items() if inner is not None}
-            lines += [f"{name}:", *(f"  {key}: {value_text(inner)}" for key, inner in known.items())]
+            lines += [f"{name}:", *(f"  {key}: {_text(inner)}" for key, inner in known.items())]
         elif value is not None:
-            lines.append(f"{name}: {value_text(value)}")
+            lines.append(f"{name}: {_text(value)}")
     answer = {"path": str(folder), **state, "files": sizes}
     output.emit({"checkpoint": answer}, "\n".join(lines), as_json=json, error=error)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else dumps(value)
 
 
 @app.command()
