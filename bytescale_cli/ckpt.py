@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,15 +45,19 @@ def verify(
 ) -> None:
     """Check every byte of a checkpoint, or of all checkpoints of a run. Exits with 5 if one is damaged."""
     from engine.config.units import counted
+    from engine.run.checkpoints import START_OVER
     from engine.run.saved import check_all
 
     found = check_all(source)
     damaged, error = [one for one in found if one["damaged"]], None
     if damaged:
-        message = (
-            f"{len(damaged)} of {counted(len(found), 'checkpoint')} damaged, such as {Path(damaged[0]['path']).name}"
-        )
-        hint = "`train` resumes from the newest intact one and keeps the damaged ones aside"
+        are = "is damaged:" if len(damaged) == 1 else "are damaged, such as"
+        message = f"{len(damaged)} of {counted(len(found), 'checkpoint')} {are} {Path(damaged[0]['path']).name}"
+        hint = START_OVER
+        if len(damaged) < len(found):
+            hint = "`train` resumes from the newest intact one and keeps the damaged ones aside"
+        elif Path(damaged[0]["path"]) == Path(source):  # the others of its run were not checked
+            hint = "`bytescale ckpt verify RUN` checks all checkpoints of its run"
         error = CheckpointError(f"{message}: {damaged[0]['damaged']}", key=source, hint=hint)
     rows = [[one["path"], f"damaged: {one['damaged']}" if one["damaged"] else "intact"] for one in found]
     output.emit({"checkpoints": found}, output.table(["path", ""], rows), as_json=json, error=error)
@@ -60,31 +65,47 @@ def verify(
 
 @app.command()
 def inspect(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", readable=False, help="A run, or one of its checkpoints.")
+    ],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a checkpoint contains. Prints its step, place in the documents, settings and files; hashes no file."""
+    """Show what a checkpoint contains. Prints its step, place in the documents, settings and files.
+
+    Checks the sizes of the files, not the hashes. Exits with 5 if one is damaged.
+    """
     from dataclasses import asdict
 
-    from engine.run.checkpoints import read_manifest
+    from engine.config.resolved import flat
+    from engine.run.checkpoints import check_sizes, read_manifest
     from engine.run.saved import find
 
-    folder = find(source)
+    folder, error = find(source), None
     manifest = read_manifest(folder)
+    try:
+        check_sizes(folder)
+    except CheckpointError as damage:
+        error = damage
     state, sizes = asdict(manifest.state), dict(manifest.sizes)
     lines = [str(folder)]
     for name, value in (*state.items(), ("files", {name: f"{size:,} bytes" for name, size in sizes.items()})):
         if isinstance(value, dict):
-            lines += [f"{name}:", *(f"  {key}: {inner}" for key, inner in value.items())]
-        else:
-            lines.append(f"{name}: {value}")
-    output.emit({"checkpoint": {"path": str(folder), **state, "files": sizes}}, "\n".join(lines), as_json=json)
+            known = {key: inner for key, inner in flat(value).items() if inner is not None}
+            lines += [f"{name}:", *(f"  {key}: {_text(inner)}" for key, inner in known.items())]
+        elif value is not None:
+            lines.append(f"{name}: {_text(value)}")
+    answer = {"path": str(folder), **state, "files": sizes}
+    output.emit({"checkpoint": answer}, "\n".join(lines), as_json=json, error=error)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else dumps(value)
 
 
 @app.command()
 def prune(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(readable=False, help="Run folder.")],
     keep: Annotated[int, typer.Option(min=1, help="Number of newest intact checkpoints to keep.")],
     every: Annotated[int, typer.Option(min=0, help="Also keep those of steps that are multiples of this.")] = 0,
     best: Annotated[int, typer.Option(min=0, help="Also keep this many with the lowest validation losses.")] = 0,
@@ -123,7 +144,9 @@ def import_(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, or one of its checkpoints.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", readable=False, help="A run, or one of its checkpoints.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write; must not exist yet.")],
     dtype: Annotated[
         str | None, typer.Option(parser=choice(*_DTYPES), metavar="|".join(_DTYPES), help="Default: the run's dtype.")

@@ -25,7 +25,8 @@ def head(
     overrides: Overrides = None,
     config_file: ConfigFile = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder: show a step of this run, also while it goes on.")
+        Path | None,
+        typer.Option(metavar="RUN", readable=False, help="Run folder: show a step of this run, also while it goes on."),
     ] = None,
     step: Annotated[
         int | None,

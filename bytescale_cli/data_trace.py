@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     from engine.data.history import Traced
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Run folder.")]
 Step = Annotated[int | None, typer.Option(parser=whole_number, metavar="N", help="A step, counted from 1.")]
 
 

@@ -26,7 +26,10 @@ def _temperature(text: str) -> float:
 
 def generate(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN|FOLDER", help="A run, one of its checkpoints, or a Hugging Face folder.")
+        Path,
+        typer.Argument(
+            metavar="RUN|FOLDER", readable=False, help="A run, one of its checkpoints, or a Hugging Face folder."
+        ),
     ],
     prompt: Annotated[str, typer.Option(metavar="TEXT", help="The text to continue.")],
     tokens: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Generate at most N tokens.")] = 100,

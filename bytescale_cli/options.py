@@ -104,6 +104,12 @@ def say_toys(config: Config, *parts: Part) -> None:
         output.say(line)
 
 
+def check_named_once(runs: Sequence[Path]) -> None:
+    """Raise ConfigError if two of these paths are those of the same run."""
+    if len({path.resolve() for path in runs}) < len(runs):
+        raise ConfigError("a run is named twice", key="RUN", hint="name each run once")
+
+
 def check_steps(steps: int, flag: str) -> None:
     """Raise ConfigError that names `flag` unless `steps` is between 1 and _MAX_STEPS."""
     if not 1 <= steps <= _MAX_STEPS:

@@ -8,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Trace, plot_path, trace_path
-from engine.errors import ConfigError
+from bytescale_cli.options import Debug, Json, Trace, check_named_once, plot_path, trace_path
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="A run folder; several are compared.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", readable=False, help="A run folder; several are compared.")
+    ],
     out: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="The page. Default: RUN/report.html, or comparison.html for several runs."),
@@ -27,8 +28,7 @@ def report(
     The page of a run has its metrics, one measured step, and what was run where. A comparison has the losses by step,
     tokens and time, and where the configs differ.
     """
-    if len({path.resolve() for path in runs}) < len(runs):
-        raise ConfigError("a run is named twice", key="RUN", hint="name each run once")
+    check_named_once(runs)
     timeline = trace_path(trace)
     default = runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html")
     from engine.run.status import config_of

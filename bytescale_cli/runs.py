@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, whole_number
+from bytescale_cli.options import Debug, Json, check_named_once, whole_number
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List runs, show their state and logs, or compare them.")
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Run folder.")]
 
 
 @app.command("list")
 def list_(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder in which the runs are.")] = Path(
-        "runs"
-    ),
+    folder: Annotated[
+        Path, typer.Argument(metavar="[FOLDER]", readable=False, help="The folder in which the runs are.")
+    ] = Path("runs"),
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """List the runs in a folder, the one that changed last first.
 
-    A run whose config cannot be read, such as one of another version, is listed with the reason.
+    A run that cannot be read, such as one of another version, is listed with the reason.
     """
     from engine.run.status import runs_in, status
 
@@ -41,6 +41,9 @@ def list_(
             found.append(asdict(status(run)))
         except ConfigError as error:
             unreadable.append({"run": str(run), "reason": str(error)})
+        except OSError as error:
+            place = f"{Path(error.filename).name}: " if error.filename is not None else ""
+            unreadable.append({"run": str(run), "reason": f"{place}{error.strerror}"})
     rows = [
         [one["state"], f"{one['step']:,}/{one['steps']:,}", output.number(one["loss"]), one["recipe"], one["run"]]
         for one in found
@@ -52,7 +55,7 @@ def list_(
 
 @app.command("status")
 def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
-    """Show how far a run is, and why ranks failed.
+    """Show how far a run is, and why it failed.
 
     Its figures are those of the last finished step. The newest checkpoint is not verified.
     """
@@ -66,10 +69,15 @@ def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
         "validation loss": output.number(found.validation_loss),
         "tokens": f"{found.tokens:,}",
         "tokens/s": output.number(found.tokens_per_s),
-        "last step": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.changed)),
+        "last step": "-"
+        if found.changed is None
+        else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.changed)),
         "checkpoint": found.checkpoint or "none yet",
     }
-    facts |= {f"rank {rank}": f"failed: {cause}" for rank, cause in found.causes.items()}
+    if found.cause is not None:
+        facts["cause"] = found.cause
+    said = {rank: cause for rank, cause in found.causes.items() if cause not in (found.cause or "")}
+    facts |= {f"rank {rank}": f"failed: {cause}" for rank, cause in said.items()}
     text = output.record(f"{found.run}: {found.state}", list(facts.items()))
     output.emit({"status": asdict(found)}, text, as_json=json)
 
@@ -82,7 +90,7 @@ def logs(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show the last lines that the ranks of a run printed."""
+    """Show the last lines that the ranks of a run printed; if none has started, those of the agents of its nodes."""
     if lines < 1:
         raise ConfigError(f"must be at least 1, not {lines}", key="--lines", hint="for example --lines 20")
     if rank is not None and rank < 0:
@@ -90,19 +98,23 @@ def logs(
     from engine.run.status import log_tail
 
     found = log_tail(run, rank, lines)
-    parts = ["\n".join([output.title(f"rank {one['rank']}: {one['path']}"), *one["lines"]]) for one in found]
+    parts = []
+    for one in found:
+        source = f"rank {one['rank']}" if "rank" in one else f"node {one['node']}"
+        parts.append("\n".join([output.title(f"{source}: {one['path']}"), *one["lines"]]))
     output.emit({"logs": found}, "\n\n".join(parts) or f"no rank of {run} has started", as_json=json)
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Two run folders or more.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", readable=False, help="Two run folders or more.")],
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare runs: where their configs differ, and their last losses."""
     if len(runs) < 2:
         raise ConfigError("needs two run folders or more", key="RUN", hint="bytescale runs compare runs/a runs/b")
+    check_named_once(runs)
     from engine.run.status import config_of, differences, losses, status
 
     found, changed = [status(run) for run in runs], differences([config_of(run) for run in runs])

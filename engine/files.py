@@ -9,13 +9,15 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 LOCK = ".lock"
+_LOOKS, _LOOK_S = 10, 0.01  # how often and how long `locked` waits for a reader that tests the lock
 _DRAFT, _RETIRED = ".writing-", ".removing-"
 
 
@@ -81,7 +83,7 @@ def locked(path: Path) -> Iterator[None]:
         # locked a new file of the same name. NFS has no files without a name (ESTALE).
         same = False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(file)
             same = os.path.samestat(os.fstat(file.fileno()), path.stat())
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE):
@@ -89,6 +91,16 @@ def locked(path: Path) -> Iterator[None]:
         if not same:
             raise BlockingIOError(f"{path} was removed by the process that locked it")
         yield
+
+
+def _lock(file: IO[str]) -> None:
+    """Lock a file. Tries more than once, since `engine.run.status.is_locked` shares the lock for a moment."""
+    for _ in range(_LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_LOOK_S)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def draft_of(final: Path) -> Path:

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from engine.config.load import read_resolved
 from engine.config.schema import Config
 from engine.errors import StorageError
+from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.boxes import Span, of_plan
 from engine.run.folder import RunFolder
 from engine.run.launches import Launch, read_launches
 from engine.run.metrics import read_metrics
+from engine.run.status import is_locked
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class RunData:
     trace: Trace | None
     name: str = ""  # of its folder
     launches: Sequence[Launch] = ()
+    running: bool = False
 
     @property
     def tokens(self) -> NDArray[np.float64]:
@@ -83,7 +86,8 @@ def read_run(folder: Path) -> RunData:
             # After a crash between the writes of the two files, they may be of different steps.
             if of_plan(plan, spans):
                 trace = Trace(measured["step"], plan, spans)
-    return RunData(config, summary, lines, trace, folder.resolve().name, read_launches(run.launches))
+    name, running = folder.resolve().name, is_locked(run.root / LOCK)
+    return RunData(config, summary, lines, trace, name, read_launches(run.launches), running)
 
 
 @contextmanager

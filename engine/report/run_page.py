@@ -129,7 +129,7 @@ def _others(run: RunData) -> list[Figure]:
 
 
 def head(run: RunData) -> list[Pair]:
-    """The facts at the top of the page: model, ranks, planner, steps and final losses."""
+    """The facts at the top of the page: model, ranks, planner, steps and last losses."""
     config, loss, parameters = run.config, run.column("loss"), run.summary.get("parameters")
     validated = [line["validation_loss"] for line in run.lines if line.get("validation_loss") is not None]
     validation = _nats(validated[-1]) if validated else "validation never ran"
@@ -141,8 +141,8 @@ def head(run: RunData) -> list[Pair]:
         ("ranks", f"{ranks_of(run):,}"),
         ("planner", config.planner.name),
         ("steps", f"{len(run.lines):,} of {config.run.steps:,}"),
-        ("final training loss", _nats(loss[-1]) if len(loss) else "no step was completed"),
-        ("final validation loss", validation),
+        ("last training loss", _nats(loss[-1]) if len(loss) else "no step was completed"),
+        ("last validation loss", validation),
     ]
     if lasted := duration(run):
         pairs.append(("duration", lasted))
@@ -216,7 +216,9 @@ def starts(run: RunData) -> Table | None:
     for number, one in enumerate(run.launches, start=1):
         began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(one.began))
         lasted = "-" if one.ended is None else long_seconds(one.ended - one.began)
-        outcome = one.outcome or ("no end was recorded" if one.ended is None else "all steps are done")
+        outcome = one.outcome or "all steps are done"
+        if one.ended is None:
+            outcome = "running" if run.running and one is run.launches[-1] else "no end was recorded"
         rows.append((str(number), began, lasted, f"{one.step:,}", f"{one.ranks:,}", outcome))
     return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from engine.errors import RunFolderError
+
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class RunFolder:
@@ -51,3 +60,16 @@ class RunFolder:
     def error(self, rank: int) -> Path:
         """The JSON file in which a rank writes why it failed."""
         return self.logs / f"rank-{rank}.error.json"
+
+
+@contextmanager
+def changing(run: Path) -> Iterator[None]:
+    """Raise RunFolderError, which names the run folder `run`, for an OSError by which it cannot be written to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        others = "belongs to another user and " if run.stat().st_uid != os.geteuid() else ""
+        hint = f"`namei -l {shlex.quote(str(run))}` shows its owner and permissions"
+        raise RunFolderError(f"{others}is not writable", key=str(run), hint=hint) from error

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+STOPPED = "stopped on request"  # the outcome of a start that was asked to stop
 _PACKAGES = ("bytescale", "torch", "deepspeed", "flash-attn", "numpy")
 
 

@@ -22,7 +22,7 @@ from engine.run.checkpoints import (
     read_state,
     step_of,
 )
-from engine.run.folder import RunFolder
+from engine.run.folder import RunFolder, changing
 from engine.run.remote import Remote, is_url, reaching
 
 
@@ -142,14 +142,16 @@ def thin_out(run: Path, keep: Retention, dry_run: bool, say: Callable[[str], Non
     """Remove the checkpoints of a run that `keep` does not keep, and return them. `dry_run` removes nothing.
 
     The newest that are kept are compared with their hashes first: a damaged checkpoint does not count, and stays.
-    Raises CheckpointError if the run has no checkpoint, RunFolderError if another process is using the run.
+    Raises CheckpointError if the run has no checkpoint, RunFolderError if another process is using the run, or if this
+    user may not write to it.
     """
     folder, intact = RunFolder(run), list[Path]()
     find(run)
     with ExitStack() as stack:
         if not dry_run:
             try:
-                stack.enter_context(locked(folder.root / LOCK))
+                with changing(run):
+                    stack.enter_context(locked(folder.root / LOCK))
             except BlockingIOError as error:
                 hint = "wait until it ends; a run removes old checkpoints itself: run.keep_checkpoints"
                 raise RunFolderError("a run is using this folder", key=str(run), hint=hint) from error
@@ -165,5 +167,6 @@ def thin_out(run: Path, keep: Retention, dry_run: bool, say: Callable[[str], Non
                 intact.append(one)
         removed = keep.removes(intact, metrics.validation_losses(folder.metrics))
         for old in () if dry_run else removed:
-            remove_folder(old)
+            with changing(run):
+                remove_folder(old)
     return removed

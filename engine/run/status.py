@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +13,12 @@ from typing import Any
 from engine.config.keys import is_path
 from engine.config.resolved import flat, read_resolved
 from engine.config.schema import Config
-from engine.errors import ConfigError, RunFolderError
+from engine.errors import ConfigError
 from engine.files import LOCK
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
+from engine.run.launches import STOPPED, read_launches
 from engine.run.metrics import read_metrics
-
-_LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Status:
     validation_loss: float | None  # of the last step that was validated
     tokens: int  # of all steps
     tokens_per_s: float | None
-    changed: float  # when the last step was finished, in seconds since 1970
+    changed: float | None  # when the last step was finished, in seconds since 1970
     checkpoint: str | None  # the newest; not verified
-    causes: dict[int, str]  # why ranks failed
+    cause: str | None  # why the last start failed
+    causes: dict[int, str]  # why ranks failed, as they wrote it; one that was killed wrote nothing
 
 
 def status(run: Path) -> Status:
@@ -46,9 +47,14 @@ def status(run: Path) -> Status:
     lines = read_metrics(folder.metrics)
     last: Mapping[str, Any] = lines[-1] if lines else {"step": 0}
     causes = {rank: cause["message"] for rank, cause in _causes(folder)}
-    ended = last["step"] >= config.run.steps or last.get("ended")
-    going_on = is_locked(folder.root / LOCK)
-    state = "running" if going_on else "finished" if ended else "failed" if causes else "stopped"
+    starts = read_launches(folder.launches)
+    outcome = starts[-1].outcome if starts else ""
+    if is_locked(folder.root / LOCK):
+        state = "running"
+    elif last["step"] >= config.run.steps or last.get("ended"):
+        state = "finished"
+    else:  # ranks that noticed the end of others may have written causes in a start that was asked to stop
+        state = "failed" if (outcome or causes) and outcome != STOPPED else "stopped"
     saved = newest_first(folder.checkpoints)
     return Status(
         str(run),
@@ -61,9 +67,10 @@ def status(run: Path) -> Status:
         next((line["validation_loss"] for line in reversed(lines) if line.get("validation_loss") is not None), None),
         sum(line.get("tokens", 0) for line in lines),
         last.get("tokens_per_s"),
-        (folder.metrics if lines else folder.resolved).stat().st_mtime,
+        folder.metrics.stat().st_mtime if lines else None,
         str(saved[0]) if saved else None,
-        {} if going_on or ended else causes,
+        outcome or None if state == "failed" else None,
+        causes if state == "failed" else {},
     )
 
 
@@ -76,21 +83,41 @@ def config_of(run: Path) -> Config:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """List the run folders in `folder`, the one that changed last first. Raises ConfigError if it does not exist."""
+    """List the run folders in `folder`, the one that changed last first. Raises ConfigError if it does not exist.
+
+    Folders that this user may not look into are listed too: each could be a run.
+    """
     if not folder.is_dir():
         raise ConfigError("no such folder", key=str(folder), hint="name the folder in which your runs are")
-    found = [path for path in folder.iterdir() if RunFolder(path).resolved.is_file()]
+    found = [path for path in folder.iterdir() if _may_be_run(path)]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a process of this machine has locked a file. Does not lock it itself: a run could be starting."""
+def _may_be_run(path: Path) -> bool:
     try:
-        found = path.stat()
-        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-        return any(place in line.split() for line in _LOCKS.read_text().splitlines())
+        return RunFolder(path).resolved.is_file()
+    except PermissionError:
+        return True
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process has locked a file, also one in another container or on another host.
+
+    /proc/locks lists neither of these. So this takes a shared lock for a moment, for which `files.locked` waits.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # the file system has no locks
+        return False
+    finally:
+        os.close(handle)
+    return False
 
 
 def _causes(folder: RunFolder) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -108,18 +135,28 @@ def _causes(folder: RunFolder) -> Iterator[tuple[int, dict[str, Any]]]:
 def log_tail(run: Path, rank: int | None, count: int) -> list[dict[str, Any]]:
     """Return the last `count` lines of the log of a rank, or of every rank: [{"rank", "path", "lines"}, ...].
 
-    Raises ConfigError if `run` is not the folder of a run, and RunFolderError if there is no such log.
+    If no rank has started, return what the agents of nodes, or ssh, said: [{"node", "path", "lines"}, ...]. Raises
+    ConfigError if `run` is not the folder of a run, or has no log of that rank.
     """
     config_of(run)
-    folder, found = RunFolder(run), list[dict[str, Any]]()
-    numbers = sorted(int(path.stem.split("-")[1]) for path in folder.logs.glob("rank-*.log"))
-    for number in numbers if rank is None else [rank]:
-        path = folder.log(number)
-        if not path.is_file():
-            listed = f"it has those of {len(numbers):,} ranks, from 0" if numbers else "no rank of it has started here"
-            raise RunFolderError(f"has no log of rank {number}", key=str(run), hint=listed)
+    folder = RunFolder(run)
+    ranks, nodes = (
+        {int(path.stem.split("-")[1]): path for path in folder.logs.glob(f"{kind}-*.log")} for kind in ("rank", "node")
+    )
+    if rank is None:
+        kind, chosen = ("rank", ranks) if ranks else ("node", nodes)
+    elif rank in ranks:
+        kind, chosen = "rank", {rank: ranks[rank]}
+    else:
+        numbers, last = sorted(ranks), max(ranks, default=0)
+        listed = f"0 to {last}" if 0 < last < len(ranks) else ", ".join(map(str, numbers))
+        hint = f"choose {listed}" if ranks else f"no rank has started; see `bytescale runs logs {run}`"
+        raise ConfigError(f"{run} has no log of this rank", key=f"--rank {rank}", hint=hint)
+    found = list[dict[str, Any]]()
+    for number, path in sorted(chosen.items()):
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        found.append({"rank": number, "path": str(path), "lines": lines[-count:]})
+        if lines or kind == "rank":
+            found.append({kind: number, "path": str(path), "lines": lines[-count:]})
     return found
 
 

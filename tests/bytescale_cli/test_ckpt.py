@@ -13,8 +13,10 @@ import pytest
 
 from bytescale_cli.main import run
 from bytescale_cli.output import say
+from engine.run.checkpoints import START_OVER
 from engine.run.remote import Remote
-from tests.run.damage import flip, save
+from tests.run import damage
+from tests.run.damage import flip, save, truncate
 from tests.weights.folders import llama, saved
 
 WRITTEN = {"out": "hf", "checkpoint": "r/checkpoints/step-1", "step": 1, "dtype": "bf16", "shards": 2, "bytes": 9000}
@@ -69,11 +71,56 @@ def test_verify_exits_with_5_if_a_checkpoint_is_damaged(tmp_path: Path, capsys: 
     assert run(["ckpt", "verify", str(tmp_path)]) == 5
     captured = capsys.readouterr()
     assert "damaged: zero/a.pt does not match its hash" in captured.out
-    assert "1 of 2 checkpoints damaged, such as step-00000002: zero/a.pt does not match its hash" in captured.err
+    assert "1 of 2 checkpoints is damaged: step-00000002: zero/a.pt does not match its hash" in captured.err
+    assert "hint: `train` resumes from the newest intact one" in captured.err
     assert run(["ckpt", "verify", str(tmp_path), "--json"]) == 5
     told = json.loads(capsys.readouterr().out)
     assert (told["ok"], told["error"]["code"]) == (False, 5)
     assert [one["damaged"] for one in told["checkpoints"]] == ["zero/a.pt does not match its hash", None]
+
+
+def test_verify_of_no_intact_checkpoint_says_how_to_start_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(save(tmp_path / "checkpoints", 1))
+    assert run(["ckpt", "verify", str(tmp_path)]) == 5
+    assert capsys.readouterr().err.splitlines() == [
+        f"error: {tmp_path}: 1 of 1 checkpoint is damaged: step-00000001: zero/a.pt does not match its hash",
+        f"hint: {START_OVER}",
+    ]
+    newest = save(tmp_path / "checkpoints", 2)
+    flip(newest)
+    assert run(["ckpt", "verify", str(tmp_path)]) == 5
+    said = capsys.readouterr().err
+    assert "2 of 2 checkpoints are damaged, such as step-00000002: zero/a.pt" in said and START_OVER in said
+    assert run(["ckpt", "verify", f"{newest}/"]) == 5
+    assert "`bytescale ckpt verify RUN` checks all checkpoints of its run" in capsys.readouterr().err
+
+
+def test_inspect_of_a_file_of_another_size_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    truncate(save(tmp_path / "checkpoints", 7))
+    assert run(["ckpt", "inspect", str(tmp_path)]) == 5
+    captured = capsys.readouterr()
+    assert "step: 7" in captured.out
+    assert "checkpoint is damaged: zero/b.pt has 0 bytes instead of 10" in captured.err
+
+
+def test_inspect_shows_nested_values_by_their_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"model.rope": {"kind": "none", "factor": None}, "model.tied": False, "balance.bias_rate": None}
+    monkeypatch.setattr(damage, "VALUES", values)
+    save(tmp_path / "checkpoints", 7)
+    assert run(["ckpt", "inspect", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[lines.index("must_match:") + 1 :][:3] == [
+        "  model.rope.kind: none",
+        "  model.tied: false",
+        "skipped: 0",
+    ]
+    assert "  places.data: [0, 0, 49, 0]" in lines
+    assert run(["ckpt", "inspect", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["checkpoint"]["must_match"] == values
 
 
 def test_inspect_shows_state_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

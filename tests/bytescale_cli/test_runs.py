@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,9 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.config.resolved import resolved_yaml
-from engine.run import metrics
+from engine.run import launches, metrics
 from engine.run.folder import RunFolder
+from tests.permissions import locked_out
 
 Capture = pytest.CaptureFixture[str]
 
@@ -52,6 +55,15 @@ def test_list(runs: Path, capsys: Capture) -> None:
     assert found["unreadable"] == [{"run": str(runs / "c"), "reason": "is not a resolved config"}]
 
 
+def test_a_run_that_may_not_be_read_is_listed_with_the_reason(runs: Path, capsys: Capture) -> None:
+    with locked_out(runs / "b"):
+        found = answer(capsys, "list", str(runs))
+    assert isinstance(found["runs"], list) and [one["run"] for one in found["runs"]] == [str(runs / "a")]
+    reasons = {str(runs / "b"): "resolved.yaml: Permission denied", str(runs / "c"): "is not a resolved config"}
+    assert isinstance(found["unreadable"], list)
+    assert {one["run"]: one["reason"] for one in found["unreadable"]} == reasons
+
+
 def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
     assert run(["runs", "list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
@@ -68,11 +80,38 @@ def test_status(runs: Path, capsys: Capture) -> None:
     assert isinstance(found, dict) and (found["state"], found["step"], found["loss"]) == ("stopped", 2, 1.0)
 
 
+def test_the_status_of_a_run_that_failed_has_the_cause_once(runs: Path, capsys: Capture) -> None:
+    folder = RunFolder(runs / "b")
+    launches.begin(folder.launches, 1, 2, ["localhost"])
+    launches.end(folder.launches, "rank 1 failed: out of memory (model.py:3)")
+    for rank, cause in ((0, "the connection to rank 1 was lost"), (1, "out of memory")):
+        folder.error(rank).write_text(json.dumps({"message": cause, "time": 2.0 - rank}))
+    assert run(["runs", "status", str(folder.root)]) == 0
+    head, *facts = capsys.readouterr().out.splitlines()
+    assert head == f"{folder.root}: failed"
+    assert [line.split(maxsplit=1)[1] for line in facts if "cause" in line] == [
+        "rank 1 failed: out of memory (model.py:3)"
+    ]
+    assert facts[-1].split(maxsplit=2) == ["rank", "0", "failed: the connection to rank 1 was lost"]
+
+
+def test_a_run_without_steps_has_no_time_of_the_last(runs: Path, capsys: Capture) -> None:
+    RunFolder(runs / "b").metrics.unlink()
+    assert run(["runs", "status", str(runs / "b")]) == 0
+    assert [line.split() for line in capsys.readouterr().out.splitlines() if "last step" in line] == [
+        ["last", "step", "-"]
+    ]
+
+
 def test_logs(runs: Path, capsys: Capture) -> None:
     assert run(["runs", "logs", str(runs / "a"), "--lines", "1"]) == 0
     assert capsys.readouterr().out == f"rank 0: {runs / 'a' / 'logs' / 'rank-0.log'}\nsecond\n"
     (log,) = answer(capsys, "logs", str(runs / "a"), "--rank", "0")["logs"]  # type: ignore[misc]
     assert log["lines"] == ["first", "second"]
+    log = RunFolder(runs / "a").log(0)
+    log.rename(log.with_name("node-0.log"))
+    assert run(["runs", "logs", str(runs / "a"), "--lines", "1"]) == 0
+    assert capsys.readouterr().out == f"node 0: {runs / 'a' / 'logs' / 'node-0.log'}\nsecond\n"
 
 
 def test_compare(runs: Path, capsys: Capture) -> None:
@@ -91,7 +130,8 @@ def test_compare(runs: Path, capsys: Capture) -> None:
 
 
 def test_runs_that_do_not_differ(runs: Path, capsys: Capture) -> None:
-    assert run(["runs", "compare", str(runs / "a"), str(runs / "a")]) == 0
+    shutil.copytree(runs / "a", runs / "same")
+    assert run(["runs", "compare", str(runs / "a"), str(runs / "same")]) == 0
     assert capsys.readouterr().out.endswith("Where do their configs differ?\nnowhere but in run.out\n")
 
 
@@ -101,7 +141,8 @@ def test_runs_that_do_not_differ(runs: Path, capsys: Capture) -> None:
         ("list none", 2, "none: no such folder"),
         ("status none", 2, "none: is not the folder of a run"),
         ("logs none", 2, "none: is not the folder of a run"),
-        ("logs a --rank 7", 73, "a: has no log of rank 7"),
+        ("logs a --rank 7", 2, "--rank 7: a has no log of this rank"),
+        ("compare a b a/", 2, "RUN: a run is named twice"),
         ("logs a --rank -1", 2, "--rank: must be at least 0, not -1"),
         ("logs a --lines 0", 2, "--lines: must be at least 1, not 0"),
         ("compare a", 2, "RUN: needs two run folders or more"),
@@ -116,3 +157,20 @@ def test_mistakes(
     assert run(["runs", *words.split()]) == code
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 2 and said[0] == f"error: {cause}" and said[1].startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    "words", ["runs list", "runs status", "runs logs", "runs compare", "report", "data trace", "ckpt inspect"]
+)
+def test_a_run_that_may_not_be_read_is_refused_in_one_form(
+    words: str, runs: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Typer's own check of a path has other words and another exit code."""
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(runs)) and real(path, mode))
+    with locked_out(runs / "a"):
+        place = runs / "a" if words != "runs list" else runs / "a" / "logs"
+        more = {"runs compare": [str(runs / "b")], "data trace": ["--step", "1"]}.get(words, [])
+        assert run([*words.split(), str(place), *more]) == 74
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith(": Permission denied") and said[1].startswith("hint: `namei -l ")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.config.load import load
+from engine.files import LOCK, locked
 from engine.report import run_page
 from engine.report.run import read_run
 from engine.run import launches
@@ -26,7 +27,7 @@ def test_the_head_says_what_the_run_was(tmp_path: Path) -> None:
     assert head["planner"] == "adaptive"
     assert head["mode"].startswith("free: ")
     assert head["steps"] == "120 of 120"
-    assert head["final training loss"] == f"{run.lines[-1]['loss']:.3f} nats per token"
+    assert head["last training loss"] == f"{run.lines[-1]['loss']:.3f} nats per token"
 
 
 @pytest.mark.parametrize(("loss", "verdict"), [(2.4, "below"), (2.432, "not below"), (3.0, "not below")])
@@ -35,7 +36,7 @@ def test_validation_is_judged_against_the_bigram_entropy(tmp_path: Path, loss: f
     lines += [line | {"step": 2, "validation_loss": loss} for line in metrics(1)]
     head = dict(run_page.head(read_run(write_run(tmp_path, lines=lines, traced=None))))
     expected = f"{loss:.3f} nats per token, {verdict} the corpus's bigram entropy of 2.432"
-    assert head["final validation loss"] == expected
+    assert head["last validation loss"] == expected
 
 
 def test_without_a_bigram_entropy_there_is_no_verdict(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_without_a_bigram_entropy_there_is_no_verdict(tmp_path: Path) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"bigram_nats": None}))
     run = read_run(folder)
-    assert dict(run_page.head(run))["final validation loss"] == "9.000 nats per token"
+    assert dict(run_page.head(run))["last validation loss"] == "9.000 nats per token"
     assert "bigram" not in run_page.run_page(run).html()
 
 
@@ -88,8 +89,8 @@ def test_a_run_without_steps_has_no_table_and_says_so(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, lines=[], traced=None))
     assert run_page.table(run) == []
     head = dict(run_page.head(run))
-    assert head["final training loss"] == "no step was completed"
-    assert head["final validation loss"] == "validation never ran"
+    assert head["last training loss"] == "no step was completed"
+    assert head["last validation loss"] == "validation never ran"
     assert head["ranks"] == "2"  # of the config: there is no plan
 
 
@@ -98,7 +99,7 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     lines[2]["loss"], lines[3]["loss"] = math.nan, math.inf
     run = read_run(write_run(tmp_path, lines=lines, traced=None))
     assert run_page.warning(run) == "The loss is not finite in 2 of 4 steps, first in step 3."
-    assert dict(run_page.head(run))["final training loss"] == "not finite"
+    assert dict(run_page.head(run))["last training loss"] == "not finite"
     assert run_page.warning(read_run(write_run(tmp_path, lines=metrics(4), traced=None))) is None
 
 
@@ -142,6 +143,9 @@ def test_the_page_has_all_starts_and_how_they_ended(tmp_path: Path, monkeypatch:
         ("2", "1970-01-02 01:00:00 UTC", "42 s", "51", "2", "all steps are done"),
         ("3", "1970-01-02 03:46:40 UTC", "-", "101", "4", "no end was recorded"),
     ]
+    with locked(folder / LOCK):
+        table = run_page.starts(read_run(folder))
+    assert table is not None and table.rows[-1][-1] == "running"
     assert dict(run_page.head(run))["duration"] == "1 h 7 min"
     assert "rank 1 failed: &lt;b&gt;" in run_page.run_page(run).html()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,23 @@ def test_thinning_out_keeps_the_newest_intact_ones_and_the_damaged_ones(tmp_path
         thin_out(tmp_path, keep, False, print)
     assert thin_out(tmp_path, keep, False, print) == [folders[3], folders[5]]
     assert newest_first(tmp_path / "checkpoints") == [*folders[:3], folders[4]]
+
+
+def test_nothing_is_removed_from_a_run_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2):
+        save(tmp_path / "checkpoints", step)
+    for place in (tmp_path, tmp_path / "checkpoints"):  # the second time the lock is taken
+        with locked_out(place, 0o500), pytest.raises(RunFolderError, match=r"^is not writable") as caught:
+            thin_out(tmp_path, Retention(1), False, print)
+        assert caught.value.problems[0].key == str(tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with (
+        locked_out(tmp_path / ".lock", 0o400),
+        pytest.raises(RunFolderError, match=r"^belongs to another user and is not"),
+    ):
+        thin_out(tmp_path, Retention(1), False, print)
+    assert len(newest_first(tmp_path / "checkpoints")) == 2
+    assert thin_out(tmp_path, Retention(1), False, print) == [tmp_path / "checkpoints/step-00000001"]
 
 
 def test_the_hint_for_a_damaged_run_or_checkpoint_can_be_followed(tmp_path: Path) -> None:
