@@ -15,6 +15,8 @@ from engine.errors import Problem
 MOST_RANKS = 2**16  # maximum HDP ranks of a plan: planning still takes seconds, and no cluster is larger
 _MAX_WEIGHTS = 2**48  # maximum weights of a model: with more, bytes and FLOPs overflow 64 bits
 
+URL_EXAMPLES = "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"
+
 Rule = Callable[[Config], Problem | None]
 _RULES: list[Rule] = []
 
@@ -52,7 +54,7 @@ def unit_nodes(config: Config) -> int:
 
 @_rule
 def urls_have_no_secrets(config: Config) -> Problem | None:
-    """A run folder has the config, and people show it to others."""
+    """A run folder has the config, and people show it to others. `remote_folder_is_a_url` checks run.remote."""
 
     def strings(value: object, key: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
@@ -65,7 +67,7 @@ def urls_have_no_secrets(config: Config) -> Problem | None:
             yield key, value
 
     for key, text in strings(config.model_dump(mode="json"), ""):
-        if has_secret(text):
+        if key != "run.remote" and has_secret(text):
             return _shown_secret(key)
     return None
 
@@ -99,7 +101,7 @@ def url_problem(url: str, key: str) -> Problem | None:
     protocol, found, rest = url.rpartition("://")
     if found and protocol and rest.strip("/"):
         return None
-    return Problem("is not the URL of a folder", key, "for example s3://bucket/run, gs://bucket/run or file:///mnt/run")
+    return Problem("is not the URL of a folder", key, URL_EXAMPLES)
 
 
 @_rule

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -18,6 +19,13 @@ SOURCES, MIX = "data.sources", "data.mix"  # keys with nested values, whose name
 def is_path(key: str) -> bool:
     """Return whether a key's value is a path or a list of paths, as it is of data.path and data.sources.web.path."""
     return key in PATHS or (key.startswith(f"{SOURCES}.") and key.endswith(".path"))
+
+
+def is_list(key: str) -> bool:
+    """Return whether a key's value can be a list, as that of run.trackers."""
+    field = leaves().get(key)
+    kind = field.annotation if field else None
+    return any(get_origin(one) is tuple for one in (kind, *get_args(kind)))
 
 
 def leaf_of(key: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 
 from engine.config import keys, tree
@@ -99,6 +99,8 @@ def _problem(text: str) -> Problem | None:
     except HydraException:
         return Problem("cannot be parsed", text, f"quote it twice: {quoted}")
     if override.is_sweep_override():
+        if keys.is_list(key) and override.value_type == ValueType.SIMPLE_CHOICE_SWEEP:
+            return Problem("is a list without brackets", text, f"write {key}=[{value}]")
         if _THOUSANDS.fullmatch(value):
             return Problem("has commas", text, f"write {key}={value.replace(',', '')}")
         return Problem("has several values", text, f"give one value, or quote it twice: {quoted}")

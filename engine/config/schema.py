@@ -13,7 +13,10 @@ from engine.config.units import Bytes, Tokens
 
 _STEPS = 99_999_999  # a checkpoint's name has eight digits
 _TOKENS = 2**32
-_WORD = r"^[\w.,:@+-]+$"
+WORD = r"^[\w.,:@+-]+$"
+IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$"
+DNS_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"  # RFC 1123, as Kubernetes has it
+DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
 class Section(BaseModel):
@@ -345,11 +348,13 @@ class Parallel(Section):
 class Slurm(Section):
     """What `--launcher slurm` asks sbatch for; null leaves an option out."""
 
-    partition: str | None = Field(pattern=_WORD, description="partition of the job")
-    account: str | None = Field(pattern=_WORD, description="account that pays for the job")
-    qos: str | None = Field(pattern=_WORD, description="quality of service of the job")
+    partition: str | None = Field(pattern=WORD, description="partition of the job")
+    account: str | None = Field(pattern=WORD, description="account that pays for the job")
+    qos: str | None = Field(pattern=WORD, description="quality of service of the job")
     time: str | None = Field(
-        pattern=r"^(\d+-)?\d+(:\d\d){0,2}$", description="time limit, for example 24:00:00 or 2-12 (days-hours)"
+        pattern=r"^(\d+-)?\d+(:\d\d){0,2}$",
+        examples=["24:00:00"],
+        description="time limit; 2-12 is 2 days and 12 hours",
     )
     grace: int = Field(
         ge=1, le=65535, description="seconds before the time limit at which the run saves a checkpoint and is requeued"
@@ -363,10 +368,20 @@ class Slurm(Section):
 class Kubernetes(Section):
     """What `--launcher k8s` writes into the manifest of the job."""
 
-    image: str | None = Field(description="container image in which `bytescale` is installed")
-    claim: str | None = Field(description="name of the PersistentVolumeClaim that all pods share")
-    mount: str = Field(pattern=r"^/", description="where pods see k8s.claim; relative paths of the config start there")
-    namespace: str | None = Field(description="namespace of the job; null: that of kubectl")
+    image: str | None = Field(
+        pattern=IMAGE,
+        examples=["registry/bytescale:1"],
+        description="container image in which `bytescale` is installed",
+    )
+    claim: str | None = Field(
+        pattern=DNS_NAME, examples=["training"], description="name of the PersistentVolumeClaim that all pods share"
+    )
+    mount: str = Field(
+        pattern=r"^/",
+        examples=["/shared"],
+        description="where pods see k8s.claim; relative paths of the config start there",
+    )
+    namespace: str | None = Field(pattern=DNS_LABEL, description="namespace of the job; null: that of kubectl")
     grace: int = Field(ge=1, le=65535, description="seconds for a checkpoint when a pod is asked to end")
 
 

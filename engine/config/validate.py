@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from engine.config import keys
 from engine.config.not_built import not_built
-from engine.config.schema import Config, Section, Segment, Source
+from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section, Segment, Source
 from engine.config.spelling import did_you_mean
 from engine.config.units import format_of
 from engine.errors import Problem
@@ -41,10 +41,19 @@ _SENTENCES = {
     "less_than": "must be less than {lt}, not {value}",
     "less_than_equal": "must be at most {le}, not {value}",
     "literal_error": "must be {expected}, not {value}",
-    "string_pattern_mismatch": NAME_RULE,
     "model_type": "must have keys, not {value}",
     "dict_type": "must have keys, not {value}",
     "value_error": "{error}",
+}
+
+
+# What a pattern allows; with other patterns a value "cannot be {value}"
+_PATTERNS = {
+    SOURCE_NAME: NAME_RULE,
+    WORD: "may have letters, digits and _ . , : @ + - only, not '{value}'",
+    IMAGE: "may have letters, digits and . _ / : @ - only, not '{value}'",
+    DNS_NAME: "must be lower-case letters, digits, - and ., and begin and end with a letter or digit, not '{value}'",
+    DNS_LABEL: "must be at most 63 lower-case letters, digits and -, not '{value}'",
 }
 
 
@@ -161,7 +170,10 @@ def _problem(key: str, place: str, detail: Any) -> Problem:
     if field is not None and detail["type"] in _BOUNDS:
         facts = {name: format_of(field, fact) if type(fact) is int else fact for name, fact in facts.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
-    message = _SENTENCES.get(kind, "cannot be {value}").format(**facts)
+    sentence = _SENTENCES.get(kind, "cannot be {value}")
+    if kind == "string_pattern_mismatch":
+        sentence = _PATTERNS.get(context["pattern"], "cannot be '{value}'")
+    message = sentence.format(**facts)
     if kind == "extra_forbidden" and key in _NESTED:
         names = list(_NESTED[key].model_fields)
         hint = did_you_mean(place.rpartition(".")[2], names, f"keys: {', '.join(names)}")

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from engine.config.checks import url_problem
+from engine.config.checks import URL_EXAMPLES, url_problem
 from engine.errors import BytescaleError, CheckpointError, ConfigError, PreflightError
 from engine.files import locked_draft, publish, sync, write_durably
 from engine.run.checkpoints import (
@@ -53,7 +53,9 @@ class Remote:
             raise ConfigError.of([problem])
         try:
             self._system, root = import_module("fsspec.core").url_to_fs(url.rstrip("/"))
-        except (ImportError, ValueError) as error:  # also for a protocol that does not exist
+        except ValueError as error:  # a protocol that does not exist
+            raise ConfigError(f"cannot be opened: {error}", key=f"{key}={url}", hint=URL_EXAMPLES) from error
+        except ImportError as error:
             hint = 'install what it names; fsspec itself comes with pip install "bytescale[data]"'
             raise PreflightError(f"cannot be opened: {error}", key=f"{key}={url}", hint=hint) from error
         folder, _, name = root.rpartition("/")

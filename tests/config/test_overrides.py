@@ -16,6 +16,13 @@ MISTAKES = [
     ("=3", "=3", "is not KEY=VALUE", "for example"),
     ("run.steps=", "run.steps=", "has no value", "run.steps=VALUE"),
     ("run.steps=1,2", "run.steps=1,2", "several values", "'run.steps=\"1,2\"'"),
+    (
+        "run.trackers=tensorboard,wandb",
+        "run.trackers=tensorboard,wandb",
+        "without brackets",
+        "write run.trackers=[tensorboard,wandb]",
+    ),
+    ("cluster.speeds=100,100", "cluster.speeds=100,100", "without brackets", "write cluster.speeds=[100,100]"),
     ("+run.stepz=1", "+run.stepz=1", "a leading + is not supported", "did you mean run.steps?"),
     ("+planner=static", "+planner=static", "a leading + is not supported", "write KEY=VALUE"),
     ("batch_tokens=1,000,000", "batch_tokens=1,000,000", "has commas", "write batch_tokens=1000000"),

@@ -96,6 +96,13 @@ MISTAKES: list[tuple[str, Any, str, str]] = [
     ("data.runtime", "ray", "ray is not implemented yet", "available: local"),
     ("parallel.ep", 2, "2 is not implemented yet", "available: 1"),
     ("parallel.pp", 0, "must be at least 1, not 0", ""),
+    ("slurm.time", "tomorrow", "cannot be 'tomorrow'", "for example slurm.time=24:00:00: time limit"),
+    ("slurm.partition", "x y", "may have letters, digits and _ . , : @ + - only, not 'x y'", "slurm.partition"),
+    ("k8s.mount", "shared", "cannot be 'shared'", "for example k8s.mount=/shared: where pods see k8s.claim"),
+    ("k8s.image", "a b", "may have letters, digits and . _ / : @ - only, not 'a b'", "k8s.image=registry/bytescale:1"),
+    ("k8s.claim", "X_y", "must be lower-case letters, digits, - and .", "for example k8s.claim=training"),
+    ("k8s.claim", "training-", "begin and end with a letter or digit, not 'training-'", ""),
+    ("k8s.namespace", "a.b", "must be at most 63 lower-case letters, digits and -, not 'a.b'", ""),
 ]
 
 
@@ -117,6 +124,20 @@ def test_mistakes(key: str, value: Any, message: str, hint: str) -> None:
     assert message in problem.message
     assert hint in (problem.hint or "")
     assert "nput should" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("slurm.time", "2-12"),
+        ("slurm.partition", "gpu,cpu"),
+        ("k8s.image", "localhost:5000/ml/bytescale:1.2@sha256:0123456789abcdef"),
+        ("k8s.claim", "team.training-2"),
+        ("k8s.namespace", "ml"),
+    ],
+)
+def test_what_slurm_and_kubernetes_accept_is_right(key: str, value: str) -> None:
+    assert validate(changed(key, value))[1] == []
 
 
 def test_a_section_that_is_missing_is_named() -> None:

@@ -223,5 +223,7 @@ def test_a_url_with_a_secret_or_without_a_folder_is_refused(wrong: str) -> None:
 
 
 def test_a_protocol_that_does_not_exist_is_named() -> None:
-    with pytest.raises(PreflightError, match=r"cannot be opened: .*nonsense"):
+    with pytest.raises(ConfigError, match=r"cannot be opened: .*nonsense") as caught:
         Remote("nonsense://bucket/run")
+    (problem,) = caught.value.problems
+    assert problem.hint == "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"
