@@ -18,6 +18,7 @@ import yaml
 
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
+from engine.config.validate import NOT_SET
 from engine.errors import ConfigError, ExitCode, Problem
 from engine.launch.joined import JOB, NODES
 
@@ -28,17 +29,19 @@ def manifest(config: Config, words: Sequence[str]) -> str:
     """Return the YAML of a Service and a Job that train with these words of the command line. Raises ConfigError."""
     k8s = config.k8s
     problems = [
-        Problem(what, key, f"set {key}={example}")
+        Problem(NOT_SET, key, f"set {key}={example}, {what}")
         for key, value, what, example in (
-            ("k8s.image", k8s.image, "which image has ByteScale?", "registry/bytescale:1"),
-            ("k8s.claim", k8s.claim, "which volume claim do all pods share?", "training"),
+            ("k8s.image", k8s.image, "the image that has ByteScale", "registry/bytescale:1"),
+            ("k8s.claim", k8s.claim, "the volume claim that all pods share", "training"),
         )
         if value is None
     ]
     out = Path(config.run.out)
     if out.is_absolute() and not out.is_relative_to(k8s.mount):
         what = f"is not below k8s.mount={k8s.mount}, the folder that pods share"
-        problems.append(Problem(what, f"run.out={out}", "choose a relative path, or one below it"))
+        problems.append(
+            Problem(what, f"run.out={out}", f"choose a relative path, one below {k8s.mount}, or another k8s.mount")
+        )
     if problems:
         raise ConfigError.of(problems)
     name = _name(config)

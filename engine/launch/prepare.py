@@ -12,6 +12,7 @@ from pathlib import Path
 from engine import files
 from engine.config.load import diff, read_resolved, resolved_yaml
 from engine.config.schema import Config
+from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.data.block_files import write_blocks
 from engine.data.ledger import Ledger
@@ -73,6 +74,12 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     else:
         check_owner(folder, config)  # not for `never`, which renames an old run, whatever its config
         auto = resume == "auto"
+        if not auto and not Path(resume).exists():
+            what, key = "no such file or folder", f"--resume {resume}"
+            if Path(resume).name == resume and (meant := did_you_mean(resume, ("auto", "never"))):
+                raise ConfigError(what, key=key, hint=meant)
+            hint = "choose auto, never, a run or a checkpoint; `bytescale ckpt list RUN` lists those of a run"
+            raise CheckpointError(what, key=key, hint=hint)
         checkpoint = saved.choose(folder.checkpoints, say, hashes) if auto else None
         checkpoint = checkpoint if auto else saved.verified(Path(resume), say, hashes).absolute()
     state, done = None, 0

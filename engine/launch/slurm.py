@@ -99,8 +99,11 @@ def submit(path: Path) -> str:
     except FileNotFoundError as error:
         raise _missing("sbatch") from error
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise PreflightError(said, key="sbatch", hint=f"correct the keys slurm.*; the script is {path}")
+        # The last line is the outcome, or advice; without a controller, those before it say what sbatch tried.
+        lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("Try ")]
+        said = re.sub(r"^(sbatch: )?((error|fatal): )?", "", lines[-1]) if lines else f"exit code {done.returncode}"
+        hint = f"`sbatch {shlex.quote(str(path))}` shows all of it; check slurm.*, and that `sinfo` answers"
+        raise PreflightError(said, key="sbatch", hint=hint)
     return done.stdout.strip().split(";")[0]
 
 

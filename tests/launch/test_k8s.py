@@ -87,10 +87,14 @@ def test_words_reach_the_pod_as_they_are() -> None:
 def test_what_is_missing_is_asked_for_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         manifest(load([]), ["train"])
-    assert [problem.key for problem in caught.value.problems] == ["k8s.image", "k8s.claim"]
+    assert [(problem.key, problem.message) for problem in caught.value.problems] == [
+        ("k8s.image", "is not set"),
+        ("k8s.claim", "is not set"),
+    ]
     with pytest.raises(ConfigError) as caught:
         rendered("run.out=/elsewhere/run")
     assert caught.value.problems[0].key == "run.out=/elsewhere/run"
+    assert "one below /shared, or another k8s.mount" in str(caught.value.problems[0].hint)
     rendered("run.out=/shared/run")
 
 

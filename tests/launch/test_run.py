@@ -272,6 +272,10 @@ def test_missing_data_and_missing_checkpoints_are_reported_before_any_rank_start
     with pytest.raises(CheckpointError) as caught:
         train(config(tmp_path), resume=str(tmp_path / "nowhere"), say=lambda line: None)
     assert caught.value.code == 5
+    with pytest.raises(ConfigError) as mistyped:
+        train(config(tmp_path), resume="nver", say=lambda line: None)
+    (problem,) = mistyped.value.problems
+    assert (problem.key, problem.hint) == ("--resume nver", "did you mean never?")
 
 
 def saved(tmp_path: Path, of: Config, step: int = 1) -> Path:

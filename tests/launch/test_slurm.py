@@ -130,6 +130,31 @@ def test_without_slurm_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.
             attempt()
 
 
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "sbatch: error: DNS lookup failed\nsbatch: error: failed to fetch config\nsbatch: fatal: No controller\n",
+            "No controller",
+        ),
+        ("sbatch: error: Invalid --mem\nTry 'sbatch --help' for more information\n", "Invalid --mem"),
+        ("", "exit code 1"),
+    ],
+)
+def test_what_sbatch_says_last_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, message: str
+) -> None:
+    (tmp_path / "said").write_text(said)
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit 1\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(PreflightError) as caught:
+        slurm.submit(tmp_path / "slurm.sh")
+    (problem,) = caught.value.problems
+    assert problem.message == message
+    assert f"`sbatch {tmp_path}/slurm.sh` shows all of it" in str(problem.hint)
+
+
 def test_an_allocation_is_recognised() -> None:
     assert slurm.allocated_nodes({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}) == 3
     assert slurm.allocated_nodes({"SLURM_JOB_ID": "7", "SLURM_NNODES": "2"}) == 2
