@@ -8,13 +8,20 @@ from typing import Annotated
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, choice, whole_number
-from engine.control.chaos import FAULTS, Fault
+from bytescale_cli.options import Debug, Json, check_at_least, choice, whole_number
+from engine.control.chaos import FAULTS, OF_RANKS, Fault
 from engine.errors import ConfigError
+
+_TAKERS = {  # which faults have a flag
+    **dict.fromkeys(("rank", "at", "step"), OF_RANKS),
+    "times": tuple(fault for fault in OF_RANKS if fault != "slow-rank"),  # which lasts
+    "factor": ("slow-rank",),
+}
 
 
 def chaos(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    context: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     fault: Annotated[str, typer.Argument(parser=choice(*FAULTS), metavar="FAULT", help=f"{', '.join(FAULTS)}.")],
     rank: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="The rank to harm.")] = 0,
     at: Annotated[
@@ -34,8 +41,13 @@ def chaos(
     its connections to other ranks). corrupt-checkpoint flips a bit of the newest checkpoint; fill-disk fills the disk
     of the run folder.
     """
-    if times < 1:
-        raise ConfigError(f"must be at least 1, not {times}", key="--times", hint="for example --times 3")
+    for flag, takers in _TAKERS.items():
+        source = context.get_parameter_source(flag)
+        if source is not None and source.name == "COMMANDLINE" and fault not in takers:
+            hint = f"remove it; it is for {', '.join(takers)}"
+            raise ConfigError(f"is not a flag of {fault}", key=f"--{flag}", hint=hint)
+    check_at_least(0, step, "--step")
+    check_at_least(1, times, "--times")
     if not 1 <= factor <= 1000:
         raise ConfigError(f"must be from 1 to 1000, not {factor:g}", key="--factor", hint="for example --factor 2")
     from engine.run.chaos import harm

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, choice
+from bytescale_cli.options import Debug, Json, check_at_least, choice, whole_number
 from engine.errors import CheckpointError, ConfigError
 
 app = typer.Typer(help="List, check, remove, import and export checkpoints.")
@@ -105,15 +105,24 @@ def _text(value: Any) -> str:
 
 @app.command()
 def prune(
-    run: Annotated[Path, typer.Argument(readable=False, help="Run folder.")],
-    keep: Annotated[int, typer.Option(min=1, help="Number of newest intact checkpoints to keep.")],
-    every: Annotated[int, typer.Option(min=0, help="Also keep those of steps that are multiples of this.")] = 0,
-    best: Annotated[int, typer.Option(min=0, help="Also keep this many with the lowest validation losses.")] = 0,
+    run: Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Run folder.")],
+    keep: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Number of newest intact checkpoints to keep.")
+    ],
+    every: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Also keep those of steps that are multiples of N.")
+    ] = 0,
+    best: Annotated[
+        int, typer.Option(parser=whole_number, metavar="N", help="Also keep N with the lowest validation losses.")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Remove checkpoints of a run. Checks the newest ones first: damaged ones are neither counted nor removed."""
+    check_at_least(1, keep, "--keep")
+    check_at_least(0, every, "--every")
+    check_at_least(0, best, "--best")
     from engine.config.units import counted
     from engine.run.checkpoints import Retention
     from engine.run.saved import thin_out

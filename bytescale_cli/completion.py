@@ -112,6 +112,8 @@ def _flags(command: Any, current: str) -> Iterator[Candidate]:
 def _of(metavar: str | None, current: str) -> Iterator[Candidate]:
     """Yield the values that a metavar stands for, such as `auto|never|PATH`. Unknown ones, such as N, have none."""
     from engine.config import tree
+    from engine.control.chaos import FAULTS
+    from engine.control.progress import MOMENTS, PHASES
 
     for part in (metavar or "").strip("[].").split("|"):
         if part == "KEY=VALUE":
@@ -122,6 +124,10 @@ def _of(metavar: str | None, current: str) -> Iterator[Candidate]:
             yield from _listed(lambda last: ((name, "") for name in tree.groups()["planner"]), current)
         elif part in ("KEY", "GROUP"):
             yield from ((word.removesuffix("="), about) for word, about in _keys() if part == "KEY")
+        elif part == "FAULT":
+            yield from ((name, "") for name in FAULTS)
+        elif part == "PHASE":
+            yield from ((name, "") for name in (*PHASES, *MOMENTS))
         elif part == "NAME":
             yield from _options("recipe")
         elif part in _PATHS:

@@ -6,6 +6,7 @@ import os
 import tempfile
 import traceback
 from contextlib import suppress
+from typing import Any
 
 import typer
 
@@ -63,7 +64,7 @@ def _known(error: BaseException) -> BytescaleError:
         context = getattr(error, "ctx", None)
         hint = f"see `{context.command_path if context else 'bytescale'} --help`"
         parameter = getattr(error, "param", None)
-        place = getattr(error, "option_name", None) or (None if parameter is None else str(parameter.opts[-1]))
+        place = getattr(error, "option_name", None) or (None if parameter is None else _as_in_help(parameter))
         message, _, meant = str(getattr(error, "message", error)).partition(" Did you mean ")
         message = message[:1].lower() + message[1:]  # it follows `error: `
         if hasattr(error, "possibilities"):
@@ -86,6 +87,13 @@ def _known(error: BaseException) -> BytescaleError:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(_trace(error))
     return BytescaleError(message, hint=f"please report it and attach {path}")
+
+
+def _as_in_help(parameter: Any) -> str:
+    """Return the name of a flag or of an argument that the help of its command shows."""
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name.upper()).strip("[]")
+    return str(parameter.opts[-1])
 
 
 def _keys_of_flag(flag: str, context: typer.Context) -> list[str]:

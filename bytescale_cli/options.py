@@ -88,6 +88,14 @@ def writable(name: str, flag: str, new_folder: bool = False) -> Path:
     return path
 
 
+def check_at_least(least: int, number: int, flag: str) -> None:
+    """Raise ConfigError that names `flag` unless `number` is at least `least`."""
+    if number < least:
+        raise ConfigError(
+            f"must be at least {least}, not {number}", key=flag, hint=f"for example {flag} {max(least, 3)}"
+        )
+
+
 def whole_number(text: str) -> int:
     """Parse the whole number of a flag such as `--nproc 2`. Raises BadParameter with a clearer message than Typer's."""
     try:

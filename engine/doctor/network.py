@@ -50,7 +50,10 @@ def host_name(several: bool) -> Check:
 
 
 def interfaces(variables: Mapping[str, str], peers: Sequence[str]) -> Check:
-    """Check that variables name interfaces that this machine has, and that it has a route to the hosts `peers`."""
+    """Check that variables name interfaces that this machine has, and that it has a route to the hosts `peers`.
+
+    Peers whose names do not resolve are left out: the checks of these hosts say so.
+    """
     name, present = "interfaces", [name for _, name in socket.if_nameindex()]
     for variable in INTERFACES:
         wanted = variables.get(variable)
@@ -58,11 +61,9 @@ def interfaces(variables: Mapping[str, str], peers: Sequence[str]) -> Check:
             message = f"{variable}={wanted} names no interface of this machine, which has {', '.join(present)}"
             return failed(name, message, f"unset {variable}, and each host finds its interface itself", variable)
     routes = {peer: interface_towards(peer) for peer in peers}
-    if lost := [peer for peer, found in routes.items() if found is None]:
+    if lost := [peer for peer, found in routes.items() if found is None and _resolves(peer)]:
         message = f"there is no IPv4 route to {', '.join(lost[:3])}" + (" and others" if len(lost) > 3 else "")
-        hint = (
-            "check its name (`getent hosts NAME`), which must not have a loopback address in /etc/hosts, and the route"
-        )
+        hint = "check the route, and that its name has no loopback address in /etc/hosts: `getent hosts NAME`"
         return failed(name, message, hint, "no route")
     used = sorted({found for found in routes.values() if found is not None})
     given = [f"{variable}={variables[variable]}" for variable in INTERFACES if variables.get(variable)]
@@ -70,6 +71,14 @@ def interfaces(variables: Mapping[str, str], peers: Sequence[str]) -> Check:
         text = f"{', '.join(used)} reaches the other hosts" + (f"; {', '.join(given)} is set" if given else "")
         return ok(name, text, ", ".join(used))
     return ok(name, f"{counted(len(present), 'interface')}; " + (", ".join(given) or "no variable chooses one"))
+
+
+def _resolves(host: str) -> bool:
+    """Return whether the name of a host has an address, of IPv4 or IPv6."""
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def _matches(variable: str, wanted: str, present: Sequence[str]) -> bool:

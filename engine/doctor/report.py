@@ -38,7 +38,9 @@ def bug_report(checks: Sequence[Check], config: Config, cluster: Cluster) -> str
         lines += [f"{section}: {'; '.join(values)}"] if values else []
     hide = _Hidden(config, cluster)
     for state in ("failed", "warning"):
-        lines += [f"{state}: {check.name}: {hide(check.message)}" for check in checks if check.state == state]
+        for check in (one for one in checks if one.state == state):
+            host = check.name.partition(": ")[0]  # messages about hosts begin with the host, too
+            lines.append(f"{state}: {check.name}: {hide(check.message).removeprefix(f'{host}: ')}")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from engine.control.progress import MOMENTS, PHASES
 from engine.errors import CheckpointError, ConfigError, RunFolderError
 from engine.run.checkpoints import MANIFEST, newest_first
 from engine.run.folder import RunFolder
-from engine.run.status import config_of
+from engine.run.status import config_of, status
 
 _LARGEST_DISK = 16 << 30  # bytes; a larger one is not filled: other programs need it
 _PIECES = (1 << 24, 1 << 12)  # bytes
@@ -23,7 +23,8 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
     """Plant a fault, or harm the run at once; return what was done. `fault.name` is one of
     `engine.control.chaos.FAULTS`.
 
-    Raises ConfigError if the folder is not that of a run that allows it, or has no such rank or phase.
+    Raises ConfigError if the folder is not that of a run that allows it, or has no such rank or phase, or if it has
+    finished.
     """
     config = config_of(run)
     if not config.run.chaos:
@@ -43,10 +44,15 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         raise ConfigError("is no phase of a step", key=f"--at {fault.at}", hint=f"choose one of {', '.join(moments)}")
     if fault.at == "rename" and rank:
         raise ConfigError("is done by rank 0 alone", key="--at rename", hint="set --rank 0")
+    state = status(run).state
+    if state == "finished":
+        raise ConfigError("has finished, and no rank of it will meet a fault", key=str(run), hint="choose another run")
     plant(folder.chaos, rank, fault)
     when = f" at {fault.at}" if fault.at else ""
     since = f" from step {fault.step} on" if fault.step else ""
-    return f"{fault.name} is planted for rank {rank}{when}{since}; {folder.chaos}/log.jsonl says when it happened"
+    start = "" if state == "running" else "the run is not running, so it happens after the next start; "
+    planted = f"{fault.name} is planted for rank {rank}{when}{since}"
+    return f"{planted}; {start}{folder.chaos}/log.jsonl says when it happened"
 
 
 def _corrupt(folder: RunFolder) -> str:

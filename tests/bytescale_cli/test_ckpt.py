@@ -144,7 +144,20 @@ def test_prune(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert captured.out.split() == gone and captured.err.splitlines()[-1] == "removed 2 checkpoints"
     assert len(list((tmp_path / "checkpoints").iterdir())) == 3
-    assert run(["ckpt", "prune", str(tmp_path), "--keep", "0"]) == 2
+    for more, said in (
+        (["--keep", "0"], "--keep: must be at least 1, not 0"),
+        (["--keep", "1", "--every", "-1"], "--every: must be at least 0, not -1"),
+        (["--keep", "1", "--best", "-1"], "--best: must be at least 0, not -1"),
+        (["--keep", "two"], "--keep: must be a whole number, not two"),
+    ):
+        assert run(["ckpt", "prune", str(tmp_path), *more]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_an_argument_has_the_name_that_the_help_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["ckpt", "prune", "--keep", "1"], ["ckpt", "list"], ["runs", "compare"], ["chaos"]):
+        assert run(words) == 2
+        assert capsys.readouterr().err.startswith("error: RUN")
 
 
 def test_export_in_json(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

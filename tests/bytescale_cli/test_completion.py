@@ -146,6 +146,8 @@ def test_commands_and_flags() -> None:
     assert found("train", "--nproc", "") == []
     assert found("completion", "") == ["bash", "fish", "zsh"]
     assert found("recipes", "show", "quick") == ["quickstart"]
+    assert found("chaos", "r1", "k") == ["kill-rank"]
+    assert found("chaos", "r1", "kill-rank", "--at", "re") == ["reduce", "rename"]
     assert found("nonsense", "") == found("")
 
 

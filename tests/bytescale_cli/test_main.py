@@ -66,7 +66,7 @@ MISTAKES = [
     ("plan recipe=none.yml", "recipe: no such file: none.yml", "bytescale recipes copy"),
     ("complet", "no such command 'complet'", "did you mean completion?"),
     ("runs lst", "no such command 'lst'", "did you mean list?"),
-    ("recipes show", "name: is missing", "bytescale recipes show --help"),
+    ("recipes show", "name|file: is missing", "bytescale recipes show --help"),
 ]
 
 

@@ -41,9 +41,24 @@ def test_names_of_interfaces(variable: str, wanted: str, fits: bool) -> None:
 
 def test_a_host_without_a_route_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "interface_towards", {"gpu-a": "eth1", "gpu-b": None}.get)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, port: [name])
     found = network.interfaces({}, ["gpu-a", "gpu-b"])
     assert found.state == "failed" and found.message == "there is no IPv4 route to gpu-b"
     assert network.interfaces({}, ["gpu-a"]).value == "eth1"
+
+
+def test_a_name_that_does_not_resolve_is_no_fault_of_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of ssh to that host says so."""
+
+    def resolve(name: str, port: None) -> list[str]:
+        if name == "gpu-b":
+            raise socket.gaierror(-2, "Name or service not known")
+        return [name]
+
+    monkeypatch.setattr(network, "interface_towards", {"gpu-a": "eth1"}.get)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert network.interfaces({}, ["gpu-b"]).state == "ok"
+    assert network.interfaces({}, ["gpu-b", "gpu-c"]).message == "there is no IPv4 route to gpu-c"
 
 
 def test_the_loopback_interface() -> None:

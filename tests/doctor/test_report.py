@@ -31,7 +31,7 @@ def test_a_report_names_no_user_host_or_place(tmp_path: Path, monkeypatch: pytes
     text = bug_report(checks, config, Cluster.of(config.cluster))
     for secret in ("secret", "corp", "jdoe", "gpu-a", "10.1.2.3", "fe80", "my run", "/home", "/mnt", "team", "~", "/y"):
         assert secret not in text, secret
-    assert "failed: host 2: ssh: host 2: ssh ended with code 255: USER@host 2: Permission denied (publickey)." in text
+    assert "failed: host 2: ssh: ssh ended with code 255: USER@host 2: Permission denied (publickey)." in text
     assert "failed: host 3: rendezvous: host 3 cannot connect to port 4711 of host 1: timed out" in text
     assert "a file cannot be renamed: Operation not permitted" in text
     assert "3 nodes with 6 ranks" in text

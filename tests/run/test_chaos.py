@@ -13,6 +13,7 @@ from bytescale_cli.main import run as bytescale
 from engine.config.load import load, resolved_yaml
 from engine.control.chaos import Fault
 from engine.errors import CheckpointError
+from engine.files import LOCK, locked
 from engine.run import chaos
 from engine.run.chaos import harm
 from engine.run.checkpoints import check_hashes, newest_first
@@ -51,6 +52,11 @@ def test_a_fault_is_planted_for_a_rank(run: Path, capsys: pytest.CaptureFixture[
         (["kill-rank", "--at", "sleep"], "--at sleep: is no phase of a step"),
         (["kill-rank", "--at", "rename", "--rank", "1"], "--at rename: is done by rank 0 alone"),
         (["kill-rank", "--times", "0"], "--times: must be at least 1, not 0"),
+        (["kill-rank", "--step", "-1"], "--step: must be at least 0, not -1"),
+        (["kill-rank", "--factor", "3"], "--factor: is not a flag of kill-rank"),
+        (["slow-rank", "--times", "2"], "--times: is not a flag of slow-rank"),
+        (["corrupt-checkpoint", "--rank", "1"], "--rank: is not a flag of corrupt-checkpoint"),
+        (["fill-disk", "--at", "save"], "--at: is not a flag of fill-disk"),
         (["slow-rank", "--factor", "0.5"], "--factor: must be from 1 to 1000, not 0.5"),
         (["kill-rnk"], "Did you mean kill-rank?"),
     ],
@@ -60,6 +66,22 @@ def test_mistakes_are_answered(run: Path, words: list[str], said: str, capsys: p
     error = capsys.readouterr().err
     assert said.lower() in error.lower() and error.count("\n") <= 3
     assert not list((run / "chaos").glob("rank-*"))
+
+
+def test_a_run_that_is_not_running_gets_a_fault_only_if_it_can_go_on(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["chaos", str(run), "kill-rank"]
+    assert bytescale(words) == 0
+    assert "it happens after the next start" in " ".join(capsys.readouterr().out.split())
+    with locked(run / LOCK):
+        assert bytescale(words) == 0
+        assert "next start" not in " ".join(capsys.readouterr().out.split())
+    before = planted(run, 0)
+    RunFolder(run).metrics.write_text(json.dumps({"step": 9, "ended": "no documents are left"}) + "\n")
+    assert bytescale(words) == 2
+    assert f"{run}: has finished" in capsys.readouterr().err
+    assert planted(run, 0) == before
 
 
 @pytest.mark.parametrize("fault", ["kill-rank", "corrupt-checkpoint", "fill-disk"])
