@@ -21,7 +21,7 @@ _TAKERS = {  # which faults have a flag
 
 def chaos(
     context: typer.Context,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", readable=False, help="Run folder.")],
     fault: Annotated[str, typer.Argument(parser=choice(*FAULTS), metavar="FAULT", help=f"{', '.join(FAULTS)}.")],
     rank: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="The rank to harm.")] = 0,
     at: Annotated[

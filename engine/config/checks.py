@@ -54,7 +54,7 @@ def unit_nodes(config: Config) -> int:
 
 @_rule
 def urls_have_no_secrets(config: Config) -> Problem | None:
-    """A run folder has the config, and people show it to others. `remote_folder_is_a_url` checks run.remote."""
+    """A run folder has the config, and people show it to others."""
 
     def strings(value: object, key: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, dict):
@@ -67,7 +67,7 @@ def urls_have_no_secrets(config: Config) -> Problem | None:
             yield key, value
 
     for key, text in strings(config.model_dump(mode="json"), ""):
-        if key != "run.remote" and has_secret(text):
+        if has_secret(text):
             return _shown_secret(key)
     return None
 
