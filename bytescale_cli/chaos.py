@@ -51,7 +51,9 @@ def chaos(
     if not 1 <= factor <= 1000:
         raise ConfigError(f"must be from 1 to 1000, not {factor:g}", key="--factor", hint="for example --factor 2")
     from engine.run.chaos import harm
+    from engine.run.folder import changing
 
-    done = harm(run, Fault(fault, at, step, times, factor), rank)
+    with changing(run):
+        done = harm(run, Fault(fault, at, step, times, factor), rank)
     answer = {"run": str(run), "fault": fault, "rank": rank, "at": at, "step": step, "did": done}
     output.emit({"chaos": answer}, output.fill(done), as_json=json)

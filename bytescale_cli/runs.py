@@ -90,7 +90,10 @@ def logs(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show the last lines that the ranks of a run printed; if none has started, those of the agents of its nodes."""
+    """Show the last lines of the logs of a run.
+
+    They are those of its ranks; if none has started, those of the agents of its nodes.
+    """
     if lines < 1:
         raise ConfigError(f"must be at least 1, not {lines}", key="--lines", hint="for example --lines 20")
     if rank is not None and rank < 0:
