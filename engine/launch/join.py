@@ -300,7 +300,10 @@ def _follow(joined: Joined) -> int:
                 time.sleep(_RETRY_S)
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        said = leader.recv(16)
+        try:
+            said = leader.recv(16)
+        except ConnectionError:  # the first process was killed before it had accepted
+            said = b""
     return int(said) if said else ExitCode.HANG
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from engine.control.sockets import Listener
 from engine.errors import ConfigError, ExitCode, PreflightError
 from engine.launch import join
 from engine.launch.commands import NodeCommand
-from engine.launch.join import Joins, take_part
+from engine.launch.join import Joins, _Followers, take_part
 from engine.launch.joined import Joined
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
@@ -238,6 +239,17 @@ def test_further_processes_of_a_node_end_with_its_code(folder: RunFolder) -> Non
             joins.publish()
             launch(joins, folder, "raise SystemExit(1)", "pass")
         assert codes(started) == [70, 70, 70]
+
+
+def test_a_process_whose_first_one_was_killed_ends_as_after_a_loss(folder: RunFolder) -> None:
+    """It has connected, and the first one had not accepted yet."""
+    first = _Followers(place(processes=2))
+    assert first._socket is not None
+    with others(folder, place(local=1, processes=2)) as started:
+        assert select.select([first._socket], [], [], 30)[0]
+        time.sleep(0.5)  # for it to wait for the exit code
+        first._socket.close()
+        assert codes(started) == [124]
 
 
 def test_a_refused_launch_ends_the_others_with_its_code_and_leaves_nothing(tmp_path: Path) -> None:
