@@ -38,6 +38,18 @@ def interface_towards(host: str) -> str | None:
     return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
 
 
+def listening_address(environment: Mapping[str, str], peer: str | None) -> str:
+    """Return the address at which other hosts connect to this one.
+
+    It is that of the interface that GLOO_SOCKET_IFNAME names, else that on the route to the `peer`, else loopback.
+    Where hosts use IPv6, it is always that on the route. Raises PreflightError if the named interface has no address.
+    """
+    route = address_towards(peer) if peer else None
+    if route is not None and ":" in route:
+        return route
+    return named_address(environment) or route or _LOOPBACK
+
+
 def own_address(environment: Mapping[str, str]) -> str:
     """Return the IPv4 address by which other hosts reach this one.
 

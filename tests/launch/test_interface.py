@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import PreflightError
 from engine.launch import interface
-from engine.launch.interface import address_towards, interface_towards, own_address
+from engine.launch.interface import address_towards, interface_towards, listening_address, own_address
 
 
 def test_a_route_has_the_interface_with_its_address() -> None:
@@ -36,6 +36,17 @@ def test_the_own_address_is_that_of_the_interface_that_is_named() -> None:
     assert own_address({"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "192.0.2.77"}) == "127.0.0.1"
     with pytest.raises(PreflightError, match="there is no interface eth77 with an IPv4 address"):
         own_address({"GLOO_SOCKET_IFNAME": "eth77"})
+
+
+def test_other_hosts_connect_at_the_interface_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route may lead over another one, which a firewall closes."""
+    monkeypatch.setattr(interface, "address_towards", {"beta": "10.0.0.7", "gamma": "fd00::7"}.get)
+    assert listening_address({"GLOO_SOCKET_IFNAME": "lo"}, "beta") == "127.0.0.1"
+    assert listening_address({}, "beta") == "10.0.0.7"
+    assert listening_address({"GLOO_SOCKET_IFNAME": "eth77"}, "gamma") == "fd00::7"
+    assert listening_address({}, "unreachable") == listening_address({}, None) == "127.0.0.1"
+    with pytest.raises(PreflightError, match="there is no interface eth77"):
+        listening_address({"GLOO_SOCKET_IFNAME": "eth77"}, "beta")
 
 
 def test_the_own_address_is_one_that_other_hosts_reach() -> None:
