@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -305,18 +306,28 @@ def test_root_takes_orders_from_root_and_the_owner_of_the_run_folder(folder: Run
     assert join._read(folder, place()) == {}
 
 
-def test_a_launcher_may_have_more_connections_than_select_can_watch(folder: RunFolder) -> None:
+def test_a_launcher_may_have_more_connections_than_select_can_watch(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each node takes descriptors; select only watches those below 1,024, which is also the usual limit."""
+    links = Listener.links
+
+    def high(listener: Listener) -> list[Link]:
+        found = []
+        for link in links(listener):
+            descriptor = fcntl.fcntl(link.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)
+            link.close()
+            found.append(Link(descriptor, descriptor))
+        return found
+
+    monkeypatch.setattr(Listener, "links", high)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with others(folder, place(1)) as started, ExitStack() as undo:
         undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-        with Joins(place(), folder, LOOPBACK) as joins:
-            for _ in range(1024):
-                undo.callback(os.close, os.dup(0))
-            joins.publish()
+        with joining(folder) as joins:
             launch(joins, folder, "pass", "pass")
-            assert joins._agents[1].link.fileno() >= 1024
+            assert joins._agents[1].link.fileno() >= 1100
         assert codes(started) == [0]
 
 
