@@ -79,7 +79,9 @@ class Link:
 
     def writable(self) -> bool:
         """Whether a message of up to 4 KiB can be sent without waiting for the other end to read."""
-        return bool(select.select([], [self._writes], [], 0)[1])
+        poll = select.poll()
+        poll.register(self._writes, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def receive(self) -> list[dict[str, Any]]:
         """Wait until there is something to read, and return the messages that are complete, which may be none.

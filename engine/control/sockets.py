@@ -14,15 +14,17 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import answer_challenge, deliver_challenge
 from types import TracebackType
+from typing import Any
 
 from engine.control.link import Link
 
-_HANDSHAKE_S = 5.0  # that either end may be silent in the handshake
+_HANDSHAKE_S = 5.0  # that a handshake may take
 _RETRY_S = 0.05
+_LENGTH = struct.Struct("!I")  # of the message of a handshake that follows
 _BACKLOG = 1024  # connections that wait to be accepted
-_HANDSHAKES = 256  # at once, each in a thread; further connections are closed, and their other ends try again
+_HANDSHAKES = 256  # at once, each in a thread; further connections are closed, and `connect` tries again
 # What a handshake raises if the other end has another secret, speaks another protocol, is silent, or is gone. Before
 # Python 3.12 `answer_challenge` asserts that the message is a challenge.
 _FAILURES = (multiprocessing.AuthenticationError, AssertionError, EOFError, OSError)
@@ -110,14 +112,23 @@ class Listener:
 
 
 def connect(host: str, port: int, secret: bytes, seconds: float = 20.0) -> Link:
-    """Connect to a Listener within some seconds. Raises PermissionError if it has another secret, OSError else."""
-    connection = socket.create_connection((host, port), timeout=seconds)
-    try:
-        return _authenticated(connection, secret, first=False)
-    except multiprocessing.AuthenticationError as error:
-        raise PermissionError(f"{host}:{port} has another secret") from error
-    except (AssertionError, EOFError) as error:
-        raise ConnectionError(f"{host}:{port} does not answer as a listener of a run") from error
+    """Connect to a Listener within some seconds. Raises PermissionError if it has another secret, OSError else.
+
+    Connects again while the listener closes the connection, as it does when it is busy with others.
+    """
+    last = time.monotonic() + seconds
+    while True:
+        connection = socket.create_connection((host, port), timeout=max(_RETRY_S, last - time.monotonic()))
+        try:
+            return _authenticated(connection, secret, first=False)
+        except multiprocessing.AuthenticationError as error:
+            raise PermissionError(f"{host}:{port} has another secret") from error
+        except AssertionError as error:
+            raise ConnectionError(f"{host}:{port} does not answer as a listener of a run") from error
+        except (EOFError, ConnectionError) as error:
+            if time.monotonic() + _RETRY_S > last:
+                raise ConnectionError(f"{host}:{port} closes connections before it has answered") from error
+        time.sleep(_RETRY_S)
 
 
 def _authenticated(connection: socket.socket, secret: bytes, *, first: bool) -> Link:
@@ -126,23 +137,53 @@ def _authenticated(connection: socket.socket, secret: bytes, *, first: bool) -> 
     Raises one of `_FAILURES`, and then closes the connection.
     """
     with connection:
-        connection.settimeout(None)  # a Connection reads from its descriptor, which must block, but not for ever
-        _limit(connection, _HANDSHAKE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # messages are small, and waited for
-        with Connection(os.dup(connection.fileno())) as ends:
-            if first:
-                deliver_challenge(ends, secret)
-                answer_challenge(ends, secret)
-            else:
-                answer_challenge(ends, secret)
-                deliver_challenge(ends, secret)
-        _limit(connection, 0)
+        ends: Any = _Handshake(connection)
+        if first:
+            deliver_challenge(ends, secret)
+            answer_challenge(ends, secret)
+        else:
+            answer_challenge(ends, secret)
+            deliver_challenge(ends, secret)
+        connection.settimeout(None)
         descriptor = connection.detach()
     return Link(descriptor, descriptor)
 
 
-def _limit(connection: socket.socket, seconds: float) -> None:
-    """Let reads and writes of a blocking socket fail after some seconds; 0 lets them wait for ever."""
-    limit = struct.pack("ll", int(seconds), 0)  # struct timeval
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connection.setsockopt(socket.SOL_SOCKET, option, limit)
+class _Handshake:
+    """The messages of a handshake, as a `multiprocessing.connection.Connection` has them, all before one deadline.
+
+    The other end may be a stranger that sends a byte now and then.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._last = connection, time.monotonic() + _HANDSHAKE_S
+
+    def send_bytes(self, message: bytes) -> None:
+        """Send a message after its length. Raises OSError."""
+        self._limit()
+        self._connection.sendall(_LENGTH.pack(len(message)) + message)
+
+    def recv_bytes(self, most: int) -> bytes:
+        """Return the next message. Raises OSError, also if it is longer than `most` bytes, or EOFError."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > most:
+            raise OSError("the message of a handshake is too long")
+        return self._read(length)
+
+    def _read(self, length: int) -> bytes:
+        found = b""
+        while len(found) < length:
+            self._limit()
+            more = self._connection.recv(length - len(found))
+            if not more:
+                raise EOFError
+            found += more
+        return found
+
+    def _limit(self) -> None:
+        """Let the next call fail at the deadline."""
+        left = self._last - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the handshake has taken too long")
+        self._connection.settimeout(left)

@@ -39,7 +39,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,9 @@ from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
 from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
 from engine.control.sockets import Listener, connect
-from engine.errors import ExitCode
-from engine.launch.interface import address_towards, interface_towards
+from engine.errors import ExitCode, PreflightError
+from engine.launch.interface import interface_towards, listening_address
+from engine.launch.signals import STOP_SIGNALS
 from engine.run.folder import RunFolder
 
 BEAT_S = 1.0  # between two messages of the agent, and of the launcher
@@ -130,8 +131,9 @@ class _Rank:
 class Agent:
     """The ranks of a node."""
 
-    def __init__(self, launcher: Link) -> None:
-        self._launcher = launcher
+    def __init__(self, launcher: Link, secret: bytes = b"") -> None:
+        """Take the link to the launcher, and the secret of the launch if the agent has it from elsewhere."""
+        self._launcher, self._secret = launcher, secret
         self._ranks = dict[int, _Rank]()
         self._selector = selectors.DefaultSelector()
         self._selector.register(launcher, selectors.EVENT_READ)
@@ -220,11 +222,15 @@ class Agent:
         threads = max((os.cpu_count() or 1) // len(job["ranks"]), 1)
         environment["OMP_NUM_THREADS"] = environment.get("OMP_NUM_THREADS") or str(threads)
         try:
-            self._branch = self._join(job)
+            self._branch = self._join(job, environment)
         except OSError as error:
             for number, _ in job["ranks"]:
                 # If the parent is gone, the launcher notices that too, and must take it for the first failure.
                 self._tell_not_started(number, _not_joined(error, job["tree"]["parent"]), age=-_GONE_S)
+            return
+        except PreflightError as error:
+            for number, _ in job["ranks"]:
+                self._tell_not_started(number, _refused(error))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
@@ -243,22 +249,27 @@ class Agent:
                 self._ranks[number] = rank
                 self._selector.register(rank.link, selectors.EVENT_READ, rank)
 
-    def _join(self, job: dict[str, Any]) -> Branch:
+    def _join(self, job: dict[str, Any], environment: Mapping[str, str]) -> Branch:
         """Take this node's place in the tree of agents, and tell the launcher where its children connect.
 
-        Raises OSError if the parent does not answer.
+        Raises OSError if the parent does not answer, PreflightError if the environment names no usable interface.
         """
         ranks, tree = len(job["ranks"]), job.get("tree")
         if tree is None:  # the only node
             return Branch(ranks)
-        parent, listener, secret = None, None, bytes.fromhex(tree["secret"])
-        if tree["parent"] is not None:
-            address, port = tree["parent"]
-            parent = connect(address, port, secret, _CONNECT_S)
-        if tree["children"]:
-            address = (job["peer"] and address_towards(job["peer"])) or "127.0.0.1"
-            listener = Listener(address, secret)
-            self._launcher.send(listening=[address, listener.port])
+        parent, listener = None, None
+        secret = self._secret if tree["secret"] is None else bytes.fromhex(tree["secret"])
+        with ExitStack() as unused:
+            if tree["parent"] is not None:
+                address, port = tree["parent"]
+                parent = connect(address, port, secret, _CONNECT_S)
+                unused.callback(parent.close)
+            if tree["children"]:
+                address = listening_address(environment, job["peer"])
+                listener = Listener(address, secret)
+                unused.callback(listener.close)
+                self._launcher.send(listening=[address, listener.port])
+            unused.pop_all()
         return Branch(ranks, tree["children"], parent, listener)
 
     def _tell_not_started(self, rank: int, cause: dict[str, Any], age: float = 0.0) -> None:
@@ -330,6 +341,12 @@ def _not_joined(error: OSError, parent: list[Any] | None) -> dict[str, Any]:
     return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
 
 
+def _refused(error: PreflightError) -> dict[str, Any]:
+    """Return the cause of ranks whose host refuses them."""
+    problem = error.problems[0]
+    return {"code": error.code, "message": problem.message, "key": None, "hint": problem.hint, "whole": True}
+
+
 def write_stacks(ranks: dict[Path, int]) -> None:
     """Write what the threads of ranks, given as process numbers by log, are doing to their logs.
 
@@ -372,7 +389,7 @@ def free_port() -> int:
 def main() -> None:
     """Run the agent of this node."""
     # The launcher decides when ranks end; its own end is noticed. Signals that are ignored would be so in ranks, too.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
     output = os.dup(1)
     os.dup2(2, 1)  # what else is printed must not be among the messages

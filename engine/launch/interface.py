@@ -38,17 +38,25 @@ def interface_towards(host: str) -> str | None:
     return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
 
 
+def listening_address(environment: Mapping[str, str], peer: str | None) -> str:
+    """Return the address at which other hosts connect to this one.
+
+    It is that of the interface that GLOO_SOCKET_IFNAME names, else that on the route to the `peer`, else loopback.
+    Where hosts use IPv6, it is always that on the route. Raises PreflightError if the named interface has no address.
+    """
+    route = address_towards(peer) if peer else None
+    if route is not None and ":" in route:
+        return route
+    return named_address(environment) or route or _LOOPBACK
+
+
 def own_address(environment: Mapping[str, str]) -> str:
     """Return the IPv4 address by which other hosts reach this one.
 
     It is that of the interface that GLOO_SOCKET_IFNAME names; else MASTER_ADDR, if it names this host; else that of the
-    interface with the default route. Raises PreflightError if there is no such interface.
+    interface with the default route; else that of the only interface. Raises PreflightError if there is no such one.
     """
-    if name := environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
-        found = _address_of(name)
-        if found is None:
-            message = f"there is no interface {name} with an IPv4 address on {socket.gethostname()}"
-            raise PreflightError(message, key="GLOO_SOCKET_IFNAME", hint="`ip -4 address` lists the interfaces")
+    if found := named_address(environment):
         return found
     with suppress(OSError), socket.socket() as probe:
         address = socket.gethostbyname(environment["MASTER_ADDR"]) if environment.get("MASTER_ADDR") else _LOOPBACK
@@ -58,7 +66,28 @@ def own_address(environment: Mapping[str, str]) -> str:
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((_ANYWHERE, _ANY_PORT))  # sends nothing
         return str(probe.getsockname()[0])
-    return _LOOPBACK
+    addresses = [_address_of(name) for _, name in socket.if_nameindex()]
+    outside = [address for address in addresses if address is not None and not address.startswith("127.")]
+    if len(outside) != 1:
+        several = f"has the addresses {', '.join(outside)}" if outside else "has no network interface"
+        message = f"{socket.gethostname()} {several} and no default route, so its address for other hosts is unknown"
+        raise PreflightError(message, key="GLOO_SOCKET_IFNAME", hint="name the interface over which hosts connect")
+    return outside[0]
+
+
+def named_address(environment: Mapping[str, str]) -> str | None:
+    """Return the IPv4 address of the interface that GLOO_SOCKET_IFNAME names; None if it names none.
+
+    Raises PreflightError if that interface has no address.
+    """
+    name = environment.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if not name:
+        return None
+    found = _address_of(name)
+    if found is None:
+        message = f"there is no interface {name} with an IPv4 address on {socket.gethostname()}"
+        raise PreflightError(message, key="GLOO_SOCKET_IFNAME", hint="`ip -4 address` lists the interfaces")
+    return found
 
 
 def _address_of(interface: str) -> str | None:

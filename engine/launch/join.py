@@ -17,19 +17,19 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
+import selectors
 import signal
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from engine.cluster.cluster import Cluster
-from engine.cluster.hostfile import Node
 from engine.config import schema
 from engine.control.link import Link
 from engine.control.sockets import Listener, connect
@@ -38,14 +38,14 @@ from engine.launch.agent import Agent
 from engine.launch.commands import NodeCommand
 from engine.launch.interface import own_address
 from engine.launch.joined import Joined
-from engine.launch.launchers import Loss, Starts, how_to_resume
+from engine.launch.launchers import Loss, Starts, allow_many_files, how_to_resume
+from engine.launch.signals import STOP_SIGNALS
 from engine.run.folder import RunFolder
 
 _JOIN_S = 600.0  # for the other processes to come, and for the launcher to appear
 _FAREWELL_S = 15.0  # for those that have not come yet when the launch ends, so that they learn its exit code
 _GRACE_S = 5.0
 _RETRY_S = 0.5
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Joins:
         self._listener: Listener | None = None
         self._followers: _Followers | None = None
         self._agents = dict[int, _Agent]()
-        self._strangers = list[Link]()  # they have not said yet which node they are
+        self._strangers = selectors.DefaultSelector()  # links that have not said yet which node they are of
         self._gone = set[int]()
         self._missing = list[Path]()  # folders that did not exist
         self._published = False
@@ -79,6 +79,7 @@ class Joins:
 
     def __enter__(self) -> Joins:
         """Listen for the other processes. Raises PreflightError if that is not possible."""
+        allow_many_files()
         self._followers = _Followers(self.joined)
         self._missing = [path for path in (self._folder.logs, self._folder.root) if not path.exists()]
         if self.joined.nodes > 1:
@@ -103,9 +104,9 @@ class Joins:
 
     def cluster(self, config: schema.Cluster) -> Cluster:
         """Return the cluster of a config, whose first node is this machine. The names of others are no host names."""
-        names = ["localhost", *(f"node {number}" for number in range(1, config.nodes))]
-        nodes = tuple(Node(name, config.ranks_per_node) for name in names)
-        return Cluster(nodes, config.device_memory)
+        found = Cluster.of(config)
+        first, *others = found.nodes
+        return replace(found, nodes=(replace(first, host="localhost"), *others))
 
     def publish(self) -> None:
         """Write the file through which the others join, in a locked run folder. Remove those of launches that died."""
@@ -165,25 +166,29 @@ class Joins:
         hint = f"{self.joined.by} must start the same command on every node, and all must share {self._folder.root}"
         return Loss(f"has not joined within {self.answer_s:.0f} s", ExitCode.PREFLIGHT, hint)
 
+    def secret_for(self, node: int) -> str | None:
+        """Return the secret for the first node, over its pipe. The others have read it from the launch file."""
+        return self._secret.hex() if node == 0 else None
+
     def stop(self) -> None:
         """End the ranks of all nodes. The agents of other nodes stay for the next start."""
         self._here.stop()
-        waits = dict[Link, _Agent]()
-        for agent in self._agents.values():
-            if agent.in_use:
-                agent.in_use = False
-                with suppress(OSError):
-                    agent.link.send(again=True)  # it answers when its ranks have ended
-                    waits[agent.link] = agent
         last = time.monotonic() + _GRACE_S
-        while waits and (left := last - time.monotonic()) > 0:
-            for link in select.select(list(waits), [], [], left)[0]:
-                try:
-                    done = any("hello" in message for message in link.receive())
-                except EOFError:
-                    done = True
-                if done:
-                    del waits[link]
+        with selectors.DefaultSelector() as waits:
+            for agent in self._agents.values():
+                if agent.in_use:
+                    agent.in_use = False
+                    with suppress(OSError):
+                        agent.link.send(again=True)  # it answers when its ranks have ended
+                        waits.register(agent.link, selectors.EVENT_READ, agent.link)
+            while waits.get_map() and (left := last - time.monotonic()) > 0:
+                for key, _ in waits.select(left):
+                    try:
+                        done = any("hello" in message for message in key.data.receive())
+                    except EOFError:
+                        done = True
+                    if done:
+                        waits.unregister(key.data)
 
     @property
     def restarts(self) -> bool:
@@ -194,15 +199,17 @@ class Joins:
         """Accept the agents that have connected. One of a node that has an agent already is sent away."""
         if self._listener is None:
             return
-        self._strangers += self._listener.links()
-        for link in select.select(self._strangers, [], [], 0)[0]:
+        for new in self._listener.links():
+            self._strangers.register(new, selectors.EVENT_READ, new)
+        for key, _ in self._strangers.select(0):
+            link: Link = key.data
             try:
                 messages = link.receive()
             except EOFError:
                 messages = [{}]
             if not messages:
                 continue
-            self._strangers.remove(link)
+            self._strangers.unregister(link)
             join = messages[0].get("join", {})
             node = join.get("node")
             if isinstance(node, int) and 0 < node < self.joined.nodes and node not in self._agents:
@@ -228,8 +235,10 @@ class Joins:
         with suppress(OSError):
             self.withdraw()
         self._listener.close()
-        for link in (*self._strangers, *(agent.link for agent in self._agents.values())):
+        strangers = [key.data for key in self._strangers.get_map().values()]
+        for link in (*strangers, *(agent.link for agent in self._agents.values())):
             link.close()
+        self._strangers.close()
         for path in self._missing:
             with suppress(OSError):  # it is used now
                 path.rmdir()
@@ -256,16 +265,24 @@ class _Followers:
             return
         last = time.monotonic() + _FAREWELL_S
         with self._socket, suppress(TimeoutError):
-            for _ in range(self._left):
+            while self._left:
                 self._socket.settimeout(max(0.01, last - time.monotonic()))
                 follower, _ = self._socket.accept()
                 with follower, suppress(OSError):
-                    follower.sendall(str(code).encode())
+                    if _user_of(follower) == os.geteuid():  # every user of this machine can connect
+                        self._left -= 1
+                        follower.sendall(str(code).encode())
 
 
 def _meeting(joined: Joined) -> str:
     """The name of the socket of a node. The leading zero keeps it out of the file system; it ends with its process."""
     return f"\0bytescale-{os.geteuid()}-{joined.key}-{joined.node}"
+
+
+def _user_of(other: socket.socket) -> int:
+    """Return the effective user of the process at the other end of a Unix socket."""
+    credentials = struct.Struct("iII")  # struct ucred: pid, uid, gid
+    return int(credentials.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))[1])
 
 
 def take_part(joined: Joined, folder: RunFolder) -> int:
@@ -286,21 +303,29 @@ def take_part(joined: Joined, folder: RunFolder) -> int:
     return code
 
 
+def _leader(joined: Joined) -> socket.socket:
+    """Connect to the first process of this node. Raises PreflightError if there is none of this user."""
+    last = time.monotonic() + _JOIN_S
+    while time.monotonic() < last:
+        leader = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            leader.connect(_meeting(joined))
+            if _user_of(leader) == os.geteuid():  # else a stranger has taken the name of the socket
+                return leader
+        leader.close()
+        time.sleep(_RETRY_S)
+    raise _nothing_to_join(joined, "its first process")
+
+
 def _follow(joined: Joined) -> int:
     """Wait for the exit code of the first process of this node, which passes on what schedulers ask."""
-    last = time.monotonic() + _JOIN_S
-    with socket.socket(socket.AF_UNIX) as leader:
-        while True:
-            try:
-                leader.connect(_meeting(joined))
-                break
-            except OSError as error:
-                if time.monotonic() > last:
-                    raise _nothing_to_join(joined, "its first process") from error
-                time.sleep(_RETRY_S)
-        for number in _STOP_SIGNALS:
+    with _leader(joined) as leader:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        said = leader.recv(16)
+        try:
+            said = leader.recv(16)
+        except ConnectionError:  # the first process was killed before it had accepted
+            said = b""
     return int(said) if said else ExitCode.HANG
 
 
@@ -309,29 +334,32 @@ def _serve(joined: Joined, folder: RunFolder) -> int:
     last = time.monotonic() + _JOIN_S
     while time.monotonic() < last:
         with suppress(OSError):
-            if (facts := _read(folder, joined)) is not None:
-                link = connect(facts["host"], facts["port"], bytes.fromhex(facts["secret"]), seconds=_GRACE_S)
-                if (code := _work(link, joined)) is not None:
-                    return code
+            facts = _read(folder, joined)
+            secret = bytes.fromhex(facts["secret"])
+            link = connect(facts["host"], facts["port"], secret, seconds=_GRACE_S)
+            if (code := _work(link, secret, joined)) is not None:
+                return code
         time.sleep(_RETRY_S)  # the file may be that of an earlier launch
     raise _nothing_to_join(joined, f"launcher in {folder.logs}")
 
 
-def _read(folder: RunFolder, joined: Joined) -> dict[str, Any] | None:
-    """Return what the launcher has written, if it belongs to the same user: agents run what a launcher says."""
-    with folder.launch(joined.key).open(encoding="utf-8") as file:
+def _read(folder: RunFolder, joined: Joined) -> dict[str, Any]:
+    """Return what the launcher has written. Raises PreflightError if it may be another user: agents do what it says."""
+    path, user = folder.launch(joined.key), os.geteuid()
+    with path.open(encoding="utf-8") as file:
         owner = os.fstat(file.fileno()).st_uid
-        # Where root is not root for the file server, as in containers, its files belong to somebody else.
-        if os.geteuid() not in (0, owner):
-            return None
+        # Where root is not root for the file server, as in containers, its files belong to the owner of its folders.
+        if owner != user and not (user == 0 and owner == folder.root.stat().st_uid):
+            message = f"belongs to user {owner}, so user {user} takes no orders from it"
+            raise PreflightError(message, key=str(path), hint="start all processes of a launch as the same user")
         facts: dict[str, Any] = json.load(file)
     return facts
 
 
-def _work(link: Link, joined: Joined) -> int | None:
+def _work(link: Link, secret: bytes, joined: Joined) -> int | None:
     """Be the agent of this node. Return the exit code; None if the launcher did not want this process."""
-    agent = Agent(link)
-    for number in _STOP_SIGNALS:
+    agent = Agent(link, secret)
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda number, _: agent.pass_on(number))
     try:
         link.send(join={"node": joined.node, "host": socket.gethostname()})

@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import secrets
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from engine.run.folder import RunFolder
 
 _SSH_FAILED = 255
 _GRACE_S = 5.0  # for an agent to end
+_FILES = 1 << 16  # open at once: two for each node
 
 
 class Loss(NamedTuple):
@@ -59,6 +62,12 @@ class Launcher(Protocol):
     def absent(self, node: int) -> Loss:
         """Say what to do about an agent that has not answered."""
 
+    def secret_for(self, node: int) -> str | None:
+        """Return the secret with which agents connect to each other, to send to this node.
+
+        None if its agent has it already: a link that others could read must not carry it.
+        """
+
     def stop(self) -> None:
         """End all ranks, and all agents or their work for this start. Called once, whatever has happened."""
 
@@ -86,9 +95,11 @@ class Starts:
     def __init__(self) -> None:
         self._agents = list[_Started]()
         self._new = list[tuple[int, Link]]()
+        self._secret = secrets.token_hex(32)
 
     def start(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
         """Start a process for each agent."""
+        allow_many_files()
         self._folder, self._agents, self._new = folder, [], []
         for number, command in enumerate(commands):
             log = folder.node_log(number)
@@ -145,6 +156,10 @@ class Starts:
         what = f"has not answered for {self.answer_s:.0f} s"
         return Loss(what, ExitCode.PREFLIGHT, f"check that Python starts on {host}")
 
+    def secret_for(self, node: int) -> str:
+        """Return the secret: pipes and ssh keep it to themselves."""
+        return self._secret
+
     def stop(self) -> None:
         """End all agents, which end their ranks, and wait for them."""
         for agent in self._agents:
@@ -159,6 +174,14 @@ class Starts:
                 os.killpg(agent.process.pid, signal.SIGKILL)
             agent.process.wait()
         self._agents = []
+
+
+def allow_many_files() -> None:
+    """Let this process open more files than the usual 1,024, as far as its hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def how_to_resume(folder: RunFolder) -> str:

@@ -6,7 +6,6 @@ begins.
 
 from __future__ import annotations
 
-import secrets
 import selectors
 import signal
 import time
@@ -26,13 +25,12 @@ from engine.launch.agent import BEAT_S, SILENCE_S
 from engine.launch.commands import NodeCommand
 from engine.launch.launchers import Launcher, Starts, how_to_resume
 from engine.launch.patience import Patience
+from engine.launch.signals import STOP_SIGNALS, WARNING
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 
 P = ParamSpec("P")
 
-_WARNING = signal.SIGUSR1  # a scheduler's, some time before it ends the job
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, _WARNING)
 _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
 _STOPPED_S = 3.0  # that a rank may be stopped by a signal
@@ -109,7 +107,6 @@ class _Nodes:
         self.ends = dict[int, End]()
         self.hosts = {rank: command.host for command in commands for rank in command.ranks}
         self.patience = Patience(self._clock)
-        self._secret = secrets.token_hex(32)  # with which agents connect to each other
         self._started = set[int]()  # nodes
         self.asked_to_stop = False  # by a scheduler that has signalled an agent
 
@@ -144,7 +141,8 @@ class _Nodes:
         """Let an agent start its ranks, and connect to its parent, which is given by address and port."""
         node, first = self.nodes[number], self.nodes[0].hello
         assert first is not None
-        tree = {"parent": parent, "children": len(children(number, len(self.nodes))), "secret": self._secret}
+        secret = self._launcher.secret_for(number)
+        tree = {"parent": parent, "children": len(children(number, len(self.nodes))), "secret": secret}
         environment = {**node.command.job["environment"], "MASTER_PORT": str(first["port"])}
         alone = len(self.nodes) == 1
         node.send(start={**node.command.job, "environment": environment, "tree": None if alone else tree})
@@ -322,7 +320,7 @@ def _urgency(requests: Sequence[int]) -> int:
 
     The second request means at once. A warning is no request to hurry, and the one after it is the first.
     """
-    return min(2, max(bool(requests), sum(number != _WARNING for number in requests)))
+    return min(2, max(bool(requests), sum(number != WARNING for number in requests)))
 
 
 @contextmanager
@@ -337,7 +335,7 @@ def _stop_requests() -> Iterator[list[int]]:
         requests.append(number)
 
     # nohup starts a process with SIGHUP ignored; keep it ignored.
-    numbers = [n for n in _STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    numbers = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield requests
@@ -364,7 +362,7 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     failed = {rank: end for rank, end in ends.items() if end.code != 0}
     # Exit codes of ranks that were asked to stop. A scheduler may signal the ranks too, even before they handle
     # signals; after a second request all are killed, and an unexpected error then only means that a rank noticed it.
-    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -_WARNING, -signal.SIGKILL)
+    stopped: tuple[int, ...] = (ExitCode.PREEMPTED, -signal.SIGTERM, -WARNING, -signal.SIGKILL)
     stopped = stopped[: (1, 3, 4)[urgency]]
     blamed = {rank: end for rank, end in failed.items() if end.cause is not None or end.code not in stopped}
     if urgency > 1:

@@ -50,8 +50,9 @@ def train(
     anything is written, or with the cause of the first rank that failed.
     """
     say = unfailing(say)
-    config = with_speeds(config, say)
-    cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
+    cluster_of = joins.cluster if joins else Cluster.of
+    config = with_speeds(config, cluster_of(config.cluster), say)
+    cluster = cluster_of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
     check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
@@ -64,7 +65,7 @@ def train(
         raise PreflightError.of(unready)
     if of_gpus is None:  # else this is not the machine on which the run will be
         config, lowered = on_this_machine(config, cluster)
-        cluster = joins.cluster(config.cluster) if joins else Cluster.of(config.cluster)
+        cluster = cluster_of(config.cluster)
         for line in (*lowered, idle_gpus(config, cluster)):
             if line:
                 say(line)

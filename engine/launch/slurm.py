@@ -20,6 +20,7 @@ from types import FrameType
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.errors import ConfigError, ExitCode, PreflightError
+from engine.launch.signals import STOP_SIGNALS
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -29,7 +30,6 @@ from engine.safe_path import safe_path
 _SRUN = ("--ntasks-per-node=1", "--cpu-bind=none", "--kill-on-bad-exit=0", "--wait=600")
 _SIZES = ("--exclusive", "--cpus-per-task", "--mem", "-c")  # with one of them in slurm.extra, whole nodes are not asked
 _PLAIN = re.compile(r"[\w./:@%+,=-]+")
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def train_words(words: Sequence[str]) -> list[str]:
@@ -132,7 +132,7 @@ def run_srun(command: Sequence[str]) -> int:
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(signal.SIGUSR1)
 
-    before = {number: signal.signal(number, pass_on) for number in _STOP_SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
     try:
         return process.wait()
     finally:

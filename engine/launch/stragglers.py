@@ -63,15 +63,15 @@ class Stragglers:
                 write_json(folder.speeds, speeds)
 
 
-def with_speeds(config: Config, say: Say) -> Config:
+def with_speeds(config: Config, cluster: Cluster, say: Say) -> Config:
     """Return the config with the speeds that its run has measured, as a list, if cluster.speeds=measured.
 
-    They become part of the run's config, so all ranks plan with the same ones. Raises ConfigError if speeds.json is
-    damaged.
+    They become part of the run's config, so all ranks plan with the same ones. `cluster` has the hosts under the names
+    that `Stragglers` gets. Raises ConfigError if speeds.json is damaged.
     """
     if config.cluster.speeds != "measured":
         return config
-    path, cluster = RunFolder(Path(config.run.out)).speeds, Cluster.of(config.cluster)
+    path = RunFolder(Path(config.run.out)).speeds
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         speeds = tuple(max(1, min(100, int(found.get(node.host, node.speed)))) for node in cluster.nodes)

@@ -127,14 +127,52 @@ def test_ends_that_stall_in_the_handshake_delay_no_other(listener: Listener, mon
 def test_a_listener_that_is_not_one_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another program may listen at the port of an earlier launch, and say nothing, or something else."""
     monkeypatch.setattr(sockets, "_HANDSHAKE_S", 1)
-    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(BlockingIOError):
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TimeoutError):
         connect("127.0.0.1", silent.getsockname()[1], SECRET)
     with socket.create_server(("127.0.0.1", 0)) as web:
-        thread = threading.Thread(target=lambda: web.accept()[0].close())
+
+        def speak() -> None:
+            with web.accept()[0] as connection:
+                connection.sendall(b"\x00\x00\x00\x04HTTP")
+
+        thread = threading.Thread(target=speak)
         thread.start()
-        with pytest.raises(ConnectionError):
+        with pytest.raises((ConnectionError, PermissionError)):  # the latter since Python 3.12
             connect("127.0.0.1", web.getsockname()[1], SECRET)
         thread.join()
+
+
+def test_a_busy_listener_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that say nothing may take all places for a while."""
+    monkeypatch.setattr(sockets, "_HANDSHAKE_S", 2)
+    monkeypatch.setattr(sockets, "_HANDSHAKES", 1)
+    with Listener("127.0.0.1", SECRET) as listener, socket.create_connection(("127.0.0.1", listener.port)) as idle:
+        assert idle.recv(64)  # the challenge
+        with pytest.raises(ConnectionError, match="closes connections before it has answered"):
+            connect("127.0.0.1", listener.port, SECRET, seconds=0.1)
+        client = connect("127.0.0.1", listener.port, SECRET, seconds=10)
+        (server,) = taken(listener)
+        client.close()
+        server.close()
+
+
+def test_an_end_that_sends_a_byte_now_and_then_is_given_up(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit is that of the handshake, not of each byte."""
+    monkeypatch.setattr(sockets, "_HANDSHAKE_S", 1)
+    with socket.create_connection(("127.0.0.1", listener.port)) as slow:
+        began = time.monotonic()
+        slow.recv(64)  # the challenge
+        slow.settimeout(0.3)
+        for byte in b"\x00\x00\x00\x14" + bytes(16):
+            try:
+                slow.sendall(bytes([byte]))
+                assert slow.recv(64) == b""
+                break
+            except TimeoutError:  # it still waits
+                pass
+            except ConnectionError:
+                break
+        assert time.monotonic() - began < 3
 
 
 def test_nothing_is_unpickled(listener: Listener) -> None:

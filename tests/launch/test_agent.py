@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import stat
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from engine.control.link import Link
+from engine.control.sockets import Listener
 from engine.launch import agent as agents
 from engine.launch.agent import Agent, free_port, last_line, write_stacks
 from engine.run.folder import RunFolder
@@ -184,6 +186,23 @@ def test_an_agent_that_cannot_reach_its_parent_is_a_cause(folder: RunFolder, lau
     parent = f"its parent at 127.0.0.1:{tree['parent'][1]}"  # type: ignore[index]
     assert all(one["cause"]["message"].endswith(f"{parent}: Connection refused") for one in causes)
     assert ranks_of(launcher, 0) == []
+
+
+def test_an_interface_that_the_host_does_not_have_is_a_cause(folder: RunFolder, launcher: Launcher) -> None:
+    """Also, the agent keeps no connection to its parent."""
+    secret = bytes(32)
+    with Listener("127.0.0.1", secret) as parent:
+        tree = {"parent": ["127.0.0.1", parent.port], "children": 1, "secret": secret.hex()}
+        environment = {"GLOO_SOCKET_IFNAME": "eth77"}
+        launcher.link.send(start=job(folder, SLEEPS) | {"tree": tree, "environment": environment})
+        cause: Any = launcher.until("ended")["cause"]
+        assert cause["code"] == 3 and "there is no interface eth77" in cause["message"]
+        assert select.select([parent], [], [], 20)[0]
+        (link,) = parent.links()
+        assert select.select([link], [], [], 20)[0]
+        with pytest.raises(EOFError):
+            link.receive()
+        link.close()
 
 
 def test_a_host_without_the_run_folder_is_a_cause(tmp_path: Path, launcher: Launcher) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import PreflightError
 from engine.launch import interface
-from engine.launch.interface import address_towards, interface_towards, own_address
+from engine.launch.interface import address_towards, interface_towards, listening_address, own_address
 
 
 def test_a_route_has_the_interface_with_its_address() -> None:
@@ -38,7 +38,18 @@ def test_the_own_address_is_that_of_the_interface_that_is_named() -> None:
         own_address({"GLOO_SOCKET_IFNAME": "eth77"})
 
 
-def test_the_own_address_is_one_that_other_hosts_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hosts_connect_at_the_interface_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route may lead over another one, which a firewall closes."""
+    monkeypatch.setattr(interface, "address_towards", {"beta": "10.0.0.7", "gamma": "fd00::7"}.get)
+    assert listening_address({"GLOO_SOCKET_IFNAME": "lo"}, "beta") == "127.0.0.1"
+    assert listening_address({}, "beta") == "10.0.0.7"
+    assert listening_address({"GLOO_SOCKET_IFNAME": "eth77"}, "gamma") == "fd00::7"
+    assert listening_address({}, "unreachable") == listening_address({}, None) == "127.0.0.1"
+    with pytest.raises(PreflightError, match="there is no interface eth77"):
+        listening_address({"GLOO_SOCKET_IFNAME": "eth77"}, "beta")
+
+
+def test_the_own_address_is_one_that_other_hosts_reach() -> None:
     """A host's own name may be that of loopback, and MASTER_ADDR that of another host."""
     own = {
         address.address
@@ -53,5 +64,26 @@ def test_the_own_address_is_one_that_other_hosts_reach(monkeypatch: pytest.Monke
     assert routed in own
     for name in ("localhost", "192.0.2.177", "no-such-host.invalid"):
         assert own_address({"MASTER_ADDR": name}) == routed
+
+
+@pytest.mark.parametrize(
+    ("addresses", "found"),
+    [
+        ({"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": None}, "10.0.0.7"),
+        ({"lo": "127.0.0.1"}, "has no network interface and no default route"),
+        ({"lo": "127.0.0.1", "eth0": "10.0.0.7", "eth1": "10.1.0.7"}, "has the addresses 10.0.0.7, 10.1.0.7 and no"),
+    ],
+)
+def test_without_a_default_route_the_only_interface_counts(
+    monkeypatch: pytest.MonkeyPatch, addresses: dict[str, str | None], found: str
+) -> None:
+    """With loopback, other hosts would connect to themselves."""
     monkeypatch.setattr(interface, "_ANYWHERE", "no-such-host.invalid")
-    assert own_address({}) == "127.0.0.1", "of a machine without a network"
+    monkeypatch.setattr(interface, "_address_of", addresses.get)
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(addresses)))
+    if found in addresses.values():
+        assert own_address({}) == found
+        return
+    with pytest.raises(PreflightError, match=found) as caught:
+        own_address({})
+    assert caught.value.problems[0].key == "GLOO_SOCKET_IFNAME"

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import resource
+import select
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from engine.control.link import Link
 from engine.control.sockets import Listener
 from engine.errors import ConfigError, ExitCode, PreflightError
 from engine.launch import join
 from engine.launch.commands import NodeCommand
-from engine.launch.join import Joins, take_part
+from engine.launch.join import Joins, _Followers, _meeting, _user_of, take_part
 from engine.launch.joined import Joined
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
@@ -238,6 +243,112 @@ def test_further_processes_of_a_node_end_with_its_code(folder: RunFolder) -> Non
             joins.publish()
             launch(joins, folder, "raise SystemExit(1)", "pass")
         assert codes(started) == [70, 70, 70]
+
+
+def test_a_process_whose_first_one_was_killed_ends_as_after_a_loss(folder: RunFolder) -> None:
+    """It has connected, and the first one had not accepted yet."""
+    first = _Followers(place(processes=2))
+    assert first._socket is not None
+    with others(folder, place(local=1, processes=2)) as started:
+        assert select.select([first._socket], [], [], 30)[0]
+        time.sleep(0.5)  # for it to wait for the exit code
+        first._socket.close()
+        assert codes(started) == [124]
+
+
+def test_only_processes_of_this_user_get_or_give_an_exit_code(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user of a machine can use a socket that is not in the file system, and its name is easily guessed."""
+    users = iter([os.geteuid() + 1, os.geteuid()])
+    monkeypatch.setattr(join, "_user_of", lambda other: next(users))
+    place_ = place(processes=2)
+    first = _Followers(place_)
+    with socket.socket(socket.AF_UNIX) as stranger, socket.socket(socket.AF_UNIX) as follower:
+        for one in (stranger, follower):
+            one.connect(_meeting(place_))
+        first.dismiss(75)
+        assert (stranger.recv(16), follower.recv(16)) == (b"", b"75")
+    monkeypatch.setattr(join, "_user_of", lambda other: os.geteuid() + 1)
+    monkeypatch.setattr(join, "_JOIN_S", 1)
+    taken = _Followers(place_)
+    with pytest.raises(PreflightError, match="has found no its first process"):
+        take_part(place(local=1, processes=2), folder)
+    assert taken._socket is not None
+    taken._socket.close()
+
+
+def test_the_user_at_the_other_end_of_a_socket() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert _user_of(ours) == os.geteuid()
+
+
+def test_orders_of_another_user_are_refused(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent would run what they say."""
+    folder.launch(place().key).write_text("{}")
+    owner = folder.root.stat().st_uid
+    assert join._read(folder, place()) == {}
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(PreflightError, match=f"belongs to user {owner}, so user {owner + 1} takes no orders") as caught:
+        take_part(place(1), folder)
+    assert caught.value.problems[0].key == str(folder.launch(place().key))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_root_takes_orders_from_root_and_the_owner_of_the_run_folder(folder: RunFolder) -> None:
+    path = folder.launch(place().key)
+    path.write_text("{}")
+    os.chown(path, 12345, -1)
+    with pytest.raises(PreflightError, match="belongs to user 12345, so user 0"):
+        join._read(folder, place())
+    os.chown(folder.root, 12345, -1)
+    assert join._read(folder, place()) == {}
+
+
+def test_a_launcher_may_have_more_connections_than_select_can_watch(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node takes descriptors; select only watches those below 1,024, which is also the usual limit."""
+    links = Listener.links
+
+    def high(listener: Listener) -> list[Link]:
+        found = []
+        for link in links(listener):
+            descriptor = fcntl.fcntl(link.fileno(), fcntl.F_DUPFD_CLOEXEC, 1100)
+            link.close()
+            found.append(Link(descriptor, descriptor))
+        return found
+
+    monkeypatch.setattr(Listener, "links", high)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with others(folder, place(1)) as started, ExitStack() as undo:
+        undo.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        with joining(folder) as joins:
+            launch(joins, folder, "pass", "pass")
+            assert joins._agents[1].link.fileno() >= 1100
+        assert codes(started) == [0]
+
+
+def test_the_secret_does_not_travel_to_the_nodes_that_join(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their links are not encrypted. Its agents connect to each other, else no rank would start."""
+    sent = dict[int, bytes]()
+    write = Link.write
+
+    def note(link: Link, line: bytes = b"") -> bool:
+        sent[link.fileno()] = sent.get(link.fileno(), b"") + line
+        return write(link, line)
+
+    monkeypatch.setattr(Link, "write", note)
+    with others(folder, place(1)) as started:
+        with joining(folder) as joins:
+            launch(joins, folder, "pass", "pass")
+            said = sent[joins._agents[1].link.fileno()]
+        assert codes(started) == [0]
+    starts = [message["start"] for message in map(json.loads, said.splitlines()) if "start" in message]
+    assert [start["tree"]["secret"] for start in starts] == [None]
+    assert joins._secret.hex().encode() not in said
 
 
 def test_a_refused_launch_ends_the_others_with_its_code_and_leaves_nothing(tmp_path: Path) -> None:

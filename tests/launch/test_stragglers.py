@@ -13,6 +13,8 @@ from engine.cluster.hostfile import Node
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.errors import ConfigError
+from engine.launch.join import Joins
+from engine.launch.joined import Joined
 from engine.launch.stragglers import Stragglers, with_speeds
 from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
@@ -65,23 +67,41 @@ def config(tmp_path: Path, *more: str) -> Config:
 
 def test_the_next_start_plans_with_measured_speeds(tmp_path: Path) -> None:
     said, measured = list[str](), config(tmp_path, "cluster.speeds=measured")
-    assert with_speeds(measured, said.append) == measured
+    cluster = Cluster.of(measured.cluster)
+    assert with_speeds(measured, cluster, said.append) == measured
     assert "there is no" in said.pop()
     noted([1.0, 1.1, 1.0, 2.4, 1.2])[0].write(RunFolder(tmp_path))
-    frozen = with_speeds(measured, said.append)
+    frozen = with_speeds(measured, cluster, said.append)
     assert frozen.cluster.speeds == (100, 25, 90) and said == ["cluster.speeds=measured: b 25%, c 90%"]
     assert PlanSettings.of(frozen).cluster.speed.tolist() == [100, 100, 25, 25, 90]
-    assert with_speeds(frozen, said.append) is frozen, "a restart plans with the same ones"
+    assert with_speeds(frozen, cluster, said.append) is frozen, "a restart plans with the same ones"
     given_ = config(tmp_path)
-    assert with_speeds(given_, said.append) is given_
+    assert with_speeds(given_, cluster, said.append) is given_
     assert Cluster.of(given_.cluster).speed.tolist() == [100, 100, 50, 50, 100], "those of the hostfile"
 
 
+def test_a_joined_launch_plans_with_measured_speeds_and_keeps_them(tmp_path: Path) -> None:
+    """Paces are in relation to what was planned, so the speeds that follow from them are, too."""
+    said, folder = list[str](), RunFolder(tmp_path)
+    joins = Joins(Joined("srun", "job", 0, 2, 0, 1, False, False), folder, {"GLOO_SOCKET_IFNAME": "lo"})
+    shape = ["cluster.nodes=2", "cluster.ranks_per_node=1", "cluster.speeds=measured"]
+    measured = load(["recipe=quickstart", f"run.out={tmp_path}", *shape])
+    for paces in ([1.0, 2.0], [1.0, 1.0]):  # at the second start, each rank is as fast as planned
+        planned = with_speeds(measured, joins.cluster(measured.cluster), said.append)
+        cluster = joins.cluster(planned.cluster)
+        assert [node.host for node in cluster.nodes] == ["localhost", "node-1"]
+        noted(paces, cluster)[0].write(folder)
+    assert said[1:] == ["cluster.speeds=measured: node-1 50%"]
+    planned = with_speeds(measured, joins.cluster(measured.cluster), said.append)
+    assert planned.cluster.speeds == (100, 50)
+
+
 def test_damaged_speeds_and_too_few_are_refused(tmp_path: Path) -> None:
+    measured = config(tmp_path, "cluster.speeds=measured")
     for content in ("{", "[1]", '{"a": "fast"}'):
         RunFolder(tmp_path).speeds.write_text(content)
         with pytest.raises(ConfigError, match="is damaged") as caught:
-            with_speeds(config(tmp_path, "cluster.speeds=measured"), print)
+            with_speeds(measured, Cluster.of(measured.cluster), print)
         assert caught.value.problems[0].key == "cluster.speeds=measured"
     with pytest.raises(ConfigError, match="has 2 speeds for 3 nodes") as caught:
         Cluster.of(config(tmp_path, "cluster.speeds=[100,80]").cluster)
