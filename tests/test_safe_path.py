@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +72,9 @@ def test_nor_does_a_process_that_reads_documents(working: Path, monkeypatch: pyt
     for number in range(150):
         (working / "data" / f"{number:03d}.txt").write_text("x")
     data = load(["data.path=data", "data.format=folder", "data.pattern='*.txt'"]).data
+    before = dict(os.environ)
     assert len(scan(data, None, seed=0).lengths) == 150
+    assert dict(os.environ) == before, "what this process starts later is not concerned"
 
 
 def test_ranks_on_other_hosts_get_the_variable(working: Path) -> None:

@@ -8,7 +8,6 @@ meets a block that another process is packing takes the next.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
 import shutil
 import signal
@@ -27,7 +26,7 @@ from typing import NamedTuple
 from engine.data.pack import ENDINGS, Tokens, is_packed, locked_part, pack_block, part_path
 from engine.data.sources.source import Block
 from engine.errors import BytescaleError
-from engine.safe_path import safe_path
+from engine.safe_path import starting_safely
 
 _LOOK_S = 0.2  # between two looks at the loaders
 _MARGIN = 1 / 16  # of the spool: it is removed too when the spool is full, so that a folder is seldom listed
@@ -53,7 +52,6 @@ class Loaders:
 
     def __init__(self, count: int, spool: int) -> None:
         """Start `count` processes. The folders that they pack into are kept below `spool` bytes."""
-        os.environ.update(safe_path())  # loaders inherit the environment
         self._changed = threading.Condition()
         self._queue = deque[tuple[Path, Work]]()
         self._busy, self._retry = list[tuple[Path, Work]](), 0.0  # other processes are packing them; time of a next try
@@ -243,7 +241,8 @@ class _Loader:
         context.set_forkserver_preload(["engine.data.pack"])  # what all have in common is there once
         self.connection, theirs = Pipe()
         self._process: BaseProcess = context.Process(target=_pack, args=(theirs,), daemon=True)
-        self._process.start()
+        with starting_safely():
+            self._process.start()
         theirs.close()
         self.part: Path | None = None  # the block that is being packed
         self.work: Work | None = None

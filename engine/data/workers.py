@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from engine.errors import DataError
-from engine.safe_path import safe_path
+from engine.safe_path import starting_safely
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -27,11 +27,12 @@ def in_processes(work: Callable[[T], R], items: Sequence[T], workers: int, hint:
         yield from map(work, items)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of numpy
-    os.environ.update(safe_path())  # workers inherit the environment; the pool has no argument for it
     try:
         with ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts) as pool:
             try:
-                yield from pool.map(work, items)
+                with starting_safely():
+                    results = pool.map(work, items)  # starts all workers
+                yield from results
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)  # after an error, start nothing more
     except BrokenProcessPool as error:

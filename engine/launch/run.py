@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.cluster.cluster import Cluster
+from engine.config.not_built import not_trained
 from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.errors import ConfigError, MemoryFitError, PreflightError
@@ -55,6 +56,8 @@ def train(
     cluster = cluster_of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
+    if (untrained := not_trained(config)) and not dry_run:
+        raise ConfigError.of(untrained)  # first: a smaller model would not train either
     check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     refused = not_launchable(config, cluster, joins is not None)
     if refused and not dry_run:
