@@ -56,10 +56,10 @@ def train(
     cluster = cluster_of(config.cluster)
     folder = RunFolder(Path(config.run.out))
     check_launch(config, cluster, launcher)
-    if (untrained := not_trained(config)) and not dry_run:
-        raise ConfigError.of(untrained)  # first: a smaller model would not train either
-    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     refused = not_launchable(config, cluster, joins is not None)
+    if not_trained(config) and not dry_run:
+        raise ConfigError.of(refused)  # before the fit: a smaller model would not train either
+    check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     if refused and not dry_run:
         raise ConfigError.of(refused)
     of_gpus = gpu_problem(config, cluster)
