@@ -140,10 +140,9 @@ def train(folder: Path, rank: int, sockets: list[Connection], connection: Connec
 
     connection.send(None)
     connection.recv()
-    os.environ["LOCAL_RANK"] = str(rank)
     run = RunFolder(folder)
     config = read_resolved(run.resolved)
-    ahead = PlanAhead(run, config, PlanSettings.of(config), [os.dup(one.fileno()) for one in sockets])
+    ahead = PlanAhead(run, config, PlanSettings.of(config), [os.dup(one.fileno()) for one in sockets], rank == 0)
     feed = Feed(run, config)
     ahead.request(Cursor())
     for _ in range(STEPS):

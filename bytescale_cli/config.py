@@ -90,8 +90,10 @@ def help_(
 
 
 def _explained(key: Key) -> str:
-    """Format a key: its name, and below it what it means, its type and its default."""
+    """Format a key: its name, and below it what it means, its type, an example of a list, and its default."""
     unit = f" of {key.unit}" if key.unit else ""
     default = f"{key.default_text}, set by {key.set_by}" if key.set_by else key.default_text
-    facts = [key.about, ", ".join([f"{key.type}{unit}", *key.bounds]), f"default in the quickstart: {default}"]
+    example = f"for example {key.example}" if key.example else None
+    kind = ", ".join([f"{key.type}{unit}", *key.bounds])
+    facts = [key.about, kind, example, f"default in the quickstart: {default}"]
     return "\n".join([output.title(key.key), *(f"  {fact}" for fact in facts if fact)])

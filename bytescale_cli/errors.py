@@ -12,7 +12,7 @@ import typer
 
 from bytescale_cli import output
 from engine.config.spelling import nearest
-from engine.errors import BytescaleError, ExitCode, Problem, storage_error
+from engine.errors import BytescaleError, ExitCode, Problem, is_interrupt, storage_error
 
 # Typer has bundled Click since 0.26, so the base class of all usage errors is reached through Typer.
 UsageError = typer.BadParameter.__mro__[1]
@@ -24,8 +24,7 @@ def report(error: BaseException, *, as_json: bool, debug: bool) -> int:
 
     `as_json` also prints a JSON object on stdout; `debug` adds the traceback.
     """
-    # Ctrl-C inside an @njit function arrives as a SystemError whose cause is KeyboardInterrupt.
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)) or isinstance(error.__cause__, KeyboardInterrupt):
+    if isinstance(error, typer.Abort) or is_interrupt(error):
         output.say("interrupted")
         if as_json:
             _emit_failure(BytescaleError("interrupted"), ExitCode.INTERRUPTED)

@@ -65,11 +65,16 @@ def plot_path(plot: str | None, flag: str = "--plot") -> Path | None:
     return writable(plot, flag)
 
 
-def writable(name: str, flag: str, new_folder: bool = False) -> Path:
+def writable(
+    name: str,
+    flag: str | None,
+    new_folder: bool = False,
+    hint: str = "choose a file in a folder that you can write to",
+) -> Path:
     """Return the path of the output file `name` without symbolic links.
 
-    Raises ConfigError that names `flag` if the file cannot be written. Commands call this before they start their work.
-    With `new_folder` its folder may be missing: the caller creates it later.
+    Raises ConfigError that names `flag`, if it was given, if the file cannot be written. Commands call this before they
+    start their work. With `new_folder` its folder may be missing: the caller creates it later.
     """
     path = Path(os.path.realpath(name))
     try:
@@ -83,8 +88,7 @@ def writable(name: str, flag: str, new_folder: bool = False) -> Path:
         os.close(handle)
         Path(probe).unlink()
     except OSError as error:
-        message = f"{name} cannot be written: {error.strerror}"
-        raise ConfigError(message, key=flag, hint="choose a file in a folder that you can write to") from error
+        raise ConfigError(f"{name} cannot be written: {error.strerror}", key=flag, hint=hint) from error
     return path
 
 

@@ -97,8 +97,8 @@ def write_trace(path: Path, content: bytes) -> None:
     say(f"timeline: {path} (ui.perfetto.dev opens it)")
 
 
-def write_file(path: Path, content: bytes, flag: str) -> None:
-    """Write the file that `flag` names atomically. Raises StorageError if that fails."""
+def write_file(path: Path, content: bytes, flag: str | None) -> None:
+    """Write a file atomically; `flag` names it, if it was given. Raises StorageError if that fails."""
     from engine.files import write_durably
 
     try:
@@ -185,15 +185,15 @@ def title(text: str) -> str:
     return terminal.painted(text, "bold", sys.stdout)
 
 
-def number(value: str | float | None) -> str:
-    """Format a value for a table: thousands separators, three decimals for floats below 1,000, text unchanged.
+def number(value: str | float | None, decimals: int = 3) -> str:
+    """Format a value for a table: thousands separators, `decimals` for floats below 1,000, text unchanged.
 
     None becomes a dash.
     """
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3f}"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{decimals}f}"
     return value if isinstance(value, str) else f"{value:,}"
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, Trace, check_named_once, plot_path, trace_path
+from bytescale_cli.options import Debug, Json, Trace, check_named_once, plot_path, trace_path, writable
 
 
 def report(
@@ -35,8 +35,7 @@ def report(
 
     for run in runs:
         config_of(run)  # before anything is written next to what is no run
-    page = plot_path(out if out is not None else str(default), "--out")
-    assert page is not None
+    page = plot_path(out, "--out") or writable(str(default), None, hint="choose another file with --out FILE")
     from engine.report.comparison_page import comparison_page
     from engine.report.run import read_run
     from engine.report.run_page import run_page
@@ -46,7 +45,7 @@ def report(
     if len(set(names)) < len(names):
         names = list(map(str, runs))
     made = run_page(found[0]) if len(found) == 1 else comparison_page(found, names)
-    output.write_file(page, made.html().encode(), "--out")
+    output.write_file(page, made.html().encode(), None if out is None else "--out")
     if timeline is not None:
         from engine.report.chrome_trace import Process, chrome_trace
 

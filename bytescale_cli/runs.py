@@ -68,7 +68,7 @@ def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
         "loss": output.number(found.loss),
         "validation loss": output.number(found.validation_loss),
         "tokens": f"{found.tokens:,}",
-        "tokens/s": output.number(found.tokens_per_s),
+        "tokens/s": output.number(found.tokens_per_s, decimals=0),
         "last step": "-"
         if found.changed is None
         else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.changed)),
@@ -145,7 +145,7 @@ def _row(name: str, one: Status) -> dict[str, str]:
         "state": one.state,
         "steps": f"{one.step:,}/{one.steps:,}",
         "tokens": f"{one.tokens:,}",
-        "tokens/s": output.number(one.tokens_per_s),
+        "tokens/s": output.number(one.tokens_per_s, decimals=0),
         "loss": output.number(one.loss),
         "validation loss": output.number(one.validation_loss),
     }

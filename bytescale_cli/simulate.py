@@ -91,6 +91,13 @@ def simulate(
     path, timeline = plot_path(plot), trace_path(trace)
     with config_as_typed(config_file):  # reports a wrong value before the first run
         points = list(_points(with_config(overrides, config_file), swept))
+    said = dict[str, str]()
+    for config, extra in points:
+        same, words = config.model_dump_json(), " ".join(extra)
+        if same in said:
+            message = f"simulates the same config twice: {said[same]} and {words}"
+            raise ConfigError(message, key="--sweep", hint="give each value once")
+        said[same] = words
     output.say_when_compiling()
     found, failures = _found(points, names, steps)
     runs = [run for _, of_point in found for run in of_point]

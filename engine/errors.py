@@ -150,6 +150,11 @@ def storage_error(error: BaseException) -> StorageError | None:
     return None
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is Ctrl-C. From an @njit function it arrives as a SystemError with that cause."""
+    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+
+
 def _lacks(size: int) -> bool:
     """Return whether the shared memory of this host has fewer than `size` bytes left."""
     with suppress(OSError):  # there is none

@@ -151,7 +151,14 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_ruins(*parents: Path) -> None:
-    """Remove the drafts and half-removed folders that killed processes left in `parents`."""
+    """Remove the drafts and half-removed folders that killed processes left in `parents`.
+
+    What a process still has open on NFS stays until the next call.
+    """
     for parent, prefix in product(parents, (_RETIRED, _DRAFT)):
         for ruin in parent.glob(f"{prefix}*"):
-            shutil.rmtree(ruin)
+            try:
+                shutil.rmtree(ruin)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EBUSY):
+                    raise

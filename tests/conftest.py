@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import engine.config.compose
-from engine.config.own import OwnRecipe
+from tests.composed import FOLDER, composed_once
 
 # A machine that is busy with something else is no error.
 settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,16 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def composed_once() -> Iterator[None]:
-    """Let Hydra compose the same overrides once: it needs a tenth of a second, and tests ask 2,000 times."""
-    original = engine.config.compose.compose
-    composed = functools.cache(original)  # of mistakes nothing is kept
-
-    def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str, Any]:
-        return original(overrides, own) if own else copy.deepcopy(composed(tuple(overrides)))
-
+def compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Let Hydra compose the same overrides once."""
+    folder = tmp_path_factory.mktemp("composed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.config.compose, "compose", compose)
+        patch.setattr(engine.config.compose, "compose", composed_once(folder))
+        patch.setenv(FOLDER, str(folder))
         yield
 
 

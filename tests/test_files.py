@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -99,6 +100,21 @@ def test_ruins_of_writers_and_removals_are_removed(tmp_path: Path, monkeypatch: 
         with pytest.raises(KeyboardInterrupt):
             remove_folder(tmp_path / "a")
     assert len(list(tmp_path.iterdir())) == 2 and not (tmp_path / "a").exists()
+    remove_ruins(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ruins_that_are_open_on_nfs_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").mkdir()
+    remove = Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", remove)
+        with pytest.raises(OSError):
+            remove_folder(tmp_path / "a")
+        remove_ruins(tmp_path)
+        remove.side_effect = PermissionError(errno.EACCES, "Permission denied")
+        with pytest.raises(PermissionError):
+            remove_ruins(tmp_path)
     remove_ruins(tmp_path)
     assert not list(tmp_path.iterdir())
 

@@ -22,6 +22,7 @@ from typing import Any
 from engine.control.branch import Branch
 from engine.control.control import Control
 from engine.control.link import RANK_LINK, Link
+from tests.composed import FOLDER, composed_once
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -29,6 +30,7 @@ _CONTEXT.set_forkserver_preload(
         "torch.distributed",
         "deepspeed",
         "deepspeed.runtime.zero.muon.muon_optimizer",  # an engine imports it, and with it torch's compiler
+        "engine.config.compose",  # Hydra
         "engine.config.load",
         "engine.planner.make",
         "engine.zero.engine",
@@ -45,10 +47,11 @@ def run_world(size: int, function: Callable[..., Any], *arguments: Any, timeout_
     with tempfile.TemporaryDirectory() as folder:
         pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
         sockets = [_CONTEXT.Pipe() for _ in range(size)]  # between each rank and its agent
-        rendezvous = Path(folder) / "rendezvous"
+        rendezvous, composed = Path(folder) / "rendezvous", os.environ.get(FOLDER)
         processes = [
             _CONTEXT.Process(
-                target=_rank, args=(rank, size, rendezvous, pipes[rank][1], sockets[rank][1], function, arguments)
+                target=_rank,
+                args=(rank, size, rendezvous, pipes[rank][1], sockets[rank][1], composed, function, arguments),
             )
             for rank in range(size)
         ]
@@ -118,12 +121,17 @@ def _rank(
     rendezvous: Path,
     sender: Connection,
     agent: Connection,
+    composed: str | None,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
     import torch
     import torch.distributed as dist
 
+    import engine.config.compose
+
+    if composed is not None:
+        engine.config.compose.compose = composed_once(Path(composed))
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
     os.environ[RANK_LINK] = str(os.dup(agent.fileno()))
     agent.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config.checks import MOST_RANKS
+from engine.config.checks import LEAST_MEMORY, MOST_RANKS
 from engine.config.units import parse_count
 from engine.errors import ConfigError, Problem
 
@@ -29,6 +29,11 @@ class Node:
     devices: int
     speed: int = 100  # percent of full speed
     memory: int | None = None  # bytes per device; None: cluster.device_memory
+
+    @property
+    def address(self) -> str:
+        """The host without the user with whom ssh logs in."""
+        return self.host.rpartition("@")[2]
 
 
 def read(path: str) -> tuple[Node, ...]:
@@ -108,15 +113,15 @@ def _parse_speed(value: str) -> int | None:
 
 
 def _parse_memory(value: str) -> int | None:
-    """Parse a size such as `40GiB` into bytes; None unless it is from 1 byte to 1024T."""
+    """Parse a size such as `40GiB` into bytes; None unless it is from 1M to 1024T."""
     try:
         amount = parse_count(value, bytes_=True)
     except ValueError:
         return None
-    return amount if 1 <= amount <= _MOST_MEMORY else None
+    return amount if LEAST_MEMORY <= amount <= _MOST_MEMORY else None
 
 
 _OPTIONS: dict[str, tuple[Callable[[str], int | None], str, str]] = {  # parser, what it expects, hint
     "speed": (_parse_speed, "a speed from 1% to 100%", "write speed=N%, for example speed=50%"),
-    "memory": (_parse_memory, "a memory size from 1 byte to 1024T", "write memory=SIZE, for example memory=40GiB"),
+    "memory": (_parse_memory, "a memory size from 1M to 1024T", "write memory=SIZE, for example memory=40GiB"),
 }

@@ -13,6 +13,8 @@ from engine.config.units import counted
 from engine.errors import Problem
 
 MOST_RANKS = 2**16  # maximum HDP ranks of a plan: planning still takes seconds, and no cluster is larger
+LEAST_MEMORY = 2**20  # bytes of a device; less is a number without its unit
+_MAX_GIB = 1024  # a number of bytes up to this is meant in GiB
 _MAX_WEIGHTS = 2**48  # maximum weights of a model: with more, bytes and FLOPs overflow 64 bits
 
 URL_EXAMPLES = "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"
@@ -114,6 +116,26 @@ def ranks_can_be_planned(config: Config) -> Problem | None:
         return None
     message = f"{ranks:,} HDP ranks exceed the maximum of {MOST_RANKS:,}"
     return Problem(message, "cluster.nodes", "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp")
+
+
+@_rule
+def device_memory_has_a_unit(config: Config) -> Problem | None:
+    return _tiny_memory(config.cluster.device_memory, "cluster.device_memory", "at least 1 MiB")
+
+
+@_rule
+def host_memory_has_a_unit(config: Config) -> Problem | None:
+    """0 is no memory for offload and copies."""
+    size = config.cluster.host_memory
+    return _tiny_memory(size, "cluster.host_memory", "0 or at least 1 MiB") if size else None
+
+
+def _tiny_memory(size: int, key: str, bound: str) -> Problem | None:
+    """The problem with a memory below LEAST_MEMORY, such as 80 bytes where 80 GiB are meant; None if it is larger."""
+    if size >= LEAST_MEMORY:
+        return None
+    example = f"{size}GiB" if size <= _MAX_GIB else "80GiB"
+    return Problem(f"must be {bound}, not {counted(size, 'byte')}", key, f"give it a unit, for example {key}={example}")
 
 
 @_rule
@@ -370,3 +392,23 @@ def cluster_speed_is_known(config: Config) -> Problem | None:
     hint = "set cluster.calibration=FILE, written by `bytescale profile-hardware` on that machine"
     message = f"{cluster.name} has no data sheet, so its speed is unknown; presets: {', '.join(presets)}"
     return Problem(message, "cluster.name", hint)
+
+
+@_rule
+def slurm_time_is_longer_than_grace(config: Config) -> Problem | None:
+    """Slurm signals a job slurm.grace seconds before its time is over: at once, if it has no more time than that."""
+    time, grace = config.slurm.time, config.slurm.grace
+    if time is None or not 0 < _seconds(time) <= grace:  # without limit if 0
+        return None
+    hint = "set a longer slurm.time, for example slurm.time=24:00:00, or a smaller slurm.grace"
+    return Problem(f"must be longer than slurm.grace={grace} seconds, not {time}", "slurm.time", hint)
+
+
+def _seconds(time: str) -> int:
+    """Read a time limit of Slurm: D-H, D-H:M, D-H:M:S, H:M:S, M:S or M."""
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not dash and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -45,6 +45,7 @@ class Key:
     unit: str | None  # "tokens" or "bytes"
     allowed: list[str | int] | None  # the values of an enum
     bounds: list[str]  # ["at least 1", "at most 64"]
+    example: str | None  # of a list or a mapping: an override that sets it, as one types it in a shell
     default: Any
     set_by: str | None
 
@@ -143,9 +144,9 @@ def _described(names: list[str]) -> Iterator[Key]:
                     bounds.append(f"{words} {_bound(member[long], unit)}")
         if keys.is_path(name):
             types = ["path" if one == "text" else one for one in types]
-        yield Key(
-            name, node.get("description"), " or ".join(types), unit, allowed or None, bounds, value, places.get(name)
-        )
+        example = keys.example(name) if {"list", "mapping"} & {*types} else None
+        about, options = node.get("description"), allowed or None
+        yield Key(name, about, " or ".join(types), unit, options, bounds, example, value, places.get(name))
 
 
 def _bound(bound: float, unit: str | None) -> str:

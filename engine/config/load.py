@@ -39,7 +39,8 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
         values = compose(good, own)
     except ConfigError as error:
         raise ConfigError.of([*problems, *located(error.problems, good, own)]) from error
-    config, invalid = validate(values)
+    typed = {key: text for recipe in reversed(own) for key, text in recipe.texts.items()}
+    config, invalid = validate(values, typed | dict(text.split("=", 1) for text in good))
     if not problems:
         found = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
     else:

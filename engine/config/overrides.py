@@ -69,10 +69,15 @@ def _quote_path(text: str) -> str:
         items = [_quote_path(f"data.path={item.strip()}").partition("=")[2] for item in value[1:-1].split(",")]
         return f"{key}=[{','.join(items)}]"
     path = str(Path(value).expanduser()) if value.startswith("~") else value
+    return key + equals + _quoted(path)
+
+
+def _quoted(value: str) -> str:
+    """Quote a text, so that Hydra reads every character of it literally."""
     # In Hydra's grammar backslashes are doubled only before a quote, and so before the closing quote.
-    escaped = re.sub(r'(\\*)"', r'\1\1\\"', path)
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
     trailing = len(escaped) - len(escaped.rstrip("\\"))
-    return key + equals + '"' + escaped + "\\" * trailing + '"'
+    return '"' + escaped + "\\" * trailing + '"'
 
 
 def _problem(text: str) -> Problem | None:
@@ -93,20 +98,58 @@ def _problem(text: str) -> Problem | None:
         return Problem("is not KEY=VALUE", text, hint)
     if not value:
         return Problem("has no value", text, f"write {key}=VALUE, or remove it")
-    quoted = f"'{key}=\"{value}\"'"
-    try:
-        override: Override = OverridesParser.create().parse_override(text)
-    except HydraException:
-        return Problem("cannot be parsed", text, f"quote it twice: {quoted}")
+    override = _parsed(text)
+    if override is None:
+        return _unparsed(key, value)
     if override.is_sweep_override():
         if keys.is_list(key) and override.value_type == ValueType.SIMPLE_CHOICE_SWEEP:
-            return Problem("is a list without brackets", text, f"write {key}=[{value}]")
+            return Problem("is a list without brackets", text, f"write {keys.in_shell(f'{key}=[{value}]')}")
         if _THOUSANDS.fullmatch(value):
             return Problem("has commas", text, f"write {key}={value.replace(',', '')}")
-        return Problem("has several values", text, f"give one value, or quote it twice: {quoted}")
+        twice = f", or quote it twice: {keys.in_shell(f'{key}={_quoted(value)}')}" if keys.is_text(key) else ""
+        return Problem("has several values", text, f"give one value{twice}")
     if key in tree.groups():
         return option_problem(key, override.value())
     return key_problem(key, override.value())
+
+
+def _parsed(text: str) -> Override | None:
+    """Parse an override by Hydra's grammar; None if it is not one."""
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException:
+        return None
+
+
+def _unparsed(key: str, value: str) -> Problem:
+    """Explain why Hydra cannot parse KEY=VALUE. What helps depends on the key: quotes, or brackets that are missing."""
+    text = f"{key}={value}"
+    unknown = None if key in tree.groups() else key_problem(key, value)
+    if unknown is not None:
+        return unknown
+    if keys.is_text(key):
+        return Problem("cannot be parsed", text, f"quote it twice: {keys.in_shell(f'{key}={_quoted(value)}')}")
+    if keys.is_texts(key):
+        items = [item.strip().strip("'\"") for item in value.strip("[]").split(",")]
+        quoted = ",".join(_quoted(item) for item in items if item)
+        return Problem("cannot be parsed", text, f"quote each value: {keys.in_shell(f'{key}=[{quoted}]')}")
+    help_ = f"`bytescale config help {key}` shows what it takes"
+    lacks = _unclosed(value)
+    if not lacks:
+        return Problem("cannot be parsed", text, help_)
+    hint = f"write {keys.in_shell(text + lacks)}" if _parsed(text + lacks) else f"close it; {help_}"
+    return Problem(f"lacks {lacks} at its end", text, hint)
+
+
+def _unclosed(value: str) -> str:
+    """Return what a value lacks at its end: `]}` of `{a: [1`, or a quote; empty if it lacks nothing."""
+    closing, ends = {"{": "}", "[": "]", "(": ")", "'": "'", '"': '"'}, list[str]()
+    for character in value:
+        if ends and character == ends[-1]:
+            ends.pop()
+        elif character in closing and not (ends and ends[-1] in "'\""):
+            ends.append(closing[character])
+    return "".join(reversed(ends))
 
 
 def option_problem(group: str, value: object) -> Problem | None:

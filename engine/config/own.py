@@ -20,7 +20,7 @@ from engine.config import keys, tree
 from engine.config.overrides import key_problem, option_problem
 from engine.config.spelling import did_you_mean
 from engine.config.validate import NOT_SET
-from engine.config.yaml_lines import yaml_lines
+from engine.config.yaml_lines import yaml_lines, yaml_texts
 from engine.errors import ConfigError, Problem
 
 _COPY = "`bytescale recipes copy NAME FILE` writes a packaged recipe as a file of your own"
@@ -35,6 +35,7 @@ class OwnRecipe:
     path: Path  # as the user wrote it, for messages
     values: dict[str, Any]  # keys that exist, and `defaults` in Hydra's form
     lines: Mapping[str, int]  # by dotted key, and by entry of `defaults` that chooses an option: `override /data`
+    texts: Mapping[str, str]  # values as the user wrote them, by dotted key
 
 
 def separate(overrides: Sequence[str]) -> tuple[list[str], list[OwnRecipe], list[Problem]]:
@@ -74,7 +75,7 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
         seen.add(real)
         try:
             text = read_text(path, place)
-            values, lines = parse(text, path), yaml_lines(text)
+            values, lines, texts = parse(text, path), yaml_lines(text), yaml_texts(text)
         except ConfigError as error:
             return [], [*problems, *error.problems]
         if values.get("recipe") in tree.recipes() and not {"defaults", "model"} & values.keys():
@@ -89,7 +90,7 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
         known = dict(_known(values, path, lines, problems))
         # Without a name of its own a file would get the name, and the run folder, of the recipe that it builds on.
         named = {"recipe": path.stem} | known | ({"defaults": entries} if entries else {})
-        chain.append(OwnRecipe(f"own-{len(chain)}", path, named, lines))
+        chain.append(OwnRecipe(f"own-{len(chain)}", path, named, lines, texts))
         next_path, place = base or (None, place)
     return (chain if whole else []), problems
 

@@ -258,12 +258,15 @@ class Cluster(Section):
     nodes: int = Field(ge=1, le=65536, description="number of machines")
     ranks_per_node: int = Field(ge=1, le=64, description="ranks per machine; a rank is one GPU or one CPU process")
     device_memory: Bytes = Field(
-        gt=0, le=2**50, description="memory of a device in bytes, including what CUDA itself uses (docs/memory.md)"
+        gt=0,
+        le=2**50,
+        description="memory of a device in bytes, at least 1MiB, including what CUDA itself uses (docs/memory.md)",
     )
     host_memory: Bytes = Field(
         ge=0,
         le=2**50,
-        description="host memory in bytes that one rank may use for offload and for copies of its states",
+        description="host memory in bytes that one rank may use for offload and for copies of its states; 0, or "
+        "at least 1MiB",
     )
     hostfile: str | None = Field(description="file in DeepSpeed's hostfile format; it sets the nodes and ranks")
     speeds: Literal["hostfile", "measured"] | tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
@@ -299,7 +302,7 @@ class Optimizer(Section):
     min_lr_ratio: float = Field(ge=0, le=1, description="final learning rate as a fraction of optimizer.lr")
     warmup_steps: int = Field(ge=0, le=_STEPS, description="steps of linear warm-up of the learning rate")
     betas: tuple[float, float] = Field(
-        description="AdamW's two betas, such as [0.9,0.95]; SGD uses the first one as its momentum"
+        examples=["[0.9,0.95]"], description="AdamW's two betas; SGD uses the first one as its momentum"
     )
     eps: float = Field(gt=0, le=1, description="AdamW's epsilon")
     weight_decay: float = Field(ge=0, le=1000, description="weight decay, applied to matrices only")
@@ -360,7 +363,7 @@ class Slurm(Section):
         ge=1, le=65535, description="seconds before the time limit at which the run saves a checkpoint and is requeued"
     )
     extra: tuple[str, ...] = Field(
-        examples=["[--exclusive]"],
+        examples=['["--mem=0"]'],
         description="more options of sbatch; whole nodes are asked for unless they say how much",
     )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
@@ -11,13 +13,14 @@ from pydantic.fields import FieldInfo
 
 from engine.config import keys
 from engine.config.not_built import not_built
-from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section, Segment, Source
+from engine.config.schema import DNS_LABEL, DNS_NAME, IMAGE, SOURCE_NAME, WORD, Config, Section
 from engine.config.spelling import did_you_mean
 from engine.config.units import format_of
 from engine.errors import Problem
 
 MISSING = "???"
 _MAX_PLAIN = 1e15  # larger floats are written with an exponent
+_SHORT_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT])", re.IGNORECASE)
 
 NAME_RULE = "must be at most 32 letters, digits, - and _, and begin with a letter or _"
 
@@ -65,11 +68,11 @@ _BOUNDS = {
 }
 
 
-_NESTED: Mapping[str, type[Section]] = {keys.SOURCES: Source, keys.MIX: Segment}
+def validate(values: Mapping[str, Any], typed: Mapping[str, str] = {}) -> tuple[Config | None, list[Problem]]:
+    """Validate a nested dict of plain values. Returns the config and [], or None and one problem per wrong key.
 
-
-def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
-    """Validate a nested dict of plain values. Returns the config and [], or None and one problem per wrong key."""
+    `typed` has the texts of values as the user wrote them, by key, such as 1e3 for 1000.0; problems quote these.
+    """
     try:
         # Through JSON: only there does pydantic accept lists as tuples and stay strict otherwise (true is not 1).
         return Config.model_validate_json(json.dumps(_given(values)), strict=True), []
@@ -82,7 +85,7 @@ def validate(values: Mapping[str, Any]) -> tuple[Config | None, list[Problem]]:
             above = [".".join(location[:end]) for end in range(1, len(location) + 1)]
             key = next((name for name in above if name in leaves), ".".join(location))
             place = _place(key, location)
-            problems.setdefault(place, _problem(key, place, detail))
+            problems.setdefault(place, _problem(key, place, detail, typed))
         return None, list(problems.values())
 
 
@@ -137,25 +140,18 @@ def _without_missing(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _place(key: str, location: Sequence[str]) -> str:
     """Return the place of a mistake: below data.sources and data.mix that of the value, else the key itself."""
-    if key not in _NESTED:
+    if key not in keys.NESTED:
         return key
     deepest = 4 if key == keys.SOURCES else 5  # below are items of lists and members of unions
     return ".".join(part for part in location[:deepest] if part != "[key]")
 
 
-def _field(key: str, place: str) -> FieldInfo | None:
-    """Return the field of a key, or of what is at a place below it: a key of a source or of a segment."""
-    inner = place.removeprefix(f"{key}.").split(".")
-    if key in _NESTED and len(inner) > 1 and inner[1] in _NESTED[key].model_fields:
-        return _NESTED[key].model_fields[inner[1]]
-    return keys.leaves().get(key)
-
-
-def _problem(key: str, place: str, detail: Any) -> Problem:
-    """Turn one of pydantic's errors into a Problem. `place` is below `key`, or `key` itself."""
-    field = _field(key, place)
-    whole = _short(detail["input"])
-    if field is not None and detail["type"] == "int_type" and type(whole) is int:
+def _problem(key: str, place: str, detail: Any, typed: Mapping[str, str]) -> Problem:
+    """Turn one of pydantic's errors into a Problem. `place` is below `key`, or `key` itself; see `validate`."""
+    field = keys.field_at(place)
+    original = detail["input"]
+    whole = _whole(original)
+    if field is not None and detail["type"] == "int_type" and whole is not None:
         # 1e9 is refused as a float; if the whole number is out of bounds, that is the mistake to report.
         try:
             create_model("Whole", number=(int, field)).model_validate({"number": whole})
@@ -167,22 +163,28 @@ def _problem(key: str, place: str, detail: Any) -> Problem:
     if detail["type"] == "literal_error" and ".".join(map(str, detail["loc"])) != place and not in_list:  # in a union
         expected += f" or a list such as {field.examples[0]}" if field and field.examples else " or a number"
     facts = {name: _shown(fact) for name, fact in {**context, "value": value, "expected": expected}.items()}
+    if isinstance(original, str):
+        facts["value"] = original
+    elif isinstance(original, float) and _is_number(typed.get(place, ""), original):
+        facts["value"] = typed[place]
     if field is not None and detail["type"] in _BOUNDS:
         facts = {name: format_of(field, fact) if type(fact) is int else fact for name, fact in facts.items()}
     kind = "too_short" if detail["type"] == "missing" and isinstance(detail["loc"][-1], int) else detail["type"]
     sentence = _SENTENCES.get(kind, "cannot be {value}")
     if kind == "string_pattern_mismatch":
         sentence = _PATTERNS.get(context["pattern"], "cannot be '{value}'")
+    elif kind == "tuple_type" and key == keys.MIX:
+        sentence = "must be a list or {{NAME: WEIGHT}}, not {value}"
     message = sentence.format(**facts)
-    if kind == "extra_forbidden" and key in _NESTED:
-        names = list(_NESTED[key].model_fields)
+    if kind == "extra_forbidden" and key in keys.NESTED:
+        names = list(keys.NESTED[key].model_fields)
         hint = did_you_mean(place.rpartition(".")[2], names, f"keys: {', '.join(names)}")
     elif field is None:
         hint = did_you_mean(key, keys.leaves())
     elif key == keys.MIX:  # overrides cannot set what is inside
-        hint = f"for example {key}={{web: 3, code: 1}}"
+        hint = f"for example {keys.example(key)}"
     else:
-        hint = _hint(key if field is keys.leaves().get(key) else place, field, kind, facts)
+        hint = _hint(key if field is keys.leaves().get(key) else place, field, kind, facts, whole)
     return not_built(key, value, expected) or Problem(message, place, hint)
 
 
@@ -196,7 +198,25 @@ def _short(fact: object) -> object:
     return int(fact) if isinstance(fact, float) and fact.is_integer() and abs(fact) < _MAX_PLAIN else fact
 
 
-def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object]) -> str | None:
+def _whole(value: object) -> int | None:
+    """Return the whole number that is meant by 1e3, 1000.0 or `100k`; None for other values."""
+    match = _SHORT_NUMBER.fullmatch(value) if isinstance(value, str) else None
+    if match:
+        number = Fraction(match[1]) * 1000 ** (1 + "KMGT".index(match[2].upper()))
+        return int(number) if number.denominator == 1 else None
+    short = _short(value)
+    return short if type(short) is int else None
+
+
+def _is_number(text: str, number: float) -> bool:
+    """Return whether a text is another way to write a number, as 1e3 is one for 1000.0."""
+    try:
+        return float(text) == number
+    except ValueError:
+        return False
+
+
+def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object], whole: int | None) -> str | None:
     """Build the hint for a wrong value: the nearest option, a bound or an example, with the key's description."""
     options = str(facts["expected"]).replace(" or ", ", ").split(", ")  # of a literal
     example: object | None = None
@@ -212,15 +232,16 @@ def _hint(key: str, field: FieldInfo, kind: str, facts: Mapping[str, object]) ->
     about = f": {field.description}" if field.description else ""
     means = f"{key}{about}" if about else None
     if example is not None:
-        means = f"for example {key}={example}{about}"
+        means = f"for example {keys.in_shell(f'{key}={example}')}{about}"
     if kind == "missing":
         return f"set {key}=...{about}"
-    if kind == "int_type" and isinstance(facts["value"], int):
-        return f"write {key}={facts['value']}"  # it was 1e3 or 1.0
+    if kind == "int_type" and whole is not None:
+        short = _SHORT_NUMBER.fullmatch(str(facts["value"]))
+        return f"write {key}={whole}" + ("; this key takes no K, M or G" if short else "")
     if kind == "literal_error":
         return did_you_mean(str(facts["value"]), options, means)
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(key=key, **facts) + about
-    if kind == "string_type" and facts["value"] != "null":
+    if kind == "string_type" and facts["value"] != "null" and not keys.is_list(key):
         return f"quote it twice: '{key}=\"{facts['value']}\"'"
     return means

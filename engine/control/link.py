@@ -79,9 +79,16 @@ class Link:
 
     def writable(self) -> bool:
         """Whether a message of up to 4 KiB can be sent without waiting for the other end to read."""
-        poll = select.poll()
-        poll.register(self._writes, select.POLLOUT)
-        return bool(poll.poll(0))
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            if self._writes < 0:  # closed
+                return False
+            poll = select.poll()
+            poll.register(self._writes, select.POLLOUT)
+            return bool(poll.poll(0))
+        finally:
+            self._sending.release()
 
     def receive(self) -> list[dict[str, Any]]:
         """Wait until there is something to read, and return the messages that are complete, which may be none.
@@ -110,6 +117,7 @@ class Link:
 
     def close(self) -> None:
         """Close the file descriptors. To send is an OSError afterwards."""
-        for descriptor in {self._reads, self._writes}:
-            os.close(descriptor)
-        self._reads = self._writes = -1  # the numbers may soon be those of other files
+        with self._sending:
+            for descriptor in {self._reads, self._writes}:
+                os.close(descriptor)
+            self._reads = self._writes = -1  # the numbers may soon be those of other files

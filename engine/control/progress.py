@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from engine.control.link import Link
 
@@ -40,18 +41,25 @@ def report(phase: str, part: int = 0, step: int | None = None) -> None:
     """
     if step is not None:
         _place.step = step
-    if _place.link is not None:
-        with suppress(OSError):
-            _place.link.send(at=[_place.step, phase, part])
+    _send(at=[_place.step, phase, part])
     if _place.chaos is not None:
         _place.chaos(_place.step, phase)
 
 
+def tell_planned(seconds: float) -> None:
+    """Say how long the plan of this step takes on the planned hardware. The step is measured from here to `log`."""
+    _send(planned_s=seconds)
+
+
 def tell_pace(pace: float) -> None:
     """Say how many times longer than planned the work of this rank takes."""
+    _send(pace=pace)
+
+
+def _send(**message: Any) -> None:
     if _place.link is not None:
         with suppress(OSError):
-            _place.link.send(pace=pace)
+            _place.link.send(**message)
 
 
 def reach(moment: str) -> None:

@@ -35,6 +35,7 @@ from engine.data.pack import (
     is_packed,
     pack_block,
     part_path,
+    parts_path,
     read_facts,
     read_left_out,
 )
@@ -144,7 +145,11 @@ class TokenCorpus:
     def __init__(self, name: str, prefix: Path, share: float) -> None:
         """Open PREFIX.bin and PREFIX.idx. Raises DataError if a file cannot be used."""
         self.name, self.place, self.share = name, str(prefix), share
-        self.tokens, self.facts = TokenFile.open(prefix), read_facts(prefix)
+        self.facts = read_facts(prefix)
+        if self.facts is None and parts_path(prefix).exists():
+            message, hint = "is not complete: packing it was interrupted", "run the same `bytescale data pack` again"
+            raise DataError(message, key=str(prefix), hint=hint)
+        self.tokens = TokenFile.open(prefix)
         self._hashes = self._table = None
         if self.facts is not None:
             self.tokens.check_mask(self.facts.masked)

@@ -13,9 +13,9 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,14 +28,15 @@ from engine import files
 from engine.config import schema
 from engine.data.encode import encode
 from engine.data.quarantine import Quarantine, Unusable
-from engine.data.sources.files import stamp
+from engine.data.sources.files import is_url, stamp
+from engine.data.sources.folder import STDLIB
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
 from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.data.workers import cores, in_processes
-from engine.errors import DataError, StorageError
+from engine.errors import ConfigError, DataError, StorageError
 from engine.units import Ints
 
 SCHEMA = 4
@@ -43,6 +44,7 @@ OTHERS = "it belongs to another user; use another data.cache, or change the perm
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
 ENDINGS = (".idx", ".bin", ".mask", ".hash", ".json")  # of the files of a block; .mask is seldom there
+JOINED_ENDINGS = (".json", ".idx", ".bin", ".mask", ".hash", ".blocks", ".quarantine.jsonl")  # of those of PREFIX
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 
 
@@ -92,6 +94,7 @@ class Facts:
     contents: str  # hash of all documents with their masks, and of the tokenizer
     masked: bool  # whether there is a PREFIX.mask
     broken: int = 0  # documents that cannot be used, which are left out and listed in PREFIX.quarantine.jsonl
+    source: Mapping[str, str] = field(default_factory=dict)  # see `_source`; earlier versions did not write it
 
     def made_by(self, tokenizer: str) -> bool:
         """Return whether a tokenizer, named as in a config, made the tokens. Raises DataError if it cannot be read."""
@@ -126,28 +129,80 @@ def quarantine_path(prefix: Path) -> Path:
     return Path(f"{prefix}.quarantine.jsonl")
 
 
+def parts_path(prefix: Path) -> Path:
+    """The folder with the blocks of a token file that `pack` has not finished."""
+    return Path(f"{prefix}.parts")
+
+
 def pack(data: schema.Data, prefix: Path, workers: int | None = None, progress: Progress | None = None) -> Facts:
     """Write the documents of a source as PREFIX.bin, .idx, .hash, .blocks and .json, with `workers` processes.
 
-    None uses all cores. Parts that an interrupted call has written are used again. Raises DataError for an invalid
-    document or if none has text, StorageError if writing fails or another process is packing the same file.
+    None uses all cores. Parts that an interrupted call has written are used again. A token file at PREFIX is replaced
+    if it has the same documents, which may have grown; it stays as it is until the new one is complete. Raises
+    ConfigError if it has others, DataError for an invalid document or if none has text, StorageError if writing fails
+    or another process is packing the same file.
     """
     tokens = Tokens.of(data)
+    _refuse_other(prefix, data, tokens.fingerprint)
     blocks = FORMATS[data.format].blocks(data)
-    parts = Path(f"{prefix}.parts")
+    parts = parts_path(prefix)
     try:
         parts.mkdir(parents=True, exist_ok=True)
         with files.locked(parts / files.LOCK):
             pack_blocks(tokens, parts, blocks, workers, progress)
             written = [part_path(tokens, parts, block) for block in blocks]
-            facts = _join(blocks, written, prefix, tokens.open(), data)
+            with TemporaryDirectory(prefix=".joined.", dir=parts) as draft:
+                facts = _join(blocks, written, Path(draft, prefix.name), tokens.open(), data)
+                if facts.documents:
+                    facts_path(prefix).unlink(missing_ok=True)  # so that it never describes other documents
+                    _publish(Path(draft), prefix, JOINED_ENDINGS)
         shutil.rmtree(parts)
     except BlockingIOError as error:
         message, hint = "another process is packing these documents", "wait until it ends"
         raise StorageError(message, key=str(prefix), hint=hint) from error
     except OSError as error:
         raise _unwritable(error, prefix) from error
+    if not facts.documents:
+        message = f"every document ({facts.empty:,}) is empty" if facts.empty else "contains no documents"
+        raise DataError(message, key=data.path_text, hint="set data.path to documents with text")
     return facts
+
+
+def _source(data: schema.Data) -> dict[str, str]:
+    """Return what names the documents of a source: keys of `data` and their values, with absolute paths."""
+    paths = [path if is_url(path) or path == STDLIB else os.path.realpath(path) for path in data.paths]
+    path = paths[0] if isinstance(data.path, str) else f"[{','.join(paths)}]"
+    return {
+        "format": data.format,
+        "path": path,
+        "pattern": data.pattern,
+        "field": data.field,
+        "encoding": data.encoding,
+    }
+
+
+def _refuse_other(prefix: Path, data: schema.Data, fingerprint: str) -> None:
+    """Raise ConfigError if PREFIX is a token file of other documents, another tokenizer, or another tool.
+
+    One that was not finished is none.
+    """
+    index = Path(f"{prefix}.idx")
+    if not index.exists():
+        return
+    facts, source = read_facts(prefix), _source(data)
+    if facts is None:
+        if parts_path(prefix).exists():
+            return
+        found = "is a token file of another tool"
+    elif facts.fingerprint != fingerprint:
+        found = "was packed with another tokenizer"
+    elif facts.source != source:
+        theirs = [f"data.{key}={value}" for key, value in facts.source.items() if source.get(key) != value]
+        found = f"was packed from {', '.join(theirs)}" if theirs else "may have other documents"
+    else:
+        return
+    hint = f"choose another --out, or remove {index} to replace it"
+    raise ConfigError(f"{prefix} {found}", key="--out", hint=hint)
 
 
 def pack_blocks(
@@ -224,14 +279,23 @@ def _write_part(tokens: Tokens, part: Path, block: Block) -> None:
     with TemporaryDirectory(prefix=f".{part.name}.", dir=part.parent) as draft:
         _share(Path(draft))
         _write_block(tokens, Path(draft, part.name), block)
-        written = {path.name.removeprefix(part.name): path for path in Path(draft).iterdir()}
-        for ending in reversed(ENDINGS):
-            if ending in written:
-                _share(written[ending])
-                written[ending].replace(f"{part}{ending}")
-            else:
-                Path(f"{part}{ending}").unlink(missing_ok=True)  # a rest of files that were removed in part
-        files.sync(part.parent)
+        for path in Path(draft).iterdir():
+            _share(path)
+        _publish(Path(draft), part, ENDINGS)
+
+
+def _publish(draft: Path, prefix: Path, endings: Sequence[str]) -> None:
+    """Rename the files of a token file from the folder `draft` to `prefix`, the first of `endings` last.
+
+    A file of another ending is a rest of earlier files, and is removed.
+    """
+    for ending in reversed(endings):
+        written, path = draft / f"{prefix.name}{ending}", Path(f"{prefix}{ending}")
+        if written.exists():
+            written.replace(path)
+        else:
+            path.unlink(missing_ok=True)
+    files.sync(prefix.parent)
 
 
 def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
@@ -323,16 +387,10 @@ def _write_block(tokens: Tokens, part: Path, block: Block) -> None:
 
 
 def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: Tokenizer, data: schema.Data) -> Facts:
-    """Join the token files of all blocks, and write what is known about them.
-
-    PREFIX.json is removed first and written last, so that it never describes other documents.
-    """
-    facts_path(prefix).unlink(missing_ok=True)
-    quarantine_path(prefix).unlink(missing_ok=True)
+    """Join the token files of all blocks, and write what is known about them."""
     quarantine, empty, broken, first = Quarantine(quarantine_path(prefix)), 0, 0, [0]
     contents = blake2b(tokenizer.fingerprint.encode(), digest_size=_HASH_BYTES)
-    draft = Path(f"{hashes_path(prefix)}.writing")
-    with files.new_file(draft) as file:
+    with files.new_file(hashes_path(prefix)) as file:
         for number, part in enumerate(parts):
             left_out = read_left_out(part)
             TokenFile.open(part).check_mask(left_out.masked)
@@ -343,15 +401,11 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
             contents.update(hashes)
             file.write(hashes)
         os.fsync(file.fileno())
-    draft.replace(hashes_path(prefix))
     table = np.array([first, [*(block.size for block in blocks), 0]], dtype="<i8").T
     files.write_durably(blocks_path(prefix), table.tobytes())
     contents.update(table.tobytes())  # decides the order
     concatenate(parts, prefix, token_dtype(tokenizer.vocabulary))
     joined = TokenFile.open(prefix)
-    if not len(joined):
-        message = f"every document ({empty:,}) is empty" if empty else "contains no documents"
-        raise DataError(message, key=data.path_text, hint="set data.path to documents with text")
     facts = Facts(
         tokenizer=tokenizer.kind,
         fingerprint=tokenizer.fingerprint,
@@ -364,6 +418,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
         contents=contents.hexdigest(),
         masked=joined.mask is not None,
         broken=broken,
+        source=_source(data),
     )
     files.write_json(facts_path(prefix), {"schema": SCHEMA, **asdict(facts)})
     return facts
@@ -383,16 +438,18 @@ def read_facts(prefix: Path) -> Facts | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        message, hint = "does not describe a token file of this version", "pack the documents again"
+        message = "does not describe a token file of this version"
+        hint = f"remove {prefix}.idx, and pack the documents again"
         raise DataError(message, key=str(path), hint=hint) from error
 
 
 def _unwritable(error: OSError, place: Path) -> StorageError:
-    hint = "choose a folder with free space; for training, with data.cache"
+    option = "with data.cache=DIR, or --out for `bytescale data pack`"
+    hint = f"choose a folder with free space {option}"
     if error.errno in (errno.EACCES, errno.EPERM):
         hint = OTHERS
     elif error.errno == errno.EROFS:
-        hint = "choose a folder that you can write to; for training, with data.cache"
+        hint = f"choose a folder that you can write to {option}"
     elif error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-        hint = "its file system has no locks; choose a folder of another one, for training with data.cache"
+        hint = f"its file system has no locks; choose a folder of another one {option}"
     return StorageError(f"cannot be written: {error.strerror}", key=str(error.filename or place), hint=hint)

@@ -19,6 +19,7 @@ from engine.doctor import devices, hosts, libraries, limits, network, ranks, sof
 from engine.doctor.check import Check, Checks, skipped
 from engine.doctor.rank import PARTS
 from engine.launch.checks import check_launch
+from engine.launch.launchers import allow_many_files
 
 SECTIONS = ("software", "devices", "storage", "system", "network", "hosts")
 
@@ -35,6 +36,8 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
     say("checking; this takes about 10 s")
     checks, logs = Checks(), Path(tempfile.mkdtemp(prefix="bytescale-doctor-"))
     kept = False
+    if config.cluster.hostfile:
+        allow_many_files()  # as `train` does; before the check of the limit, which ranks of this machine inherit
     try:
         # The slow checks run at the same time, since they wait for other processes. Ranks need the main thread: only
         # there can their launcher handle signals.
@@ -76,7 +79,7 @@ def examine(config: Config, say: Callable[[str], None]) -> list[Check]:
 
 def _network(checks: Checks, cluster: Cluster, place: Path) -> None:
     """Check the network of this machine; if it is not broken, let two ranks use it, with their files in `place`."""
-    others = [node.host for node in cluster.nodes if not is_local(node.host)]
+    others = [node.address for node in cluster.nodes if not is_local(node.host)]
     checks.add("network", "host name", network.host_name, bool(others))
     connects = checks.add("network", "loopback", network.port)
     routes = checks.add("network", "interfaces", network.interfaces, os.environ, others)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import select
+import selectors
 import subprocess
 import sys
 import time
@@ -86,11 +86,13 @@ class _Host:
         last = time.monotonic() + seconds
         try:
             self._link.send(ask=question, **{"with": values})
-            while select.select([self._link], [], [], max(0.0, last - time.monotonic()))[0]:
-                for message in self._link.receive():
-                    if "error" in message:
-                        raise _AnswerError(message["error"])
-                    return message["answer"]
+            with selectors.DefaultSelector() as waits:  # select() cannot watch descriptors above 1,023
+                waits.register(self._link, selectors.EVENT_READ)
+                while waits.select(max(0.0, last - time.monotonic())):
+                    for message in self._link.receive():
+                        if "error" in message:
+                            raise _AnswerError(message["error"])
+                        return message["answer"]
         except (EOFError, BrokenPipeError):
             self.lost = True
             raise self._ended() from None
@@ -116,7 +118,7 @@ class _Ours:
     folder: Path  # the run folder, or the nearest of its parents that exists
     need: Need  # `ranks` differs by host
     variables: dict[str, str]  # that name interfaces
-    hosts: tuple[str, ...]
+    addresses: tuple[str, ...]  # of all hosts
 
 
 def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
@@ -130,14 +132,14 @@ def look_at(config: Config, cluster: Cluster, logs: Path) -> list[Check]:
         nearest(Path(config.run.out)),
         Need(0, cluster.ranks, len(cluster.nodes), uses_gpus(config)),
         {name: variables[name] for name in INTERFACES if name in variables},
-        tuple(node.host for node in cluster.nodes),
+        tuple(node.address for node in cluster.nodes),
     )
     with ExitStack() as stack, ThreadPoolExecutor(_AT_ONCE) as pool:
         hosts = [stack.enter_context(_Host(node, n, variables, logs)) for n, node in enumerate(cluster.nodes)]
         found = list(pool.map(partial(_checks, ours), hosts))
         # Ranks meet at a port of the first host, which firewalls between hosts may block.
         if not hosts[0].lost and len(hosts) > 1:
-            place = ours.hosts[0], hosts[0].ask("listen")
+            place = ours.addresses[0], hosts[0].ask("listen")
             others = [host for host in hosts[1:] if not host.lost]
             for host, check in zip(others, pool.map(partial(_meets, place), others), strict=True):
                 found[host.number].append(check)
@@ -240,7 +242,7 @@ def _shared(host: _Host, folder: Path) -> Check:
 
 def _limits(host: _Host, ours: _Ours) -> list[Check]:
     """Let the host check its own limits, GPUs and interfaces."""
-    peers = [ours.hosts[0]] if host.number else list(ours.hosts[1:2])
+    peers = [ours.addresses[0]] if host.number else list(ours.addresses[1:2])
     need = replace(ours.need, ranks=host.node.devices)
     answers = host.ask("limits", asdict(need), ours.variables, peers)
     return [Check(**{**answer, "message": f"{host.node.host}: {answer['message']}"}) for answer in answers]

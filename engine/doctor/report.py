@@ -53,7 +53,12 @@ class _Hidden:
     """Replaces names of users, hosts and places in a text."""
 
     def __init__(self, config: Config, cluster: Cluster) -> None:
-        roles = {node.host: f"host {n}" for n, node in enumerate(cluster.nodes, start=1) if not is_loopback(node.host)}
+        roles = {
+            name: f"host {n}"
+            for n, node in enumerate(cluster.nodes, start=1)
+            for name in (node.host, node.address)
+            if not is_loopback(node.address)
+        }
         own = socket.gethostname()
         roles |= {name: "this machine" for name in (own, own.partition(".")[0]) if name not in roles}
         users = {node.host.partition("@")[0] for node in cluster.nodes if "@" in node.host}
@@ -63,11 +68,12 @@ class _Hidden:
         places = (config.run.out, config.data.cache, config.cluster.hostfile, os.curdir, Path.home())
         paths = {os.path.realpath(place) for place in places if place is not None} - {"/"}
         self._roles, self._paths = roles, sorted(paths, key=len, reverse=True)
+        names = "|".join(map(re.escape, sorted(roles, key=len, reverse=True)))
+        self._names = re.compile(rf"(?<![\w-])(?:{names})(?![\w-])")
 
     def __call__(self, text: str) -> str:
         for path in self._paths:
             text = text.replace(path, "/PATH")
         text = _PATH.sub("PATH", text)
-        for name in sorted(self._roles, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", self._roles[name], text)
+        text = self._names.sub(lambda found: self._roles[found[0]], text)
         return _ADDRESS.sub("ADDRESS", text)

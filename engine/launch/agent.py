@@ -11,6 +11,7 @@ carry to other hosts:
     | -- start: ranks, program, environment ---> | starts a process for each rank
     | <- listening: where its children connect - |
     | <- beats: where each rank is, each second  | <- at: step, phase, micro-batch ---------- |
+    |                                            | <- planned_s: of the plan of this step --- |
     |                                            | <- reduce: a value to combine ------------ |
     |                                            | -- result: what all ranks' values make --> |
     | -- alive: each second -------------------> |
@@ -29,7 +30,6 @@ start. It passes on that its scheduler asks it to stop (`asked`), and ends when 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import os
 import selectors
@@ -42,15 +42,16 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.control.branch import Branch
 from engine.control.clock import AwakeClock
 from engine.control.link import NODE_SOCKETS, RANK_LINK, Link
+from engine.control.signals import STOP_SIGNALS
 from engine.control.sockets import Listener, connect
-from engine.errors import ExitCode, PreflightError
+from engine.errors import ExitCode, PreflightError, Problem
 from engine.launch.interface import interface_towards, listening_address
-from engine.launch.signals import STOP_SIGNALS
+from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
 BEAT_S = 1.0  # between two messages of the agent, and of the launcher
@@ -67,6 +68,18 @@ _PR_SET_PDEATHSIG = 1  # prctl(2): the signal that a process gets when its paren
 COMPILE_WORKERS = 4
 
 
+class Beat(NamedTuple):
+    """What the agent says of a rank each second."""
+
+    at: list[Any] | None  # step, phase and micro-batch
+    age_s: float  # since it began that
+    stopped: bool
+    pace: float | None  # how many times longer than planned its work takes
+    entered: int  # collectives of the control plane, so far
+    planned_s: float | None  # how long the plan of its step takes
+    measured: list[Any] | None  # of the last finished step: its number, the seconds planned, the seconds measured
+
+
 class _Rank:
     """A started rank. It has a session of its own, so that Ctrl-C reaches it only through the launcher."""
 
@@ -81,7 +94,11 @@ class _Rank:
         self.logged = log.stat().st_size if log.exists() else 0
         self.at: list[Any] | None = None  # step, phase and micro-batch
         self.since = since  # when it began that
-        self.pace: float | None = None  # how many times longer than planned its work takes
+        self.pace: float | None = None
+        self.entered = 0
+        self.planned_s: float | None = None
+        self.began = since  # when it began to run the plan of its step
+        self.measured: list[Any] | None = None
         prctl = ctypes.CDLL(None).prctl
 
         def prepare() -> None:
@@ -106,6 +123,23 @@ class _Rank:
                 )
                 descriptor = ours.detach()
         self.link = Link(descriptor, descriptor)
+
+    def note(self, message: dict[str, Any], now: float) -> None:
+        """Note what the rank has said of its step."""
+        self.pace = message.get("pace", self.pace)
+        self.entered += "reduce" in message
+        if "planned_s" in message:
+            self.planned_s, self.began = message["planned_s"], now
+        if "at" in message:
+            self.at, self.since = message["at"], now
+            step, phase, _ = message["at"]
+            # A step ends here: how long a validation or a checkpoint takes says nothing about other steps.
+            if phase == "log" and self.planned_s is not None:
+                self.measured = [step, self.planned_s, now - self.began]
+
+    def beat(self, now: float) -> Beat:
+        age_s = now - self.since
+        return Beat(self.at, age_s, self.stopped(), self.pace, self.entered, self.planned_s, self.measured)
 
     def kill(self) -> None:
         """Kill the rank and every process that it started."""
@@ -143,6 +177,7 @@ class Agent:
         self._heard = self._beaten = self._clock()
         self.used = False  # whether a launcher has wanted an agent that joins
         self._asked: int | None = None
+        self._told_asked = False  # in this start
         self._code: int | None = None  # with which to end
         self._silence_s = math.inf  # a launcher on this machine may be stopped, by Ctrl-Z; if it ends, that is noticed
 
@@ -163,18 +198,20 @@ class Agent:
                     self._branch.work()
                 else:
                     self._listen(key.data)
-            self._report()
+            if self._code is None:  # else the launcher may be gone, and has named the exit code
+                self._report()
         return ExitCode.HANG if self._code is None else self._code
 
     def begin(self) -> None:
         """Kill all ranks, if there are any, and tell the launcher that others can start."""
         self.close()
         self._silence_s = math.inf  # a launcher that plans the next start says nothing for a while
+        self._told_asked = False  # what was asked between two starts counts too
         self._launcher.send(hello={"port": free_port()})
 
     def pass_on(self, number: int) -> None:
         """Tell the launcher, with the next report, that a scheduler has sent this signal to the agent."""
-        self._asked = number
+        self._asked, self._told_asked = number, False
 
     def close(self) -> None:
         """Kill all ranks, and leave the tree of agents."""
@@ -230,7 +267,7 @@ class Agent:
             return
         except PreflightError as error:
             for number, _ in job["ranks"]:
-                self._tell_not_started(number, _refused(error))
+                self._tell_not_started(number, Cause(error.code, error.problems[0], whole=True))
             return
         self._selector.register(self._branch, selectors.EVENT_READ)
         workers = environment.get("TORCHINDUCTOR_COMPILE_THREADS") or str(min(threads, COMPILE_WORKERS))
@@ -272,8 +309,8 @@ class Agent:
             unused.pop_all()
         return Branch(ranks, tree["children"], parent, listener)
 
-    def _tell_not_started(self, rank: int, cause: dict[str, Any], age: float = 0.0) -> None:
-        self._launcher.send(ended=rank, code=_NOT_STARTED, age=age, cause=cause, said="")
+    def _tell_not_started(self, rank: int, cause: Cause, age: float = 0.0) -> None:
+        self._launcher.send(ended=rank, code=_NOT_STARTED, age=age, cause=cause.to_json(), said="")
 
     def _listen(self, rank: _Rank) -> None:
         """Note where a rank is, and pass on what it wants combined."""
@@ -284,9 +321,7 @@ class Agent:
             self._selector.unregister(rank.link)
             return
         for message in messages:
-            if "at" in message:
-                rank.at, rank.since = message["at"], self._clock()
-            rank.pace = message.get("pace", rank.pace)
+            rank.note(message, self._clock())
             self._branch.take(rank.link, message)
 
     def _report(self) -> None:
@@ -297,16 +332,14 @@ class Agent:
                 del self._ranks[rank.rank]
                 self._forget(rank)
                 self._launcher.send(ended=rank.rank, code=code, **self._cause(rank))
-        if self._asked is not None:
+        if self._asked is not None and not self._told_asked:
             self._launcher.send(asked=self._asked)
-            self._asked = None
+            self._told_asked = True
         now = self._clock()
         # A launcher that is stopped reads nothing: then ranks go on, and the agent must not wait for it.
         if now - self._beaten >= BEAT_S and self._launcher.writable():
             self._beaten = now
-            ranks = self._ranks.values()
-            beats = {rank.rank: [rank.at, now - rank.since, rank.stopped(), rank.pace] for rank in ranks}
-            self._launcher.send(beats=beats)
+            self._launcher.send(beats={number: rank.beat(now) for number, rank in self._ranks.items()})
 
     def _forget(self, rank: _Rank) -> None:
         """Close the link of a rank that has ended."""
@@ -319,32 +352,24 @@ class Agent:
     def _cause(self, rank: _Rank) -> dict[str, Any]:
         """Return why a rank has ended: its own cause, how many seconds ago that was, and the last line of its log."""
         assert self._folder is not None
-        cause, age = None, 0.0
-        with suppress(OSError, ValueError):
-            cause = json.loads(self._folder.error(rank.rank).read_text(encoding="utf-8"))
-            age = max(0.0, time.time() - cause["time"])
-        return {"cause": cause, "age": age, "said": last_line(rank.log, rank.logged)}
+        cause = Cause.read(self._folder.error(rank.rank))
+        age = 0.0 if cause is None or cause.time is None else max(0.0, time.time() - cause.time)
+        return {"cause": cause and cause.to_json(), "age": age, "said": last_line(rank.log, rank.logged)}
 
 
-def _not_started(rank: int, error: OSError) -> dict[str, Any]:
+def _not_started(rank: int, error: OSError) -> Cause:
     """Return the cause of a rank that could not be started."""
     message = f"rank {rank} could not be started on {socket.gethostname()}: {error.filename}: {error.strerror}"
     hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
-    return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
+    return Cause(ExitCode.PREFLIGHT, Problem(message, hint=hint), whole=True)
 
 
-def _not_joined(error: OSError, parent: list[Any] | None) -> dict[str, Any]:
+def _not_joined(error: OSError, parent: list[Any] | None) -> Cause:
     """Return the cause of ranks whose agent cannot take its place below the `parent`, given by address and port."""
     what = "listen to those of other hosts" if parent is None else f"join that of its parent at {parent[0]}:{parent[1]}"
     message = f"the agent of {socket.gethostname()} cannot {what}: {error.strerror or error}"
     hint = "hosts must reach each other over TCP, which a firewall may prevent"
-    return {"code": ExitCode.PREFLIGHT, "message": message, "key": None, "hint": hint, "whole": True}
-
-
-def _refused(error: PreflightError) -> dict[str, Any]:
-    """Return the cause of ranks whose host refuses them."""
-    problem = error.problems[0]
-    return {"code": error.code, "message": problem.message, "key": None, "hint": problem.hint, "whole": True}
+    return Cause(ExitCode.PREFLIGHT, Problem(message, hint=hint), whole=True)
 
 
 def write_stacks(ranks: dict[Path, int]) -> None:

@@ -25,13 +25,13 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
         raise ConfigError(message, key="dtype=fp64", hint="use dtype=fp32 or dtype=bf16")
     if launcher == "hostfile" and config.cluster.hostfile is None:
         raise ConfigError("needs a hostfile", key="--launcher hostfile", hint="add --hostfile FILE")
-    hosts = [node.host for node in cluster.nodes]
-    if all(map(is_local, hosts)):
+    if all(is_local(node.host) for node in cluster.nodes):
         return
     if launcher == "local":
         message = "starts ranks on this machine only, but the hostfile names other hosts"
         raise ConfigError(message, key="--launcher local", hint="use --launcher hostfile")
-    if config.cluster.hostfile is not None and (loopback := [host for host in hosts if is_loopback(host)]):
+    loopback = [node.host for node in cluster.nodes if is_loopback(node.address)]
+    if config.cluster.hostfile is not None and len(cluster.nodes) > 1 and loopback:
         message = f"{loopback[0]} is listed with other hosts, but every host resolves that name to itself"
         hint = "replace it with a name by which the other hosts reach this machine"
         raise ConfigError(message, key="cluster.hostfile", hint=hint)

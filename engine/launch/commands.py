@@ -69,11 +69,12 @@ def node_commands(
     `joined_at` is the address of this machine if the agents of the other nodes join, with environments of their own
     (engine/launch/join.py).
     """
-    hosts = [node.host for node in cluster.nodes]
-    alone = all(map(is_local, hosts))
+    addresses = [node.address for node in cluster.nodes[:2]]
+    alone = all(is_local(node.host) for node in cluster.nodes)
     folders = [str(folder.root.absolute()), *([str(checkpoint)] if checkpoint else [])]
     program = [sys.executable, "-m", *(module or ("engine.trainer", *folders))]
-    shared = {"MASTER_ADDR": joined_at or ("127.0.0.1" if alone else hosts[0]), **_of_all_ranks(cluster.ranks, config)}
+    master = joined_at or ("127.0.0.1" if alone else addresses[0])
+    shared = {"MASTER_ADDR": master, **_of_all_ranks(cluster.ranks, config)}
     users, commands, first = forwarded(os.environ, cluster).variables, [], 0
     agent = (sys.executable, "-m", "engine.launch.agent")
     for number, node in enumerate(cluster.nodes[:limit]):
@@ -84,7 +85,7 @@ def node_commands(
             "environment": shared if here or joined_at else {**users, **shared},
             "alone": alone,  # with the launcher on one machine, so no network can be cut
             # The route to it has the interface that other hosts reach: from the first host, that to the second.
-            "peer": joined_at or (None if alone or len(hosts) == 1 else hosts[0] if number else hosts[1]),
+            "peer": joined_at or (None if alone or len(addresses) == 1 else addresses[0 if number else 1]),
         }
         first += node.devices
         if here or joined_at:

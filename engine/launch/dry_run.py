@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import Any
 
-from engine.cluster.cluster import Cluster
-from engine.config.schema import Config
 from engine.errors import Problem
-from engine.launch.commands import node_commands
-from engine.launch.environment import Forwarded, forwarded
+from engine.launch.launch import Launch
 from engine.launch.prepare import Start
 from engine.planner.settings import PlanSettings
 from engine.report.words import source
-from engine.run.folder import RunFolder
 from engine.simulator.timeline import balance
 
 PLANNED = 3  # steps that a dry run plans
 _COMMANDS = 2**14  # most nodes whose commands are listed
 
 
-def dry_run_of(
-    config: Config,
-    cluster: Cluster,
-    folder: RunFolder,
-    start: Start,
-    refused: list[Problem],
-    joined_at: str | None = None,
-) -> dict[str, Any]:
+def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str, Any]:
     """Build the JSON of a dry run. `refused` are the problems for which a launch would be refused.
 
     `commands` start the agents of at most _COMMANDS nodes, and none if all steps are done; `program` is what each agent
     starts for each of its ranks. `forwarded` names the variables that ranks on other hosts get from this environment,
-    `withheld` those that look like secrets and stay here. `joined_at` as for `node_commands`.
+    `withheld` those that look like secrets and stay here.
     """
-    settings = PlanSettings.of(config)
-    commands = []
-    if start.plans:
-        commands = node_commands(cluster, folder, start.checkpoint, config, _COMMANDS, joined_at=joined_at)
-    known = start.corpora.overview
-    users = Forwarded({}, []) if joined_at else forwarded(os.environ, cluster)
+    config, cluster, users = launch.config, launch.cluster, launch.forwarded()
+    settings, known = PlanSettings.of(config), start.corpora.overview
+    commands = launch.commands(start.checkpoint, _COMMANDS) if start.plans else []
     return {
         "ranks": cluster.ranks,
         "hdp_ranks": settings.ranks,
         "tp": config.parallel.tp,
         "pp": config.parallel.pp,
-        "out": str(folder.root),
+        "out": str(launch.folder.root),
         "source": config.data.place,
         "plan_source": source(config),
         "documents": known and known.training,

@@ -32,6 +32,7 @@ from typing import Any
 from engine.cluster.cluster import Cluster
 from engine.config import schema
 from engine.control.link import Link
+from engine.control.signals import STOP_SIGNALS, handled
 from engine.control.sockets import Listener, connect
 from engine.errors import BytescaleError, ExitCode, PreflightError, storage_error
 from engine.launch.agent import Agent
@@ -39,7 +40,6 @@ from engine.launch.commands import NodeCommand
 from engine.launch.interface import own_address
 from engine.launch.joined import Joined
 from engine.launch.launchers import Loss, Starts, allow_many_files, how_to_resume
-from engine.launch.signals import STOP_SIGNALS
 from engine.run.folder import RunFolder
 
 _JOIN_S = 600.0  # for the other processes to come, and for the launcher to appear
@@ -359,7 +359,7 @@ def _read(folder: RunFolder, joined: Joined) -> dict[str, Any]:
 def _work(link: Link, secret: bytes, joined: Joined) -> int | None:
     """Be the agent of this node. Return the exit code; None if the launcher did not want this process."""
     agent = Agent(link, secret)
-    for number in STOP_SIGNALS:
+    for number in handled():
         signal.signal(number, lambda number, _: agent.pass_on(number))
     try:
         link.send(join={"node": joined.node, "host": socket.gethostname()})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import resource
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import NamedTuple, Protocol
 
 from engine.cluster.hosts import is_local
 from engine.control.link import Link
+from engine.control.signals import shielded
 from engine.errors import ExitCode, PreflightError
 from engine.launch.agent import last_line
 from engine.launch.commands import NodeCommand
@@ -45,7 +47,7 @@ class Loss(NamedTuple):
 class Launcher(Protocol):
     """Brings the agents of nodes, which are numbered in the order of their commands."""
 
-    answer_s: float  # that agents may take to answer at the start
+    answer_s: float  # that agents may take to answer at the start, after the last one that did
 
     def start(self, commands: Sequence[NodeCommand], folder: RunFolder) -> None:
         """Begin to bring the agents. Raises PreflightError if this machine lacks what it takes."""
@@ -84,6 +86,7 @@ class _Started:
     process: subprocess.Popen[bytes]
     link: Link
     log: Path
+    logged: int  # bytes that the log had before
 
 
 class Starts:
@@ -102,25 +105,25 @@ class Starts:
         allow_many_files()
         self._folder, self._agents, self._new = folder, [], []
         for number, command in enumerate(commands):
-            log = folder.node_log(number)
-            try:
-                with log.open("wb") as file:
-                    process = subprocess.Popen(
-                        command.arguments,
-                        env={**os.environ, **command.environment},
-                        stdin=subprocess.PIPE,  # the agent ends when it closes
-                        stdout=subprocess.PIPE,
-                        stderr=file,
-                        start_new_session=True,  # Ctrl-C reaches it only through the launcher
-                    )
-            except FileNotFoundError as error:
-                what, program = f"{command.host} cannot be reached: there is no {error.filename}", command.arguments[0]
-                raise PreflightError(what, hint=f"install {program} on this machine") from error
+            log, program = folder.node_log(number), command.arguments[0]
+            if shutil.which(program) is None:
+                message = f"{command.host} cannot be reached: there is no {program}"
+                raise PreflightError(message, hint=f"install {program} on this machine")
+            with log.open("ab") as file:
+                logged = file.tell()
+                process = subprocess.Popen(
+                    command.arguments if is_local(command.host) else shielded(command.arguments),
+                    env={**os.environ, **command.environment},
+                    stdin=subprocess.PIPE,  # the agent ends when it closes
+                    stdout=subprocess.PIPE,
+                    stderr=file,
+                    start_new_session=True,  # Ctrl-C reaches it only through the launcher
+                )
             assert process.stdin is not None and process.stdout is not None
             link = Link(os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno()))
             process.stdin.close()
             process.stdout.close()
-            self._agents.append(_Started(command.host, process, link, log))
+            self._agents.append(_Started(command.host, process, link, log, logged))
             self._new.append((number, link))
 
     def poll(self) -> list[tuple[int, Link]]:
@@ -139,7 +142,7 @@ class Starts:
             code = agent.process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
             return Loss("closed its connection", ExitCode.HANG, resume)
-        name, said = "its agent" if here else "ssh", last_line(agent.log, 0)
+        name, said = "its agent" if here else "ssh", last_line(agent.log, agent.logged)
         if answered and code < 0:
             return Loss(f"was lost: {name} was killed by {signal.Signals(-code).name}", 128 - code, resume)
         ended = f"{name} ended with code {code}" + (f": {said}" if said else "")

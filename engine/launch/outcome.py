@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.config.sources import source_configs
 from engine.config.toys import toys
 from engine.config.units import counted
 from engine.data.overview import Corpora
 from engine.errors import BytescaleError
+from engine.launch.launch import Launch
 from engine.launch.prepare import Start
 from engine.launch.say import Say
 from engine.launch.tail import left_out_so_far
@@ -21,9 +21,9 @@ from engine.run.folder import RunFolder
 _EXHAUSTED = {"repeat": "repeat them", "drop": "drop the source", "stop": "stop the run"}
 
 
-def facts(config: Config, cluster: Cluster, corpora: Corpora, parameters: int) -> Iterator[str | None]:
+def facts(launch: Launch, corpora: Corpora, parameters: int) -> Iterator[str | None]:
     """Yield lines that describe the model, the ranks and the documents, and settings that may be mistakes."""
-    ranks = counted(cluster.ranks, "rank")
+    config, ranks = launch.config, counted(launch.cluster.ranks, "rank")
     yield f"recipe {config.recipe}: {parameters:,} parameters, {ranks}, {counted(config.run.steps, 'step')}"
     yield toys(config, "model", "documents")
     known = corpora.overview
@@ -49,11 +49,12 @@ def _exhausted(config: Config, trained: Sequence[str]) -> str:
     return f"when all documents of a source were used (data.exhausted): {', '.join(done)}"
 
 
-def outcome(config: Config, folder: RunFolder, start: Start, say: Say) -> dict[str, Any]:
+def outcome(launch: Launch, start: Start) -> dict[str, Any]:
     """Write the report, say how the run ended, and return what the command prints as JSON.
 
     `start` is the last start of the ranks.
     """
+    config, folder, say = launch.config, launch.folder, launch.say
     lines = metrics.read_metrics(folder.metrics)
     # A crash may have lost the line of the last step. Then do not report an older step's loss as the result.
     last = lines[-1] if lines and lines[-1]["step"] >= start.step else {"step": start.step, "loss": None}

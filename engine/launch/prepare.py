@@ -20,6 +20,7 @@ from engine.data.overview import Corpora, tokenizer_facts
 from engine.data.steps import Cursor
 from engine.errors import CheckpointError, ConfigError, PreflightError, RunFolderError
 from engine.files import LOCK, write_durably, write_json
+from engine.launch.launch import Launch
 from engine.launch.say import Say
 from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
@@ -61,14 +62,15 @@ class Start:
         return f"starting at step 1{weights}"
 
 
-def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps: int, say: Say, hashes: bool) -> Start:
-    """Decide how a run on `ranks` ranks starts, and plan its next `steps` steps, or fewer if the run ends earlier.
+def plan_start(launch: Launch, resume: str, steps: int, hashes: bool) -> Start:
+    """Decide how a run starts, and plan its next `steps` steps, or fewer if the run ends earlier.
 
     `resume` is `auto`, `never` or the path of a checkpoint or run. Without `hashes` only the sizes of a checkpoint's
     files are checked; the ranks compare the hashes (Note: [damage found by ranks] in supervise.py). Raises
     BytescaleError if the checkpoint, weights or documents do not match the config. Writes only to `data.cache`: an
     error leaves the run folder as it was.
     """
+    config, folder, say, ranks = launch.config, launch.folder, launch.say, launch.cluster.ranks
     if resume == "never":
         checkpoint = None
     else:
@@ -118,7 +120,7 @@ def plan_start(folder: RunFolder, config: Config, ranks: int, resume: str, steps
     return Start(checkpoint, state, corpora, tuple(plans))
 
 
-def fetched(folder: RunFolder, config: Config, remote: Remote | None, resume: str, dry_run: bool, say: Say) -> str:
+def fetched(launch: Launch, remote: Remote | None, resume: str, dry_run: bool) -> str:
     """Copy the checkpoint into the run folder, if the run resumes from a URL; return what `resume` then is.
 
     That is so for `resume` = URL, and for `auto` if `remote` has a newer checkpoint than the run folder. A dry run
@@ -126,6 +128,7 @@ def fetched(folder: RunFolder, config: Config, remote: Remote | None, resume: st
     PreflightError if the URL cannot be read, unless the run folder has a checkpoint; ConfigError for another run if
     `remote` has checkpoints, because it would mix its own with them.
     """
+    config, folder, say = launch.config, launch.folder, launch.say
     asked, own = Remote(resume, "--resume") if is_url(resume) else None, newest_first(folder.checkpoints)
     continues = resume == "auto" or own or (asked and remote and asked.url == remote.url)
     if remote is not None and (resume == "never" or not continues):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec
@@ -20,14 +21,16 @@ from engine.cluster.hosts import is_local
 from engine.control.clock import AwakeClock
 from engine.control.link import Link
 from engine.control.reduction import children
+from engine.control.signals import WARNING, handled
 from engine.errors import BytescaleError, ExitCode, PreflightError, Problem
-from engine.launch.agent import BEAT_S, SILENCE_S
+from engine.launch.agent import BEAT_S, SILENCE_S, Beat
 from engine.launch.commands import NodeCommand
 from engine.launch.launchers import Launcher, Starts, how_to_resume
 from engine.launch.patience import Patience
-from engine.launch.signals import STOP_SIGNALS, WARNING
+from engine.run.cause import Cause
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
+from engine.run.launches import STOPPED
 
 P = ParamSpec("P")
 
@@ -47,6 +50,7 @@ class RankError(BytescaleError):
     def __init__(self, message: str, code: int, key: Path, hint: str) -> None:
         super().__init__(message, key=str(key), hint=hint)
         self.code = code  # type: ignore[assignment]  # the code of a signal is not in the table
+        self.asked = False  # whether the run was also asked to stop
 
 
 class PreemptedError(BytescaleError):
@@ -67,7 +71,7 @@ class End:
 
     code: int
     seen: float  # time.time() of the launcher
-    cause: Mapping[str, Any] | None  # code, message, key and hint
+    cause: Cause | None
     said: str
 
 
@@ -102,13 +106,14 @@ class _Nodes:
         self._folder, self._launcher, self._paces = folder, launcher, paces
         self._selector = selectors.DefaultSelector()
         self._clock = AwakeClock()
-        self._beaten = self._clock()
         self.nodes = [_Node(number, command, folder.node_log(number)) for number, command in enumerate(commands)]
         self.ends = dict[int, End]()
         self.hosts = {rank: command.host for command in commands for rank in command.ranks}
         self.patience = Patience(self._clock)
         self._started = set[int]()  # nodes
         self.asked_to_stop = False  # by a scheduler that has signalled an agent
+        self._over = threading.Event()
+        self._alive = threading.Thread(target=self._say_alive, name="alive", daemon=True)
 
     def __enter__(self) -> _Nodes:
         try:
@@ -116,12 +121,28 @@ class _Nodes:
         except BaseException:
             self.__exit__()
             raise
+        self._alive.start()
         return self
 
     def __exit__(self, *raised: object) -> None:
         """End all ranks, and wait for them."""
+        self._over.set()
+        if self._alive.ident is not None:
+            self._alive.join()
         self._launcher.stop()
         self._selector.close()
+
+    def _say_alive(self) -> None:
+        """Tell all agents each second that the launcher is there.
+
+        A thread does, because the main one may wait for a terminal or for the file system of the run folder longer than
+        agents wait for the launcher.
+        """
+        while not self._over.wait(BEAT_S):
+            for node in self.nodes:
+                link = node.link
+                if link is not None and link.writable():
+                    node.send(alive=True)
 
     def ask(self, **message: Any) -> None:
         """Send a message to all agents."""
@@ -150,9 +171,6 @@ class _Nodes:
 
     def look(self, seconds: float) -> None:
         """Take what agents say during this time, and note those that have been lost."""
-        if self._clock() - self._beaten > BEAT_S:
-            self._beaten = self._clock()
-            self.ask(alive=True)
         for number, link in self._launcher.poll():
             node = self.nodes[number]
             node.link, node.heard = link, self._clock()
@@ -177,26 +195,28 @@ class _Nodes:
 
     def _take(self, node: _Node, message: dict[str, Any]) -> None:
         """Note what an agent has said."""
+        self.asked_to_stop |= "asked" in message
         if "hello" in message:
             node.hello = message["hello"]
         if node.hello is None:
-            return  # it is about ranks of an earlier start
+            return  # the rest is about ranks of an earlier start
         if "listening" in message:
             for child in children(node.number, len(self.nodes)):
                 self._start(child, message["listening"])
-        self.asked_to_stop |= "asked" in message
         if "ended" in message:
             rank, seen = message["ended"], time.time() - message["age"]
-            self.ends.setdefault(rank, End(message["code"], seen, message["cause"], message["said"]))
+            cause = None if message["cause"] is None else Cause.of_json(message["cause"])
+            self.ends.setdefault(rank, End(message["code"], seen, cause, message["said"]))
             self.patience.forget(rank)
             node.stopped_since.pop(rank, None)
         now = self._clock()
-        for name, (place, seconds, stopped, pace) in message.get("beats", {}).items():
-            rank = int(name)
-            if pace is not None:
-                self._paces(rank, pace)
-            self.patience.note(rank, tuple(place) if place else None, now - seconds)
-            if not stopped:
+        for name, values in message.get("beats", {}).items():
+            rank, beat = int(name), Beat(*values)
+            if beat.pace is not None:
+                self._paces(rank, beat.pace)
+            self.patience.note(rank, tuple(beat.at) if beat.at else None, now - beat.age_s, beat.entered)
+            self.patience.expect(rank, beat.planned_s, beat.measured)
+            if not beat.stopped:
                 node.stopped_since.pop(rank, None)
             else:
                 node.stopped_since.setdefault(rank, now)
@@ -211,7 +231,7 @@ class _Nodes:
         self._selector.unregister(node.link)
         node.link = None
         what, code, hint = self._launcher.lost(node.number, node.hello is not None, silent_s)
-        cause = {"code": code, "message": f"{node.command.host} {what}", "key": None, "hint": hint, "whole": True}
+        cause = Cause(code, Problem(f"{node.command.host} {what}", hint=hint), whole=True)
         for rank in node.command.ranks:
             self.ends.setdefault(rank, End(code, time.time(), cause, ""))
             self.patience.forget(rank)
@@ -237,46 +257,57 @@ def run_ranks(
     second (engine/trainer/pace.py).
 
     Raises PreflightError if a host cannot run its ranks, RankError with the cause of the first failure, or
-    PreemptedError if the run was asked to stop. When this returns or raises, all ranks have ended. If `tick` or `say`
-    cannot write to a closed terminal, the run continues.
+    PreemptedError if the run was asked to stop. When this returns or raises, all ranks have ended or were killed. If
+    `tick` or `say` cannot write to a closed terminal, the run continues.
     """
     launcher = launcher or Starts()
     with _stop_requests() as requests:
-        for may_restart in (True, False):
-            with _Nodes(commands, folder, launcher, paces) as nodes:
-                _wait_for_agents(nodes, launcher, requests)
-                if requests:
-                    raise _stopped_on_request(folder, saved=bool(newest_first(folder.checkpoints)))
-                nodes.start()
-                _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
-                asked = max(_urgency(requests), nodes.asked_to_stop)
-            if not (may_restart and _port_was_taken(nodes) and not asked):
-                break
-            unfailing(say)("another process has taken the port at which ranks meet; starting them again with another")
-    _raise_first_failure(nodes.ends, nodes.hosts, folder, asked)
+        try:
+            for may_restart in (True, False):
+                with _Nodes(commands, folder, launcher, paces) as nodes:
+                    _wait_for_agents(nodes, launcher, requests)
+                    if requests or nodes.asked_to_stop:
+                        raise stopped_on_request(folder, bool(newest_first(folder.checkpoints)))
+                    nodes.start()
+                    _wait(nodes, requests, folder, unfailing(tick), unfailing(say))
+                    asked = max(_urgency(requests), nodes.asked_to_stop)
+                if not (may_restart and _port_was_taken(nodes) and not asked):
+                    break
+                taken = "another process has taken the port at which ranks meet"
+                unfailing(say)(f"{taken}; starting them again with another")
+            _raise_first_failure(nodes.ends, nodes.hosts, folder, asked)
+        except RankError as error:
+            error.asked = bool(requests) or nodes.asked_to_stop
+            raise
 
 
 def _port_was_taken(nodes: _Nodes) -> bool:
     """Whether ranks have failed because a process took their port after the first agent had found it."""
-    causes = [end.cause["message"] for end in nodes.ends.values() if end.cause is not None]
-    taken = any(sign in cause for cause in causes for sign in ("EADDRINUSE", "ddress already in use"))
+    messages = [end.cause.problem.message for end in nodes.ends.values() if end.cause is not None]
+    taken = any(sign in message for message in messages for sign in ("EADDRINUSE", "ddress already in use"))
     return taken and not nodes.patience.begun
 
 
 def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int]) -> None:
-    """Wait until all agents have answered. Raises PreflightError with a problem for each host that cannot be used."""
+    """Wait until all agents have answered, `answer_s` after the last one that did.
+
+    Raises PreflightError with a problem for each host that cannot be used.
+    """
     last = time.monotonic() + launcher.answer_s
     silent, cut_short = nodes.nodes, False
     while silent and not requests and time.monotonic() < last:
         nodes.look(_POLL_S)
-        silent = [node for node in nodes.nodes if not node.hello and not nodes.has_ended(node)]
+        left = [node for node in nodes.nodes if not node.hello and not nodes.has_ended(node)]
         if nodes.ends and not cut_short:  # the others get some seconds to fail too, so that all are reported
             last, cut_short = min(last, time.monotonic() + _GRACE_S), True
+        elif len(left) < len(silent) and not cut_short:  # many Pythons may start slowly from one file system
+            last = time.monotonic() + launcher.answer_s
+        silent = left
     problems = []
     for node in nodes.nodes:
         end = nodes.ends.get(node.command.ranks[0])
         if end is not None and end.cause is not None:
-            problems.append(Problem(end.cause["message"], str(node.log), end.cause["hint"]))
+            problems.append(replace(end.cause.problem, key=str(node.log)))
     if not problems:
         for node in silent:
             what, _, hint = launcher.absent(node.number)
@@ -334,9 +365,7 @@ def _stop_requests() -> Iterator[list[int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         requests.append(number)
 
-    # nohup starts a process with SIGHUP ignored; keep it ignored.
-    numbers = [n for n in STOP_SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handle) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in handled()}
     try:
         yield requests
     finally:
@@ -366,30 +395,28 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     stopped = stopped[: (1, 3, 4)[urgency]]
     blamed = {rank: end for rank, end in failed.items() if end.cause is not None or end.code not in stopped}
     if urgency > 1:
-        kinds = {rank: end.cause["code"] if end.cause is not None else end.code for rank, end in blamed.items()}
-        blamed = {rank: end for rank, end in blamed.items() if kinds[rank] not in _CONSEQUENCES}
+        blamed = {rank: end for rank, end in blamed.items() if (end.cause or end).code not in _CONSEQUENCES}
     if not blamed:
         if failed:
             saved = all(end.code == ExitCode.PREEMPTED for end in failed.values()) or newest_first(folder.checkpoints)
-            raise _stopped_on_request(folder, bool(saved))
+            raise stopped_on_request(folder, bool(saved))
         return
 
     def order(rank: int) -> tuple[int, float]:
         """Sort key: the first failure is smallest. What another rank's failure may have caused comes last."""
         cause = blamed[rank].cause
-        if cause is None or cause.get("whole") or cause["code"] not in _CONSEQUENCES:
+        if cause is None or cause.whole or cause.code not in _CONSEQUENCES:
             return 0, blamed[rank].seen
-        return 1 + _CONSEQUENCES.index(cause["code"]), blamed[rank].seen
+        return 1 + _CONSEQUENCES.index(cause.code), blamed[rank].seen
 
     rank = min(blamed, key=order)
-    end = blamed[rank]
+    end, cause = blamed[rank], blamed[rank].cause
     logs, log = f"the logs of all ranks are in {folder.logs}", folder.log(rank)
-    if end.cause is not None:
-        place = f" ({end.cause['key']})" if end.cause["key"] else ""
-        message = f"rank {rank} failed: {end.cause['message']}{place}"
-        if end.cause.get("whole"):  # of a host
-            message = end.cause["message"]
-        raise RankError(message, end.cause["code"], log, end.cause["hint"] or logs)
+    if cause is not None:
+        problem = cause.problem
+        place = f" ({problem.key})" if problem.key else ""
+        message = problem.message if cause.whole else f"rank {rank} failed: {problem.message}{place}"
+        raise RankError(message, cause.code, log, problem.hint or logs)
     if end.code < 0:  # a signal killed it, so it wrote no cause
         message = f"rank {rank} was killed by {signal.Signals(-end.code).name}"
         if -end.code == signal.SIGKILL:
@@ -406,7 +433,7 @@ def _raise_first_failure(ends: Mapping[int, End], hosts: Mapping[int, str], fold
     raise RankError(message, ExitCode.BUG, log, logs)
 
 
-def _stopped_on_request(folder: RunFolder, saved: bool) -> PreemptedError:
+def stopped_on_request(folder: RunFolder, saved: bool) -> PreemptedError:
     """Build the error of a run that was asked to stop. `saved` says whether there is a checkpoint."""
     error = PreemptedError if saved else InterruptedRunError
-    return error("stopped on request", key=str(folder.root), hint=how_to_resume(folder))
+    return error(STOPPED, key=str(folder.root), hint=how_to_resume(folder))

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from engine.config import keys
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
+from engine.control.signals import handled
 from engine.errors import ConfigError, ExitCode, PreflightError
-from engine.launch.signals import STOP_SIGNALS
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -60,7 +61,8 @@ def script(config: Config, folder: RunFolder, words: Sequence[str]) -> str:
     options.append("--requeue")
     for option in slurm.extra:
         if not option.startswith("-") or not option.isprintable():
-            raise ConfigError(f"{option!r} is not an option of sbatch", key="slurm.extra", hint="for example [--mem=0]")
+            hint = f"for example {keys.example('slurm.extra')}"
+            raise ConfigError(f"{option!r} is not an option of sbatch", key="slurm.extra", hint=hint)
     if not any(option.split("=")[0].split()[0] in _SIZES for option in slurm.extra):
         options += ["--exclusive", "--mem=0"]
     options += slurm.extra
@@ -132,7 +134,7 @@ def run_srun(command: Sequence[str]) -> int:
     def pass_on(number: int, frame: FrameType | None) -> None:
         process.send_signal(signal.SIGUSR1)
 
-    before = {number: signal.signal(number, pass_on) for number in STOP_SIGNALS}
+    before = {number: signal.signal(number, pass_on) for number in handled()}
     try:
         return process.wait()
     finally:

@@ -8,19 +8,19 @@ Ranks check what was chosen again; if they still find damage, the run ends.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from engine.cluster.cluster import Cluster
-from engine.config.schema import Config
-from engine.errors import BytescaleError, ExitCode
+from engine.errors import BytescaleError, ExitCode, is_interrupt
 from engine.launch import prepare
-from engine.launch.commands import node_commands
-from engine.launch.join import Joins
+from engine.launch.launch import Launch
 from engine.launch.launchers import Launcher, Starts
 from engine.launch.outcome import write_page
-from engine.launch.ranks import PreemptedError, RankError, run_ranks
-from engine.launch.restarts import Restarts
-from engine.launch.say import OnStep, Say
+from engine.launch.ranks import PreemptedError, run_ranks, stopped_on_request
+from engine.launch.restarts import Restart, Restarts
+from engine.launch.say import OnStep
 from engine.launch.stragglers import Stragglers
 from engine.launch.tail import MetricsTail
 from engine.run import launches
@@ -28,33 +28,24 @@ from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 
 
-def supervise(
-    config: Config,
-    cluster: Cluster,
-    folder: RunFolder,
-    start: prepare.Start,
-    resume: str,
-    say: Say,
-    on_step: OnStep,
-    joins: Joins | None,
-) -> prepare.Start:
+def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep) -> prepare.Start:
     """Run the ranks from `start`; return the start from which they finished.
 
     `resume` is what the user chose; it counts until the run has a checkpoint of its own. Raises PreemptedError if the
     run was asked to stop, PreflightError if a host cannot start its ranks, else the error of the first rank that
     failed, if no restart helps or is left.
     """
+    config, cluster, folder, say = launch.config, launch.cluster, launch.folder, launch.say
     notice = config.run.notice_file
     restarts, compared = Restarts(config.run.restarts, folder), False
-    launcher: Launcher = joins or Starts()
+    launcher: Launcher = launch.joins or Starts()
     stragglers = Stragglers(cluster, say)
-    failure: RankError | None = None  # of the last start
+    prepare.go_back(folder, start.step, say)
     while True:
-        prepare.go_back(folder, start.step, say)
         say(f"{folder.root}: {start.outlook(config)}")
         if not start.plans:
             return start
-        commands = node_commands(cluster, folder, start.checkpoint, config, joined_at=joins.address if joins else None)
+        commands = launch.commands(start.checkpoint)
         launches.begin(folder.launches, start.step + 1, cluster.ranks, [node.host for node in cluster.nodes])
         try:
             run_ranks(commands, folder, MetricsTail(folder, config, on_step, say), say, launcher, stragglers.note)
@@ -68,19 +59,36 @@ def supervise(
             raise
         except BytescaleError as error:
             launches.end(folder.launches, str(error))
-            write_page(folder, say)
-            if failure is not None and not isinstance(error, RankError):
-                raise error from failure
-            if not (isinstance(error, RankError) and launcher.restarts):
+            try:
+                if not launcher.restarts:
+                    raise
+                damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
+                restart = Restart("") if damaged else restarts.after(error, start.step)
+            except BytescaleError:
+                write_page(folder, say)
                 raise
-            damaged = error.code == ExitCode.NO_CHECKPOINT and start.checkpoint is not None and not compared
-            if not damaged:
-                say(restarts.after(error, start.step))
             failure = error
         finally:
             stragglers.write(folder)
-        again = resume if damaged or not newest_first(folder.checkpoints) else "auto"
-        used, compared = start.checkpoint, damaged
-        start = prepare.plan_start(folder, config, cluster.ranks, again, 1, say, hashes=damaged)
-        if damaged and start.checkpoint == used:
-            say(f"warning: {failure}; the launcher finds no damage and tries once more")
+        with _requests_to_stop(folder):
+            if restart.line:
+                say(restart.line)
+            time.sleep(restart.wait_s)
+            if not damaged and newest_first(folder.checkpoints):
+                resume = "auto"
+            used, compared = start.checkpoint, damaged
+            start = prepare.plan_start(launch, resume, 1, hashes=damaged)
+            if damaged and start.checkpoint == used:
+                say(f"warning: {failure}; the launcher finds no damage and tries once more")
+            prepare.go_back(folder, start.step, say)
+
+
+@contextmanager
+def _requests_to_stop(folder: RunFolder) -> Iterator[None]:
+    """Between two starts, a signal that asks the run to stop arrives as KeyboardInterrupt. It ends as in a start."""
+    try:
+        yield
+    except BaseException as error:
+        if not is_interrupt(error):
+            raise
+        raise stopped_on_request(folder, bool(newest_first(folder.checkpoints))) from None

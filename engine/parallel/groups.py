@@ -36,6 +36,7 @@ class Groups:
     device: torch.device
     rings: dist.ProcessGroup
     control: Control
+    local_rank: int = 0  # the number of this process on its node
 
     @property
     def hdp_rank(self) -> int:
@@ -60,7 +61,8 @@ def join_groups(config: Config, control: Control) -> Groups:
     PyTorch cannot use the GPUs, or if one of several ranks has no agent.
     """
     gpus = uses_gpus(config)
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
     backend = "nccl" if gpus else "gloo"
     options = None
     if gpus:
@@ -81,4 +83,4 @@ def join_groups(config: Config, control: Control) -> Groups:
     rings = dist.new_group(members, _TIMEOUT, backend, pg_options=options, use_local_synchronization=True)
     # All ranks create the communicator here, because only some of them take part in the first batched send.
     dist.all_reduce(torch.zeros(1, device=device), group=rings)
-    return Groups(dist.get_rank(), mesh, device, rings, control)
+    return Groups(dist.get_rank(), mesh, device, rings, control, local_rank)

@@ -19,7 +19,7 @@ from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
 from engine.report.boxes import Span, of_plan
 from engine.run.folder import RunFolder
-from engine.run.launches import Launch, read_launches
+from engine.run.launches import LaunchRecord, read_launches
 from engine.run.metrics import read_metrics
 from engine.run.status import is_locked
 
@@ -42,7 +42,7 @@ class RunData:
     lines: tuple[Mapping[str, Any], ...]  # one per step, as in metrics.jsonl
     trace: Trace | None
     name: str = ""  # of its folder
-    launches: Sequence[Launch] = ()
+    launches: Sequence[LaunchRecord] = ()
     running: bool = False
 
     @property

@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib import style
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 
@@ -64,7 +65,8 @@ _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # keep text as text: searchable, selectable, readable by screen readers
     "svg.hashsalt": "bytescale",  # without it, ids are random
     "figure.constrained_layout.use": True,
-    "savefig.transparent": True,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
     "text.parse_math": False,  # $ in a name is no formula
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -102,7 +104,8 @@ def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], None])
             figure.legend(handles, labels, loc="outside upper left", ncols=columns)
             figure.set_figheight((height + (rows - 1) * _LINE * size.font) / 72)
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
+        # Not savefig, which draws everything twice where a layout is constrained; the layout is the same.
+        FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)
 
     # matplotlib writes a whole file. The page needs the element only, with unique ids and with colours from CSS.
     svg, name = buffer.getvalue(), f"{alt.key}-{size.name}"

@@ -38,7 +38,8 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         return _fill(folder)
     ranks = Cluster.of(config.cluster).ranks
     if not 0 <= rank < ranks:
-        raise ConfigError(f"is not among the {counted(ranks, 'rank')} of the run", key=f"--rank {rank}")
+        message, hint = f"is not among the {counted(ranks, 'rank')} of the run", f"for example --rank {ranks - 1}"
+        raise ConfigError(message, key=f"--rank {rank}", hint=hint)
     moments = (*PHASES, *MOMENTS)
     if fault.at not in (None, *moments):
         raise ConfigError("is no phase of a step", key=f"--at {fault.at}", hint=f"choose one of {', '.join(moments)}")

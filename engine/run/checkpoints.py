@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -35,6 +36,7 @@ BLOCK = 64 << 20  # bytes per hash
 DAMAGED = "checkpoint is damaged: "
 _PARTS = ".parts"  # folder in a draft: sizes and hashes of the files of each rank
 _POLL_S = 0.05
+_log = logging.getLogger(__name__)
 _TORCH = "PytorchStreamWriter", "inline_container"  # in errors of torch.save, which hides the OSError
 START_OVER = "`train --resume never` starts again from step 1 and keeps the old run in a folder next to it"
 
@@ -163,10 +165,17 @@ class Retention:
 
 
 def prune(written: Path, keep: Retention, losses: Mapping[int, float]) -> None:
-    """Remove checkpoints that `keep` does not keep; the one just `written` counts as the newest."""
+    """Remove checkpoints that `keep` does not keep; the one just `written` counts as the newest.
+
+    Training goes on if one cannot be removed now, for example because another process reads it on NFS: the next start
+    removes it.
+    """
     others = [folder for folder in newest_first(written.parent) if folder != written]
     for old in keep.removes([written, *others], losses):
-        remove_folder(old)
+        try:
+            remove_folder(old)
+        except OSError as error:
+            _log.warning("%s cannot be removed now: %s", old, error)
 
 
 def abandon(checkpoints: Path, step: int, say: Callable[[str], None]) -> None:

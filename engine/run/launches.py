@@ -22,7 +22,7 @@ _PACKAGES = ("bytescale", "torch", "deepspeed", "flash-attn", "numpy")
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRecord:
     """One start of the ranks. Times are in seconds since 1970."""
 
     began: float
@@ -66,16 +66,16 @@ def _append(path: Path, line: Mapping[str, object]) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def read_launches(path: Path) -> list[Launch]:
+def read_launches(path: Path) -> list[LaunchRecord]:
     """Read all starts so far; empty without the file. Damaged lines and those of other versions are skipped."""
-    found = list[Launch]()
+    found = list[LaunchRecord]()
     for text in path.read_bytes().splitlines() if path.exists() else ():
         try:
             line = json.loads(text)
             if "began" in line:
-                found.append(Launch(**line))
+                found.append(LaunchRecord(**line))
             elif found and found[-1].ended is None:
-                found[-1] = Launch(**{**vars(found[-1]), **line})
+                found[-1] = LaunchRecord(**{**vars(found[-1]), **line})
         except (ValueError, TypeError):
             continue
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from engine.config.resolved import flat, read_resolved
 from engine.config.schema import Config
 from engine.errors import ConfigError
 from engine.files import LOCK
+from engine.run.cause import Cause
 from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 from engine.run.launches import STOPPED, read_launches
@@ -46,7 +46,7 @@ def status(run: Path) -> Status:
     folder, config = RunFolder(run), config_of(run)
     lines = read_metrics(folder.metrics)
     last: Mapping[str, Any] = lines[-1] if lines else {"step": 0}
-    causes = {rank: cause["message"] for rank, cause in _causes(folder)}
+    causes = {rank: cause.problem.message for rank, cause in _causes(folder)}
     starts = read_launches(folder.launches)
     outcome = starts[-1].outcome if starts else ""
     if is_locked(folder.root / LOCK):
@@ -120,16 +120,14 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _causes(folder: RunFolder) -> Iterator[tuple[int, dict[str, Any]]]:
+def _causes(folder: RunFolder) -> Iterator[tuple[int, Cause]]:
     """Yield the ranks that failed, and what they wrote about it, in the order in which they failed."""
     found = []
     for path in folder.logs.glob("rank-*.error.json"):
-        try:
-            cause = json.loads(path.read_text(encoding="utf-8"))
-            found.append((float(cause.get("time", 0)), int(path.name.split("-")[1].split(".")[0]), cause))
-        except (OSError, ValueError, AttributeError):
-            continue  # half written
-    yield from ((rank, {"message": ""} | cause) for _, rank, cause in sorted(found, key=lambda one: one[:2]))
+        number, cause = path.name.split("-")[1].split(".")[0], Cause.read(path)
+        if number.isdecimal() and cause is not None:
+            found.append((cause.time or 0.0, int(number), cause))
+    yield from ((rank, cause) for _, rank, cause in sorted(found, key=lambda one: one[:2]))
 
 
 def log_tail(run: Path, rank: int | None, count: int) -> list[dict[str, Any]]:

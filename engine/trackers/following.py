@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from engine.config.units import counted
+from engine.control.signals import shielded
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -36,7 +37,7 @@ class Follower:
         command = [sys.executable, "-m", "engine.trackers", str(folder.root.absolute()), name]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command,
+                shielded(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

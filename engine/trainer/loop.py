@@ -67,7 +67,7 @@ class Trainer:
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
         self.feed, self.fingerprints = Feed(folder, config), fingerprints_of(folder)
         self.tokenizer = tokenizer_facts(config.data)
-        self.ahead = PlanAhead(folder, config, self.settings, inherited(NODE_SOCKETS))
+        self.ahead = PlanAhead(folder, config, self.settings, inherited(NODE_SOCKETS), groups.local_rank == 0)
         self.validation = self.ahead.validation()
         for _, plan in self.validation.values():
             self.control.check_same(plan.digest)
@@ -114,6 +114,7 @@ class Trainer:
         validates and saves. Returns ExitCode.OK, or PREEMPTED if a rank was asked to stop; then a checkpoint has been
         saved.
         """
+        reserved = not self.copies
         while not self._finished:
             try:
                 stopping = self.one_step(stop)
@@ -122,6 +123,9 @@ class Trainer:
                 raise
             if stopping or self._due(self.config.run.checkpoint_every):
                 self.save()
+            elif not reserved:
+                self.engine.reserve_snapshot()
+            reserved = True
             if stopping:
                 break
         self._finish_save()
@@ -140,6 +144,7 @@ class Trainer:
         self.control.check_same(plan.digest)
         self._reserve_host(plan)
 
+        progress.tell_planned(planned.step_s)
         # Until `engine.step` returns the norm, the host does not wait for the device.
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
         loss_sum, times = run_step(plan, self.engine.forward, backward, self.feed.slicer(planned.table), self.context)

@@ -37,7 +37,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
-from engine.simulator.timeline import balance
+from engine.simulator.timeline import simulate, useful
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
 _ATTEMPTS = 3  # planning processes that may die of a step
@@ -48,6 +48,7 @@ _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES by
 class Planned:
     """A planned step: its sequences, its plan, the simulated balance of the plan, and the cursor of the next step.
 
+    `step_s` is the simulated time of the step, in seconds on the planned hardware.
     `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
     `ended` says why there is no step after this one, as `Steps.ended`.
     """
@@ -55,6 +56,7 @@ class Planned:
     table: SequenceTable
     plan: StepPlan
     balance: float
+    step_s: float
     after: Cursor
     unusable: list[Unusable]
     ended: str | None
@@ -66,14 +68,16 @@ class PlanAhead:
     All ranks of a node must call the same methods in the same order.
     """
 
-    def __init__(self, folder: RunFolder, config: Config, settings: PlanSettings, sockets: Sequence[int] = ()) -> None:
-        """Take the NODE_SOCKETS of this rank. The first rank of the node starts the process."""
+    def __init__(
+        self, folder: RunFolder, config: Config, settings: PlanSettings, sockets: Sequence[int] = (), first: bool = True
+    ) -> None:
+        """Take the NODE_SOCKETS of this rank. The `first` rank of the node starts the process."""
         connections = [Connection(descriptor) for descriptor in sockets]
         self._source: _Process | _FirstRank
-        if connections and os.environ["LOCAL_RANK"] != "0":
-            self._source, self._others = _FirstRank(*connections), []
-        else:
+        if first:
             self._source, self._others = _Process(folder, config, settings), connections
+        else:
+            self._source, self._others = _FirstRank(*connections), []
 
     def request(self, cursor: Cursor) -> None:
         """Start planning the step at `cursor`, of which `Steps.ended` has said that there is one."""
@@ -81,8 +85,8 @@ class PlanAhead:
 
     def take(self) -> Planned:
         """Wait for the requested plan and return it. Raises any error of the planning process."""
-        table, buffer, simulated, after, unusable, ended = self._answer()
-        return Planned(table, StepPlan.from_bytes(buffer), simulated, after, unusable, ended)
+        table, buffer, *rest = self._answer()
+        return Planned(table, StepPlan.from_bytes(buffer), *rest)
 
     def validation(self) -> dict[str, tuple[SequenceTable, StepPlan]]:
         """Return the validation set of each source that has one, and its plan."""
@@ -175,7 +179,7 @@ class _FirstRank:
         self._connection.close()
 
 
-_Found = tuple[SequenceTable, bytes, float, Cursor, list[Unusable], str | None]
+_Found = tuple[SequenceTable, bytes, float, float, Cursor, list[Unusable], str | None]
 
 
 class _Planner:
@@ -208,7 +212,7 @@ class _Planner:
         return (Work(corpus.tokens, corpus.folder, corpus.block_list[block]) for corpus, block in texts)
 
     def step(self, cursor: Cursor) -> _Found:
-        """Plan the step at a cursor. The balance is simulated here too, because that takes as long as planning."""
+        """Plan the step at a cursor. It is simulated here too, because that takes as long as planning."""
         self.ask(self.steps.upcoming(cursor, self.ahead))
         found = self.steps.next(cursor)
         assert found is not None, "the run has ended"
@@ -216,7 +220,10 @@ class _Planner:
         plan = plan_step(table.length, self.settings)
         ended = self.steps.ended(after)  # may open the next window, so before `unusable` is taken
         unusable, self.unusable = self.unusable, []
-        return table, plan.to_bytes(), balance(plan, self.settings), after, unusable, ended
+        makespan = simulate(plan, self.settings).makespan
+        balance = useful(plan.lengths, self.settings) / makespan
+        step_s = self.settings.costs.seconds(makespan + self.settings.costs.step)
+        return table, plan.to_bytes(), balance, step_s, after, unusable, ended
 
     def validation(self) -> dict[str, tuple[SequenceTable, bytes]]:
         """Plan the validation set of each source."""

@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from engine.control import progress
@@ -23,6 +24,7 @@ from engine.control.control import Control
 from engine.control.link import Link
 from engine.errors import BytescaleError, ExitCode, Problem, storage_error
 from engine.files import write_json
+from engine.run.cause import Cause
 from engine.run.folder import RunFolder
 
 # Errors of torch.distributed when another rank, or the network to it, is gone. gloo raises a plain RuntimeError.
@@ -88,32 +90,30 @@ def run_rank(folder: RunFolder, work: Callable[[Callable[[], bool], Control], in
     try:
         return work(lambda: asked, control)
     except BaseException as error:
-        code, problem = explain(error)
-        cause = {"code": int(code), "message": problem.message, "key": problem.key, "hint": problem.hint}
-        failed_at = time.time()
+        cause = replace(explain(error), time=time.time())
         # If the disk is full, both may fail; the exit code still reports the kind of error.
         with suppress(OSError):
             traceback.print_exc()
         with suppress(OSError):
-            write_json(folder.error(rank), cause | {"time": failed_at})
-        return int(code)
+            write_json(folder.error(rank), cause.to_json())
+        return int(cause.code)
 
 
-def explain(error: BaseException) -> tuple[ExitCode, Problem]:
-    """Return the exit code for an error, and its cause in one sentence."""
-    if isinstance(error, BytescaleError):
-        return error.code, error.problems[0]
-    if storage := storage_error(error):
-        return storage.code, storage.problems[0]
+def explain(error: BaseException) -> Cause:
+    """Return why a rank fails that raises an error, in one sentence."""
+    known = error if isinstance(error, BytescaleError) else storage_error(error)
+    if known is not None:
+        return Cause(known.code, known.problems[0])
     if any(sign in str(error) for sign in ("PytorchStreamWriter", "inline_container")):  # torch.save hides the OSError
-        return ExitCode.STORAGE, Problem("storage failed while a checkpoint was written")
+        return Cause(ExitCode.STORAGE, Problem("storage failed while a checkpoint was written"))
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return ExitCode.MEMORY, Problem("out of memory", "capacity", "set a smaller capacity")
+        return Cause(ExitCode.MEMORY, Problem("out of memory", "capacity", "set a smaller capacity"))
     text = str(error).strip().splitlines()
     lost = isinstance(error, ConnectionError) or type(error).__name__ in _LOST_TYPES
     if lost or any(sign in str(error) for sign in _LOST_SIGNS):
         said = text[0] if text else type(error).__name__
         said = said.rpartition(".cc:")[2].partition("] ")[2] or said  # gloo's own file and line
         what = f"lost its connection to another rank: {said.partition('. This is typically')[0]}"
-        return ExitCode.HANG, Problem(what, None, "check the network between the hosts; the same command resumes")
-    return ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}")
+        hint = "check the network between the hosts; the same command resumes"
+        return Cause(ExitCode.HANG, Problem(what, hint=hint))
+    return Cause(ExitCode.BUG, Problem(f"{type(error).__name__}: {text[0] if text else ''}"))

@@ -6,7 +6,9 @@ import copy
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -35,9 +37,13 @@ class Snapshot(TorchCheckpointEngine):
         self._device, self._ranks_of_host = device, ranks_of_host
         self._files: dict[str, Any] = {}
         self._memory: dict[str, Tensor] = {}
+        self._reserving: Thread | None = None
 
     def create(self, info: object) -> None:
         """Begin a checkpoint."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
         self._files, self.short = {}, 0
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -49,17 +55,13 @@ class Snapshot(TorchCheckpointEngine):
         if not self.copies:
             self._files[name] = state_dict
             return
-        tensors = {_identity(tensor): tensor for tensor in _tensors(state_dict)}
-        size = sum(_aligned(tensor) for tensor in tensors.values())
-        memory = self._memory.get(name)
-        if memory is None or len(memory) < size:
-            self._memory.pop(name, None)
-            available = available_bytes()
-            if available is not None and size > copy_limit(available, self._ranks_of_host):
-                self._files[name] = state_dict
-                self.short += size
-                return
-            memory = self._memory[name] = allocate(size, self._device)
+        tensors = _distinct(state_dict)
+        size = _size(tensors)
+        memory = self._allocate(name, size)
+        if memory is None:
+            self._files[name] = state_dict
+            self.short += size
+            return
         raw, at, copies = memory.numpy(), 0, {}
         with torch.no_grad():
             for identity, tensor in tensors.items():
@@ -71,6 +73,38 @@ class Snapshot(TorchCheckpointEngine):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._files[name] = _replaced(state_dict, lambda tensor: copies[_identity(tensor)])
+
+    def reserve(self) -> None:
+        """Allocate the memory for the states that were saved without copies, in another thread, and drop the states.
+
+        The next checkpoint waits for that thread, and then needs only the time of the copy.
+        """
+        sizes = {name: _size(_distinct(states)) for name, states in self._files.items()}
+        self._files = {}
+
+        def allocate_all() -> None:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # a new thread would pin the memory through the first GPU
+            with suppress(RuntimeError):  # `save` tries again, and raises
+                for name, size in sizes.items():
+                    memory = self._allocate(name, size)
+                    if memory is not None and self._device.type == "cpu":
+                        memory.zero_()  # the system gives memory when it is first written to
+
+        self._reserving = Thread(target=allocate_all, name="reserve-snapshot")
+        self._reserving.start()
+
+    def _allocate(self, name: str, size: int) -> Tensor | None:
+        """Return uint8 [>= size] of host memory for a file; None if the host has too little."""
+        memory = self._memory.get(name)
+        if memory is not None and len(memory) >= size:
+            return memory
+        self._memory.pop(name, None)
+        available = available_bytes()
+        if available is not None and size > copy_limit(available, self._ranks_of_host):
+            return None
+        memory = self._memory[name] = allocate(size, self._device)
+        return memory
 
     def write_each(self, folder: Path) -> Iterator[str]:
         """Write the states of this rank into `folder`, file by file, and yield each path before that file is written.
@@ -108,6 +142,14 @@ class _Pieces:
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
     """A key that is equal for two tensors with the same elements at the same place."""
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+
+
+def _distinct(states: dict[str, Any]) -> dict[tuple[Any, ...], Tensor]:
+    return {_identity(tensor): tensor for tensor in _tensors(states)}
+
+
+def _size(tensors: dict[tuple[Any, ...], Tensor]) -> int:
+    return sum(_aligned(tensor) for tensor in tensors.values())
 
 
 def _aligned(tensor: Tensor) -> int:

@@ -63,6 +63,21 @@ def test_help_for_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert answer["ok"] and answer["help"]["keys"][0]["default"] == 2048
 
 
+@pytest.mark.parametrize(
+    ("key", "example"),
+    [
+        ("slurm.extra", "'slurm.extra=[\"--mem=0\"]'"),
+        ("data.mix", "'data.mix={web: 3, code: 1}'"),
+        ("run.trackers", "run.trackers=[tensorboard,wandb]"),
+    ],
+)
+def test_help_shows_how_a_list_or_a_mapping_is_typed(
+    key: str, example: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["config", "help", key]) == 0
+    assert f"\n  for example {example}\n" in capsys.readouterr().out
+
+
 def test_help_for_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "help", "planner"]) == 0
     text = capsys.readouterr().out

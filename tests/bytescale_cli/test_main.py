@@ -43,7 +43,7 @@ MISTAKES = [
     ("train dtype=fp23", "dtype: must be bf16, fp32 or fp64, not fp23", "did you mean fp32?"),
     ("train run.steps=many", "run.steps: must be a whole number, not many", "optimizer updates"),
     ("train parallel.tp=99999999999999999999", "parallel.tp: must be at most 65536", "parallel.tp=65536 or less"),
-    ("plan lengths=lognormal lengths.sigma=1e300", "lengths.sigma: must be at most 10, not 1e+300", "lengths.sigma=10"),
+    ("plan lengths=lognormal lengths.sigma=1e300", "lengths.sigma: must be at most 10, not 1e300", "lengths.sigma=10"),
     (
         "train parallel.tp=2 context=1K",
         "parallel.tp: 2 is supported for planning, but not for training yet",

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bytescale_cli.main import run
+from tests.permissions import locked_out
 from tests.report.events import checked
 from tests.report.runs import metrics, plan, write_run
 
@@ -50,6 +51,16 @@ def test_runs_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
         write_run(folder, lines=metrics(2), traced=None)
     assert run(["report", *map(str, both), "--out", str(tmp_path / "c.html")]) == 0
     assert f"<h1>{both[0]}, {both[1]} " in (tmp_path / "c.html").read_text()
+
+
+def test_a_run_folder_that_cannot_be_written_leads_to_out(runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    """The user did not write --out; with it the page can be elsewhere."""
+    with locked_out(runs[0], 0o500):
+        assert run(["report", str(runs[0])]) == 2
+        said = capsys.readouterr().err.splitlines()
+        assert run(["report", str(runs[0]), "--out", str(tmp_path / "page.html")]) == 0
+    page = runs[0] / "report.html"
+    assert said == [f"error: {page} cannot be written: Permission denied", "hint: choose another file with --out FILE"]
 
 
 @pytest.mark.parametrize(

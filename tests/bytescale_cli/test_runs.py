@@ -69,6 +69,15 @@ def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out == f"no runs in {tmp_path}\n"
 
 
+def test_slow_runs_have_no_decimals_of_tokens_either(runs: Path, capsys: Capture) -> None:
+    """`train` prints 923 for the same step."""
+    metrics.append(RunFolder(runs / "b").metrics, {"step": 3, "loss": 1.0, "tokens": 1000, "tokens_per_s": 923.206})
+    assert run(["runs", "status", str(runs / "b")]) == 0
+    assert capsys.readouterr().out.splitlines()[6].split() == ["tokens/s", "923"]
+    assert run(["runs", "compare", str(runs / "a"), str(runs / "b")]) == 0
+    assert " 923\n" in capsys.readouterr().out
+
+
 def test_status(runs: Path, capsys: Capture) -> None:
     assert run(["runs", "status", str(runs / "b")]) == 0
     head, *facts = capsys.readouterr().out.splitlines()

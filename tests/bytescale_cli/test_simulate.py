@@ -205,6 +205,12 @@ MISTAKES = [
     (["--sweep", "context="], "--sweep", "'context=' is not KEY=A,B", "--sweep context=256K,2M"),
     (["--sweep", "context=2K,,4K"], "--sweep", "'context=2K,,4K' is not KEY=A,B", "--sweep context=256K,2M"),
     (["--sweep", "context=2K", "--sweep", "context=4K"], "--sweep", "a key is swept twice", "KEY=A,B,C"),
+    (
+        ["--sweep", "context=4K,4096"],
+        "--sweep",
+        "simulates the same config twice: context=4K and context=4096",
+        "give each value once",
+    ),
     (["--sweep", "contxt=2K,4K"], "contxt", "unknown key", "did you mean context?"),
     (["--sweep", "context=2K,long"], "context", "'long' is not a length; write 4096, 16K or 2M", "context"),
     (["--steps", "0"], "--steps", "must be at least 1, not 0", "--steps 3"),

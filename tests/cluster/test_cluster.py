@@ -98,7 +98,12 @@ def test_devices_of_an_hdp_rank_are_neighbours_and_stages_span_nodes(tp: int, pp
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 100), st.integers(1, 50)), min_size=1, max_size=6), st.data()
+    st.lists(
+        st.tuples(st.integers(1, 9), st.integers(1, 100), st.integers(1, 50).map(lambda size: size << 20)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.data(),
 )
 def test_an_hdp_rank_is_as_slow_and_as_small_as_its_worst_device(
     found: list[tuple[int, int, int]], data: st.DataObject
@@ -141,9 +146,10 @@ def hdp(hosts: tuple[Node, ...], tp: int, pp: int) -> Cluster:
 
 
 def test_one_slow_stage_slows_its_ranks() -> None:
-    cluster = hdp((Node("new", 4, 100, 80), Node("old", 4, 50, 40)), tp=2, pp=2)
-    assert (cluster.speed.tolist(), cluster.memory.tolist()) == ([50, 50], [40, 40])
-    assert hdp((Node("new", 4, 100, 80), Node("old", 4, 50, 40)), tp=2, pp=1).speed.tolist() == [100, 100, 50, 50]
+    hosts = (Node("new", 4, 100, 80 << 30), Node("old", 4, 50, 40 << 30))
+    cluster = hdp(hosts, tp=2, pp=2)
+    assert (cluster.speed.tolist(), cluster.memory.tolist()) == ([50, 50], [40 << 30, 40 << 30])
+    assert hdp(hosts, tp=2, pp=1).speed.tolist() == [100, 100, 50, 50]
 
 
 def test_a_rank_larger_than_a_node_counts_as_a_node() -> None:
@@ -160,13 +166,13 @@ def test_without_degrees_ranks_are_devices() -> None:
 def test_a_rank_with_parts_of_two_nodes_is_refused(slots: tuple[int, ...], tp: int) -> None:
     """Its sums over tp devices would cross the network but be priced at links inside a node."""
     with pytest.raises(ConfigError, match=f"parallel.tp={tp} puts devices of host-0 and of host-1") as caught:
-        hdp(tuple(Node(f"host-{i}", count, 100, 10) for i, count in enumerate(slots)), tp, pp=1)
+        hdp(tuple(Node(f"host-{i}", count, 100, 10 << 20) for i, count in enumerate(slots)), tp, pp=1)
     assert caught.value.problems[0].key == "parallel.tp"
     assert "divides the number of devices of each node" in (caught.value.problems[0].hint or "")
 
 
 def test_a_rank_of_several_whole_nodes_is_accepted() -> None:
-    nodes = tuple(Node(f"host-{i}", count, 100, 10) for i, count in enumerate((8, 4, 4, 8)))
+    nodes = tuple(Node(f"host-{i}", count, 100, 10 << 20) for i, count in enumerate((8, 4, 4, 8)))
     assert hdp(nodes, tp=8, pp=1).node_of.tolist() == [0, 1, 2]
 
 

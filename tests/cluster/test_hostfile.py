@@ -16,6 +16,12 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
     assert parse(text, "hosts") == (Node("worker-1", 8), Node("10.0.0.2", 4), Node("me@gpu_3.site", 1))
 
 
+def test_the_address_of_a_host_has_no_user() -> None:
+    assert [node.address for node in parse("gpu-a slots=1\nme@gpu-b slots=1\nme@fe80::1 slots=1", "hosts")] == [
+        *("gpu-a", "gpu-b", "fe80::1")
+    ]
+
+
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
@@ -33,19 +39,20 @@ def test_hosts_come_in_order_without_comments_and_blank_lines() -> None:
         ("old slots=8 speed=101%", "'speed=101%' is not a speed", "for example speed=50%"),
         ("old slots=8 speed=50", "'speed=50' is not a speed", "write speed=N%, for example speed=50%"),
         ("old slots=8 speed=half", "'speed=half' is not a speed", "for example speed=50%"),
-        ("old slots=8 memory=0", "'memory=0' is not a memory size from 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=0", "'memory=0' is not a memory size from 1M to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=40", "'memory=40' is not a memory size from 1M to 1024T", "for example memory=40GiB"),
         ("old slots=8 memory=40GiBs", "'memory=40GiBs' is not a memory size", "for example memory=40GiB"),
         ("old slots=8 memory=-4GiB", "'memory=-4GiB' is not a memory size", "for example memory=40GiB"),
         (
             "old slots=8 memory=1025T",
-            "'memory=1025T' is not a memory size from 1 byte to 1024T",
+            "'memory=1025T' is not a memory size from 1M to 1024T",
             "for example memory=40GiB",
         ),
-        ("old slots=8 memory=9999999999T", "is not a memory size from 1 byte to 1024T", "for example memory=40GiB"),
+        ("old slots=8 memory=9999999999T", "is not a memory size from 1M to 1024T", "for example memory=40GiB"),
         ("old slots=8 memory=", "'memory=' is not a memory", "write memory=SIZE, for example memory=40GiB"),
         ("old slots=8 memory", "'memory' is not a memory", "for example memory=40GiB"),
         ("old slots=8 speed=50% speed=60%", "host old: speed= is given twice", "remove one of them"),
-        ("old slots=8 memory=1 speed=5% memory=2", "host old: memory= is given twice", "remove one of them"),
+        ("old slots=8 memory=1G speed=5% memory=2G", "host old: memory= is given twice", "remove one of them"),
         ("old speed=50% slots=8", "'speed=50%' is not slots=N", "HOST slots=N"),
         ("old slots=8 rack=3", "'rack=3' is not speed=N% or memory=SIZE", "for example speed=50% memory=40GiB"),
         ("good slots=2", "host good appears twice", "list each host once, with all of its slots"),
@@ -72,8 +79,8 @@ def test_all_malformed_lines_are_reported_together() -> None:
 
 
 def test_a_line_may_set_speed_and_memory() -> None:
-    text = "new slots=8\nold slots=4 speed=50% memory=40GiB\nodd slots=1 memory=1.5K speed=100%"
-    old, odd = Node("old", 4, speed=50, memory=40 * 2**30), Node("odd", 1, speed=100, memory=1536)
+    text = "new slots=8\nold slots=4 speed=50% memory=40GiB\nodd slots=1 memory=1.5M speed=100%"
+    old, odd = Node("old", 4, speed=50, memory=40 * 2**30), Node("odd", 1, speed=100, memory=1536 << 10)
     assert parse(text, "hosts") == (Node("new", 8, speed=100, memory=None), old, odd)
 
 

@@ -37,7 +37,7 @@ def test_an_unknown_reference_is_refused() -> None:
 
 
 def test_nothing_of_an_own_recipe_is_left_behind() -> None:
-    own = OwnRecipe("own-0", Path("mine.yaml"), {"recipe": "mine", "run": {"seed": 5}}, {})
+    own = OwnRecipe("own-0", Path("mine.yaml"), {"recipe": "mine", "run": {"seed": 5}}, {}, {})
     assert compose([], [own])["run"]["seed"] == 5
     assert compose([])["run"]["seed"] == 1234
     assert "recipe" not in ConfigStore.instance().repo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,25 @@ def test_lengths_and_sizes_are_read_as_people_write_them() -> None:
 
 def test_the_last_of_two_equal_keys_counts() -> None:
     assert load(["run.steps=3", "run.steps=4"]).run.steps == 4
+
+
+@pytest.mark.parametrize("text", ["1e3", "1E3", "1000.0", "1e0003"])
+def test_a_number_is_quoted_as_it_was_written(text: str, tmp_path: Path) -> None:
+    """On the command line and in a file; 1e9 also where it is out of bounds."""
+    (problem,) = refused(f"run.steps={text}")
+    assert (problem.message, problem.hint) == (f"must be a whole number, not {text}", "write run.steps=1000")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"defaults: quickstart\nrun:\n  steps: {text}\n")
+    (problem,) = refused(f"recipe={mine}")
+    assert (problem.key, problem.message) == (f"{mine}:3", f"run.steps: must be a whole number, not {text}")
+
+
+def test_numbers_out_of_bounds_are_quoted_as_they_were_written() -> None:
+    """What a reference to another key gives is shown, not the reference."""
+    assert refused("run.steps=1e12")[0].message == "must be at most 99999999, not 1e12"
+    assert refused("optimizer.lr=1e31")[0].message == "must be at most 1e+30, not 1e31"
+    assert refused("optimizer.lr=-0.50")[0].message == "must be more than 0, not -0.50"
+    assert refused("model.layers=${optimizer.eps}")[0].message == "must be a whole number, not 1e-08"
 
 
 def test_all_mistakes_are_reported_together() -> None:

@@ -150,7 +150,12 @@ MISTAKES = [
     ([*TWO, "data.mix={web: -1, code: 0}"], "data.mix.0.weights.web", "must be at least 0, not -1", "data.mix={web"),
     ([*TWO, "data.mix={web: x, code: 0}"], "data.mix.0.weights.web", "must be a number, not x", "data.mix={web"),
     ([*TWO, "data.mix={web: true, code: 0}"], "data.mix.0.weights.web", "must be a number, not true", "data.mix={web"),
-    ([*TWO, "data.mix=3"], "data.mix", "must be a list, not 3", "data.mix={web"),
+    (
+        [*TWO, "data.mix=3"],
+        "data.mix",
+        "must be a list or {NAME: WEIGHT}, not 3",
+        "for example 'data.mix={web: 3, code: 1}'",
+    ),
     ([*TWO, HALF, "data.mix.web=3"], "data.mix", "one by one", "'data.mix={web: 3, code: 1}'"),
     ([*TWO, "data.mix=[{wghts: {web: 1}, weights: {web: 1, code: 1}}]"], "data.mix.0.wghts", "unknown", "weights?"),
     ([*TWO, "data.mix=[{step: 0}]"], "data.mix.0.weights", "is not set", "data.mix={web"),

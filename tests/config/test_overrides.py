@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from engine.config.load import load
@@ -15,7 +17,8 @@ MISTAKES = [
     ("mine.yaml", "mine.yaml", "is not KEY=VALUE", "write recipe=mine.yaml"),
     ("=3", "=3", "is not KEY=VALUE", "for example"),
     ("run.steps=", "run.steps=", "has no value", "run.steps=VALUE"),
-    ("run.steps=1,2", "run.steps=1,2", "several values", "'run.steps=\"1,2\"'"),
+    ("run.steps=1,2", "run.steps=1,2", "several values", "give one value"),
+    ("data.pattern=1,2", "data.pattern=1,2", "several values", "quote it twice: 'data.pattern=\"1,2\"'"),
     (
         "run.trackers=tensorboard,wandb",
         "run.trackers=tensorboard,wandb",
@@ -26,9 +29,26 @@ MISTAKES = [
     ("+run.stepz=1", "+run.stepz=1", "a leading + is not supported", "did you mean run.steps?"),
     ("+planner=static", "+planner=static", "a leading + is not supported", "write KEY=VALUE"),
     ("batch_tokens=1,000,000", "batch_tokens=1,000,000", "has commas", "write batch_tokens=1000000"),
-    ("run.steps=range(1,3)", "run.steps=range(1,3)", "several values", "quote it twice"),
+    ("run.steps=range(1,3)", "run.steps=range(1,3)", "several values", "give one value"),
     ("data.pattern=a=b", "data.pattern=a=b", "cannot be parsed", "'data.pattern=\"a=b\"'"),
     ("data.pattern=[a", "data.pattern=[a", "cannot be parsed", "quote it twice"),
+    ("data.sources.web.pattern=[a", "data.sources.web.pattern=[a", "cannot be parsed", "quote it twice"),
+    ("data.mix={a: 1", "data.mix={a: 1", "lacks } at its end", "write 'data.mix={a: 1}'"),
+    ("data.mix=[{weights: {a: 1", "data.mix=[{weights: {a: 1", "lacks }}] at its end", "{a: 1}}]'"),
+    ("data.mix={a: 1, b", "data.mix={a: 1, b", "lacks } at its end", "`bytescale config help data.mix`"),
+    (
+        "data.sources.web={path: 'a",
+        "data.sources.web={path: 'a",
+        "lacks '} at its end",
+        "write \"data.sources.web={path: 'a'}\"",
+    ),
+    ("optimizer.betas=[0.9,0.95", "optimizer.betas=[0.9,0.95", "lacks ]", "write optimizer.betas=[0.9,0.95]"),
+    ("run.steps=3=4", "run.steps=3=4", "cannot be parsed", "`bytescale config help run.steps` shows what it takes"),
+    ("run.stepz=3=4", "run.stepz", "unknown key", "did you mean run.steps?"),
+    ("planner=static=x", "planner=static=x", "cannot be parsed", "`bytescale config help planner`"),
+    ("slurm.extra=[--mem=0]", "slurm.extra=[--mem=0]", "cannot be parsed", "'slurm.extra=[\"--mem=0\"]'"),
+    ("slurm.extra=--mem=0", "slurm.extra=--mem=0", "cannot be parsed", "'slurm.extra=[\"--mem=0\"]'"),
+    ('slurm.extra=["-a",--b=1', 'slurm.extra=["-a",--b=1', "cannot be parsed", '\'slurm.extra=["-a","--b=1"]\''),
     ("recipe=quikstart", "recipe", "unknown name: quikstart", "did you mean quickstart?"),
     ("model=tinny", "model", "unknown name: tinny", "did you mean tiny?"),
     ("cluster=xyz", "cluster", "unknown name: xyz", "choose one of a100x8, b200x8, gb200x4, h100x8, h200x8, local"),
@@ -103,6 +123,14 @@ def test_what_is_well_spelt_passes(text: str) -> None:
 @pytest.mark.parametrize("path", ["a b", "a=b, c", "[x", 'say "hi"', "back\\slash\\", "ü", "a'b"])
 def test_a_path_is_taken_as_it_is(path: str) -> None:
     assert load([f"run.out={path}", f"data.path={path}"]).run.out == path
+
+
+@pytest.mark.parametrize("text", ["slurm.extra=[--mem=0]", "data.mix={a: 1", "data.pattern=a\"b'c", "context=1,2"])
+def test_what_a_hint_says_to_write_can_be_parsed(text: str) -> None:
+    """As a shell passes it on."""
+    _, (problem,) = check([text])
+    for word in shlex.split(str(problem.hint)):
+        assert "=" not in word or check([word])[1] == []
 
 
 def test_a_path_may_start_at_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:

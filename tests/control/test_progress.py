@@ -30,15 +30,24 @@ def test_a_step_begins_with_its_first_report_and_lasts(agent: Link) -> None:
     agent.close()
 
 
+def test_what_the_plan_says_is_told(agent: Link) -> None:
+    progress.tell_planned(2.5)
+    progress.tell_pace(1.25)
+    assert agent.receive() == [{"planned_s": 2.5}, {"pace": 1.25}]
+    agent.close()
+
+
 def test_a_rank_whose_agent_is_gone_does_not_fail_there(agent: Link) -> None:
     """The thread that listens to the agent ends it, in order."""
     agent.close()
     progress.report("plan", step=8)
+    progress.tell_planned(2.5)
 
 
 def test_without_an_agent_nothing_is_reported() -> None:
     progress.report_to(None)
     progress.report("plan", step=9)
+    progress.tell_planned(2.5)
 
 
 def test_chaos_gets_each_phase_and_moment_after_the_agent_has(agent: Link) -> None:

@@ -249,7 +249,7 @@ def test_a_full_disk_is_a_storage_error_of_the_rank(kind: str, tmp_path: Path) -
     with pytest.raises(OSError) as caught:
         record(ledger, 2)
     assert caught.value.errno == errno.ENOSPC
-    assert explain(caught.value)[0] == ExitCode.STORAGE
+    assert explain(caught.value).code == ExitCode.STORAGE
 
 
 def recorded(corpora: list[Corpus], folder: Path, ranks: int, restored: bool) -> dict[str, bytes]:

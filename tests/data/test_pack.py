@@ -25,6 +25,7 @@ from engine.data.pack import (
     LeftOut,
     Tokens,
     blocks_path,
+    facts_path,
     hashes_path,
     is_packed,
     pack,
@@ -39,7 +40,7 @@ from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile, mask_path
 from engine.data.tokenizers.load import open_tokenizer
-from engine.errors import DataError, StorageError
+from engine.errors import ConfigError, DataError, StorageError
 from tests.data.noted import Noted, ends, starts
 from tests.permissions import locked_out
 
@@ -123,21 +124,79 @@ def test_an_interrupted_call_is_continued(
     assert not (tmp_path / "a.parts").exists()
 
 
-def test_a_file_that_cannot_be_finished_leaves_no_facts(
-    write_files: WriteFiles, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("at", ["join", "publish"])
+def test_a_file_that_cannot_be_finished_describes_no_other_documents(
+    at: str, write_files: WriteFiles, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise PREFIX.json would describe other documents."""
+    """Until the new files are complete the old ones stay. While they are renamed there is no PREFIX.json."""
     root = write_files(MANY)
     pack(make_data(root), tmp_path / "a")
+    before = contents(tmp_path / "a")
     (root / "000.txt").write_bytes(b"another")
 
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device", "a.bin")
 
-    monkeypatch.setattr(module, "concatenate", full)
-    with pytest.raises(StorageError, match="cannot be written: No space left on device"):
-        pack(make_data(root), tmp_path / "a", workers=1)
-    assert not (tmp_path / "a.json").exists()
+    replace = Path.replace
+
+    def full_at_index(path: Path, target: str) -> Path:
+        return full() if str(target) == f"{tmp_path / 'a'}.idx" else replace(path, target)  # type: ignore[return-value]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "concatenate", full) if at == "join" else patch.setattr(Path, "replace", full_at_index)
+        with pytest.raises(StorageError, match="cannot be written: No space left on device"):
+            pack(make_data(root), tmp_path / "a", workers=1)
+    if at == "join":
+        assert contents(tmp_path / "a") == before and len(TokenCorpus("data", tmp_path / "a", 0.0).tokens) == 128
+    else:
+        with pytest.raises(DataError, match="is not complete: packing it was interrupted"):
+            TokenCorpus("data", tmp_path / "a", 0.0)
+    pack(make_data(root), tmp_path / "a", workers=1)
+    assert documents(tmp_path / "a")[0] == encode(b"another").tolist() and not (tmp_path / "a.parts").exists()
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_other_documents_are_not_replaced(
+    interrupted: bool, write_files: WriteFiles, make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs may be using them. The same documents may be packed again, because they may have grown."""
+    root, prefix = write_files(MANY), tmp_path / "a"
+    data = make_data(root)
+    pack(data, prefix, workers=1)
+    before = contents(prefix)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "b.txt").write_bytes(b"b")
+    if interrupted:
+        (tmp_path / "a.parts").mkdir()
+    for other, message in (
+        (make_data(tmp_path / "b"), f"a was packed from data.path={root}$"),
+        (make_data(root, pattern="1*"), r"a was packed from data.pattern=\*\*/\*$"),
+        (make_data(root, bos=False), "a was packed with another tokenizer$"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            pack(other, prefix, workers=1)
+        assert caught.value.problems[0].key == "--out" and f"remove {prefix}.idx" in str(caught.value.problems[0].hint)
+    assert contents(prefix) == before
+    (root / "zzz.txt").write_bytes(b"grown")
+    monkeypatch.chdir(tmp_path)
+    assert pack(make_data(root.name), prefix, workers=1).documents == 129
+    Path(f"{prefix}.idx").unlink()
+    assert pack(make_data(tmp_path / "b"), prefix, workers=1).documents == 1
+
+
+def test_the_token_file_of_another_tool_is_not_replaced(
+    write_files: WriteFiles, make_data: MakeData, tmp_path: Path
+) -> None:
+    """Nor is one that does not say what its documents are."""
+    data, prefix = make_data(write_files(MANY)), tmp_path / "a"
+    pack(data, prefix, workers=1)
+    facts = json.loads(facts_path(prefix).read_text())
+    facts_path(prefix).write_text(json.dumps({key: facts[key] for key in facts if key != "source"}))
+    with pytest.raises(ConfigError, match="a may have other documents"):
+        pack(data, prefix, workers=1)
+    facts_path(prefix).unlink()
+    with pytest.raises(ConfigError, match="a is a token file of another tool"):
+        pack(data, prefix, workers=1)
 
 
 def test_one_process_packs_a_file(write_files: WriteFiles, make_data: MakeData, tmp_path: Path) -> None:
@@ -170,6 +229,19 @@ def test_nothing_to_pack_is_refused(texts: Mapping[str, bytes], write_files: Wri
     with pytest.raises(DataError, match=message) as caught:
         pack(data, root.parent / "packed")
     assert caught.value.problems[0].key == data.path
+    assert [path.name for path in root.parent.iterdir()] == ["documents"], "nothing is left"
+
+
+def test_documents_without_text_do_not_replace_others(
+    write_files: WriteFiles, make_data: MakeData, tmp_path: Path
+) -> None:
+    root = write_files({"a.txt": b"text"})
+    pack(make_data(root), tmp_path / "a")
+    before = contents(tmp_path / "a")
+    write_files({"a.txt": b""})
+    with pytest.raises(DataError, match=r"every document \(1\) is empty"):
+        pack(make_data(root), tmp_path / "a")
+    assert contents(tmp_path / "a") == before and not (tmp_path / "a.parts").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "documents": 3}', "\x00"])
@@ -320,7 +392,8 @@ def test_of_a_read_only_file_system_space_is_no_question(
     with pytest.raises(StorageError, match="Read-only file system") as caught:
         pack_block(TOKENS, tmp_path / "cache", noted)
     hint = str(caught.value.problems[0].hint)
-    assert "a folder that you can write to" in hint and "space" not in hint
+    assert "a folder that you can write to with data.cache=DIR" in hint and "space" not in hint
+    assert "training" not in hint, "other commands pack, too"
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.planted import named, quick, read, wrong_ones
-from tests.launch.hosts import ADDRESSES, Hosts, why_not
+from tests.launch.hosts import Hosts, why_not
 
 pytestmark = pytest.mark.world
 
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.world
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     if reason := why_not():
         pytest.skip(reason)
-    hosts = Hosts(tmp_path_factory.mktemp("hosts"))
+    hosts = Hosts(tmp_path_factory.mktemp("hosts"), 2)
     yield hosts
     hosts.close()
 
@@ -33,7 +34,7 @@ def examined(hosts: Hosts, out: Path, hostfile: Path) -> dict[str, Any]:
 
 
 def test_two_hosts_are_well(tmp_path: Path, hosts: Hosts) -> None:
-    doctor = examined(hosts, tmp_path, hosts.hostfile)
+    doctor = examined(hosts, tmp_path, hosts.hostfile(2, f"{getpass.getuser()}@"))
     assert {name for name in wrong_ones(doctor) if name.startswith("host ")} == set()
     for number in (1, 2):
         assert named(doctor, f"host {number}: ssh")["state"] == "ok"
@@ -45,7 +46,7 @@ def test_two_hosts_are_well(tmp_path: Path, hosts: Hosts) -> None:
 
 def test_a_host_that_cannot_be_reached_does_not_hide_the_others(tmp_path: Path, hosts: Hosts) -> None:
     hostfile = tmp_path / "hosts"
-    hostfile.write_text(f"10.213.0.77 slots=1\n{ADDRESSES[1]} slots=1\n")
+    hostfile.write_text(f"10.213.0.77 slots=1\n{hosts.addresses[1]} slots=1\n")
     doctor = examined(hosts, tmp_path, hostfile)
     found = named(doctor, "host 1: ssh")
     assert found["state"] == "failed" and "ssh ended with code 255: ssh: connect to host" in found["message"]
@@ -59,7 +60,7 @@ def test_a_run_folder_that_a_host_has_for_itself(tmp_path: Path, hosts: Hosts) -
     private.mkdir()
     subprocess.run([*inside, "mount", "-t", "tmpfs", "none", str(private)], check=True)
     try:
-        doctor = examined(hosts, private, hosts.hostfile)
+        doctor = examined(hosts, private, hosts.hostfile(2))
     finally:
         subprocess.run([*inside, "umount", str(private)], check=True)
     assert named(doctor, "host 2: run folder")["state"] == "failed"

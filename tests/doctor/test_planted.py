@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import socket
 from pathlib import Path
@@ -165,6 +166,20 @@ def test_a_host_that_cannot_be_reached(tmp_path: Path, hosts: list[str], healthy
     assert newly(doctor, healthy) == {"host 2: ssh"}
     assert said in named(doctor, "host 2: ssh")["message"]
     assert f"check `ssh {SECOND}`" in named(doctor, "host 2: ssh")["hint"]
+
+
+def test_many_hosts_need_more_files_than_a_process_may_usually_open(tmp_path: Path) -> None:
+    """Each host takes two descriptors; select() only watches those below 1,024, which is also the usual limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip("this machine allows too few open files")
+    names = [f"127.9.{number >> 8}.{number & 255}" for number in range(520)]
+    (tmp_path / "hosts").write_text("".join(f"{name} slots=1\n" for name in names))
+    words = [*folders_in(tmp_path), "--hostfile", f"{tmp_path}/hosts"]
+    path = ssh(tmp_path, "read question; echo 'ssh: no route' >&2; exit 255")
+    doctor = examined(["sh", "-c", 'ulimit -Sn 1024; exec "$@"', "sh", *quick(*words)], environment(path))
+    found = [named(doctor, f"host {number}: ssh")["message"] for number in range(1, 521)]
+    assert found == [f"{name}: ssh ended with code 255: ssh: no route" for name in names]
 
 
 def test_a_host_with_other_sources(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:

@@ -92,7 +92,8 @@ def test_a_later_step_that_may_want_more_than_is_free_is_told_beforehand(monkeyp
 
 
 def test_copies_of_the_states_are_made_if_half_of_what_is_free_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = config("offload.ratio=0")
+    keys = ["model.layers=16", "offload.ratio=0"]  # states of more than 1 MiB, the least host memory that is accepted
+    plain = config(*keys)
     copy = most_on_host(plain, PlanSettings.of(plain)).host
     assert copy > 0
     free(monkeypatch, 4 * copy)
@@ -102,7 +103,7 @@ def test_copies_of_the_states_are_made_if_half_of_what_is_free_holds_them(monkey
     assert told is not None and told.startswith("training will wait while a checkpoint is written: of the ")
     free(monkeypatch, 0)
     assert tight(plain, HERE) is None, "nothing is copied then"
-    small = config("offload.ratio=0", f"cluster.host_memory={copy - 1}")
+    small = config(*keys, f"cluster.host_memory={copy - 1}")
     for available in (None, 2**40):
         free(monkeypatch, available)
         told = waits_for_checkpoints(small, HERE)

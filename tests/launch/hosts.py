@@ -1,4 +1,13 @@
-"""Two hosts on one machine: network namespaces that a pair of virtual cards joins, each with its own sshd."""
+"""Hosts on one machine: network namespaces, each with its own sshd, which virtual cards join to a switch.
+
+```
+ host 1 (starts commands)   host 2       host 3
+        card                 card         card      10.213.0.1, 10.213.0.2, 10.213.0.3
+         |                    |            |        pairs of virtual cards: the links that `link` cuts
+        card                 card         card
+         +------- bridge -----+------------+        a network namespace of its own
+```
+"""
 
 from __future__ import annotations
 
@@ -12,7 +21,6 @@ from typing import Any
 
 import psutil
 
-ADDRESSES = ("10.213.0.1", "10.213.0.2")
 _SSHD = "/usr/sbin/sshd"
 
 
@@ -23,11 +31,13 @@ def why_not() -> str | None:
     missing = [name for name in ("ip", "ssh", "ssh-keygen", _SSHD) if shutil.which(name) is None]
     if missing:
         return f"there is no {', '.join(missing)}"
-    probe = ["ip", "netns", "add", f"probe-{os.getpid()}"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
+    name = f"probe-{os.getpid()}"
+    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
         return "network namespaces are not permitted here"
-    _run("ip", "netns", "del", probe[-1])
-    return None
+    bridge = ["ip", "-n", name, "link", "add", "bridge", "type", "bridge"]
+    has_bridges = not subprocess.run(bridge, capture_output=True, check=False).returncode
+    _run("ip", "netns", "del", name)
+    return None if has_bridges else "the kernel has no network bridges"
 
 
 def _run(*words: str) -> None:
@@ -35,14 +45,15 @@ def _run(*words: str) -> None:
 
 
 class Hosts:
-    """The hosts, until they are closed. Both see the same files, as hosts with a shared file system do."""
+    """The hosts, until they are closed. All see the same files, as hosts with a shared file system do."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int) -> None:
         self.folder = folder
-        self.names = [f"bs{os.getpid()}{letter}" for letter in "ab"]
-        self.cards = [f"v{os.getpid()}{letter}" for letter in "ab"]
-        self.hostfile = folder / "hosts"
-        self.hostfile.write_text("".join(f"{address} slots=1\n" for address in ADDRESSES))
+        letters = "abcdefgh"[:count]
+        self.names = [f"bs{os.getpid()}{letter}" for letter in letters]
+        self.cards = [f"v{os.getpid()}{letter}" for letter in letters]
+        self.addresses = [f"10.213.0.{number}" for number in range(1, count + 1)]
+        self._switch = f"bs{os.getpid()}"
         try:
             self._start()
         except BaseException:
@@ -54,12 +65,14 @@ class Hosts:
         Path("/run/sshd").mkdir(exist_ok=True)
         for key in ("key", "hostkey"):
             _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key))
-        for name in self.names:
+        _run("ip", "netns", "add", self._switch)
+        _run("ip", "-n", self._switch, "link", "add", "bridge", "up", "type", "bridge")
+        for name, card, address in zip(self.names, self.cards, self.addresses, strict=True):
             _run("ip", "netns", "add", name)
             _run("ip", "-n", name, "link", "set", "lo", "up")
-        _run("ip", "link", "add", self.cards[0], "type", "veth", "peer", "name", self.cards[1])
-        for name, card, address in zip(self.names, self.cards, ADDRESSES, strict=True):
-            _run("ip", "link", "set", card, "netns", name)
+            far_end = ("peer", "name", card, "netns", self._switch)
+            _run("ip", "-n", name, "link", "add", card, "type", "veth", *far_end)
+            _run("ip", "-n", self._switch, "link", "set", card, "master", "bridge", "up")
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", card)
             _run("ip", "-n", name, "link", "set", card, "up")
         settings = [f"AuthorizedKeysFile={folder / 'key.pub'}", "StrictModes=no", "UsePAM=no", "LogLevel=ERROR"]
@@ -79,7 +92,7 @@ class Hosts:
 
     def _wait_for_sshd(self) -> None:
         last = time.monotonic() + 20
-        while any(self.start(["ssh", address, "true"]).wait() for address in ADDRESSES):
+        while any(self.start(["ssh", address, "true"]).wait() for address in self.addresses):
             assert time.monotonic() < last, "sshd does not answer"
             time.sleep(0.1)
 
@@ -88,12 +101,18 @@ class Hosts:
         environment = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
         return subprocess.Popen(["ip", "netns", "exec", self.names[0], *command], env=environment, text=True, **more)
 
-    def link(self, state: str) -> None:
-        """Set the link between the hosts `up` or `down`."""
-        _run("ip", "-n", self.names[0], "link", "set", self.cards[0], state)
+    def hostfile(self, count: int, user: str = "") -> Path:
+        """Write a hostfile with the first hosts, one rank each, and return its path. `user` may be `NAME@`."""
+        path = self.folder / f"hosts{count}"
+        path.write_text("".join(f"{user}{address} slots=1\n" for address in self.addresses[:count]))
+        return path
+
+    def link(self, host: int, state: str) -> None:
+        """Set the link of a host `up` or `down`: the end at the switch, so it is as if its cable were pulled."""
+        _run("ip", "-n", self._switch, "link", "set", self.cards[host], state)
 
     def processes(self) -> list[psutil.Process]:
-        """List the processes of both hosts, without those of sshd."""
+        """List the processes of all hosts, without those of sshd."""
         listed = [
             subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout.split()
             for name in self.names
@@ -108,7 +127,7 @@ class Hosts:
 
     def close(self) -> None:
         """End all processes of the hosts, and remove them."""
-        for name in self.names:
+        for name in (*self.names, self._switch):
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
             for pid in pids.split():
                 if psutil.pid_exists(int(pid)):

@@ -49,10 +49,10 @@ def real_rank(folder: RunFolder, saves: bool = True) -> str:
 
 
 def walks(folder: RunFolder, steps: int) -> str:
-    """A real rank that begins a step each 0.6 s, and stays in the last."""
-    each = (
-        f"for step in range(1, {steps + 1}):\n        progress.report('forward', 1, step=step)\n        time.sleep(0.6)"
-    )
+    """A real rank that begins a step each 0.6 s, planned for a second. It stays in the last."""
+    begins = "progress.tell_planned(1.0); progress.report('forward', 1, step=step)"
+    ends = f"if step < {steps}: progress.report('log')"
+    each = f"for step in range(1, {steps + 1}):\n        {begins}; time.sleep(0.6)\n        {ends}"
     return real_rank(folder).replace('progress.report("forward", 1, step=3)', each)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import pytest
 from engine.control.link import Link
 from engine.control.sockets import Listener
 from engine.launch import agent as agents
-from engine.launch.agent import Agent, free_port, last_line, write_stacks
+from engine.launch.agent import Agent, Beat, free_port, last_line, write_stacks
 from engine.run.folder import RunFolder
 from tests.launch.nodes import WAITS, Launcher, job, real_rank
 
@@ -245,6 +247,24 @@ def test_beats_say_where_ranks_are_and_whether_they_are_stopped(folder: RunFolde
         pass
 
 
+def test_beats_say_how_long_the_step_takes(folder: RunFolder, launcher: Launcher) -> None:
+    """By its plan. The last finished step is measured, from what the plan says to `log`: without its checkpoint."""
+    steps = """progress.report("plan", step=3); time.sleep(0.5)
+    progress.tell_planned(2.5); control.largest(1); time.sleep(1); progress.report("log"); control.largest(1)
+    progress.report("save"); time.sleep(2)
+    progress.report("plan", step=4); progress.tell_planned(7.5)"""
+    program = real_rank(folder).replace('progress.report("forward", 1, step=3)', steps)
+    launcher.link.send(start=job(folder, program))
+    beats = list[Beat]()
+    while not beats or beats[-1].planned_s != 7.5:
+        message: Any = launcher.until("beats")
+        beats.append(Beat(*message["beats"]["0"]))
+    assert beats[0].measured is None
+    step, planned_s, measured_s = beats[-1].measured or []
+    assert (step, planned_s) == (3, 2.5) and 1 <= measured_s < 2
+    assert beats[-1].at == [4, "plan", 0] and beats[-1].entered == 2
+
+
 def test_a_rank_that_is_asked_to_stop_may_save(folder: RunFolder, launcher: Launcher) -> None:
     launcher.link.send(start=job(folder, f"import time; time.sleep(0.3)\n{real_rank(folder)}"))
     launcher.link.send(stop=True)
@@ -305,6 +325,37 @@ def test_a_silent_launcher_on_another_host_is_taken_for_lost(
         agent.close()
         link.close()
     assert 1 <= lasted[False] < 3 <= lasted[True]
+
+
+@contextmanager
+def linked() -> Iterator[tuple[Agent, Link]]:
+    """An agent in this process, and the launcher's end of its link, which the test closes."""
+    ours, theirs = (end.detach() for end in socket.socketpair())
+    link, other = Link(ours, ours), Link(theirs, theirs)
+    agent = Agent(link)
+    yield agent, other
+    agent.close()
+    link.close()
+
+
+def test_it_ends_with_the_named_code_though_the_launcher_is_gone() -> None:
+    with linked() as (agent, other):
+        agent._beaten = -math.inf  # a beat is due
+        other.send(end=75)
+        other.close()
+        assert agent.run() == 75
+
+
+def test_what_a_scheduler_has_asked_between_two_starts_is_told_in_the_next() -> None:
+    with linked() as (agent, other):
+        agent.pass_on(signal.SIGTERM)
+        agent._report()
+        assert [name for message in other.receive() for name in message] == ["asked"]
+        agent.begin()  # it drops what it reads before the agent says hello
+        agent._report()
+        agent._report()
+        assert [name for message in other.receive() for name in message] == ["hello", "asked"]
+        other.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])

@@ -79,6 +79,15 @@ def test_a_single_host_that_is_another_machine_has_no_peer(tmp_path: Path) -> No
     assert command.job["environment"]["MASTER_ADDR"] == "alpha"
 
 
+def test_ranks_find_a_host_without_the_user_of_its_ssh(tmp_path: Path) -> None:
+    """`me@alpha` is no name that resolves."""
+    cluster = Cluster((Node("me@alpha", 1), Node("me@beta", 1)), 2**30)
+    first, second = node_commands(cluster, RunFolder(tmp_path), None, GPUS)
+    assert first.arguments[-2] == first.host == "me@alpha"
+    assert first.job["environment"]["MASTER_ADDR"] == second.job["environment"]["MASTER_ADDR"] == "alpha"
+    assert (first.job["peer"], second.job["peer"]) == ("beta", "alpha")
+
+
 def test_a_first_host_that_is_this_machine_has_the_next_one_as_its_peer(tmp_path: Path) -> None:
     """It has no route to itself that others could use; and its agent is no ssh."""
     cluster = Cluster((Node(socket.gethostname(), 1), Node("beta", 1)), 2**30)

@@ -219,6 +219,29 @@ def test_a_scheduler_that_signals_all_processes_asks_once(folder: RunFolder, num
     assert (folder.root / "saved").exists()
 
 
+def test_under_nohup_a_hang_up_of_a_node_does_not_stop_the_run(folder: RunFolder) -> None:
+    up = folder.root / "up"
+    # A rank that ends with 75 if it is asked to stop within 3 s, else with 0.
+    rank = (
+        "import select, sys\nfrom engine.control.link import Link\nlink = Link.to_agent()\n"
+        f"open({str(up)!r}, 'w')\nsys.exit(75 if select.select([link], [], [], 3)[0] else 0)"
+    )
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the other process inherits it
+    try:
+        with others(folder, place(1)) as started:
+
+            def hang_up() -> None:
+                if up.exists():
+                    up.unlink()
+                    started[0].send_signal(signal.SIGHUP)
+
+            with joining(folder) as joins:
+                launch(joins, folder, rank, rank, tick=hang_up)
+            assert codes(started) == [0]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_pod_that_is_asked_to_end_stops_the_run_with_a_checkpoint(folder: RunFolder) -> None:
     """Kubernetes signals only the pod that it drains."""
     (folder.checkpoints / "step-00000001").mkdir(parents=True)

@@ -23,7 +23,9 @@ from engine.data.quarantine import Quarantine, Unusable
 from engine.data.steps import Cursor, SequenceTable
 from engine.errors import CheckpointError, ConfigError, DataError, PreflightError, RunFolderError
 from engine.files import LOCK
+from engine.launch.launch import Launch
 from engine.launch.prepare import Start, check_owner, fetched, go_back, locked, plan_start, set_aside, write_facts
+from engine.launch.say import Say
 from engine.run.checkpoints import TrainState, newest_first, read_state
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
@@ -266,8 +268,8 @@ class Copied(NamedTuple):
     said: list[str]
 
     def fetched(self, resume: str = "auto", *overrides: str, dry_run: bool = False) -> str:
-        config = load([f"run.out={self.folder.root}", *overrides])
-        return fetched(self.folder, config, self.remote, resume, dry_run, self.said.append)
+        launch = Launch(load([f"run.out={self.folder.root}", *overrides]), self.said.append)
+        return fetched(launch, self.remote, resume, dry_run)
 
 
 @pytest.fixture
@@ -299,11 +301,11 @@ def test_a_url_is_copied_and_then_a_path(copied: Copied) -> None:
     found = copied.fetched(f"{copied.remote.url}/step-00000002")
     assert found == str(copied.folder.checkpoints / "step-00000002")
     other = RunFolder(copied.folder.root.with_name("other"))
-    config = load([f"run.out={other.root}"])
-    found = fetched(other, config, None, copied.remote.url, False, copied.said.append)
+    launch = Launch(load([f"run.out={other.root}"]), copied.said.append)
+    found = fetched(launch, None, copied.remote.url, False)
     assert found == str(other.checkpoints / "step-00000004")
     for resume in ("auto", "never", "a/path"):
-        assert fetched(other, config, None, resume, False, copied.said.append) == resume
+        assert fetched(launch, None, resume, False) == resume
 
 
 def test_a_copy_of_another_config_is_refused_before_it_is_copied(copied: Copied) -> None:
@@ -379,8 +381,8 @@ def stopped(config: Config, steps: int = 1, cursor: dict[str, Any] | None = None
     return at
 
 
-def start(config: Config) -> Start:
-    return plan_start(RunFolder(Path(config.run.out)), config, 2, "auto", 1, say=lambda line: None, hashes=False)
+def start(config: Config, say: Say = lambda line: None) -> Start:
+    return plan_start(Launch(config, say), "auto", 1, hashes=False)
 
 
 def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
@@ -394,7 +396,7 @@ def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
     assert found is not None
     plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
     Ledger(folder.ledger, [corpus.name for corpus in corpora.sources]).record(1, found[0], plan)
-    plan_start(folder, config, 2, "auto", 1, said.append, hashes=False)
+    start(config, said.append)
     assert not any("changed" in line for line in said)
     for path in tmp_path.glob("web/*.txt"):
         path.write_text(path.read_text().upper())
@@ -402,7 +404,7 @@ def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
     for few in (True, False):  # all blocks are opened, or those of the first window
         monkeypatch.setattr(Corpora, "are_few", few)
         said.clear()
-        plan_start(folder, config, 2, "auto", 1, said.append, hashes=False)
+        start(config, said.append)
         (line,) = (line for line in said if "changed" in line)
         assert line.startswith(
             f"warning: {web} of {len(found[0])} documents of step 1 have changed since, for example web:"
@@ -487,7 +489,7 @@ def test_a_resume_says_which_sources_are_new_back_or_left_out(tmp_path: Path, so
         weights = ", ".join(f"{name}: {int(name != 'held')}" for name in names)
         only = [one for one in sources if not one.startswith("data.sources")]
         config = load([*only, f"data.sources={{{places}}}", f"data.mix={{{weights}}}"])
-        plan_start(out, config, 2, "auto", 1, said.append, hashes=False)
+        start(config, said.append)
         state = read_state(newest_first(out.checkpoints)[0])
         corpora = Corpora(config)
         found = corpora.steps.next(Cursor.of_json(state.cursor))

@@ -16,9 +16,10 @@ import pytest
 from engine.control import reduction
 from engine.errors import BytescaleError, PreflightError
 from engine.launch import launchers, ranks
+from engine.launch.commands import NodeCommand
 from engine.launch.ranks import PreemptedError, RankError, run_ranks
 from engine.run.folder import RunFolder
-from tests.launch.nodes import AGENT, WAITS, node, real_rank, walks
+from tests.launch.nodes import AGENT, WAITS, job, node, real_rank, walks
 
 FAIL = """
 import json, os, sys, time
@@ -171,6 +172,34 @@ def test_a_host_that_never_answers_is_named(folder: RunFolder, monkeypatch: pyte
     assert not children()
 
 
+def test_hosts_that_answer_one_after_the_other_are_waited_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python starts slowly where many hosts read it from one file system. The last answers 7 s after the start."""
+    monkeypatch.setattr(launchers.Starts, "answer_s", 6.0)
+    nodes = []
+    for number, seconds in enumerate((0, 3.5, 7)):
+        late = f"import os, sys, time; time.sleep({seconds}); os.execv(sys.executable, {list(AGENT)})"
+        start = (sys.executable, "-c", late)
+        nodes.append(node(folder, "print('works')", host=f"gpu-{number}", first=number, start=start))
+    run_ranks(nodes, folder, lambda: None, print)
+    assert folder.log(2).read_text() == "works\n"
+
+
+def test_what_an_agent_said_at_an_earlier_start_is_kept_and_not_taken_for_its_last_words(folder: RunFolder) -> None:
+    folder.node_log(0).write_text("connection reset\n")
+    with pytest.raises(PreflightError, match=r"its agent ended with code 1$"):
+        run_ranks([node(folder, "pass", start=(sys.executable, "-c", "raise SystemExit(1)"))], folder, print, print)
+    assert folder.node_log(0).read_text() == "connection reset\n"
+
+
+def test_a_log_folder_that_is_gone_is_not_taken_for_a_missing_program(folder: RunFolder) -> None:
+    folder.logs.rmdir()
+    with pytest.raises(FileNotFoundError) as caught:
+        run(folder, "pass")
+    assert caught.value.filename == str(folder.node_log(0))
+
+
 def test_without_ssh_the_other_agents_are_ended(folder: RunFolder) -> None:
     remote = node(folder, "pass", host="gpu-a", first=1, start=("no-such-ssh", "gpu-a"))
     before = len(list(Path("/proc/self/fd").iterdir()))
@@ -204,7 +233,9 @@ def test_a_killed_agent_is_the_cause_and_its_ranks_end(folder: RunFolder) -> Non
     with pytest.raises(RankError, match="localhost was lost: its agent was killed by SIGKILL") as caught:
         run(folder, kills, "import time; time.sleep(60)")
     assert caught.value.code == 137
-    assert not still_run(folder)
+    deadline = time.monotonic() + 10
+    while still_run(folder):  # the kernel has killed them, and they may not have ended yet
+        assert time.monotonic() < deadline
 
 
 def still_run(folder: RunFolder) -> list[psutil.Process]:
@@ -213,6 +244,8 @@ def still_run(folder: RunFolder) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             opened = [file.path for file in process.open_files()]
+            if process.status() == psutil.STATUS_ZOMBIE:  # it ended meanwhile
+                continue
         except psutil.Error:
             continue
         if process.pid != os.getpid() and any(path.startswith(str(folder.logs)) for path in opened):
@@ -288,7 +321,7 @@ def test_a_rank_that_does_not_get_on_is_named_and_stacks_are_in_its_log(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.launch.patience._LEAST_S", 2.0)
-    place = r"rank 1 is in step 5 \(forward, micro-batch 1\); others are in step 6"
+    place = r"the last steps took 0.\d s\): rank 1 is in step 5 \(forward, micro-batch 1\); others are in step 6"
     with pytest.raises(RankError, match=place) as caught:
         run(folder, walks(folder, 6), walks(folder, 5))
     assert caught.value.code == 124
@@ -310,6 +343,15 @@ def test_the_launcher_gets_the_paces_of_ranks(folder: RunFolder) -> None:
     with pytest.raises(PreemptedError):
         run_ranks([node(folder, *programs)], folder, stop, print, paces=noted.__setitem__)
     assert noted == {0: 1.25, 1: 2.5}
+
+
+def test_agents_hear_the_launcher_while_it_waits_for_storage_or_a_terminal(folder: RunFolder) -> None:
+    """What it does between two looks, such as reading the metrics, may take longer than agents wait for it."""
+    impatient = "from engine.launch import agent\nagent.SILENCE_S = 1.5\nagent.main()"
+    command = NodeCommand("localhost", (sys.executable, "-c", impatient), {}, job(folder, WAITS, alone=False))
+    waits = [lambda: time.sleep(4), lambda: os.kill(os.getpid(), signal.SIGTERM)]
+    with pytest.raises(PreemptedError):
+        run_ranks([command], folder, lambda: waits.pop(0)() if waits else None, lambda line: None)
 
 
 def launch(folder: RunFolder, program: str, before: str = "") -> psutil.Popen:
@@ -436,6 +478,38 @@ def test_a_stop_reaches_a_rank_behind_ssh(folder: RunFolder) -> None:
     with pytest.raises(PreemptedError):
         run_ranks([remote], folder, sends(signal.SIGTERM), lambda line: None)
     assert (folder.root / "saved").exists()
+
+
+# As ssh, it carries what the agent and the launcher say to each other, and its end is that of the connection.
+SSH = f"""
+import os, subprocess, sys, threading
+agent = subprocess.Popen({list(AGENT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+def carry(source, target):
+    while part := os.read(source, 65536):
+        os.write(target, part)
+    os.close(target)
+threading.Thread(target=carry, args=(0, agent.stdin.fileno()), daemon=True).start()
+carry(agent.stdout.fileno(), 1)
+sys.exit(agent.wait())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_all_processes_of_a_job_does_not_end_ssh(folder: RunFolder, number: signal.Signals) -> None:
+    """Schedulers send it to the ssh beside the launcher, too; the ranks behind it must get their time to save."""
+    remote = node(folder, real_rank(folder), host="gpu-a", start=(sys.executable, "-c", SSH))
+    signalled = list[int]()
+
+    def signal_all() -> None:
+        if (folder.root / "up").exists() and not signalled:
+            (process,) = (one for one in psutil.Process().children() if SSH in one.cmdline())
+            signalled.append(process.pid)
+            process.send_signal(number)
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(PreemptedError) as caught:
+        run_ranks([remote], folder, signal_all, lambda line: None)
+    assert caught.value.code == 75 and (folder.root / "saved").exists()
 
 
 def test_a_stop_while_ranks_start_waits_for_them(folder: RunFolder) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ExitCode
+from engine.errors import ExitCode, PreflightError
 from engine.launch.ranks import RankError
-from engine.launch.restarts import Restarts, StuckError
+from engine.launch.restarts import Restart, Restarts, StuckError
 from engine.run import metrics
 from engine.run.folder import RunFolder
 
@@ -30,7 +30,7 @@ def test_it_counts_to_the_limit(folder: RunFolder) -> None:
     restarts = Restarts(2, folder)
     for number in (1, 2):
         done(folder, 10 * number)
-        assert restarts.after(failure(folder), start=0) == f"rank 1 was killed; restart {number} of 2"
+        assert restarts.after(failure(folder), start=0) == Restart(f"rank 1 was killed; restart {number} of 2")
     done(folder, 30)
     with pytest.raises(RankError, match="rank 1 was killed"):
         restarts.after(failure(folder), start=0)
@@ -61,6 +61,30 @@ def test_mistakes_and_conditions_that_stay_are_final(folder: RunFolder, code: in
     with pytest.raises(RankError) as caught:
         Restarts(3, folder).after(failure(folder, code), start=0)
     assert caught.value.code == code
+
+
+def test_a_host_that_is_away_for_a_while_costs_restarts_and_time(folder: RunFolder) -> None:
+    """ssh gives up after 20 s, and a network may be down for longer; a host takes minutes to reboot."""
+    restarts, absent = Restarts(3, folder), PreflightError("beta cannot be reached")
+    lost = failure(folder, ExitCode.HANG)
+    with pytest.raises(PreflightError):
+        restarts.after(absent, start=0)  # it has never been there
+    done(folder, 4)
+    restarts.after(lost, start=0)
+    assert restarts.after(absent, start=3) == Restart("beta cannot be reached; restart 2 of 3 in 10 s", 10.0)
+    assert restarts.after(absent, start=3) == Restart("beta cannot be reached; restart 3 of 3 in 30 s", 30.0)
+    with pytest.raises(RankError) as caught:
+        restarts.after(absent, start=3)
+    assert caught.value is lost and caught.value.__cause__ is absent
+
+
+def test_a_run_that_was_asked_to_stop_does_not_start_again(folder: RunFolder) -> None:
+    """A rank may fail while it saves the checkpoint that was asked for."""
+    done(folder, 4)
+    error = failure(folder)
+    error.asked = True
+    with pytest.raises(RankError):
+        Restarts(3, folder).after(error, start=0)
 
 
 def test_without_restarts_every_failure_is_final(folder: RunFolder) -> None:

@@ -22,9 +22,13 @@ from engine.errors import (
     MemoryFitError,
     RunFolderError,
 )
+from engine.files import LOCK
 from engine.fit import host as host_memory
+from engine.launch import join, supervise
 from engine.launch import run as launch
-from engine.launch import supervise
+from engine.launch.commands import NodeCommand
+from engine.launch.join import Joins
+from engine.launch.joined import Joined
 from engine.launch.ranks import PreemptedError, RankError
 from engine.launch.run import train
 from engine.launch.tail import MetricsTail, left_out_so_far
@@ -34,6 +38,7 @@ from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.launches import read_launches
 from engine.run.metrics import append
+from engine.run.status import is_locked
 from engine.weights import check
 from tests.permissions import locked_out
 from tests.run.damage import write_all
@@ -215,6 +220,39 @@ def test_a_refused_run_leaves_the_old_one_in_place(tmp_path: Path) -> None:
     assert files(tmp_path) == before
 
 
+def test_a_run_from_scratch_locks_its_new_folder_and_no_longer_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, root, seen = config(tmp_path), tmp_path / "run", list[tuple[bool, bool]]()
+    saved(root / "checkpoints", settings)
+    (root / "resolved.yaml").write_text(resolved_yaml(settings))
+
+    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
+        seen.append((is_locked(folder.root / LOCK), is_locked(tmp_path / "run.1" / LOCK)))
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    train(settings, resume="never", say=lambda line: None)
+    assert seen == [(True, False)] and not is_locked(root / LOCK)
+    assert newest_first(tmp_path / "run.1" / "checkpoints") and not newest_first(root / "checkpoints")
+
+
+def test_others_join_a_run_from_scratch_in_its_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that look into the old folder find nothing to join there."""
+    monkeypatch.setattr(join, "_FAREWELL_S", 0.0)  # nobody comes
+    settings, root, seen = config(tmp_path, "cluster.nodes=2"), tmp_path / "run", list[list[str]]()
+    saved(root / "checkpoints", settings)
+    (root / "resolved.yaml").write_text(resolved_yaml(settings))
+    place = Joined("srun", "1.0", 0, 2, 0, 1, False, False)
+
+    def run_ranks(commands: object, folder: RunFolder, *rest: object) -> None:
+        seen.append([str(path.relative_to(tmp_path)) for path in tmp_path.glob("run*/logs/launch-*")])
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    with Joins(place, RunFolder(root), {"GLOO_SOCKET_IFNAME": "lo"}) as joins:
+        train(settings, resume="never", say=lambda line: None, joins=joins)
+    assert seen == [[f"run/logs/launch-{place.key}.json"]] and (tmp_path / "run.1").exists()
+
+
 def test_a_finished_run_says_how_to_train_longer_and_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,10 +294,11 @@ def test_other_hosts_are_not_local(tmp_path: Path) -> None:
         train(hosts, launcher="local", dry_run=True)
 
 
-def test_localhost_listed_with_other_hosts_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["localhost", "me@localhost"])
+def test_localhost_listed_with_other_hosts_is_refused(tmp_path: Path, name: str) -> None:
     """The other hosts would look for rank 0 on themselves."""
-    (tmp_path / "hosts").write_text("localhost slots=1\nalpha slots=1\n")
-    with pytest.raises(ConfigError, match="localhost is listed with other hosts") as caught:
+    (tmp_path / "hosts").write_text(f"{name} slots=1\nalpha slots=1\n")
+    with pytest.raises(ConfigError, match=f"{name} is listed with other hosts") as caught:
         train(config(tmp_path, f"cluster.hostfile={tmp_path / 'hosts'}"), dry_run=True)
     assert caught.value.problems[0].key == "cluster.hostfile"
     (tmp_path / "hosts").write_text(f"localhost slots=1\n{socket.gethostname()} slots=1\n")
@@ -347,6 +386,30 @@ def test_damage_that_ranks_find_leads_to_the_newest_intact_checkpoint(
     (line,) = [line for line in said if "damaged" in line]
     assert line == "warning: step-00000002 is damaged (a does not match its hash); using step-00000001 instead"
     assert len(list(damaged.parent.glob("abandoned-step-00000002-*"))) == 1
+
+
+@pytest.mark.parametrize("resume", ["never", "path"])
+def test_damage_in_a_checkpoint_of_its_own_does_not_take_a_run_back_to_where_it_began(
+    resume: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, began = config(tmp_path), list[str]()
+    asked = str(saved(tmp_path / "other", settings)) if resume == "path" else resume
+
+    def run_ranks(commands: list[NodeCommand], folder: RunFolder, *rest: object) -> None:
+        began.append(Path(commands[0].job["ranks"][0][1][-1]).name)
+        if len(began) == 1:
+            for step in (2, 3):
+                append(folder.metrics, {"step": step, "loss": 3.0})
+                newest = saved(folder.checkpoints, settings, step)
+            (newest / "a").write_bytes(bytes((newest / "a").stat().st_size))
+            raise RankError("rank 1 was killed", 137, folder.log(1), "run it again")
+        if len(began) == 2:
+            damage_found(folder)
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    train(settings, resume=asked, say=lambda line: None)
+    first = "run" if resume == "never" else "step-00000001"
+    assert began == [first, "step-00000003", "step-00000002"]
 
 
 def test_damage_that_only_the_ranks_see_ends_the_run_after_a_second_start(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -96,8 +98,11 @@ def test_only_a_preempted_run_is_requeued(tmp_path: Path, code: int, state: str,
 def test_options_that_sbatch_would_not_read_as_one_are_refused(tmp_path: Path, option: str) -> None:
     config = load([])
     config = config.model_copy(update={"slurm": config.slurm.model_copy(update={"extra": (option,)})})
-    with pytest.raises(ConfigError, match="is not an option of sbatch"):
+    with pytest.raises(ConfigError, match="is not an option of sbatch") as caught:
         slurm.script(config, RunFolder(tmp_path / "run"), ["train"])
+    hint = str(caught.value.problems[0].hint)
+    assert hint.startswith("for example ")
+    assert load(shlex.split(hint.removeprefix("for example "))).slurm.extra == ("--mem=0",)
 
 
 @pytest.mark.parametrize("override", ["slurm.partition='a b'", "slurm.time=soon", "slurm.grace=0"])
@@ -128,6 +133,20 @@ def test_without_slurm_the_machine_is_named(tmp_path: Path, monkeypatch: pytest.
     for attempt in (lambda: slurm.submit(tmp_path), lambda: slurm.run_srun(["srun"])):
         with pytest.raises(PreflightError, match="there is no s"):
             attempt()
+
+
+@pytest.mark.parametrize(("nohup", "code"), [(False, 75), (True, 0)])
+def test_a_hang_up_asks_srun_to_stop_unless_nohup_ignores_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nohup: bool, code: int
+) -> None:
+    stub = tmp_path / "srun"
+    stub.write_text("#!/bin/sh\ntrap 'exit 75' USR1\nsleep 1\nkill -HUP $PPID\nsleep 1 & wait\nexit 0\n")
+    stub.chmod(0o755)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else lambda *_: None)
+    try:
+        assert slurm.run_srun([str(stub)]) == code
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize(
@@ -193,20 +212,25 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-STEPS = 30
+STEPS = 24
 
 
 def settings(out: Path, data: Path) -> list[str]:
-    sizes = [f"run.steps={STEPS}", "run.checkpoint_every=5", "data.validation_share=0"]
+    sizes = [f"run.steps={STEPS}", "run.checkpoint_every=3", "data.validation_share=0"]
     return [*SMALL, *sizes, f"run.out={out}", f"data.path={data}"]
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory, data: Path) -> list[float]:
-    """The losses of two ranks of the local launcher, which nothing interrupts."""
-    out = tmp_path_factory.mktemp("expected") / "run"
-    train(load(settings(out, data)), say=lambda line: None)
-    return losses(out)
+def of_one_host(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Callable[[], list[float]]:
+    """The losses of two ranks of the local launcher, which nothing interrupts. They train once, if needed."""
+
+    @functools.cache
+    def expected() -> list[float]:
+        out = tmp_path_factory.mktemp("expected") / "run"
+        train(load(settings(out, data)), say=lambda line: None)
+        return losses(out)
+
+    return expected
 
 
 def losses(out: Path) -> list[float]:
@@ -239,14 +263,32 @@ def trained(out: Path, steps: int) -> bool:
 
 
 @pytest.mark.world
+def test_a_job_whose_node_fails_is_requeued_and_resumes_exactly(
+    cluster: Slurm, tmp_path: Path, data: Path, of_one_host: Callable[[], list[float]]
+) -> None:
+    out = tmp_path / "run"
+    told = submitted(cluster, out, data)
+    job, log = told["job"], Path(told["log"])
+    wait(lambda: trained(out, 5), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
+    cluster.down("n2")
+    wait(lambda: "was lost: its connection has ended" in log.read_text(), 60, log.read_text)
+    expected = of_one_host()  # meanwhile Slurm notices it too
+    wait(lambda: cluster.state(job).get("JobState") == "PENDING", 90, lambda: (cluster.state(job), cluster.logs()))
+    cluster.up("n2")
+    found = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), log.read_text()
+    assert losses(out) == expected
+
+
+@pytest.mark.world
 def test_a_job_that_is_preempted_is_requeued_and_resumes_exactly(
-    cluster: Slurm, tmp_path: Path, data: Path, expected: list[float]
+    cluster: Slurm, tmp_path: Path, data: Path, of_one_host: Callable[[], list[float]]
 ) -> None:
     """The signal is the one that `--signal` sends before the time is over."""
     out = tmp_path / "run"
     told = submitted(cluster, out, data)
     job, log = told["job"], Path(told["log"])
-    wait(lambda: trained(out, 7), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
+    wait(lambda: trained(out, 5), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
     assert {one.environ()["SLURMD_NODENAME"] for one in cluster.processes() if "engine.trainer" in one.cmdline()} == {
         *("n1", "n2")
     }
@@ -256,18 +298,20 @@ def test_a_job_that_is_preempted_is_requeued_and_resumes_exactly(
     assert (found["JobState"], found["ExitCode"]) == ("COMPLETED", "0:0"), log.read_text()
     said = log.read_text()
     assert "stopping after this step" in said and "resuming from" in said, said
-    assert losses(out) == expected
+    assert losses(out) == of_one_host()
     assert not list((out / "logs").glob("launch-*")) and not cluster.processes()
 
 
 @pytest.mark.world
-def test_training_inside_an_allocation(cluster: Slurm, tmp_path: Path, data: Path, expected: list[float]) -> None:
+def test_training_inside_an_allocation(
+    cluster: Slurm, tmp_path: Path, data: Path, of_one_host: Callable[[], list[float]]
+) -> None:
     """Only the first process prints; the exit code is that of the run."""
     out = tmp_path / "run"
     words = [*settings(out, data), "--launcher", "slurm", "cluster.ranks_per_node=1", "--json"]
     command = ["salloc", "-N2", "--ntasks-per-node=1", sys.executable, "-m", "bytescale_cli", "train", *words]
     process = cluster.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    wait(lambda: trained(out, 7) or process.poll() is not None, 180)
+    wait(lambda: trained(out, 5) or process.poll() is not None, 180)
     first = [one for one in cluster.processes() if "--launcher" in one.cmdline()]
     assert first, process.communicate(timeout=60)
     first[0].send_signal(signal.SIGTERM)  # the command that the user has started passes it on
@@ -278,21 +322,4 @@ def test_training_inside_an_allocation(cluster: Slurm, tmp_path: Path, data: Pat
     told, said = process.communicate(timeout=240)
     assert process.returncode == 0, said
     assert json.loads(told)["train"]["steps"] == STEPS
-    assert losses(out) == expected
-
-
-@pytest.mark.world
-def test_a_job_whose_node_fails_is_requeued_and_resumes_exactly(
-    cluster: Slurm, tmp_path: Path, data: Path, expected: list[float]
-) -> None:
-    out = tmp_path / "run"
-    told = submitted(cluster, out, data)
-    job, log = told["job"], Path(told["log"])
-    wait(lambda: trained(out, 7), 180, lambda: (cluster.state(job), log.exists() and log.read_text(), cluster.logs()))
-    cluster.down("n2")
-    wait(lambda: "was lost: its connection has ended" in log.read_text(), 60, log.read_text)
-    wait(lambda: cluster.state(job).get("JobState") == "PENDING", 90, lambda: (cluster.state(job), cluster.logs()))
-    cluster.up("n2")
-    found = cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
-    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), log.read_text()
-    assert losses(out) == expected
+    assert losses(out) == of_one_host()

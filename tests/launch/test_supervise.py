@@ -9,11 +9,12 @@ import pytest
 from engine.config.load import load
 from engine.errors import BytescaleError, ExitCode, PreflightError
 from engine.launch import supervise
-from engine.launch.ranks import RankError
+from engine.launch.ranks import PreemptedError, RankError
 from engine.launch.run import train
 from engine.run import metrics
 from engine.run.folder import RunFolder
 from engine.run.launches import read_launches
+from tests.run.damage import save
 
 SMALL = ("context=256", "capacity=128", "batch_tokens=1K", "run.steps=3", "model.layers=1")
 
@@ -53,11 +54,25 @@ def test_a_host_that_cannot_be_reached_at_the_first_start_is_in_the_record(
     assert outcomes(tmp_path) == ["beta has not answered for 60 s"]
 
 
-def test_a_host_that_is_gone_at_a_restart_is_in_the_record_with_what_made_it_necessary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_is_gone_at_a_restart_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = list[float]()
+    monkeypatch.setattr(supervise.time, "sleep", waited.append)
     lost = RankError("beta was lost", ExitCode.HANG, tmp_path / "log", "")
     absent = PreflightError("beta has not answered for 60 s")
-    error, pages = ended(tmp_path, monkeypatch, lost, absent)
-    assert error is absent and error.__cause__ is lost and pages == 2
-    assert outcomes(tmp_path) == ["beta was lost", "beta has not answered for 60 s"]
+    error, pages = ended(tmp_path, monkeypatch, lost, absent, absent, absent)
+    assert error is lost and error.__cause__ is absent and pages == 1
+    assert outcomes(tmp_path) == ["beta was lost", *["beta has not answered for 60 s"] * 3]
+    assert waited == [0, 10, 30]
+
+
+def test_a_request_to_stop_between_two_starts_ends_the_run_as_one_while_ranks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(seconds: float) -> None:
+        save(tmp_path / "run" / "checkpoints", 1)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(supervise.time, "sleep", asked)
+    lost = RankError("beta was lost", ExitCode.HANG, tmp_path / "log", "")
+    error, _ = ended(tmp_path, monkeypatch, lost)
+    assert isinstance(error, PreemptedError) and error.code == ExitCode.PREEMPTED

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -279,6 +282,17 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
         written = save(tmp_path, step)
     prune(written, Retention(2), {})
     assert [read(p).step for p in newest_first(tmp_path)] == [10, 2]
+
+
+def test_training_goes_on_if_an_old_checkpoint_is_open_on_nfs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        written = save(tmp_path, step)
+    monkeypatch.setattr(shutil, "rmtree", Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")))
+    prune(written, Retention(1), {})
+    assert "step-00000001 cannot be removed now: [Errno 39] Directory not empty" in caplog.text
+    assert newest_first(tmp_path) == [written]
 
 
 def test_the_checkpoint_just_written_is_always_kept(tmp_path: Path) -> None:

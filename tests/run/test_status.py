@@ -80,7 +80,7 @@ def test_a_run_that_was_asked_to_stop_did_not_fail(tmp_path: Path) -> None:
     folder = made(tmp_path / "a", losses=(3.0,))
     failed(folder, 1, 10.0, "the connection to rank 0 was lost")
     launches.begin(folder.launches, 1, 2, ["localhost"])
-    launches.end(folder.launches, str(ranks._stopped_on_request(folder, saved=True)))
+    launches.end(folder.launches, str(ranks.stopped_on_request(folder, saved=True)))
     assert (status(folder.root).state, status(folder.root).causes) == ("stopped", {})
 
 

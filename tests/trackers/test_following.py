@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from engine.control.signals import STOP_SIGNALS
 from engine.run.folder import RunFolder
 from engine.run.metrics import cut_back
 from engine.trackers import following as module
@@ -143,6 +145,22 @@ def test_a_tracker_that_fails_does_not_concern_another(tmp_path: Path, fake: Fak
     (said,) = follow(folder, 3, "wandb", "tensorboard")
     assert "the tracker wandb fails and lacks 3 steps: RuntimeError: no" in said
     assert json.loads(folder.tracker("tensorboard").read_text())["step"] == 3
+
+
+def test_a_signal_to_all_processes_of_a_job_does_not_end_a_tracker(tmp_path: Path, fake: Fake) -> None:
+    """A scheduler sends it some time before the end; the last steps follow."""
+    out, folder, said = fake(), run_folder(tmp_path, steps=2), list[str]()
+    with following(["wandb"], folder, said.append, lambda line: None) as followed:
+        followed(line(2))
+        limit = time.monotonic() + 60
+        while out.read_text().count("\n") < 2 and time.monotonic() < limit:
+            time.sleep(0.05)
+        (process,) = (one for one in psutil.Process().children() if str(folder.root) in one.cmdline())
+        for number in STOP_SIGNALS:
+            process.send_signal(number)
+        finish_steps(folder, 3, 4)
+        followed(line(4))
+    assert [text[:2] for text in out.read_text().splitlines()] == ["[1", "[2", "[3", "[4", "fi"] and said == []
 
 
 def test_a_run_that_goes_back_while_its_tracker_runs(tmp_path: Path, fake: Fake) -> None:

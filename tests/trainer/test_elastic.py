@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 
-from engine.cluster.mesh import Mesh
-from engine.config.load import load, read_resolved
+from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.overview import tokenizer_facts
-from engine.launch import supervise
-from engine.launch.commands import NodeCommand
 from engine.launch.run import train
-from engine.parallel.groups import Groups
 from engine.run.checkpoints import newest_first, read
-from engine.run.folder import RunFolder
-from engine.trainer.loop import Trainer
-from tests.world import control, run_world
+from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
 
@@ -60,29 +51,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         drawn = random.Random(number)
         (folder / f"{number}.txt").write_text(" ".join(drawn.choices(words, k=drawn.randrange(1, 160))))
     return folder
-
-
-def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
-    """Train as one rank in a world that is already connected, up to step `last`, and save a checkpoint."""
-    folder = RunFolder(root)
-    config = read_resolved(folder.resolved)
-    rings = dist.new_group(backend="gloo")
-    mesh = Mesh.of(dist.get_world_size(), config.parallel)
-    trainer = Trainer(folder, config, Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control()))
-    trainer.begin(checkpoint)
-    trainer.run(lambda: trainer.step >= last)
-    trainer.ahead.close()
-
-
-def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-    """Let the launcher run ranks as processes that have imported everything, up to step `last`."""
-
-    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
-        checkpoint = newest_first(folder.checkpoints)[:1]
-        ranks = sum(len(command.ranks) for command in commands)
-        run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)
-
-    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
 
 
 def losses(out: Path) -> list[float]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine.config.load import load
+from engine.control import progress
 from engine.control.control import Control
 from engine.data.steps import Cursor
 from engine.errors import ExitCode, MemoryFitError, StorageError
@@ -81,8 +82,8 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     monkeypatch.setattr(loop, "run_step", run_step)
     trainer: Any = Trainer.__new__(Trainer)
     trainer.step, trainer.config, trainer.writer = 0, SimpleNamespace(run=SimpleNamespace(steps=1)), Mock()
-    tokens = torch.tensor([30])
-    planned = SimpleNamespace(plan=plan, table=SimpleNamespace(length=tokens, loss_tokens=tokens), ended=None)
+    table = SimpleNamespace(length=torch.tensor([30]), loss_tokens=torch.tensor([30]))
+    planned = SimpleNamespace(plan=plan, table=table, step_s=2.5, ended=None)
     trainer.ahead = SimpleNamespace(take=lambda: planned)
     trainer.control = Control(3)
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload")
@@ -103,7 +104,7 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, control=Control(1), device=cpu)
+    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, local_rank=1, control=Control(1), device=cpu)
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
 
@@ -131,7 +132,7 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
-    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, control=Control(0), device=None)
+    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, local_rank=0, control=Control(0), device=None)
     unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
     assert unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)
@@ -159,7 +160,7 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
     if full:
         with pytest.raises(OSError) as caught:
             trainer.one_step(lambda: False)
-        assert explain(caught.value)[0] == ExitCode.STORAGE
+        assert explain(caught.value).code == ExitCode.STORAGE
         assert order == ["ledger"] and not (tmp_path / "metrics.jsonl").exists()
     else:
         assert trainer.one_step(lambda: False) is False
@@ -186,6 +187,20 @@ def test_a_run_without_more_documents_validates_and_saves_at_its_end(
     assert saved == sorted({3, last} - {*range(last + 1, 4)})
     assert [line.get("ended") for line in lines] == [None] * (last - 1) + (["why"] if last < 6 else [None])
     assert trainer.ahead.asked == last - 1, "there is nothing to plan after the last step"
+
+
+def test_a_step_is_measured_from_the_plan_to_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent does so. Neither the wait for the plan, nor the validation and checkpoint that follow, are among it."""
+    trainer, said = trainer_without_a_model(tmp_path, monkeypatch), Mock()
+    trainer.ahead, trainer.save = Ahead(1), lambda: progress.report("save")
+    trainer._validate = lambda: progress.report("validate") or {}
+    trainer.step = 3
+    monkeypatch.setattr(progress._place, "link", said)
+    trainer.run(lambda: False)
+    told = [call.kwargs for call in said.send.mock_calls]
+    phases = [message.get("at", ["", "planned"])[1] for message in told]
+    assert phases == ["plan", "planned", "reduce", "log", "validate", "save", "save"]
+    assert told[1] == {"planned_s": 2.5} and told[3] == {"at": [4, "log", 0]}
 
 
 class Copy:
@@ -291,7 +306,8 @@ class Ahead:
         plan, tokens = by_hand([30], [(0,)], [[[0]]]), torch.tensor([30])
         table, cursor = SimpleNamespace(length=tokens, loss_tokens=tokens), Cursor()
         ended = "why" if self.asked + 1 == self.steps else None
-        return SimpleNamespace(plan=plan, table=table, after=cursor, balance=1.0, unusable=self.unusable, ended=ended)
+        of_plan = {"plan": plan, "balance": 1.0, "step_s": 2.5}
+        return SimpleNamespace(**of_plan, table=table, after=cursor, unusable=self.unusable, ended=ended)
 
 
 def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -307,6 +323,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.control, trainer.context = Control(0), SimpleNamespace(offload=None)
     trainer.groups = SimpleNamespace(rank=0, device=None, sum=lambda values: values)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
+    trainer.engine.reserve_snapshot = lambda: None
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)

@@ -22,7 +22,8 @@ from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
-from engine.simulator.timeline import balance
+from engine.simulator.facts import outcome
+from engine.simulator.timeline import balance, simulate
 from engine.trainer.planning import PlanAhead, _Planner, _Process
 
 
@@ -49,8 +50,8 @@ def folder(tmp_path: Path, config: Config) -> RunFolder:
 
 
 @contextmanager
-def planning(folder: RunFolder, config: Config, sockets: Sequence[int] = ()) -> Iterator[PlanAhead]:
-    with closing(PlanAhead(folder, config, PlanSettings.of(config), sockets)) as ahead:
+def planning(folder: RunFolder, config: Config, sockets: Sequence[int] = (), first: bool = True) -> Iterator[PlanAhead]:
+    with closing(PlanAhead(folder, config, PlanSettings.of(config), sockets, first)) as ahead:
         yield ahead
 
 
@@ -61,10 +62,8 @@ def node(
     """The plans of the first rank of a node and of two others, all in this process."""
     pairs = [[end.detach() for end in socket.socketpair()] for _ in range(2)]
     with ExitStack() as ranks:
-        monkeypatch.setenv("LOCAL_RANK", "0")
         first = ranks.enter_context(planning(folder, config, [mine for mine, _ in pairs]))
-        monkeypatch.setenv("LOCAL_RANK", "1")
-        others = [ranks.enter_context(planning(folder, config, [theirs])) for _, theirs in pairs]
+        others = [ranks.enter_context(planning(folder, config, [theirs], False)) for _, theirs in pairs]
         yield first, others[0], others[1]
 
 
@@ -86,6 +85,8 @@ def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config:
             expected = plan_step(table.length, settings)
             assert planned.plan.digest == expected.digest
             assert planned.balance == balance(expected, settings)
+            simulated = outcome(expected, settings, simulate(expected, settings))
+            assert planned.step_s == simulated["step_s"], "as `bytescale simulate` shows it"
             assert np.array_equal(planned.table.length, table.length) and planned.after == cursor
 
 

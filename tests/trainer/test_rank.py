@@ -147,7 +147,7 @@ def test_a_rank_writes_its_stacks_when_it_is_asked_to(works: tuple[subprocess.Po
 
 @pytest.mark.parametrize(("error", "code", "message"), ERRORS)
 def test_each_error_has_its_exit_code_and_one_sentence(error: BaseException, code: ExitCode, message: str) -> None:
-    found, problem = explain(error)
-    assert found == code
-    assert message in problem.message
-    assert "\n" not in problem.message
+    cause = explain(error)
+    assert cause.code == code
+    assert message in cause.problem.message
+    assert "\n" not in cause.problem.message

@@ -84,6 +84,24 @@ def test_memory_is_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sizes) == 2
 
 
+@pytest.mark.parametrize("available", [10**6, 3000])
+def test_memory_is_reserved_before_the_first_copy(available: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda: available)
+    monkeypatch.setattr(module, "allocate", allocated := Mock(side_effect=module.allocate))
+    snapshot = Snapshot(CPU, 50)
+    snapshot.copies = False
+    snapshot.create(None)
+    snapshot.save(states(1.0), "a.pt")
+    snapshot.reserve()
+    assert not list(snapshot.write_each(Path("nowhere"))), "nothing is left to write"
+    snapshot.copies = True
+    snapshot.create(None)
+    before = allocated.call_count
+    snapshot.save(states(1.0), "a.pt")
+    assert (before, allocated.call_count) == ((1, 1) if available > 3000 else (0, 0))
+    assert bool(snapshot.short) == (available == 3000)
+
+
 @pytest.mark.parametrize(("ranks", "copies"), [(1, True), (50, True), (1, False)])
 def test_with_too_little_host_memory_nothing_is_copied(
     ranks: int, copies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,8 +147,17 @@ def on_rank(root: Path) -> list[str]:
     for kind, stage, more in CASES:
         config = config_of(kind, stage, *filter(None, [more]))
         engine, folder = engine_of(config, seed=0), root / f"{kind} {stage} {more}"
-        train(engine, 2)
-        whole, taken = gather(engine), engine.snapshot()
+        train(engine, 1)
+        engine.reserve_snapshot()
+        train(engine, 1)
+        whole = gather(engine)
+        engine._snapshot._reserving.join()  # type: ignore[union-attr]
+        reserved = dict(engine._snapshot._memory)
+        taken = engine.snapshot()
+        if reserved.keys() != taken._memory.keys() or any(
+            taken._memory[name] is not reserved[name] for name in reserved
+        ):
+            wrong.append(f"{folder.name}: the first copy allocates memory")
         train(engine, 1)
         written = sum((folder / name).stat().st_size for name in list(taken.write_each(folder)))
         dist.barrier()

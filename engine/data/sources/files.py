@@ -89,13 +89,16 @@ def find_below(path: str, pattern: str) -> list[str]:
         hint = "set data.path to a file, a folder, or a glob such as 'data/*.jsonl'"
         raise DataError("no such file or folder", key=path, hint=hint)
     names = sorted(below(root, pattern))
+    if not names and found != "folder":
+        hint = "correct the glob, for example data.path='data/*.jsonl'"
+        raise DataError("matches no files", key=path, hint=hint)
     if not names:
         hint = "set data.pattern, for example data.pattern='**/*.json.gz'; data=folder reads texts"
-        raise no_match(root, pattern, hint if found == "folder" else None)
+        raise no_match(root, pattern, hint)
     return [posixpath.join(root, name) for name in names]
 
 
-def no_match(root: Path | str, pattern: str, hint: str | None, skipped: AbstractSet[str] = frozenset()) -> DataError:
+def no_match(root: Path | str, pattern: str, hint: str, skipped: AbstractSet[str] = frozenset()) -> DataError:
     """Create the DataError for a folder without a file that matches a pattern: it may have no files (see `below`)."""
     if any(True for _ in below(root, "**/*", skipped)):
         return DataError(f"contains no files that match {pattern!r}", key=str(root), hint=hint)

@@ -1,0 +1,88 @@
+"""A run whose disk is full or lost goes on exactly: later losses equal those of the uninterrupted run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.run.checkpoints import newest_first, read
+from engine.run.saved import check_all, listed
+from tests.faults import command, documents, ledger, losses
+
+pytestmark = pytest.mark.world
+
+STEPS = 14
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return documents(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    """An uninterrupted run. Its steps are all in the warm-up, whose learning rates do not depend on `run.steps`."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    subprocess.run(command(out, data, STEPS), check=True, capture_output=True)
+    return out
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
+    tmp_path: Path, data: Path, whole: Path, small_disk: Path
+) -> None:
+    """A checkpoint fills the disk. Its files are removed, or no rank could report the cause; the next start goes on."""
+    run, filler = small_disk / "run", small_disk / "filler"
+    more = [f"data.cache={tmp_path / 'cache'}", "run.checkpoint_every=2"]
+    subprocess.run(command(run, data, 4, *more), check=True, capture_output=True)
+    size = sum(path.stat().st_size for path in newest_first(run / "checkpoints")[0].rglob("*.pt"))
+    usage = os.statvfs(small_disk)
+    with filler.open("wb") as file:
+        file.write(bytes(usage.f_bavail * usage.f_frsize - size // 2))
+    for _ in range(2):
+        full = subprocess.run(command(run, data, STEPS, *more), capture_output=True, text=True)
+        assert full.returncode == 74, full.stderr
+        said = " ".join(full.stderr.split())
+        assert "a checkpoint could not be written: " in said and "were written, " in said and "are free" in said
+        assert str(run / "checkpoints" / ".writing-step-") in "".join(full.stderr.split())
+        assert "resuming from" in said and read(newest_first(run / "checkpoints")[0]).step == 4
+    filler.unlink()
+    subprocess.run(command(run, data, STEPS, *more), check=True, capture_output=True)
+    assert losses(run) == losses(whole) and ledger(run) == ledger(whole)
+
+
+def test_a_run_goes_on_from_its_copies_when_its_folder_is_lost(tmp_path: Path, data: Path, whole: Path) -> None:
+    """On another machine, or after a disk was lost: the same command, and the same losses."""
+    run, copies = tmp_path / "run", f"file://{tmp_path}/copies"
+    subprocess.run(command(run, data, 6, f"run.remote={copies}"), check=True, capture_output=True)
+    assert [one["step"] for one in listed(copies)] == [6, 3]
+    assert [one["damaged"] for one in check_all(copies)] == [None, None]
+    shutil.rmtree(run)
+    again = subprocess.run(command(run, data, 10, f"run.remote={copies}"), check=True, capture_output=True, text=True)
+    assert "resuming from" in again.stderr and f"copying {copies}/step-00000006" in again.stderr
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    expected = losses(whole)
+    assert [(line["step"], line["loss"]) for line in lines] == [(step, expected[step][0]) for step in range(7, 11)]
+    assert [one["step"] for one in listed(copies)] == [10, 9, 6, 3]
+    other = tmp_path / "other"
+    arguments = [*command(other, data, 7), "--resume", f"{copies}/step-00000006"]
+    subprocess.run(arguments, check=True, capture_output=True)
+    (line,) = (json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines())
+    assert line["step"] == 7 and read(newest_first(other / "checkpoints")[0]).step == 7

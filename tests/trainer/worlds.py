@@ -1,0 +1,44 @@
+"""Runs whose ranks are worlds of processes that have imported everything, and so start in a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from engine.cluster.mesh import Mesh
+from engine.config.load import read_resolved
+from engine.launch import supervise
+from engine.launch.commands import NodeCommand
+from engine.parallel.groups import Groups
+from engine.run.checkpoints import newest_first
+from engine.run.folder import RunFolder
+from engine.trainer.loop import Trainer
+from tests.world import control, run_world
+
+
+def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
+    """Train as one rank in a world that is already connected, up to step `last`, and save a checkpoint."""
+    folder = RunFolder(root)
+    config = read_resolved(folder.resolved)
+    rings = dist.new_group(backend="gloo")
+    mesh = Mesh.of(dist.get_world_size(), config.parallel)
+    groups = Groups(dist.get_rank(), mesh, torch.device("cpu"), rings, control())
+    trainer = Trainer(folder, config, groups, config.run.weights if checkpoint is None else None)
+    trainer.begin(checkpoint)
+    trainer.run(lambda: trainer.step >= last)
+    trainer.ahead.close()
+
+
+def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
+    """Let the launcher run ranks as processes that have imported everything, up to step `last`."""
+
+    def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
+        checkpoint = newest_first(folder.checkpoints)[:1]
+        ranks = sum(len(command.ranks) for command in commands)
+        run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)
+
+    monkeypatch.setattr(supervise, "run_ranks", run_ranks)
