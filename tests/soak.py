@@ -189,7 +189,7 @@ def full_disk(folder: Path, data: Path) -> list[Row]:
 
 def at_random_moments(folder: Path, data: Path, moments: int, seed: int) -> None:
     """SIGKILL or SIGSTOP of a rank, the agent or the launcher, at random moments of a run."""
-    drawn, out, whole, steps = random.Random(seed), folder / "random", folder / "random-whole", 40 * moments + 100
+    drawn, out, whole, steps = random.Random(seed), folder / "random", folder / "random-whole", 8 * moments + 100
     print(f"{moments} random moments, seed {seed}")
     for number in range(moments):
         if number and max(losses(out)) > steps - 100:
