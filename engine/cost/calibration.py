@@ -15,7 +15,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.files import write_durably
 
-SCHEMA = 1
+SCHEMA = 2  # in 1, `reduce_bytes_per_s` counted an all-reduce as a reduce-scatter
 PLAN_BUILD_S = 0.5  # where it is not measured: .44 s (forward) and .55 s (backward) are reported for Hopper
 
 
@@ -35,7 +35,7 @@ class Calibration:
     micro_batch_s: float  # fixed time of a micro-batch outside its layers, forward and backward together
     layer_s: float  # fixed time of a layer of a micro-batch, forward and backward together: kernel launches
     sequence_s: float  # fixed time of a shard in a layer, forward and backward together
-    round_s: float  # fixed time of a ring's round in a layer: launching kernels, posting a transfer
+    round_s: float  # fixed time of each ring's round in a layer: merging its block, posting its transfers
     merge_bytes_per_s: float  # device memory, reads and writes, while outputs of ring rounds are merged
     latency_s: float  # fixed time of a transfer
     node_bytes_per_s: float  # rank to rank inside a node, each direction

@@ -18,6 +18,7 @@ from engine.config.schema import Config
 from engine.cost import activations, calibration, flops
 from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
+from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal
 from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.states import states
@@ -38,7 +39,8 @@ class Costs:
     devices: int  # of one HDP rank
     rates: Rates
     nics: float  # network cards of a node / d_tp
-    slot: int  # ns of a lockstep slot in addition to its micro-batch, for gathering weights
+    slot: int  # ns of a lockstep slot in addition to its micro-batch: ZeRO's collectives that nothing hides
+    gathers: tuple[int, int]  # ns in which ZeRO-3 gathers weights in a slot while layers compute: forward, backward
     step: int  # ns of a step in addition to its micro-batches, for reducing gradients and updating weights
     token_bytes: int  # activations that all layers save, per token; may be offloaded
     instants: tuple[Instant, ...]  # other bytes of a micro-batch: in a layer's backward pass (first), at the loss
@@ -66,6 +68,7 @@ class Costs:
         b, w = element_bytes(dtype)
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
+        sent, reduce_rate = collectives(config, cluster.ranks), _reduce_rate(rates, cluster)
         return cls(
             source=f"{rates.device} ({rates.source})",
             parameters=parameters(model),
@@ -76,8 +79,11 @@ class Costs:
             devices=devices,
             rates=rates_of(config, rates, cluster),
             nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
-            slot=round(NS * _slot_seconds(config, rates, devices, cluster)),
-            step=round(NS * _step_seconds(config, rates, devices, cluster)),
+            # Stage 3 gathers the weights of the next layer while a layer computes, so only the first layer of a pass
+            # waits for its own. Gradients are reduced when no layer computes (`overlap_comm` in zero/settings.py).
+            slot=round(NS * (2 * sent.layer + sent.reduction) / reduce_rate),
+            gathers=_nanoseconds(sent.forward - sent.layer, sent.backward - sent.layer, reduce_rate),
+            step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, cluster.ranks))),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             forward_rings=3 if config.recompute == "layer" else 2,
@@ -230,27 +236,16 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     )
 
 
-def _slot_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
-    """Seconds of a slot in which ZeRO-3 gathers weights while nothing computes: for one layer in each pass.
-
-    The gathers of the other layers run one layer ahead of the computation, which hides them.
-    """
-    if config.zero.stage < 3:
-        return 0.0
-    b, _ = element_bytes(config.dtype)
-    weights = parameters(config.model) * b / devices
-    return 2 * weights / config.model.layers / _reduce_rate(rates, cluster)
+def _nanoseconds(forward: float, backward: float, bytes_per_s: float) -> tuple[int, int]:
+    return round(NS * max(0.0, forward) / bytes_per_s), round(NS * max(0.0, backward) / bytes_per_s)
 
 
-def _step_seconds(config: Config, rates: Calibration, devices: int, cluster: Cluster) -> float:
-    """Seconds of a step's reduction (reduce-scatter of gradients, all-gather of weights) and optimizer update."""
-    b, w = element_bytes(config.dtype)
-    ranks, count = cluster.ranks, parameters(config.model) / devices
-    travel = (ranks - 1) / ranks * count * (w + b) / _reduce_rate(rates, cluster)
+def _update_seconds(config: Config, rates: Calibration, ranks: int) -> float:
+    """Seconds in which a device updates its part of the weights."""
+    count = parameters(config.model) / (config.parallel.tp * config.parallel.pp) / ranks
     # The memory of a host is assumed to be as fast as copies to it.
     speed = rates.copy_bytes_per_s if config.optimizer.on_host else rates.memory_bytes_per_s
-    update = count / ranks * update_bytes(config.optimizer, config.dtype) / speed
-    return rates.step_s + travel + update
+    return count * update_bytes(config.optimizer, config.dtype) / speed
 
 
 def _reduce_rate(rates: Calibration, cluster: Cluster) -> float:

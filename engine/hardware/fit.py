@@ -23,9 +23,10 @@ from engine.cluster.cluster import Cluster
 from engine.config.schema import Config
 from engine.cost import flops
 from engine.cost.calibration import Calibration
+from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import rates_of
-from engine.cost.sizes import element_bytes, update_bytes
+from engine.cost.sizes import parameters, update_bytes
 from engine.cost.times import shared, unsplit
 from engine.errors import PreflightError
 from engine.hardware.measured import Case, Measured, Network, Timing
@@ -142,7 +143,7 @@ def _whole_step(measured: Measured, config: Config) -> tuple[float, float]:
         return known, max(0.0, measured.fixed_s - small * update)
     # The time that the update does not explain, but at least a tenth: noisy timings may leave nothing.
     reduce = max(s_per_parameter - update, s_per_parameter / 10, 1e-13)
-    moved = (measured.ranks - 1) / measured.ranks * sum(element_bytes(config.dtype))
+    moved = collectives(config, measured.ranks).step / parameters(config.model)
     return moved / reduce, max(0.0, measured.fixed_s - small * (reduce + update))
 
 

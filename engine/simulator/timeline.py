@@ -35,7 +35,7 @@ class Timeline:
 def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
     """Compute when each micro-batch of a verified plan runs on modelled ranks."""
     gangs = gang_times(plan, settings.costs, settings.cluster)
-    start, stop, makespan = timing(plan, gangs, settings.costs.slot)
+    start, stop, makespan = timing(plan, gangs, settings.costs)
     devices = plan.ranks * plan.stages  # each stage computes its part of the layers
     exposed = float(gangs.exposed[plan.gang].sum()) / devices
     compute = float(gangs.compute.sum()) / devices

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config.schema import Config
+from engine.cost.collectives import LIVE_LAYERS
 from engine.cost.flops import layer_weights
 from engine.cost.sizes import bucket_elements
 
@@ -31,12 +32,12 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
     if config.optimizer.on_host:
         zero["offload_optimizer"] = _HOST
     if config.zero.stage == 3:
-        # Gather at most two layers at a time. Norms stay unsharded: they are small, and each gather costs latency.
+        # Gather at most LIVE_LAYERS at a time. Norms stay unsharded: they are small, and each gather costs latency.
         layer = layer_weights(config.model, experts=config.model.experts)
         zero |= {
             "stage3_param_persistence_threshold": config.model.hidden,
             "stage3_prefetch_bucket_size": layer,
-            "stage3_max_live_parameters": 2 * layer,
+            "stage3_max_live_parameters": LIVE_LAYERS * layer,
             "stage3_max_reuse_distance": 0,
         }
         if config.mlp_tile:

@@ -101,7 +101,7 @@ def test_zero_costs_are_costs(file: Path) -> None:
     assert [getattr(found, name) for name in names] == [0] * len(names)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "7", '{"schema": 2}', "{}"])
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "7", '{"schema": 1}', "{}"])
 def test_what_is_no_calibration(file: Path, text: str) -> None:
     file.write_text(text)
     assert "JSON" in (said := refusal(file)) or f"not a calibration file with schema version {SCHEMA}" in said

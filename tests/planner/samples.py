@@ -44,6 +44,7 @@ COSTS = Costs(
     ),
     nics=1.0,
     slot=0,
+    gathers=(0, 0),
     step=0,
     token_bytes=100,
     instants=(Instant(0, 10), Instant(40, 6)),
@@ -73,7 +74,7 @@ RATES = Rates(
     recompute_factor=0.0,
     copy=1500.7,
 )
-LINKED_COSTS = replace(COSTS, rates=RATES, slot=997)  # with rings that wait for transfers
+LINKED_COSTS = replace(COSTS, rates=RATES, slot=997, gathers=(40_000, 70_000))  # with rings that wait for transfers
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
 
 

@@ -83,8 +83,10 @@ class Machine:
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
         busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree and self.tokens(s)]
-        work = sum(pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) for shard in busy)
-        return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
+        each = (
+            pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) + rates.round for shard in busy
+        )
+        return sum(each) * self.slow(micro.rank)
 
     def transfer(self, micro: MicroBatch, gang: list[MicroBatch], round_: int, direction: schedule.Direction) -> float:
         """Return the time of a rank's transfers, or of all transfers that leave its node if their cards are slower."""
@@ -105,6 +107,11 @@ class Machine:
         posted = schedule.transfers(shard.degree, shard.part, round_, direction)
         times = rates.inter_node_slowdown if self.leaves(shard) else 1.0
         return times * self.tokens(shard) * sum(one[transfer.kind] for transfer in posted)
+
+    def slot(self, forward: float, backward: float) -> float:
+        """Return the time of a lockstep slot whose longest gang takes these times."""
+        costs = self.settings.costs
+        return self.hide(forward, costs.gathers[0]) + self.hide(backward, costs.gathers[1]) + costs.slot
 
     def hide(self, work: float, transfer: float) -> float:
         overlap = self.settings.costs.rates.overlap
@@ -143,7 +150,7 @@ def slow_simulate(plan: StepPlan, settings: PlanSettings) -> Line:
             line.exposed += found.exposed * len(gang) / plan.stages
             line.compute += sum(found.compute.values()) / plan.stages
     if plan.mode == "lockstep":
-        _in_slots(plan, gangs, seconds, settings.costs.slot, line)
+        _in_slots(plan, gangs, seconds, machine, line)
     else:
         _in_turn(plan, gangs, seconds, line)
     line.makespan = max(line.stop.values())
@@ -154,13 +161,13 @@ def _in_slots(
     plan: StepPlan,
     gangs: dict[int, list[MicroBatch]],
     seconds: dict[tuple[int, str], float],
-    gathers: float,
+    machine: Machine,
     line: Line,
 ) -> None:
     now = 0.0
     for slot in range(int(plan.slot.max()) + 1):
         here = {number: gang for number, gang in gangs.items() if gang[0].slot == slot}
-        ends = now + sum(max(seconds[number, way] for number in here) for way in ("forward", "backward")) + gathers
+        ends = now + machine.slot(*(max(seconds[number, way] for number in here) for way in ("forward", "backward")))
         for micro in (micro for gang in here.values() for micro in gang):
             line.start[micro.index], line.stop[micro.index] = now, ends
         now = ends

@@ -72,7 +72,7 @@ def slots_time(plan: StepPlan, settings: PlanSettings) -> float:
 
     For a pipeline, the sum over all stages, plus the longest slot once for each further stage (the pipeline bubbles).
     """
-    forward, backward = by_slot(plan, gang_times(plan, settings.costs, settings.cluster))
+    forward, backward = by_slot(plan, gang_times(plan, settings.costs, settings.cluster), settings.costs)
     waits = (settings.stages - 1) * float((forward + backward).max())
     return fsum(forward) + fsum(backward) + waits + len(forward) * settings.costs.slot
 

@@ -77,12 +77,18 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
     return Gangs(*_gangs(costs.rates, costs.nics, rows, len(cluster.nodes)))
 
 
-def by_slot(plan: StepPlan, gangs: Gangs) -> tuple[Floats, Floats]:
-    """Return the forward and backward times of each lockstep slot, [slots] each: the maximum over its gangs."""
+def by_slot(plan: StepPlan, gangs: Gangs, costs: Costs) -> tuple[Floats, Floats]:
+    """Return the forward and backward times of each lockstep slot, [slots] each, without `costs.slot`.
+
+    Each is the maximum over the slot's gangs, and over ZeRO-3's gathers as far as they hide behind it.
+    """
     slots = int(plan.slot.max()) + 1
     forward, backward = np.zeros(slots), np.zeros(slots)
     np.maximum.at(forward, plan.slot, gangs.forward[plan.gang])
     np.maximum.at(backward, plan.slot, gangs.backward[plan.gang])
+    exposed = 1.0 - costs.rates.overlap
+    for times, gather in zip((forward, backward), costs.gathers, strict=True):
+        times[:] = np.maximum(times, gather) + exposed * np.minimum(times, gather)
     return forward, backward
 
 
@@ -208,13 +214,12 @@ def _round(
             degree = rows.degree[k]
             if degree == 1:
                 continue
-            if round_ < degree:
-                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
+            if round_ < degree and rows.tokens[k] > 0:
+                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k] + rates.round
             sent, messages = _sent(rates, degree, rows.tokens[k], pass_, round_)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
-        if work > 0.0:
-            work = (work + rates.round) * rows.slow[m]
+        work *= rows.slow[m]
         compute[m] += work * rounds * pass_.runs
         # Transfers take as long as the slower of the member's own hops and of its node's network cards.
         busiest = max(busiest, work)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.compiled import njit
+from engine.cost.model import Costs
 from engine.planner.plan.order import edges, gang_order, node_order
 from engine.planner.plan.rows import grouped
 from engine.planner.plan.step_plan import StepPlan
@@ -33,17 +34,14 @@ class Timing(NamedTuple):
 
 def makespan(plan: StepPlan, settings: PlanSettings) -> float:
     """Return the makespan of a plan, in ns."""
-    return timing(plan, gang_times(plan, settings.costs, settings.cluster), settings.costs.slot).makespan
+    return timing(plan, gang_times(plan, settings.costs, settings.cluster), settings.costs).makespan
 
 
-def timing(plan: StepPlan, gangs: Gangs, slot_ns: int) -> Timing:
-    """Return when the micro-batches of a plan run, given the durations of its gangs.
-
-    `slot_ns` is the fixed cost of a lockstep slot: the part of gathering parameters that compute does not hide.
-    """
+def timing(plan: StepPlan, gangs: Gangs, costs: Costs) -> Timing:
+    """Return when the micro-batches of a plan run, given the durations of its gangs."""
     if plan.mode == "lockstep":
-        forward, backward = by_slot(plan, gangs)
-        ends = np.cumsum(forward + backward + slot_ns)
+        forward, backward = by_slot(plan, gangs, costs)
+        ends = np.cumsum(forward + backward + costs.slot)
         start, stop = np.concatenate([[0.0], ends[:-1]])[plan.slot], ends[plan.slot]
         return Timing(start, stop, float(stop.max()))
     if plan.mode == "free":

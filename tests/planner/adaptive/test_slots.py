@@ -25,7 +25,9 @@ from engine.units import Ints
 from tests.planner.samples import COSTS, ints, settings
 
 FREE = replace(COSTS, rates=COSTS.rates._replace(micro=0.0))  # slots and links cost nothing
-LINKS = replace(COSTS, rates=COSTS.rates._replace(kv=5.0, dkv=10.0, latency=1000.0), slot=20_000)
+LINKS = replace(
+    COSTS, rates=COSTS.rates._replace(kv=5.0, dkv=10.0, latency=1000.0), slot=20_000, gathers=(30_000, 50_000)
+)
 
 
 def asked(costs: Costs = FREE, ranks: int = 32, capacity: int = 64) -> PlanSettings:
@@ -65,7 +67,9 @@ def test_in_a_pipeline_each_further_stage_waits_for_the_longest_slot() -> None:
     ours, step = asked(LINKS), steps(2)
     plan = planned(step, ours)
     gangs = gang_times(plan, ours.costs, ours.cluster)
-    longest = max(sum(both) for both in zip(*(times.tolist() for times in by_slot(plan, gangs)), strict=True))
+    longest = max(
+        sum(both) for both in zip(*(times.tolist() for times in by_slot(plan, gangs, ours.costs)), strict=True)
+    )
     pipeline = replace(ours, mode="pipeline", stages=3)
     assert slots_time(plan, pipeline) == pytest.approx(slots_time(plan, ours) + 2 * longest)
 

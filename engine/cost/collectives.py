@@ -1,0 +1,48 @@
+"""Bytes that ZeRO's collectives move, as DeepSpeed runs them.
+
+| stage | in each micro-batch | at the end of a step |
+|---|---|---|
+| 1 | | all-reduce of gradients, all-gather of weights |
+| 2 | all-reduce of gradients | all-gather of weights |
+| 3 | all-gather of weights in both passes, reduce-scatter of gradients | |
+
+In stages 1 and 2 every rank receives the sum of all gradients and keeps its partition, so the reduction moves twice the
+bytes of a reduce-scatter. In stage 3 the last two layers and the head stay between the passes, unless the head is
+larger than the weights that DeepSpeed may keep (`stage3_max_live_parameters`, zero/settings.py).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.config.schema import Config
+from engine.cost.flops import layer_weights
+from engine.cost.sizes import element_bytes, parameters
+
+LIVE_LAYERS = 2  # layers whose weights stage 3 keeps gathered
+
+
+class Collectives(NamedTuple):
+    """Bytes that each device of a rank sends, and as many that it receives."""
+
+    forward: float  # of a micro-batch: weights gathered in the forward pass
+    backward: float  # of a micro-batch: weights gathered in the backward pass
+    layer: float  # of these, one layer's weights
+    reduction: float  # of a micro-batch: gradients
+    step: float  # at the end of a step: gradients and weights
+
+
+def collectives(config: Config, ranks: int) -> Collectives:
+    """Return the bytes of a model partitioned over `ranks` HDP ranks of tp x pp devices each."""
+    model, stage = config.model, config.zero.stage
+    b, w = element_bytes(config.dtype)
+    # An all-gather or a reduce-scatter of n bytes sends (R - 1) / R n from each of R ranks, an all-reduce twice that.
+    sent = (ranks - 1) / ranks / (config.parallel.tp * config.parallel.pp)
+    whole = parameters(model)
+    if stage < 3:
+        gradients, weights = sent * 2 * whole * w, sent * whole * b
+        return Collectives(0.0, 0.0, 0.0, gradients if stage == 2 else 0.0, weights + (gradients if stage == 1 else 0))
+    layer, head = layer_weights(model, experts=model.experts), model.hidden * model.vocab
+    live = min(LIVE_LAYERS, model.layers) * layer
+    kept = live + head if head <= live else 0
+    return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0)

@@ -1,0 +1,94 @@
+"""Bytes of ZeRO's collectives are those that DeepSpeed moves, counted where it calls torch.distributed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.cost.collectives import collectives
+from engine.models.common.attention import LocalAttention
+from engine.models.common.initialise import initialise
+from engine.models.llama.model import Llama
+from engine.models.recompute import MODES
+from engine.trainer.optimizer import build_optimizer
+from engine.zero.engine import ZeroEngine
+from engine.zero.shards import sharded, stored
+from tests.world import run_world
+
+RANKS, STEPS = 2, 2
+SHAPE = ["recipe=quickstart", "model.layers=32", "model.hidden=64", "model.ffn=192"]
+SMALL_HEAD, LARGE_HEAD = "model.vocab=300", "model.vocab=3000"
+CASES = [
+    ["zero.stage=1", "dtype=fp32", SMALL_HEAD],
+    ["zero.stage=1", "dtype=bf16", SMALL_HEAD],
+    ["zero.stage=2", "dtype=fp32", SMALL_HEAD],
+    ["zero.stage=2", "dtype=bf16", LARGE_HEAD],
+    ["zero.stage=3", "dtype=fp32", SMALL_HEAD],
+    ["zero.stage=3", "dtype=bf16", SMALL_HEAD],
+    ["zero.stage=3", "dtype=fp32", LARGE_HEAD],
+    ["zero.stage=3", "dtype=fp32", SMALL_HEAD, "recompute=layer"],
+]
+
+
+class Counted(TorchDispatchMode):
+    """Counts the bytes of collectives: of an all-gather or reduce-scatter the whole tensor, of an all-reduce twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        name = str(func).removeprefix("c10d.").partition(".")[0]
+        if str(func).startswith("c10d."):
+            kind = next((kind for kind in ("allreduce", "allgather", "reduce_scatter") if kind in name), name)
+            self.bytes[kind] += (2 if kind == "allreduce" else 1) * max(map(size, args))
+        return func(*args, **(kwargs or {}))
+
+
+def size(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    return sum(map(size, value)) if isinstance(value, list | tuple) else 0
+
+
+def counted(work: Callable[[], object]) -> Counter[str]:
+    with Counted() as found:
+        work()
+    return found.bytes
+
+
+def moved(config: Config) -> list[Counter[str]]:
+    """On a rank: the bytes of a forward and a backward pass and of the end of a step, after warming up."""
+    with sharded(config):
+        model = Llama(config.model)
+    initialise(model, 0, torch.device("cpu"), stored)
+    model.run_layer = MODES[config.recompute]
+    engine, tokens, losses = ZeroEngine(model, build_optimizer(model, config.optimizer), config), torch.arange(9), []
+    for _ in range(STEPS):  # stage 3 learns the order of layers in the first
+        forward = counted(lambda: losses.append(engine.forward(tokens, tokens, tokens, LocalAttention(tokens))))
+        backward = counted(lambda: engine.backward(losses.pop(), 9))
+        step = counted(lambda: engine.step(1e-2))
+    return [forward, backward, step]
+
+
+def all_cases() -> list[list[Counter[str]]]:
+    return [moved(load([*SHAPE, *case])) for case in CASES]
+
+
+@pytest.mark.world
+def test_deepspeed_moves_as_many_bytes_as_are_modelled() -> None:
+    for case, (forward, backward, step) in zip(CASES, run_world(RANKS, all_cases)[0], strict=True):
+        found, sent = collectives(load([*SHAPE, *case]), RANKS), (RANKS - 1) / RANKS
+        gathered = forward["allgather"] + backward["allgather"]
+        print(case, forward, backward, step)
+        assert sent * gathered == pytest.approx(found.forward + found.backward, rel=0.02)
+        assert sent * (backward.total() - backward["allgather"]) == pytest.approx(found.reduction, rel=0.02)
+        # The norms' sums, and in stage 3 the norms themselves, are a few KB.
+        assert sent * step.total() == pytest.approx(found.step, rel=0.02, abs=20_000)
