@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("local", "hostfile", "slurm", "k8s")
 _SHOWN_COMMANDS = 2
+_REPORT_S = 10.0
 
 
 def train(
@@ -119,12 +121,16 @@ def train(
 
 @contextmanager
 def _silent_unless_first(place: Joined | None) -> Iterator[None]:
-    """End with the code of an error, but without its message, if the first process of the launch reports the same."""
+    """End with the code of an error, but without its message, if the first process of the launch reports the same.
+
+    torchrun ends all processes as soon as one fails, so the others leave the first one time for that.
+    """
     try:
         yield
     except BytescaleError as error:
         if place is None or place.first:
             raise
+        time.sleep(_REPORT_S)
         sys.exit(int(error.code))
 
 

@@ -165,11 +165,12 @@ def test_a_node_that_is_killed_is_lost_and_nobody_here_starts_it_again(folder: R
             Joins(place(), folder, LOOPBACK) as joins,
         ):
             joins.publish()
-            ranks = f"open({str(folder.root / 'pid')!r}, 'w').write(str(os.getpid()))"
-            launch(joins, folder, kills, f"import os; {ranks}; {waits}")
+            # The rank may be killed while it writes, so the file gets its name afterwards.
+            new, pid = str(folder.root / "new"), folder.root / "pid"
+            writes = f"open({new!r}, 'w').write(str(os.getpid())); os.rename({new!r}, {str(pid)!r})"
+            launch(joins, folder, kills, f"import os; {writes}; {waits}")
         assert caught.value.code == 124 and not joins.restarts
         assert "only srun can start its process again" in (caught.value.problems[0].hint or "")
-    pid = folder.root / "pid"
     assert not pid.exists() or not psutil.pid_exists(int(pid.read_text())), "its ranks end with the agent"
 
 
