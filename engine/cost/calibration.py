@@ -35,7 +35,7 @@ class Calibration:
     micro_batch_s: float  # fixed time of a micro-batch outside its layers, forward and backward together
     layer_s: float  # fixed time of a layer of a micro-batch, forward and backward together: kernel launches
     sequence_s: float  # fixed time of a shard in a layer, forward and backward together
-    round_s: float  # fixed time of each ring's round in a layer: merging its block, posting its transfers
+    round_s: float  # fixed time of a ring's round in a layer: launching kernels, posting a transfer
     merge_bytes_per_s: float  # device memory, reads and writes, while outputs of ring rounds are merged
     latency_s: float  # fixed time of a transfer
     node_bytes_per_s: float  # rank to rank inside a node, each direction

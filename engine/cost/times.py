@@ -30,7 +30,7 @@ class Rates(NamedTuple):
     pair_b: float  # of a (query, key) pair, backward
     micro: float  # fixed, of a micro-batch, forward and backward
     sequence: float  # fixed, of a shard in a micro-batch, forward and backward
-    round: float  # fixed, of each ring's round, in each pass
+    round: float  # fixed, of a ring's round, in each pass
     merge: float  # of merging block outputs, per token of a shard and round, in each pass
     latency: float  # fixed, of a transfer, the same inside a node and between nodes
     kv: float  # to send a token's K,V to a rank of the same node

@@ -83,10 +83,8 @@ class Machine:
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
         busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree and self.tokens(s)]
-        each = (
-            pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) + rates.round for shard in busy
-        )
-        return sum(each) * self.slow(micro.rank)
+        work = sum(pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) for shard in busy)
+        return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
 
     def transfer(self, micro: MicroBatch, gang: list[MicroBatch], round_: int, direction: schedule.Direction) -> float:
         """Return the time of a rank's transfers, or of all transfers that leave its node if their cards are slower."""

@@ -214,12 +214,13 @@ def _round(
             degree = rows.degree[k]
             if degree == 1:
                 continue
-            if round_ < degree and rows.tokens[k] > 0:
-                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k] + rates.round
+            if round_ < degree:
+                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
             sent, messages = _sent(rates, degree, rows.tokens[k], pass_, round_)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
-        work *= rows.slow[m]
+        if work > 0.0:
+            work = (work + rates.round) * rows.slow[m]
         compute[m] += work * rounds * pass_.runs
         # Transfers take as long as the slower of the member's own hops and of its node's network cards.
         busiest = max(busiest, work)
