@@ -15,7 +15,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.files import write_durably
 
-SCHEMA = 2  # in 1, `reduce_bytes_per_s` counted an all-reduce as a reduce-scatter
+SCHEMA = 2  # 1 had no `ring_s`, and counted an all-reduce as a reduce-scatter
 PLAN_BUILD_S = 0.5  # where it is not measured: .44 s (forward) and .55 s (backward) are reported for Hopper
 
 
@@ -35,7 +35,8 @@ class Calibration:
     micro_batch_s: float  # fixed time of a micro-batch outside its layers, forward and backward together
     layer_s: float  # fixed time of a layer of a micro-batch, forward and backward together: kernel launches
     sequence_s: float  # fixed time of a shard in a layer, forward and backward together
-    round_s: float  # fixed time of a ring's round in a layer: launching kernels, posting a transfer
+    round_s: float  # fixed time of a round of rings in a layer: launching kernels
+    ring_s: float  # fixed time of each ring in a round, in a layer: merging its block, posting its transfers
     merge_bytes_per_s: float  # device memory, reads and writes, while outputs of ring rounds are merged
     latency_s: float  # fixed time of a transfer
     node_bytes_per_s: float  # rank to rank inside a node, each direction
@@ -57,7 +58,7 @@ _TEXT = ("cluster", "device", "source")
 _LEAST, _MOST = 1e-12, 1e30  # values beyond these are mistakes, and products would overflow
 NEVER_S = _MOST  # as `plan_build_s`: no shape gets a plan
 _MAY_BE_ZERO = (
-    *("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "latency_s", "overlap", "step_s"),
+    *("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "ring_s", "latency_s", "overlap", "step_s"),
     "plan_build_s",
 )
 _OLD = ("saved_ratio",)  # terms of earlier versions, ignored

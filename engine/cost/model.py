@@ -225,6 +225,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         micro=NS * (fixed + rates.micro_batch_s + model.layers * rates.layer_s),
         sequence=NS * model.layers * rates.sequence_s,
         round=NS * model.layers * rates.round_s,
+        ring=NS * model.layers * rates.ring_s,
         merge=NS * merged / rates.merge_bytes_per_s,
         latency=NS * model.layers * rates.latency_s,
         kv=NS * kv * b,

@@ -30,7 +30,8 @@ class Rates(NamedTuple):
     pair_b: float  # of a (query, key) pair, backward
     micro: float  # fixed, of a micro-batch, forward and backward
     sequence: float  # fixed, of a shard in a micro-batch, forward and backward
-    round: float  # fixed, of a ring's round, in each pass
+    round: float  # fixed, of a round of rings, in each pass
+    ring: float  # fixed, of each ring in a round, in each pass
     merge: float  # of merging block outputs, per token of a shard and round, in each pass
     latency: float  # fixed, of a transfer, the same inside a node and between nodes
     kv: float  # to send a token's K,V to a rank of the same node
@@ -80,14 +81,22 @@ def shared(rates: Rates, tokens: float, degree: int, slowdown: float) -> float:
     """
     if degree == 1:
         return unsplit(rates, tokens)
-    part = tokens / degree
-    pairs = tokens * (tokens + 1.0) / (2.0 * degree * degree)  # of one round
-    fixed = rates.round + rates.merge * part
+    return together(rates, tokens, tokens * (tokens + 1.0) / 2.0, 1, degree, slowdown)
+
+
+@njit
+def together(rates: Rates, tokens: float, pairs: float, count: int, degree: int, slowdown: float) -> float:
+    """Time of `count` sequences on rings of the same ranks, in ns, both passes, without that of their micro-batch.
+
+    `tokens` and `pairs` are sums over the sequences. The rings advance together, round by round.
+    """
+    part, each = tokens / degree, pairs / (degree * degree)  # of a rank; of one round
+    fixed = rates.round + rates.ring * count + rates.merge * part
     kv, dkv = rates.latency + slowdown * rates.kv * part, rates.latency + slowdown * rates.dkv * part
-    forward = forward_ring(rates, degree, rates.pair_f * pairs + fixed, kv)
-    backward = backward_ring(rates, degree, rates.pair_b * pairs + fixed, kv, dkv)
+    forward = forward_ring(rates, degree, rates.pair_f * each + fixed, kv)
+    backward = backward_ring(rates, degree, rates.pair_b * each + fixed, kv, dkv)
     linear = (rates.token_f + rates.token_b) * part
-    return linear + forward * (1.0 + rates.recompute_factor) + backward + rates.sequence
+    return linear + forward * (1.0 + rates.recompute_factor) + backward + rates.sequence * count
 
 
 @njit

@@ -27,14 +27,14 @@ from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.model import rates_of
 from engine.cost.sizes import parameters, update_bytes
-from engine.cost.times import shared, unsplit
+from engine.cost.times import together, unsplit
 from engine.errors import PreflightError
 from engine.hardware.measured import Case, Measured, Network, Timing
 from engine.hardware.prepare import with_layers
 from engine.units import NS, Floats
 
 _NEWTON_STEPS = 6
-_SLOPE_STEPS = (1e-6, 1e-12)  # finite differences of round_s, and of seconds per merged byte, for the slopes
+_SLOPE_STEPS = (1e-6, 1e-6, 1e-12)  # finite differences of round_s, ring_s and seconds per merged byte, for the slopes
 _LEAST_S_PER_BYTE = 1e-15  # keeps a rate finite if the fit attributes no time to its bytes
 
 
@@ -57,7 +57,8 @@ def predict(case: Case, calibration: Calibration, config: Config) -> float:
     cluster = Cluster.of(config.cluster)
     rates = rates_of(with_layers(config, case.layers), calibration, cluster)
     alone = sum(unsplit(rates, float(length)) for length in case.unsplit)
-    rings = sum(shared(rates, float(length), cluster.ranks, 1.0) for length in case.ring)
+    pairs = sum(length * (length + 1) / 2 for length in case.ring)
+    rings = together(rates, float(sum(case.ring)), pairs, len(case.ring), cluster.ranks, 1.0) if case.ring else 0.0
     return float(rates.micro + alone + rings) / NS
 
 
@@ -166,21 +167,22 @@ def between_nodes(network: Network) -> tuple[float, float, float]:
 
 
 def fit_rings(timed: Sequence[tuple[Case, Timing]], known: Calibration, config: Config) -> Calibration:
-    """Fit round_s and merge_bytes_per_s to micro-batches with rings, with all other terms known.
+    """Fit round_s, ring_s and merge_bytes_per_s to micro-batches with rings, with all other terms known.
 
-    The time of a ring (engine/cost/times.py) is piecewise linear in x = (round_s, 1 / merge_bytes_per_s), so a few
-    Newton steps suffice. Overlap is measured separately, because it cannot be seen in rings whose compute takes longer
-    than their transfers.
+    The time of rings (engine/cost/times.py) is piecewise linear in x = (round_s, ring_s, 1 / merge_bytes_per_s), so a
+    few Newton steps suffice. Overlap is measured separately, because it cannot be seen in rings whose compute takes
+    longer than their transfers.
     """
     times = np.array([timing.total_s for _, timing in timed])
 
     def calibration(x: Floats) -> Calibration:
-        return replace(known, round_s=float(x[0]), merge_bytes_per_s=1 / max(float(x[1]), _LEAST_S_PER_BYTE))
+        each, merged = float(x[1]), max(float(x[2]), _LEAST_S_PER_BYTE)
+        return replace(known, round_s=float(x[0]), ring_s=each, merge_bytes_per_s=1 / merged)
 
     def predicted(x: Floats) -> Floats:
         return np.array([predict(case, calibration(x), config) for case, _ in timed])
 
-    x = np.zeros(2)
+    x = np.zeros(3)
     for _ in range(_NEWTON_STEPS):
         here = predicted(x)
         columns = [(predicted(x + step) - here) / step.sum() for step in np.diag(_SLOPE_STEPS)]

@@ -19,6 +19,7 @@ _SHORTEST = 32  # tokens
 _PACKS = ((32, 4), (32, 16), (32, 64), (128, 4), (128, 8), (128, 32), (512, 2), (512, 8), (2048, 2), (2048, 4))
 _OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
 _MIXED = ((512, (128, 128)), (2048, (512, 128, 128, 32, 32)))  # (ring, unsplit sequences) of one micro-batch
+_RINGS = ((32, 8), (32, 64), (128, 4), (128, 16), (512, 4))  # (length, count): rings of one micro-batch
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,9 @@ class Case:
     def __str__(self) -> str:
         """For example `2 layers, 4 x 128, ring of 2048`."""
         counts = [f"{self.unsplit.count(length)} x {length}" for length in sorted(set(self.unsplit))]
-        rings = [f"ring of {length}" for length in self.ring]
-        return ", ".join([counted(self.layers, "layer"), *counts, *rings])
+        rings = [(self.ring.count(length), length) for length in sorted(set(self.ring))]
+        named = [f"ring of {length}" if count == 1 else f"{count} rings of {length}" for count, length in rings]
+        return ", ".join([counted(self.layers, "layer"), *counts, *named])
 
 
 def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case]:
@@ -52,6 +54,7 @@ def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case
     if ranks > 1:
         found += [Case(layers, ring=(length,)) for length in lengths]
         found += [Case(layers, unsplit, (ring,)) for ring, unsplit in _MIXED if ring + sum(unsplit) <= longest]
+        found += [Case(layers, ring=(length,) * count) for length, count in _RINGS if length * count <= longest]
     return found
 
 

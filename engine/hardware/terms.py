@@ -22,6 +22,7 @@ _HOW = {
     "layer_s": f"{_MICRO}, with two different layer counts",
     "sequence_s": _MICRO,
     "round_s": _RING,
+    "ring_s": f"{_RING}, with different numbers of rings",
     "merge_bytes_per_s": _RING,
     "overlap": "a message during a matrix product of the same duration, and each alone",
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
@@ -31,7 +32,10 @@ _HOW = {
 }
 # Terms that need two nodes, or two ranks, to be measured; without them they keep the value of the data sheet.
 _NEED_NODES = ("network_bytes_per_s", "nics_per_node")
-_NEED_RANKS = ("round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s")
+_NEED_RANKS = (
+    *("round_s", "ring_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap"),
+    "reduce_bytes_per_s",
+)
 _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s", 1e-3, "ms"))
 
 

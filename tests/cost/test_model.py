@@ -157,6 +157,7 @@ def test_each_fixed_cost_has_its_place() -> None:
     assert costs.fixed == round(costs.rates.micro)
     assert costs.rates.sequence == pytest.approx(1e9 * layers * rates.sequence_s)
     assert costs.rates.round == pytest.approx(1e9 * layers * rates.round_s)
+    assert costs.rates.ring == pytest.approx(1e9 * layers * rates.ring_s)
     assert costs.rates.latency == pytest.approx(1e9 * layers * rates.latency_s)
 
 

@@ -15,7 +15,7 @@ from engine.planner.plan import schedule
 SOME = st.floats(0.0, 1e3, allow_subnormal=False)
 RATES = st.builds(
     Rates,
-    *[SOME] * 11,
+    *[SOME] * 12,
     inter_node_slowdown=st.floats(1.0, 50.0),
     overlap=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.0, 1.0)),
     recompute_factor=st.sampled_from([0.0, 1.0]),
@@ -23,7 +23,7 @@ RATES = st.builds(
 )
 DEGREES = st.integers(1, 9)
 EXACT = 1e-9
-FAST = Rates(3.0, 7.0, 0.5, 1.25, 100.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8.0, 1.0, 0.0, 0.0)  # links cost nothing
+FAST = Rates(3.0, 7.0, 0.5, 1.25, 100.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 8.0, 1.0, 0.0, 0.0)  # links cost nothing
 
 
 def walk(
@@ -51,7 +51,7 @@ def walk(
 def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Callable[[int], float]) -> float:
     """Time of a sequence on its ring; `pairs` gives the pairs of a rank in a round."""
     part = tokens / degree
-    beside = (rates.round + rates.merge * part) if degree > 1 else 0.0
+    beside = (rates.round + rates.ring + rates.merge * part) if degree > 1 else 0.0
     forward = walk(rates, degree, 0, "forward", lambda round_: rates.pair_f * pairs(round_) + beside, far, part)
     backward = walk(rates, degree, 0, "backward", lambda round_: rates.pair_b * pairs(round_) + beside, far, part)
     linear = (rates.token_f + rates.token_b) * part
@@ -148,7 +148,7 @@ def test_between_nodes_nothing_is_faster(rates: Rates, tokens: int, degree: int)
 def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, degree: int) -> None:
     once, twice = (shared(rates._replace(recompute_factor=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
     mean = tokens * (tokens + 1) / 2 / degree**2
-    beside = (rates.round + rates.merge * tokens / degree) if degree > 1 else 0.0
+    beside = (rates.round + rates.ring + rates.merge * tokens / degree) if degree > 1 else 0.0
     compute = rates.pair_f * mean + beside
     ring = walk(rates, degree, 0, "forward", lambda round_: compute, 1.0, tokens / degree)
     assert twice == pytest.approx(once + ring, rel=EXACT)

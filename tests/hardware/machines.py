@@ -27,6 +27,7 @@ TRUE = replace(
     layer_s=5.4e-4,
     sequence_s=3.5e-5,
     round_s=7e-4,
+    ring_s=8e-5,
     merge_bytes_per_s=2.2e9,
     latency_s=1.5e-4,
     node_bytes_per_s=2e9,

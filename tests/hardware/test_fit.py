@@ -15,8 +15,9 @@ from engine.units import Floats
 from tests.hardware.machines import TRUE, config, measured, network
 
 NETWORK = {"network_bytes_per_s", "nics_per_node"}
-RING = {"round_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"}
+RING = {"round_s", "ring_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"}
 CASES = [Case(2, ring=(32 << doubling,)) for doubling in range(10)]
+CASES += [Case(2, ring=(length,) * count) for length, count in ((32, 8), (32, 64), (128, 16), (512, 4))]
 
 
 def numbers(found: object, without: set[str]) -> dict[str, float]:
@@ -103,21 +104,22 @@ def test_an_error_is_relative_to_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("round_s", "merge", "overlap", "latency_s", "link_rate"),
+    ("round_s", "ring_s", "merge", "overlap", "latency_s", "link_rate"),
     [
-        (7e-4, 2e9, 0.4, 1e-4, 2e9),
-        (1e-5, 1e9, 1.0, 1e-3, 1e8),  # bound by the link
-        (1e-4, 5e8, 0.0, 1e-5, 1e9),
+        (7e-4, 8e-5, 2e9, 0.4, 1e-4, 2e9),
+        (1e-5, 2e-5, 1e9, 1.0, 1e-3, 1e8),  # bound by the link
+        (1e-4, 1e-5, 5e8, 0.0, 1e-5, 1e9),
     ],
 )
 def test_rings_of_a_known_machine(
-    round_s: float, merge: float, overlap: float, latency_s: float, link_rate: float
+    round_s: float, ring_s: float, merge: float, overlap: float, latency_s: float, link_rate: float
 ) -> None:
     link = {"latency_s": latency_s, "node_bytes_per_s": link_rate}
-    true = replace(TRUE, round_s=round_s, merge_bytes_per_s=merge, overlap=overlap, **link)
+    true = replace(TRUE, round_s=round_s, ring_s=ring_s, merge_bytes_per_s=merge, overlap=overlap, **link)
     timed = [(case, Timing(0.0, predict(case, true, config()), 0.0)) for case in CASES]
-    found = fit_rings(timed, replace(true, round_s=0.5, merge_bytes_per_s=1.0), config())
-    assert (found.round_s, found.merge_bytes_per_s) == pytest.approx((round_s, merge), rel=1e-2)
+    found = fit_rings(timed, replace(true, round_s=0.5, ring_s=0.5, merge_bytes_per_s=1.0), config())
+    terms = (found.round_s, found.ring_s, found.merge_bytes_per_s)
+    assert terms == pytest.approx((round_s, ring_s, merge), rel=1e-2)
     predicted = [predict(case, found, config()) for case in CASES]
     assert predicted == pytest.approx([timing.total_s for _, timing in timed], rel=1e-3)
 
@@ -125,7 +127,7 @@ def test_rings_of_a_known_machine(
 def test_rings_faster_than_their_compute_have_no_overhead() -> None:
     timed = [(case, Timing(0.0, 1e-5, 0.0)) for case in CASES]
     found = fit_rings(timed, TRUE, config())
-    assert found.round_s == 0
+    assert found.round_s == found.ring_s == 0
     assert found.merge_bytes_per_s > 1e12
 
 

@@ -23,7 +23,7 @@ def test_every_term_can_be_fitted() -> None:
     found = cases(2, 1, 2, 1024)
     assert {case.unsplit for case in found} >= {(32,), (1024,), (32,) * 16, (128,) * 4}
     assert {case.layers for case in found} == {1, 2}
-    assert {case.ring for case in found} >= {(32,), (1024,)}
+    assert {case.ring for case in found} >= {(32,), (1024,), (32,) * 8, (128,) * 4}
     assert any(case.ring and case.unsplit for case in found)
 
 
@@ -52,6 +52,7 @@ def test_what_two_nodes_wrote_is_read(tmp_path: Path) -> None:
 def test_a_case_as_text() -> None:
     assert str(Case(2, (128, 32, 128), (512,))) == "2 layers, 1 x 32, 2 x 128, ring of 512"
     assert str(Case(1, (64,))) == "1 layer, 1 x 64"
+    assert str(Case(1, ring=(64, 64))) == "1 layer, 2 rings of 64"
 
 
 def test_forward_and_backward_together() -> None:

@@ -84,6 +84,7 @@ class Machine:
         pair = rates.pair_f if direction == "forward" else rates.pair_b
         busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree and self.tokens(s)]
         work = sum(pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) for shard in busy)
+        work += len(busy) * rates.ring
         return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
 
     def transfer(self, micro: MicroBatch, gang: list[MicroBatch], round_: int, direction: schedule.Direction) -> float:

@@ -194,6 +194,7 @@ def _slowed(rates: Rates, slow: float) -> Rates:
         rates.micro * slow,
         rates.sequence * slow,
         rates.round * slow,
+        rates.ring * slow,
         rates.merge * slow,
         rates.latency,
         rates.kv,

@@ -214,8 +214,8 @@ def _round(
             degree = rows.degree[k]
             if degree == 1:
                 continue
-            if round_ < degree:
-                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k]
+            if round_ < degree and rows.tokens[k] > 0:
+                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k] + rates.ring
             sent, messages = _sent(rates, degree, rows.tokens[k], pass_, round_)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)

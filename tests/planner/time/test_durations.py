@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
+from engine.cost.times import together
+from engine.planner.plan.emit import emit
 from engine.planner.time.durations import gang_times
+from tests.planner.samples import LINKED_COSTS, ints, settings
 from tests.simulator.reference import Machine, gangs_of
 from tests.simulator.worlds import World, worlds
 
 EXACT = 1e-9
+
+
+@pytest.mark.parametrize("lengths", [[60], [60, 60, 24], [36] * 20])
+def test_rings_of_the_same_ranks_take_what_profile_hardware_fits(lengths: list[int]) -> None:
+    """Lengths are multiples of twice the degree, so that all shards are equal."""
+    ranks, ours = 3, replace(settings(ranks=3), costs=LINKED_COSTS)
+    rings = [(sequence, tuple(range(ranks))) for sequence in range(len(lengths))]
+    plan = emit("by hand", "free", ranks, 10**6, ints(*lengths), [rings])
+    found = gang_times(plan, ours.costs, ours.cluster)
+    rates, pairs = ours.costs.rates, sum(length * (length + 1) / 2 for length in lengths)
+    expected = rates.micro + together(rates, float(sum(lengths)), pairs, len(lengths), ranks, 1.0)
+    # Ranks of a ring have slightly different numbers of pairs.
+    assert float(found.forward[0] + found.backward[0]) == pytest.approx(expected, rel=0.02)
 
 
 @given(worlds)
