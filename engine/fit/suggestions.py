@@ -127,7 +127,8 @@ def _suggestion(changes: dict[str, Any], config: Config, settings: PlanSettings)
     forward, backward = rates.token_f + rates.pair_f * pairs, rates.token_b + rates.pair_b * pairs
     backward += rates.recompute_factor * rates.pair_f * pairs
     copies = rates.copy * load.offload / PPM
-    passes = max(forward, copies) + max(backward, copies)
     micro_batches = max(1.0, tokens / max(1, load.tokens))
-    step_ns = passes * tokens + (rates.micro + costs.slot) * micro_batches + costs.step
+    passes = zip((forward, backward), costs.gathers, strict=True)
+    passes_ns = sum(max(tokens * max(each, copies), micro_batches * gather) for each, gather in passes)
+    step_ns = passes_ns + (rates.micro + costs.slot) * micro_batches + costs.step
     return Suggestion(changes, found, step_ns / NS)

@@ -224,7 +224,7 @@ def test_plan_takes_the_worst_of_planned_steps(capsys: pytest.CaptureFixture[str
 
 def test_a_capacity_that_cannot_be_planned_has_the_same_ways_out(capsys: pytest.CaptureFixture[str]) -> None:
     plain, planned = (estimated(capsys, *TOO_MUCH, *flag, code=10)["error"] for flag in ([], ["--plan", "1"]))
-    assert plain["hint"] == planned["hint"] and "zero.stage=2; or capacity=" in plain["hint"]
+    assert plain["hint"] == planned["hint"] and "offload.ratio=auto; or capacity=" in plain["hint"]
 
 
 def test_plot_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
