@@ -21,7 +21,7 @@ from engine.units import Ints
 
 TRACES = ("lognormal", "github", "byted")
 _K = 1024
-_NOTHING = dict.fromkeys(("kv", "dkv", "latency", "round", "merge", "micro", "sequence"), 0.0)
+_NOTHING = dict.fromkeys(("kv", "dkv", "latency", "round", "ring", "merge", "micro", "sequence"), 0.0)
 
 
 def settings_of(trace: str, ranks: int, mode: str = "free") -> PlanSettings:

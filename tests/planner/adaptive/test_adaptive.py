@@ -45,7 +45,7 @@ def test_it_is_near_the_bound_and_faster_than_the_others(mix: str, seed: int) ->
 
 @pytest.mark.parametrize("mix", ["github", "byted", "lognormal"])
 def test_compute_only_ranks_are_even(mix: str) -> None:
-    zero = dict.fromkeys(("kv", "dkv", "latency", "round", "merge", "micro", "sequence"), 0.0)
+    zero = dict.fromkeys(("kv", "dkv", "latency", "round", "ring", "merge", "micro", "sequence"), 0.0)
     ours = h200("offload.ratio=0")
     plain = replace(ours, costs=replace(ours.costs, rates=ours.costs.rates._replace(**zero)))
     plan = plan_step(steps(mix, 0), plain)
