@@ -254,7 +254,14 @@ def test_a_failed_write_ends_the_run_at_the_next_step(tmp_path: Path, monkeypatc
     def full(folder: Path) -> list[str]:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    trainer.engine.snapshot = lambda copies: SimpleNamespace(short=0, write_each=full)
+    def step(rate: float) -> float:
+        """Take longer than the write."""
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint":
+                thread.join()
+        return 1.0
+
+    trainer.engine.snapshot, trainer.engine.step = lambda copies: SimpleNamespace(short=0, write_each=full), step
     with pytest.raises(StorageError, match="could not be written: 0 bytes were written") as caught:
         trainer.run(lambda: False)
     assert 3 <= trainer.step < 6
