@@ -136,7 +136,7 @@ class _Enter(torch.autograd.Function):
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """Compute x @ weight.T. If x is the result of `TensorParallel.enter`, it is not saved for the backward pass."""
-    if not isinstance(x.grad_fn, _Enter._backward_cls):  # type: ignore[attr-defined]
+    if not isinstance(x.grad_fn, _Enter._backward_cls):
         return F.linear(x, weight)
     return _Product.apply(x, weight, x.grad_fn)  # type: ignore[no-any-return]
 

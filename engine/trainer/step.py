@@ -86,6 +86,7 @@ def run_step(
     start, pipeline = times.began, context.pipeline
     micros = list(plan.of_rank(context.hdp_rank))
     order = passes(len(micros), pipeline.stage, pipeline.stages) if pipeline else passes(len(micros))
+    result: Tensor | None
     running: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of forward passes whose backward is to come
     arrived = _exchange(pipeline, None, None, order[0], micros)
     progress.report("data")

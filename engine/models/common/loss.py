@@ -200,8 +200,9 @@ def _add_chunk(
     A separate function, so that its tensors are freed before the logits of the next chunk are allocated.
     """
     wide = wider(x.dtype)
-    # The logits have no name, so that they are freed when `of_logits` returns.
-    loss, dlogits = of_logits(x @ weight.T if x.dtype == wide else torch.mm(x, weight.T, out_dtype=wide), labels, ignore)
+    logits = x @ weight.T if x.dtype == wide else torch.mm(x, weight.T, out_dtype=wide)
+    loss, dlogits = of_logits(logits, labels, ignore)
+    del logits
     if gradients is not None:
         dx, dweight = gradients
         dlogits = dlogits.to(x.dtype)

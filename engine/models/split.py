@@ -1,4 +1,4 @@
-"""How tensor parallelism splits the parameters of LLaMA."""
+"""How tensor parallelism splits the parameters of a model."""
 
 from __future__ import annotations
 
