@@ -48,7 +48,7 @@ class ZeroEngine:
         self._axes = axes
         groups.mpu = groups.mesh_device = None  # DeepSpeed keeps those of the engine before
         if axes is not None:
-            mark(model, axes)
+            mark(model, axes, config.model.tied)
         self._clears_low_precision = is_bf16_optimizer(config)
         self._config = config
         self._engine: Any = deepspeed.initialize(
@@ -93,7 +93,7 @@ class ZeroEngine:
         of any rank is not finite; then no rank updates anything. The host waits for the device once.
         """
         if self._axes is not None:
-            sum_copies(self.module, self._axes, self._clears_low_precision)
+            sum_copies(self.module, self._axes, self._config.model.tied, self._clears_low_precision)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()

@@ -71,16 +71,16 @@ class ModelParallelUnit:
         return self._axes.place.pp
 
 
-def mark(model: nn.Module, axes: Axes) -> None:
-    """Set DeepSpeed's marks on the parameters of a device's part of a model."""
+def mark(model: nn.Module, axes: Axes, tied: bool) -> None:
+    """Set DeepSpeed's marks on the parameters of a device's part of a model, whose embedding and head may be tied."""
     for name, parameter in model.named_parameters():
         if axes.mesh.tp > 1 and dim_of(name) is not None:
             parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
-        if _is_copy(name, model) and not axes.first:
+        if tied and name == "head.weight" and not axes.first:
             parameter.ds_pipe_replicated = True  # type: ignore[attr-defined]
 
 
-def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
+def sum_copies(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
     """Sum the gradients of a device that ZeRO takes for complete, before it reduces them over the hdp group.
 
     Under tensor parallelism a norm's gradient is that of the device's own rows; a tied weight on two stages has one
@@ -93,14 +93,9 @@ def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
         dist.all_reduce(flat, group=axes.tp)
         for gradient, total in zip(rows, flat.split([one.numel() for one in rows]), strict=True):
             gradient.copy_(total.view_as(gradient))
-    if axes.tied is not None and model.shape.tied:
+    if tied and axes.tied is not None:
         name = "embedding.weight" if axes.first else "head.weight"
         dist.all_reduce(_gradient(named[name], bf16), group=axes.tied)
-
-
-def _is_copy(name: str, model: nn.Module) -> bool:
-    """Whether a parameter is the copy of a tied weight. On one device it has only one name."""
-    return bool(model.shape.tied) and name == "head.weight"
 
 
 def _gradient(parameter: nn.Parameter, bf16: bool) -> Tensor:
