@@ -24,6 +24,8 @@ from tests.helpers import llama, steps_alone
 from tests.meshes import LR, WORLD, Groups, batches, compare, gradients_of, through_deepspeed, zero_settings
 from tests.world import run_world
 
+pytestmark = pytest.mark.world
+
 MESH = (2, 2)
 CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none"}
 VARIANT = ("fp32", True, 0.0)

@@ -36,6 +36,8 @@ from tests.meshes import (
 )
 from tests.world import run_world
 
+pytestmark = pytest.mark.world
+
 FACTORS: dict[str, list[Any]] = {
     "tp_pp": [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)],
     "planner": ["static", "naive", "balanced", "adaptive"],
