@@ -25,7 +25,7 @@ from engine.parallel.tensor import TensorParallel
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import RankContext, run_step
+from engine.trainer.step import RankContext, evaluate, run_step
 from tests.covering import Case
 from tests.helpers import Batch, batch, config, llama
 
@@ -98,8 +98,10 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     for name, parameter in model.named_parameters():
         if axes.mesh.tp > 1 and dim_of(name) is None:
             dist.all_reduce(parameter.grad, group=axes.tp)
+    evaluated = evaluate(plan, model, partial(micro_batch_slices, reader, table), context)
     return {
         "loss": loss.item(),
+        "evaluated": evaluated.item(),
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
         "counts": [len(list(plan.of_rank(rank))) for rank in range(plan.ranks)],
         "degree": int(plan.degrees.max()),
@@ -119,7 +121,8 @@ def compare(case: Case, found: list[dict[str, Any]]) -> None:
         loss += of_sequence.item()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     ranks = mesh.devices()  # [pp, hdp, tp]
-    assert abs(sum(found[rank]["loss"] for rank in ranks[-1, :, 0]) - loss) < 1e-10 * loss, case
+    for result in ("loss", "evaluated"):
+        assert abs(sum(found[rank][result] for rank in ranks[-1, :, 0]) - loss) < 1e-10 * loss, (case, result)
     for tp in range(mesh.tp):
         totals: dict[str, Tensor] = {}
         for stage in ranks[:, :, tp]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from engine.models.common.part import Part
 
 # The dim along which a parameter is split, by the end of its name. The others, norms, are whole on every device.
 SPLIT = {
@@ -34,3 +38,16 @@ def slice_of(name: str, whole: Tensor, tp: int, rank: int) -> Tensor:
         return whole
     padding = whole.new_zeros((-len(whole) % tp if dim == 0 else 0, *whole.shape[1:]))
     return torch.cat([whole, padding]).chunk(tp, dim)[rank]
+
+
+def elements_of_slice(first: int, stop: int, shape: torch.Size, dim: int, part: Part) -> tuple[Tensor, Tensor]:
+    """Find the elements first .. stop - 1 of a flattened parameter that are in a device's slice of shape `shape`.
+
+    The parameter is split along `dim`. Returns the numbers of these elements, counted from `first`, and their numbers
+    in the flattened slice.
+    """
+    each = math.prod(shape[dim:])  # consecutive elements of the slice
+    outer, inner = torch.arange(first, stop).div(each * part.tp, rounding_mode="floor"), torch.arange(first, stop)
+    inner = inner - outer * each * part.tp - part.tp_rank * each
+    inside = ((inner >= 0) & (inner < each)).nonzero().flatten()
+    return inside, (outer * each + inner)[inside]

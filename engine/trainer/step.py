@@ -135,15 +135,22 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     """Run only the forward passes of a plan, and return the summed cross-entropy of this rank's tokens.
 
     The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run: under ZeRO-3
-    all ranks gather parameters together in every slot.
+    all ranks gather parameters together in every slot. In a pipeline, stages other than the last return 0.
     """
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+    pipeline, micros = context.pipeline, list(plan.of_rank(context.hdp_rank))
+    order = [Pass(place, forward=True) for place in range(len(micros))]
     progress.report("validate")
-    with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
-        for micro, inputs, _ in loaded:
+    arrived = _exchange(pipeline, None, None, order[0], micros)
+    with closing(_load_ahead(iter(micros), slicer, context.device)) as loaded:
+        for done, following, (micro, inputs, _) in zip(order, [*order[1:], None], loaded, strict=True):
             progress.report("validate", micro.index)
-            loss_sum += micro_batch_output(model, micro, inputs, context)
+            given = inputs.tokens if arrived is None else arrived
+            out = micro_batch_output(model, micro, inputs._replace(tokens=given), context)
+            if pipeline is None or pipeline.last:
+                loss_sum += out
+            arrived = _exchange(pipeline, done, out, following, micros)
     model.train()
     return loss_sum
 

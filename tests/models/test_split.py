@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from engine.models.build import Transformer
+from engine.models.common import initialise as initialising
+from engine.models.common.initialise import initialise
 from engine.models.common.part import Part
 from engine.models.llama.model import Llama
 from engine.models.split import dim_of, slice_of
@@ -43,3 +45,23 @@ def test_a_tied_weight_has_a_copy_on_the_last_stage() -> None:
     tied = MODEL.model_copy(update={"tied": True})
     assert "head.weight" not in dict(Llama(tied).named_parameters())
     assert "head.weight" in dict(Llama(tied, Part(range(1, 2), first=False)).named_parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_parts_are_initialised_with_slices_of_the_whole(monkeypatch: pytest.MonkeyPatch, tp: int, tied: bool) -> None:
+    """On two stages; blocks end inside rows and inside slices."""
+    monkeypatch.setattr(initialising, "BLOCK", 1000)
+    shape_ = MODEL.model_copy(update={"tied": tied})
+    whole = Llama(shape_)
+    initialise(whole, 7)
+    expected = dict(whole.named_parameters())
+    if tied:
+        expected["head.weight"] = expected["embedding.weight"]
+    for rank in range(tp):
+        for layers, first, last in ((range(0, 1), True, False), (range(1, 2), False, True)):
+            part = Part(layers, first, last, tp, rank)
+            model = Llama(shape_, part).bfloat16()
+            initialise(model, 7, part=part)
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter, slice_of(name, expected[name], tp, rank).bfloat16()), (name, rank)

@@ -21,6 +21,7 @@ class Part:
     first: bool = True
     last: bool = True
     tp: int = 1
+    tp_rank: int = 0  # which of the slices
 
     @classmethod
     def whole(cls, shape: Model) -> Part:
