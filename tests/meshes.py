@@ -41,7 +41,6 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
         f"model.tied={case['tied']}",
         f"recompute={case['recompute']}",
         f"mlp_tile={case.get('mlp_tile', 0)}",
-        f"mlp_tile={case.get('mlp_tile', 0)}",
     ]
     mesh = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"cluster.ranks_per_node={world}"]
     return config(hdp, capacity, case["planner"], *more, *mesh)

@@ -40,16 +40,16 @@ def initialise(
     seed: int,
     device: torch.device | str = "cpu",
     stored: Callable[[nn.Parameter], Stored] = whole,
-    part: Part | None = None,
 ) -> None:
     """Initialise a model as LLaMA does: matrices from a normal distribution with standard deviation 0.02, norms with 1.
 
     Random numbers are generated in float32 on `device`. The same seed gives other weights on a GPU than on a CPU, and
     on another model of GPU, because PyTorch distributes random numbers over as many threads as a GPU has.
-    `stored` returns the part of a parameter that this process stores. With `part`, the model is a part of a model: its
-    weights are slices of those that the whole model gets.
+    `stored` returns the part of a parameter that this process stores. The weights of a part of a model are slices of
+    those that the whole model gets.
     """
     generator, norms = torch.Generator(device), norm_weights(model)
+    part: Part | None = getattr(model, "part", None)
     shape: Any = getattr(model, "shape", None)
 
     def drawn(name: str, block: int, size: int) -> Tensor:
