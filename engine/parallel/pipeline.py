@@ -40,11 +40,6 @@ class Pipeline:
         self.stage, self.stages = dist.get_rank(group), dist.get_world_size(group)
 
     @property
-    def first(self) -> bool:
-        """Whether this is the stage with the embedding."""
-        return self.stage == 0
-
-    @property
     def last(self) -> bool:
         """Whether this is the stage with the head."""
         return self.stage == self.stages - 1
