@@ -54,7 +54,7 @@ class Offloaded:
 
 
 def model(name: str, mode: str, dtype: torch.dtype = torch.float32, room: int = ROOM, tile: int = 0) -> Offloaded:
-    offload = Offload(LAYERS, CPU, Arena(CPU, room), token_bytes=20_000)
+    offload = Offload(LAYERS, CPU, [Arena(CPU, room)], token_bytes=20_000)
     return Offloaded(SHAPES[name], mode, offload, dtype, tile)
 
 
@@ -170,7 +170,7 @@ def test_nothing_is_kept_of_parameters_and_angles() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_that_is_none_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match="offload ratio"):
-        Offload(LAYERS, CPU, Arena(CPU, 1), 1).begin(ratio, 0)
+        Offload(LAYERS, CPU, [Arena(CPU, 1)], 1).begin(ratio, 0)
 
 
 def test_evaluation_moves_nothing() -> None:
@@ -191,7 +191,7 @@ def test_on_a_gpu_gradients_are_the_same_and_memory_is_less(mode: str) -> None:
     found: dict[float, list[Tensor]] = {}
     kept: dict[float, int] = {}
     for ratio in (0.0, 0.4, 1.0):
-        offload = Offload(8, device, Arena(device, 1 << 30), token_bytes=200_000)
+        offload = Offload(8, device, [Arena(device, 1 << 30)], token_bytes=200_000)
         made = Offloaded(wide, mode, offload, device=device).model
         for _ in range(3):  # buffers of one micro-batch are used by the next
             made.zero_grad()

@@ -98,10 +98,10 @@ def test_the_host_memory_of_a_step_does_not_grow_within_it() -> None:
     plan = by_hand([120, 120, 70, 50, 90], [(0,), (0, 1), (0,), (0,), (1,)], [[[0], [1, 3], [2]], [[1], [4]]])
     plan.offload[:] = [500_000, 600_000, 700_000, 0, 800_000]
     for rank in range(2):
-        offload, sizes = Offload(LAYERS, CPU, Arena(CPU, 1 << 30), token_bytes=1 << 20), list[int]()
+        offload, sizes = Offload(LAYERS, CPU, [Arena(CPU, 1 << 30)], token_bytes=1 << 20), list[int]()
         assert reserve_host(plan, rank, offload) is None
-        reserved = offload.arena.size
+        reserved = offload.arenas[0].size
         for micro in plan.of_rank(rank):
             offload.begin(micro.offload, layout(micro).tokens)
-            sizes.append(offload.arena.size)
+            sizes.append(offload.arenas[0].size)
         assert reserved > 0 and set(sizes) == {reserved}

@@ -78,5 +78,8 @@ def test_rank_0_writes_the_spans_of_all_ranks(tmp_path: Path) -> None:
     """Ranks have different numbers of micro-batches."""
     run_world(3, record, tmp_path)
     written = json.loads(RunFolder(tmp_path).trace.read_text())
-    assert written == {"step": 5, "spans": [[0, 0, 0, 10], [1, 1, 1, 12], [1, 2, 1, 13], [2, 3, 2, 15]]}
+    assert written == {
+        "step": 5,
+        "spans": [[0, 0, 0, 10, 0.0, 0], [1, 1, 1, 12, 0.0, 0], [1, 2, 1, 13, 0.0, 0], [2, 3, 2, 15, 0.0, 0]],
+    }
     assert of_plan(plan_of_three(), [Span(*span) for span in written["spans"]])
