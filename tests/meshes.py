@@ -15,7 +15,6 @@ from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
-from engine.models.common.part import Part
 from engine.models.llama.model import Llama
 from engine.models.parallelize import parallelize
 from engine.models.split import dim_of, slice_of
@@ -24,8 +23,10 @@ from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.trainer.model import make_offload, part_of
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, evaluate, run_step
+from engine.units import PPM
 from tests.covering import Case
 from tests.helpers import Batch, batch, config, llama
 
@@ -46,12 +47,6 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
     return config(hdp, capacity, case["planner"], *more, *mesh)
 
 
-def part_of(mesh: Mesh, stage: int) -> Part:
-    """The part of a stage: layers as even as possible, which leaves stages unequal."""
-    cuts = [LAYERS * number // mesh.pp for number in range(mesh.pp + 1)]
-    return Part(range(cuts[stage], cuts[stage + 1]), stage == 0, stage == mesh.pp - 1, mesh.tp)
-
-
 Groups = dict[tuple[int, ...], dist.ProcessGroup]  # by members, made once for all meshes
 Built = tuple[Llama, RankContext, Axes]
 
@@ -67,11 +62,11 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
     mesh = Mesh.of(dist.get_world_size(), settings.parallel)
     axes = Axes.of(mesh, dist.get_rank(), new_group)
     whole = dict(llama(settings, dtype).named_parameters())
-    model = Llama(settings.model, part_of(mesh, axes.place.pp)).to(dtype)
-    parallelize(model, settings, CPU)
+    part = part_of(settings, axes.place)
+    model = Llama(settings.model, part).to(dtype)
     tensor = TensorParallel(axes.tp, settings.model.vocab) if mesh.tp > 1 else None
-    if tensor:
-        tensor.apply(model)
+    offload = make_offload(settings, CPU, 1 << 30, part)
+    parallelize(model, settings, CPU, offload, tensor)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             source = whole["embedding.weight" if settings.model.tied and name == "head.weight" else name]
@@ -84,7 +79,7 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
 
     pipeline = Pipeline(axes.pp, stream) if mesh.pp > 1 else None
     kernel = choose(CPU, narrow, settings.model.head_dim)
-    return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, pipeline=pipeline), axes
+    return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, offload, pipeline), axes
 
 
 def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
@@ -93,6 +88,7 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     model, context, axes = build(settings, torch.float64, made)
     table, reader = batch(axes.mesh.hdp, CAPACITY)
     plan = plan_step(table.length, PlanSettings.of(settings))
+    plan.offload[:] = round(case["offload"] * PPM)
     loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
     for name, parameter in model.named_parameters():
         if axes.mesh.tp > 1 and dim_of(name) is None:
@@ -104,6 +100,7 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
         "counts": [len(list(plan.of_rank(rank))) for rank in range(plan.ranks)],
         "degree": int(plan.degrees.max()),
+        "moved": context.offload.moved_bytes if context.offload else 0,
     }
 
 

@@ -27,7 +27,7 @@ from tests.world import run_world
 pytestmark = pytest.mark.world
 
 MESH = (2, 2)
-CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none"}
+CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none", "offload": 0.0}
 VARIANT = ("fp32", True, 0.0)
 
 

@@ -44,6 +44,7 @@ FACTORS: dict[str, list[Any]] = {
     "tied": [False, True],
     "recompute": ["none", "layer", "layer_keep_attention"],
     "mlp_tile": [0, 3],
+    "offload": [0.0, 0.5, 1.0],
 }
 
 
@@ -57,14 +58,16 @@ def all_gradients(cases: list[Case]) -> list[dict[str, Any]]:
 
 
 def check(cases: list[Case]) -> None:
-    ranks, unequal, rings = run_world(WORLD, all_gradients, cases), False, set[str]()
+    ranks, unequal, moved, rings = run_world(WORLD, all_gradients, cases), False, False, set[str]()
     for number, case in enumerate(cases):
         found = [of_rank[number] for of_rank in ranks]
         compare(case, found)
         mesh = Mesh.of(WORLD, settings_of(case, WORLD).parallel)
         unequal |= mesh.pp > 1 and len(set(found[0]["counts"])) > 1
         rings |= {axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1 and found[0]["degree"] > 1}
+        moved |= mesh.pp > 1 and any(one["moved"] for one in found)
     assert unequal, "no pipeline had unequal numbers of micro-batches: the test shows too little"
+    assert moved, "no pipeline offloaded anything: the test shows too little"
     assert rings == {"tp", "pp"}, "no rings beside tp or pp: the test shows too little"
 
 

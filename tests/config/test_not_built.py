@@ -20,24 +20,26 @@ TRAINED = [
     "recompute=layer_keep_attention",
     "optimizer.on_host=true",
     "mlp_tile=1K",
+    "parallel.tp=2",
+    "parallel.pp=2",
+    "planner.mode=pipeline parallel.pp=2",
 ]
 
 
 @pytest.mark.parametrize("override", TRAINED)
 def test_a_value_that_can_be_trained_with_is_no_problem(override: str) -> None:
-    assert not_trained(load([override])) == []
+    assert not_trained(load([*override.split(), "cluster.ranks_per_node=4"])) == []
 
 
 def test_values_that_can_only_be_planned_with_are_refused_all_at_once() -> None:
-    first, second = not_trained(load(["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=8"]))
+    mesh = ["parallel.tp=2", "cluster.ranks_per_node=8"]
+    first, second = not_trained(load(["model.experts=4", "parallel.pp=2", *mesh]))
     hint = "train with parallel.tp=1; `bytescale plan` accepts parallel.tp=2"
-    assert first == Problem("2 is supported for planning, but not for training yet", "parallel.tp", hint)
+    message = "2 is supported for planning models with experts, but not for training them yet"
+    assert first == Problem(message, "parallel.tp", hint)
     assert second.key == "parallel.pp"
-
-
-def test_stages_of_a_pipeline_are_refused() -> None:
-    asked = ["planner.mode=pipeline", "parallel.pp=2", "cluster.ranks_per_node=4"]
-    assert [problem.key for problem in not_trained(load(asked))] == ["parallel.pp"]
+    (third,) = not_trained(load(["zero.stage=3", *mesh]))
+    assert third.key == "zero.stage"
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,26 @@ def test_what_tiles_keep_moves_too(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_micro_batches_in_flight_at_once_have_their_own_host_memory(mode: str) -> None:
+    """The order of the first of three stages: F0 F1 F2 B0 F3 B1 B2 B3."""
+    sizes, order = (TOKENS, 5, TOKENS + 7, 30), ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]
+    plain = Offloaded(SHAPES["dense"], mode, None)
+    expected = [sum(of_one) for of_one in zip(*(gradients(plain, 0.0, size) for size in sizes), strict=True)]
+    arenas = [Arena(CPU, ROOM) for _ in range(3)]
+    of = Offloaded(SHAPES["dense"], mode, Offload(LAYERS, CPU, arenas, token_bytes=20_000))
+    assert of.offload is not None
+    of.model.zero_grad()
+    running: dict[str, Tensor] = {}
+    for step in order:
+        if step[0] == "F":
+            running[step[1]] = loss(of, 0.7, sizes[int(step[1])]) * 0.3
+        else:
+            running.pop(step[1]).backward()
+    assert equal([p.grad for p in of.model.parameters() if p.grad is not None], expected)
+    assert all(arena.size for arena in arenas) and of.offload.moved_bytes > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_after_an_exception_the_next_step_is_right(mode: str) -> None:
     of = model("dense", mode)
     expected = gradients(model("dense", mode), 0.5)
