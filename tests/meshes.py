@@ -17,7 +17,7 @@ from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.models.llama.model import Llama
 from engine.models.parallelize import parallelize
-from engine.models.split import dim_of, slice_of
+from engine.models.split import slice_of
 from engine.parallel.axes import Axes
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
@@ -90,9 +90,6 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     plan = plan_step(table.length, PlanSettings.of(settings))
     plan.offload[:] = round(case["offload"] * PPM)
     loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
-    for name, parameter in model.named_parameters():
-        if axes.mesh.tp > 1 and dim_of(name) is None:
-            dist.all_reduce(parameter.grad, group=axes.tp)
     evaluated = evaluate(plan, model, partial(micro_batch_slices, reader, table), context)
     return {
         "loss": loss.item(),

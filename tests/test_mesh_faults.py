@@ -14,11 +14,10 @@ from torch import Tensor, nn
 import engine.parallel.tensor as tensor_module
 import engine.trainer.step as step_module
 import engine.zero.engine as engine_module
-from engine.models.split import dim_of
 from engine.parallel.axes import Axes
 from engine.parallel.tensor import TensorParallel
 from engine.zero.engine import ZeroEngine
-from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
+from engine.zero.mpu import ModelParallelUnit, mark
 from tests.covering import Case
 from tests.helpers import llama, steps_alone
 from tests.meshes import LR, WORLD, Groups, batches, compare, gradients_of, through_deepspeed, zero_settings
@@ -73,6 +72,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "the padding of the vocabulary counts": (TensorParallel, "logits_loss", without_padding),
     "each slice has its own largest logit": (dist, "all_reduce", reduced_without(dist.ReduceOp.MAX)),
     "sums of the softmax are not added": (dist, "all_reduce", reduced_without(dist.ReduceOp.SUM)),
+    "norms are not summed over devices": (TensorParallel, "_sum_gradient", lambda self, gradient: gradient),
     "gradients of the next stage are lost": (step_module, "with_gradient", lambda out, gradient: out.sum() * 0),
 }
 
@@ -87,20 +87,6 @@ def without_mark(name: str) -> Callable[[nn.Module, Axes, bool], None]:
     return marked
 
 
-def only_tied(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
-    """Sum the tied weight's copies, but not the norms."""
-    norms = {name: p.grad.clone() for name, p in model.named_parameters() if dim_of(name) is None}
-    sum_copies(model, axes, tied, bf16)
-    for name, parameter in model.named_parameters():
-        if name in norms:
-            parameter.grad = norms[name]
-
-
-def only_norms(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
-    """Sum the norms, but not the tied weight's copies."""
-    sum_copies(model, axes, False, bf16)
-
-
 def scaled_by_world(self: ZeroEngine, loss_sum: Tensor, step_loss_tokens: int) -> None:
     """The loss is multiplied by the number of devices, not of HDP ranks."""
     hdp = WORLD // (MESH[0] * MESH[1])
@@ -111,8 +97,8 @@ BACKWARD = ZeroEngine.backward
 ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
     "slices are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
     "the copy of the tied weight is not marked": (engine_module, "mark", without_mark("ds_pipe_replicated")),
-    "norms are not summed over tp": (engine_module, "sum_copies", only_tied),
-    "the tied weight is not summed over stages": (engine_module, "sum_copies", only_norms),
+    "norms are not summed over tp": (TensorParallel, "_sum_gradient", lambda self, gradient: gradient),
+    "the tied weight is not summed over stages": (engine_module, "sum_copies", lambda model, axes, bf16: None),
     "the norm is that of a stage": (ModelParallelUnit, "get_model_parallel_group", lambda self: self._axes.tp),
     "the loss is scaled by the world": (ZeroEngine, "backward", scaled_by_world),
 }

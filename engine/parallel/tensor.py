@@ -27,10 +27,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from engine.dtypes import wider
 from engine.models.common.attention import Attention
 from engine.models.common.loss import Head, chunked_loss
 from engine.models.common.skip_init import Embedding, Linear
 from engine.models.common.swiglu import FeedForward
+from engine.models.split import dim_of
 
 # PyTorch 2.13 renamed them.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -46,7 +48,13 @@ class TensorParallel:
         self._group, self._vocab = group, vocab
 
     def apply(self, model: nn.Module) -> None:
-        """Set the operations of a model's modules. The model must have been created with a `Part` of this tp degree."""
+        """Set the operations of a model's modules. The model must have been created with a `Part` of this tp degree.
+
+        A parameter that is whole on every device gets the sum of the gradients of all devices' rows.
+        """
+        for name, parameter in model.named_parameters():
+            if dim_of(name) is None:
+                parameter.register_hook(self._sum_gradient)
         for module in model.modules():
             if isinstance(module, (Attention, FeedForward)):
                 module.enter, module.leave = self.enter, self.leave
@@ -100,6 +108,12 @@ class TensorParallel:
         # The gradient is p - 1 at the label, p elsewhere, and 0 for a token that does not count.
         dlogits = powers.mul_((counts / total)[:, None]).scatter_add_(1, place, -inside[:, None].to(powers.dtype))
         return loss, dlogits
+
+    def _sum_gradient(self, gradient: Tensor) -> Tensor:
+        """Sum a gradient over the devices, in at least float32."""
+        total = gradient.to(wider(gradient.dtype), copy=True)
+        dist.all_reduce(total, group=self._group)
+        return total.to(gradient.dtype)
 
     def gather(self, x: Tensor) -> Tensor:
         """Gather the rows x [R,...] of all devices, in their order: [R tp,...]."""

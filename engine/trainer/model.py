@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from engine.attention.comm import RingComm
 from engine.attention.kernels.call import Kernel
@@ -25,6 +24,7 @@ from engine.models.common.part import Part
 from engine.models.parallelize import parallelize
 from engine.offload.arena import Arena
 from engine.offload.offload import GAPS, Offload
+from engine.parallel.axes import Axes
 from engine.parallel.groups import Groups
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
@@ -50,17 +50,12 @@ def build(
     kernel = kernel_of(config, device, groups.mesh.hdp)
     part = part_of(config, groups.mesh.place(groups.rank))
     offload = make_offload(config, device, settings.host_memory, part) if settings.offload else None
-    tensor = TensorParallel(axes.tp, config.model.vocab) if axes and groups.mesh.tp > 1 else None
-    model = make_model(config, device, weights, offload, part, tensor)
+    model = make_model(config, device, weights, offload, axes)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config, axes)
     pipeline = None
-    if axes and groups.mesh.pp > 1:
-
-        def stream(tokens: int) -> Tensor:
-            rows = tensor.rows(tokens) if tensor else tokens
-            return torch.empty(rows, config.model.hidden, dtype=DTYPES[config.dtype], device=device)
-
-        pipeline = Pipeline(axes.pp, stream)
+    if axes is not None and config.parallel.pp > 1:
+        dtype, hidden, tp = DTYPES[config.dtype], config.model.hidden, config.parallel.tp
+        pipeline = Pipeline(axes.pp, lambda tokens: torch.empty(-(-tokens // tp), hidden, dtype=dtype, device=device))
     context = RankContext(groups.hdp_rank, device, RingComm(groups.rings), kernel, offload, pipeline)
     return model, engine, context
 
@@ -89,15 +84,16 @@ def make_model(
     device: torch.device,
     weights: str | None = None,
     offload: Offload | None = None,
-    part: Part | None = None,
-    tensor: TensorParallel | None = None,
+    axes: Axes | None = None,
 ) -> Transformer:
-    """Create the model of a config on a device, or its `part`, with all that `parallelize` applies.
+    """Create the model of a config on a device, with all that `parallelize` applies.
 
     All ranks must call it. Weights are loaded from the Hugging Face folder `weights`, or initialised from the run's
-    seed if it is None.
+    seed if it is None. `axes` are the groups of this rank, which has a part of the model; None if it has all of it.
     """
-    with torch.device(device), sharded(config):
+    part = part_of(config, axes.place) if axes else None
+    tensor = TensorParallel(axes.tp, config.model.vocab) if axes and config.parallel.tp > 1 else None
+    with torch.device(device), sharded(config, axes):
         model = build_model(config, part).to(DTYPES[config.dtype])
     if weights is None:
         initialise(model, config.run.seed, device, stored)

@@ -92,8 +92,8 @@ class ZeroEngine:
         Returns the norm of the whole gradient before clipping, the same on all ranks. It is inf if a loss or a gradient
         of any rank is not finite; then no rank updates anything. The host waits for the device once.
         """
-        if self._axes is not None:
-            sum_copies(self.module, self._axes, self._config.model.tied, self._clears_low_precision)
+        if self._axes is not None and self._config.model.tied:
+            sum_copies(self.module, self._axes, self._clears_low_precision)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
