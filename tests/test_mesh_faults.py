@@ -20,15 +20,26 @@ from engine.parallel.tensor import TensorParallel
 from engine.zero.engine import ZeroEngine
 from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
 from tests.covering import Case
-from tests.helpers import llama, steps_alone
-from tests.meshes import LR, WORLD, Groups, batches, compare, gradients_of, through_deepspeed, zero_settings
+from tests.helpers import steps_alone
+from tests.meshes import (
+    LR,
+    WORLD,
+    Groups,
+    Variant,
+    batches,
+    compare,
+    gradients_of,
+    through_deepspeed,
+    whole_of,
+    zero_settings,
+)
 from tests.world import run_world
 
 pytestmark = pytest.mark.world
 
 MESH = (2, 2)
 CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none"}
-VARIANT = ("fp32", True, 0.0)
+VARIANT: Variant = ("fp32", True, 0.0, None)
 
 
 def own_rows(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
@@ -165,6 +176,6 @@ def norms_with_faults() -> list[list[float]]:
 def test_each_fault_of_zero_on_a_mesh_changes_the_norm() -> None:
     ranks = run_world(WORLD, norms_with_faults)
     settings = zero_settings(MESH, VARIANT)
-    _, expected = steps_alone(llama(settings, torch.float32).double(), settings, batches(), LR)
+    _, expected = steps_alone(whole_of(settings, torch.float32).double(), settings, batches(), LR)
     wrong = [ranks[0][number] != pytest.approx(expected, rel=1e-5) for number in range(1 + len(ZERO_FAULTS))]
     assert dict(zip(("none", *ZERO_FAULTS), wrong, strict=True)) == {"none": False} | dict.fromkeys(ZERO_FAULTS, True)

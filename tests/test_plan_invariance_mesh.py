@@ -20,7 +20,7 @@ from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.models.split import dim_of, slice_of
 from tests.covering import Case, every, pairwise
-from tests.helpers import llama, steps_alone
+from tests.helpers import steps_alone
 from tests.meshes import (
     LR,
     MESHES,
@@ -32,6 +32,7 @@ from tests.meshes import (
     gradients_of,
     settings_of,
     through_deepspeed,
+    whole_of,
     zero_settings,
 )
 from tests.world import run_world
@@ -44,6 +45,7 @@ FACTORS: dict[str, list[Any]] = {
     "tied": [False, True],
     "recompute": ["none", "layer", "layer_keep_attention"],
     "mlp_tile": [0, 3],
+    "balance": [None, "loss", "bias"],
 }
 
 
@@ -86,9 +88,9 @@ def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> Non
     """SGD with momentum, with clipping off and on. Copies of a parameter are equal to the last bit."""
     ranks, number = run_world(WORLD, all_through_deepspeed), -1
     for variant in VARIANTS:
-        dtype, tied, _ = variant
+        dtype, tied, *_ = variant
         settings = zero_settings((1, 1), variant)
-        alone = llama(settings, torch.float32)
+        alone = whole_of(settings, torch.float32)
         start = (alone.bfloat16() if dtype == "bf16" else alone).double()
         expected, norms = steps_alone(start, settings, batches(), LR)
         end = {name: parameter.detach() for name, parameter in start.named_parameters()}
