@@ -106,11 +106,11 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     table, reader = batch(axes.mesh.hdp, CAPACITY)
     plan = plan_step(table.length, PlanSettings.of(settings))
     loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
-    told = end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     for name, parameter in model.named_parameters():
         if axes.mesh.tp > 1 and dim_of(name) is None:
             dist.all_reduce(parameter.grad, group=axes.tp)
     evaluated = evaluate(plan, model, partial(micro_batch_slices, reader, table), context)
+    told = end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     return {
         "loss": loss.item(),
         "evaluated": evaluated.item(),
@@ -174,9 +174,10 @@ VARIANTS: list[Variant] = [
     ("fp32", False, 0.0, None),
     ("fp32", True, 0.4, None),
     ("bf16", True, 0.4, None),
+    # With experts the steps diverge without clipping: the norm is 230 in the third one, and errors grow as much.
     ("fp32", True, 0.4, "loss"),
-    ("fp32", False, 0.0, "bias"),
-    ("bf16", True, 0.4, "loss"),
+    ("fp32", False, 0.4, "bias"),
+    ("bf16", True, 0.1, "loss"),  # steps so small that few choices of experts flip
 ]
 
 
