@@ -19,15 +19,26 @@ from engine.parallel.tensor import TensorParallel
 from engine.zero.engine import ZeroEngine
 from engine.zero.mpu import ModelParallelUnit, mark
 from tests.covering import Case
-from tests.helpers import llama, steps_alone
-from tests.meshes import LR, WORLD, Groups, batches, compare, gradients_of, through_deepspeed, zero_settings
+from tests.helpers import steps_alone
+from tests.meshes import (
+    LR,
+    WORLD,
+    Groups,
+    Variant,
+    batches,
+    compare,
+    gradients_of,
+    through_deepspeed,
+    whole_of,
+    zero_settings,
+)
 from tests.world import run_world
 
 pytestmark = pytest.mark.world
 
 MESH = (2, 2)
 CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none", "offload": 0.0}
-VARIANT = ("fp32", True, 0.0)
+VARIANT = Variant("fp32", tied=True, clip=0.0)
 
 
 def own_rows(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
@@ -72,7 +83,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "the padding of the vocabulary counts": (TensorParallel, "logits_loss", without_padding),
     "each slice has its own largest logit": (dist, "all_reduce", reduced_without(dist.ReduceOp.MAX)),
     "sums of the softmax are not added": (dist, "all_reduce", reduced_without(dist.ReduceOp.SUM)),
-    "norms are not summed over devices": (TensorParallel, "_sum_gradient", lambda self, gradient: gradient),
+    "norms are not summed over devices": (TensorParallel, "shared", lambda self, weight: weight),
     "gradients of the next stage are lost": (step_module, "with_gradient", lambda out, gradient: out.sum() * 0),
 }
 
@@ -97,7 +108,7 @@ BACKWARD = ZeroEngine.backward
 ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
     "slices are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
     "the copy of the tied weight is not marked": (engine_module, "mark", without_mark("ds_pipe_replicated")),
-    "norms are not summed over tp": (TensorParallel, "_sum_gradient", lambda self, gradient: gradient),
+    "norms are not summed over tp": (TensorParallel, "shared", lambda self, weight: weight),
     "the tied weight is not summed over stages": (engine_module, "sum_copies", lambda model, axes, bf16: None),
     "the norm is that of a stage": (ModelParallelUnit, "get_model_parallel_group", lambda self: self._axes.tp),
     "the loss is scaled by the world": (ZeroEngine, "backward", scaled_by_world),
@@ -151,6 +162,6 @@ def norms_with_faults() -> list[list[float]]:
 def test_each_fault_of_zero_on_a_mesh_changes_the_norm() -> None:
     ranks = run_world(WORLD, norms_with_faults)
     settings = zero_settings(MESH, VARIANT)
-    _, expected = steps_alone(llama(settings, torch.float32).double(), settings, batches(), LR)
+    _, expected = steps_alone(whole_of(settings, torch.float32).double(), settings, batches(), LR)
     wrong = [ranks[0][number] != pytest.approx(expected, rel=1e-5) for number in range(1 + len(ZERO_FAULTS))]
     assert dict(zip(("none", *ZERO_FAULTS), wrong, strict=True)) == {"none": False} | dict.fromkeys(ZERO_FAULTS, True)

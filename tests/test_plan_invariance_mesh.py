@@ -20,10 +20,9 @@ from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.models.split import dim_of, slice_of
 from tests.covering import Case, every, pairwise
-from tests.helpers import llama, steps_alone
+from tests.helpers import steps_alone
 from tests.meshes import (
     LR,
-    MESHES,
     VARIANTS,
     WORLD,
     Groups,
@@ -32,6 +31,7 @@ from tests.meshes import (
     gradients_of,
     settings_of,
     through_deepspeed,
+    whole_of,
     zero_settings,
 )
 from tests.world import run_world
@@ -45,6 +45,7 @@ FACTORS: dict[str, list[Any]] = {
     "recompute": ["none", "layer", "layer_keep_attention"],
     "mlp_tile": [0, 3],
     "offload": [0.0, 0.5, 1.0],
+    "balance": [None, "loss", "bias"],
 }
 
 
@@ -82,23 +83,23 @@ def test_float64_gradients_of_all_combinations() -> None:
 
 def all_through_deepspeed() -> list[dict[str, Any]]:
     made: Groups = {}
-    return [through_deepspeed(mesh, variant, made) for variant in VARIANTS for mesh in MESHES]
+    return [through_deepspeed(mesh, variant, made) for variant in VARIANTS for mesh in variant.meshes]
 
 
 def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> None:
     """SGD with momentum, with clipping off and on. Copies of a parameter are equal to the last bit."""
     ranks, number = run_world(WORLD, all_through_deepspeed), -1
     for variant in VARIANTS:
-        dtype, tied, _ = variant
+        dtype, tied = variant.dtype, variant.tied
         settings = zero_settings((1, 1), variant)
-        alone = llama(settings, torch.float32)
+        alone = whole_of(settings, torch.float32)
         start = (alone.bfloat16() if dtype == "bf16" else alone).double()
         expected, norms = steps_alone(start, settings, batches(), LR)
         end = {name: parameter.detach() for name, parameter in start.named_parameters()}
         if tied:
             expected["head.weight"], end["head.weight"] = expected["embedding.weight"], end["embedding.weight"]
         errors = []
-        for mesh in (Mesh(WORLD // (tp * pp), tp, pp) for tp, pp in MESHES):
+        for mesh in (Mesh(WORLD // (tp * pp), tp, pp) for tp, pp in variant.meshes):
             number += 1
             found = {rank: ranks[rank][number] for rank in range(WORLD)}
             worst, squares, count = 0.0, 0.0, 0

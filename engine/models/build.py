@@ -20,7 +20,7 @@ def build_model(config: Config, part: Part | None = None) -> Transformer:
     Its weights are uninitialised.
     """
     if config.model.experts > 1:
-        return Mixtral(config.model, config.balance)
+        return Mixtral(config.model, config.balance, part)
     return Llama(config.model, part)
 
 

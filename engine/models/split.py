@@ -9,7 +9,8 @@ from torch import Tensor
 
 from engine.models.common.part import Part
 
-# The dim along which a parameter is split, by the end of its name. The others, norms, are whole on every device.
+# The dim along which a parameter is split, by the end of its name. The others, norms and routers, are whole on
+# every device.
 SPLIT = {
     "embedding.weight": 0,
     "attention.q.weight": 0,
@@ -19,6 +20,9 @@ SPLIT = {
     "ffn.gate.weight": 0,
     "ffn.up.weight": 0,
     "ffn.down.weight": 1,
+    "ffn.gate": 1,  # experts, stacked in dim 0
+    "ffn.up": 1,
+    "ffn.down": 2,
     "head.weight": 0,
 }
 

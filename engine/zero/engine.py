@@ -69,9 +69,12 @@ class ZeroEngine:
         """The model; its parameters have the dtype of the run."""
         return self._engine.module  # type: ignore[no-any-return]
 
-    def forward(self, tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Tensor:
-        """Compute the summed loss of one micro-batch, a scalar. `tokens`, `positions` and `labels` are int64 [T]."""
-        return self._engine(tokens, positions, labels, attention)  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Any:
+        """Compute the summed loss of one micro-batch, a scalar. `tokens`, `positions` and `labels` are int64 [T].
+
+        In a pipeline it returns what the stage's model does.
+        """
+        return self._engine(tokens, positions, labels, attention)
 
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Run the backward pass of a micro-batch and accumulate its gradients.
