@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,6 +44,48 @@ def slice_of(name: str, whole: Tensor, tp: int, rank: int) -> Tensor:
         return whole
     padding = whole.new_zeros((-len(whole) % tp if dim == 0 else 0, *whole.shape[1:]))
     return torch.cat([whole, padding]).chunk(tp, dim)[rank]
+
+
+def whole_shape(name: str, shape: torch.Size, tp: int, vocab: int) -> torch.Size:
+    """Return the shape of a parameter of which a device of `tp` has a slice of `shape`; `vocab` is without padding."""
+    dim = dim_of(name)
+    if dim is None or tp == 1:
+        return shape
+    size = shape[dim] * tp if "layers." in name else vocab
+    return torch.Size([*shape[:dim], size, *shape[dim + 1 :]])
+
+
+class Run(NamedTuple):
+    """Consecutive elements of a parameter, in two slices of it."""
+
+    tp_rank: int  # of the device that has them in the first kind of slices
+    start: int  # in the flattened slice of that device
+    at: int  # counted from the first element that was asked for
+    length: int
+
+
+def runs(name: str, shape: torch.Size, start: int, stop: int, own: tuple[int, int], tp: int) -> Iterator[Run]:
+    """Find elements start .. stop - 1 of one slice of a parameter, flattened, in the slices of `tp` devices.
+
+    `shape` is that of the whole parameter. `own` are the degree and the rank of the one slice. Elements that pad the
+    vocabulary are left out.
+    """
+    dim = dim_of(name)
+    if dim is None or own[0] == tp:  # every device has all of it, or the slices are the same
+        yield Run(0 if dim is None else own[1], start, 0, stop - start)
+        return
+    row = math.prod(shape[dim + 1 :])
+    whole, (degree, rank) = shape[dim] * row, own  # consecutive elements along `dim`
+    mine, theirs = (-(-shape[dim] // size) * row for size in (degree, tp))
+    at = start
+    while at < stop:
+        outer, inner = divmod(at, mine)
+        place, count = rank * mine + inner, min(mine - inner, stop - at)
+        if place < whole:
+            tp_rank, inside = divmod(place, theirs)
+            count = min(count, theirs - inside, whole - place)
+            yield Run(tp_rank, outer * theirs + inside, at - start, count)
+        at += count
 
 
 def elements_of_slice(first: int, stop: int, shape: torch.Size, dim: int, part: Part) -> tuple[Tensor, Tensor]:

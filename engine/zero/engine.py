@@ -27,7 +27,7 @@ from engine.zero.reshard import load_resharded
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
 from engine.zero.snapshot import Snapshot
-from engine.zero.states import SavedStates
+from engine.zero.states import SavedStates, Written
 
 _TAG = "zero"
 
@@ -109,7 +109,9 @@ class ZeroEngine:
         is returned each time: it must be written before the next call.
         """
         self._snapshot.copies = copies
-        self._engine.save_checkpoint(".", tag=_TAG, save_latest=False)
+        parallel = self._config.parallel
+        written = Written(parallel.tp, parallel.pp, self._config.model.vocab)
+        self._engine.save_checkpoint(".", tag=_TAG, client_state=written.to_client_state(), save_latest=False)
         return self._snapshot
 
     def reserve_snapshot(self) -> None:
@@ -127,10 +129,10 @@ class ZeroEngine:
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Load the states that `save` wrote into `folder`, with any number of ranks, in any ZeRO stage.
+        """Load the states that `save` wrote into `folder`, with any mesh, in any ZeRO stage.
 
         All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
         engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of somebody else
         could run code.
         """
-        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage)
+        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage, self._axes)

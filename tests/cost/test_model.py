@@ -222,9 +222,10 @@ def test_tensor_parallel_devices_sum_up_in_each_layer_twice_a_pass() -> None:
 
 def test_tensor_parallel_devices_of_two_nodes_sum_up_over_the_network() -> None:
     """Twice the devices compute in half the time, but exchange over a slower link."""
-    eight, sixteen, sheet = of("parallel.tp=8"), of("parallel.tp=16"), nominal("h100x8")
+    heads = "model.kv_heads=16"
+    eight, sixteen, sheet = of("parallel.tp=8", heads), of("parallel.tp=16", heads), nominal("h100x8")
     sums = 1e9 * 32 * 2 * (2 * 15 / 16) * 4096 * 2 / sheet.network_bytes_per_s
-    assert sixteen.rates.token_f == pytest.approx(of().rates.token_f / 16 + sums)
+    assert sixteen.rates.token_f == pytest.approx(of(heads).rates.token_f / 16 + sums)
     assert sixteen.rates.token_f > eight.rates.token_f
 
 

@@ -13,6 +13,7 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import merge
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, unsplit
+from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.cost.model import Costs
 from engine.models.recompute import MODES
@@ -86,7 +87,7 @@ def test_ranks_with_rings_merge_blocks_with_the_compiled_function(ranks: int, mo
     monkeypatch.setattr(trainer_model, "choose_merge", lambda *given: compiled)
     for heavy in ("make_model", "build_optimizer", "ZeroEngine", "RingComm"):
         monkeypatch.setattr(trainer_model, heavy, lambda *given: None)
-    groups: Any = SimpleNamespace(device=CPU, hdp_rank=0, mesh=SimpleNamespace(hdp=ranks), rings=None)
+    groups: Any = SimpleNamespace(device=CPU, rank=0, hdp_rank=0, mesh=Mesh(ranks), rings=None, axes=None)
     settings: Any = SimpleNamespace(offload=0)
     _, _, context = build(load(["recipe=quickstart", *SIZE]), groups, settings)
     assert context.kernel.merge is (compiled if ranks > 1 else merge)

@@ -29,7 +29,9 @@ def traced(folder: RunFolder, degrees: list[list[int]]) -> list[int]:
     trace, found = Trace(folder, Groups(0, Mesh(1), torch.device("cpu"), None, Control(0))), []  # type: ignore[arg-type]
     for step, of_step in enumerate(degrees, 1):
         starts = np.array([0, 1])
-        plan: Any = SimpleNamespace(degrees=np.array(of_step), to_bytes=lambda: b"", ranks=1, micro_start=starts)
+        plan: Any = SimpleNamespace(
+            degrees=np.array(of_step), to_bytes=lambda: b"", ranks=1, stages=1, micro_start=starts
+        )
         times = StepTimes(0.0, marks=[(0, 0.0, 1.0)])
         trace.record(step, plan, times, checkpoint_due=step % 3 == 0 or step == len(degrees))
         found.append(json.loads(folder.trace.read_text())["step"])
