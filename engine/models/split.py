@@ -1,4 +1,4 @@
-"""How tensor parallelism splits the parameters of a model."""
+"""How tensor parallelism splits the parameters of a model, and expert parallelism those of its experts."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ SPLIT = {
 def dim_of(name: str) -> int | None:
     """Return the dim along which the parameter `name` is split; None for a parameter that is whole on every device."""
     return next((dim for end, dim in SPLIT.items() if name == end or name.endswith(f".{end}")), None)
+
+
+def is_of_experts(name: str) -> bool:
+    """Return whether the parameter `name` has the stacked matrices of a layer's experts, which ep shares in dim 0."""
+    return name.endswith(("ffn.gate", "ffn.up", "ffn.down"))
 
 
 def slice_of(name: str, whole: Tensor, tp: int, rank: int) -> Tensor:

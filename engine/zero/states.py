@@ -77,9 +77,10 @@ class _Device:
 
     def __init__(self, checkpoint: Path, number: int) -> None:
         """`number` is stage x tp + tp rank, DeepSpeed's model parallel rank."""
-        self.model = model_states(checkpoint, number)
-        self.stage = int(self.model["ds_config"]["zero_optimization"]["stage"])
-        self.shapes = {name: at for group in self.model["param_shapes"] for name, at in group.items()}
+        model = model_states(checkpoint, number)
+        self.written, self.stage = _written(model), int(model["ds_config"]["zero_optimization"]["stage"])
+        self.shapes = {name: at for group in model["param_shapes"] for name, at in group.items()}
+        self.buffers = {name: model["module"][name] for name in model["buffer_names"]}
         matches = {
             match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))
         }
@@ -87,7 +88,7 @@ class _Device:
         self._opened: dict[int, list[dict[str, Any]]] = {}
         # Rank 0 stores no padding, unless it stores all elements of a group; then the length does not matter.
         lengths = [len(flat[MASTER]) for flat in self._states(0)]
-        groups = [{name: size.numel() for name, size in group.items()} for group in self.model["param_shapes"]]
+        groups = [{name: size.numel() for name, size in group.items()} for group in model["param_shapes"]]
         self._places = places(groups, lengths, self.stage, len(self._files))
 
     @property
@@ -125,8 +126,7 @@ class SavedStates:
 
     def __init__(self, checkpoint: Path) -> None:
         devices = [_Device(checkpoint, 0)]
-        written = _written(devices[0].model)
-        self._tp = written.tp
+        written, self._tp = devices[0].written, devices[0].written.tp
         devices += [_Device(checkpoint, number) for number in range(1, written.tp * written.pp)]
         self._devices = dict[str, list[_Device]]()  # by parameter, in the order of the tp ranks
         self.shapes, self.buffers = dict[str, torch.Size](), dict[str, Tensor]()  # of whole parameters; whole buffers
@@ -135,8 +135,7 @@ class SavedStates:
             for name, shape in of_stage[0].shapes.items():
                 self._devices.setdefault(name, of_stage)
                 self.shapes.setdefault(name, whole_shape(name, shape, written.tp, written.vocab))
-            model = of_stage[0].model
-            self.buffers |= {name: model["module"][name] for name in model["buffer_names"]}
+            self.buffers |= of_stage[0].buffers
         self.ranks, self.stage, first = devices[0].ranks, devices[0].stage, devices[0].first
         # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor or an int; SGD has `momentum_buffer` or nothing.
         self.keys = [key for key in first if key != "step"]
@@ -161,13 +160,18 @@ def model_weights(checkpoint: Path) -> Weights:
 
     Tensors are read when their functions are called.
     """
-    written = _written(model_states(checkpoint, 0))
-    found = dict[str, Callable[[], Tensor]]()
+    if not (checkpoint / _MODEL.format(0)).exists():
+        saved = SavedStates(checkpoint)
+        return {
+            **{name: partial(saved.buffers.__getitem__, name) for name in saved.buffers},
+            **master_weights(checkpoint),
+        }
+    written, found = _written(model_states(checkpoint, 0)), dict[str, Callable[[], Tensor]]()
     for stage in range(written.pp):
         slices = [model_states(checkpoint, stage * written.tp + rank)["module"] for rank in range(written.tp)]
         for name in slices[0]:
             found.setdefault(name, partial(_joined, name, slices, written))
-    return found if (checkpoint / _MODEL.format(0)).exists() else found | dict(master_weights(checkpoint))
+    return found
 
 
 def _joined(name: str, slices: Sequence[Mapping[str, Tensor]], written: Written) -> Tensor:

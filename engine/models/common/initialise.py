@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engine.models.common.norm import norm_weights
 from engine.models.common.part import Part
-from engine.models.split import dim_of, elements_of_slice
+from engine.models.split import dim_of, elements_of_slice, is_of_experts
 
 BLOCK = 1 << 20  # elements
 _STD = 0.02  # LLaMA's initializer_range
@@ -85,6 +85,8 @@ def initialise(
                 size = model_shape.vocab * shape[1]
                 values[max(0, size - start) :].zero_()
                 values = values[: max(0, size - start)]
+        if part is not None and part.ep > 1 and is_of_experts(name):
+            start, size = start + part.ep_rank * size, size * part.ep
         stop = start + len(values)
         for first in range(start - start % BLOCK, stop, BLOCK):
             of_block = drawn(name, first // BLOCK, size)

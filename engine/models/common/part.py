@@ -12,7 +12,8 @@ from engine.config.schema import Model
 
 @dataclass(frozen=True)
 class Part:
-    """Some consecutive layers of a model, and of each of their matrices one of `tp` slices.
+    """Some consecutive layers of a model, and of each of their matrices one of `tp` slices, or of each layer's experts
+    one of `ep` equal shares.
 
     The first layers come with the embedding, the last ones with the final norm and the head.
     """
@@ -22,6 +23,8 @@ class Part:
     last: bool = True
     tp: int = 1
     tp_rank: int = 0  # which of the slices
+    ep: int = 1
+    ep_rank: int = 0  # which of the shares
 
     @classmethod
     def whole(cls, shape: Model) -> Part:

@@ -137,14 +137,14 @@ class Experts(nn.Module):
     # (chosen experts [T,k], number of experts) -> the route of a micro-batch; tensor and expert parallelism replace it
     route: Callable[[Tensor, int], Route] = LocalRoute
 
-    def __init__(self, shape: Model, balance: Balance | None = None, tp: int = 1) -> None:
-        """With tensor parallelism of degree `tp`, a device has 1 / tp of the width of every expert."""
+    def __init__(self, shape: Model, balance: Balance | None = None, tp: int = 1, ep: int = 1) -> None:
+        """A device has 1 / tp of the width of every expert, or 1 / ep of the experts."""
         super().__init__()
-        self.top_k, self.tp, width = shape.top_k, tp, shape.ffn // tp
+        self.top_k, self.tp, width, stored = shape.top_k, tp, shape.ffn // tp, shape.experts // ep
         self.router = Router(shape.hidden, shape.experts)
-        self.gate = nn.Parameter(torch.zeros(shape.experts, width, shape.hidden))
-        self.up = nn.Parameter(torch.zeros(shape.experts, width, shape.hidden))
-        self.down = nn.Parameter(torch.zeros(shape.experts, shape.hidden, width))
+        self.gate = nn.Parameter(torch.zeros(stored, width, shape.hidden))
+        self.up = nn.Parameter(torch.zeros(stored, width, shape.hidden))
+        self.down = nn.Parameter(torch.zeros(stored, shape.hidden, width))
         by_bias = balance is not None and balance.by == "bias"
         self.rate = balance.bias_rate if balance is not None else 0.0
         self.register_buffer("bias", torch.zeros(shape.experts, dtype=torch.int64) if by_bias else None)

@@ -30,12 +30,12 @@ from engine.models.mixtral.experts import Experts, Routed
 class Layer(nn.Module):
     """One pre-norm transformer layer with experts."""
 
-    def __init__(self, shape: Model, balance: Balance | None, tp: int = 1) -> None:
+    def __init__(self, shape: Model, balance: Balance | None, part: Part) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.attention = Attention(shape, tp)
+        self.attention = Attention(shape, part.tp)
         self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.ffn = Experts(shape, balance, tp)
+        self.ffn = Experts(shape, balance, part.tp, part.ep)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> tuple[Tensor, Routed]:
         """Compute the residual stream [T,C] after the layer, and the router's decisions."""
@@ -83,7 +83,7 @@ class Mixtral(nn.Module):
         self.shape, self.part, self.balance, self.tally = shape, part, balance, Tally()
         self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
         self.embedding = Embedding(part.vocab_rows(shape), shape.hidden) if part.first else None
-        self.layers = nn.ModuleDict({str(number): Layer(shape, balance, part.tp) for number in part.layers})
+        self.layers = nn.ModuleDict({str(number): Layer(shape, balance, part) for number in part.layers})
         self.norm = RMSNorm(shape.hidden, shape.norm_eps) if part.last else None
         self.head = Head(shape.hidden, part.vocab_rows(shape)) if part.last else None
         if shape.tied and self.embedding is not None and self.head is not None:
