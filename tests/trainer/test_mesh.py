@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.config.load import load
+from engine.config.schema import Config
 from engine.launch.run import train
 from engine.report.run import read_run
 from tests.trainer.worlds import in_worlds
@@ -42,14 +43,17 @@ def logged(out: Path) -> list[float]:
     return [line[key] for line in lines for key in ("loss", "grad_norm", "validation_loss") if key in line]
 
 
+def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:
+    texts = [f"data.path={data}", "data.pattern=*.txt"]
+    return load([*SMALL, *texts, f"cluster.ranks_per_node={ranks}", f"run.out={out}", *more])
+
+
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_changes_no_loss(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ranks, mesh = MESHES[name]
     in_worlds(monkeypatch, STEPS)
-    given = [*SMALL, f"data.path={data}", "data.pattern=*.txt"]
     tied = [key for key in mesh if "tied" in key]
-    alone = load([*given, *tied, "cluster.ranks_per_node=1", f"run.out={tmp_path / 'alone'}"])
-    split = load([*given, *mesh, f"cluster.ranks_per_node={ranks}", f"run.out={tmp_path / 'split'}"])
+    alone, split = config_of(tmp_path / "alone", data, 1, *tied), config_of(tmp_path / "split", data, ranks, *mesh)
     for config in (alone, split):
         train(config, say=lambda line: None)
     expected = logged(tmp_path / "alone")
@@ -58,3 +62,21 @@ def test_a_mesh_changes_no_loss(tmp_path: Path, data: Path, monkeypatch: pytest.
     run = read_run(tmp_path / "split")
     assert run.trace is not None
     assert {span.stage for span in run.trace.spans} == set(range(split.parallel.pp))
+
+
+def test_a_run_continues_on_other_meshes_and_in_other_stages(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tied = "model.tied=true"
+    chain = [
+        (4, ["parallel.tp=2", "parallel.pp=2"]),
+        (1, ["zero.stage=3"]),
+        (2, ["parallel.pp=2"]),
+        (2, ["parallel.tp=2", "zero.stage=3"]),
+    ]
+    in_worlds(monkeypatch, STEPS)
+    train(config_of(tmp_path / "alone", data, 1, tied), say=lambda line: None)
+    for step, (ranks, mesh) in enumerate(chain, start=1):
+        in_worlds(monkeypatch, step)
+        train(config_of(tmp_path / "run", data, ranks, tied, *mesh), say=lambda line: None)
+    assert logged(tmp_path / "run") == pytest.approx(logged(tmp_path / "alone"), rel=1e-5)
