@@ -40,7 +40,7 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
     def paint(axes: Axes) -> None:
         axes.set(xlim=(0, until), ylim=(rows - 0.5, -0.5), ylabel="rank")  # the first row is at the top
         axes.set_xlabel("seconds from the start of the step")
-        of_stage = [f"stage {stage}, " if found.stages > 1 else "" for stage in range(found.stages)]
+        of_stage = [f"stage {stage}, rank " if found.stages > 1 else "" for stage in range(found.stages)]
         axes.set_yticks(range(rows), [f"{stage}{rank}" for stage in of_stage for rank in found.ranks.tolist()])
         axes.tick_params(axis="y", labelsize=min(axes.yaxis.label.get_fontsize(), row))
         axes.grid(visible=False, axis="y")
