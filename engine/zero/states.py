@@ -36,6 +36,7 @@ _STAGE_3 = "fp32_flat_groups", "optimizer_state_dict"
 _MODEL = "zero/mp_rank_{:02d}_model_states.pt"
 _SHARED = "zero/zero_pp_rank_0_mp_rank_{:02d}_model_states.pt"  # stage 3: names, shapes and buffers
 _OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_TIED = {"head.weight": "embedding.weight"}  # what a tied weight's copy is a copy of
 _MESH = "mesh"  # the key of `Written` in the files of model states; older ones have none
 
 
@@ -121,7 +122,7 @@ class _Device:
 class SavedStates:
     """The model states of a checkpoint of any mesh: buffers, fp32 master weights and the optimizer's states.
 
-    A process reads only the bytes that it asks for, and opens only the files with them.
+    A process reads only the bytes that it asks for. It opens the files of the other HDP ranks only if it needs them.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -150,9 +151,6 @@ class SavedStates:
         found = name if name in self._devices else _TIED.get(name, name)
         for run in runs(name, self.shapes[found], start, start + len(out), (tp, tp_rank), self._tp):
             self._devices[found][run.tp_rank].read(found, key, run.start, out[run.at : run.at + run.length])
-
-
-_TIED = {"head.weight": "embedding.weight"}
 
 
 def model_weights(checkpoint: Path) -> Weights:
