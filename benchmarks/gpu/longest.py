@@ -95,7 +95,7 @@ def longest(case: Longest, groups: Groups) -> dict[str, Any]:
         "said": f"a step of {tokens:,} tokens{cut} took {seconds:.1f} s with {ratio:.2f} offloaded, peak {gib[0]}, "
         f"estimate {gib[1]}, on the host {gib[2]}; the time includes compilation for this length",
         "target": f"a full step at {length.fits:,} tokens, or at as many as {MOST_S:.0f} s allow",
-        "holds": not rank.offload.arena.pop_short() and peak <= 1.05 * expected,
+        "holds": not rank.offload.pop_short() and peak <= 1.05 * expected,
         "ratio": ratio,
         "seconds": seconds,
         "peak": peak,
