@@ -71,6 +71,8 @@ def estimate_memory(
     head = f"{config.model.name}, {counted(settings.ranks, 'rank')}, ZeRO-{config.zero.stage}, {config.dtype}, "
     head += f"recompute={config.recompute}; a micro-batch of {counted(tokens, 'token')}"
     head += f" on node {found.node}" if found.node else ""
+    if settings.stages > 1:
+        head += f", on stage {found.stage} of {settings.stages}, which needs the most"
     if plan is not None and error is None:
         head += f", the largest of {counted(plan, 'step')} of {source(config)}"
     if offload:

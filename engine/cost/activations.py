@@ -53,12 +53,12 @@ def ring_bytes(model: schema.Model, dtype: str) -> int:
     return total(RINGS, model_letters(model, dtype), TOKEN)
 
 
-def counts_bytes(model: schema.Model) -> int:
-    """Bytes of the message with a shard's expert counts; 0 for a dense model.
+def counts_bytes(model: schema.Model, stages: int = 1) -> int:
+    """Bytes of the messages of all stages with a shard's expert counts; 0 for a dense model.
 
-    The message contains an int64 for each expert of each layer, and one int64 for the number of loss tokens.
+    A message contains an int64 for each expert of each of the stage's layers, and one for the number of loss tokens.
     """
-    return 8 * (model.layers * model.experts + 1) if model.experts > 1 else 0
+    return 8 * (model.layers * model.experts + stages) if model.experts > 1 else 0
 
 
 def loss_chunk(tokens: int, hidden: int, vocab: int) -> int:
@@ -88,15 +88,17 @@ class Instant(NamedTuple):
         return max(less_than_a_tile, more)
 
 
-def instants(config: schema.Config) -> tuple[Instant, ...]:
-    """The instants at which a micro-batch may need the most memory.
+def instants(config: schema.Config, stage: int = 0) -> tuple[Instant, ...]:
+    """The instants at which a micro-batch may need the most memory on a device of a stage.
 
-    They are, in this order: the backward pass of the last layer, the loss with chunks of 1,024 tokens, the loss with
-    larger chunks, the end of the loss, and the reduction of the head's gradient. The bytes of an instant are the sum of
-    its rows in the memory table, divided by the tensor parallel degree and rounded up.
+    They are, in this order: the backward pass of the last layer, and on the last stage the loss with chunks of 1,024
+    tokens, the loss with larger chunks, the end of the loss, and the reduction of the head's gradient. The bytes of an
+    instant are the sum of its rows in the memory table, divided by the tensor parallel degree and rounded up. What a
+    stage keeps outside its layers is counted for all micro-batches in flight, which are taken to be as large.
     """
-    values, tp = letters(config), config.parallel.tp
-    kept = total(KEPT, values, TOKEN)
+    values, tp = letters(config, last=stage == config.parallel.pp - 1), config.parallel.tp
+    kept = total(KEPT, values, TOKEN, "activations") + tp * total(KEPT, values, TOKEN, "positions")
+    kept *= config.parallel.pp - stage
 
     def one(names: tuple[str, ...], tile: int = 0) -> Instant:
         """The instant whose bytes are the sums of the tables `names`."""
@@ -105,5 +107,7 @@ def instants(config: schema.Config) -> tuple[Instant, ...]:
 
     # In a layer either SwiGLU or attention needs more; both have the same fixed bytes and tiles.
     layer = max(one((LAYER, part), config.mlp_tile) for part in (SWIGLU, ATTENTION))
+    if not values["last"]:
+        return (layer,)
     few, many, end = one((LOSS, LOSS_FEW), LEAST_CHUNK), one((LOSS, LOSS_MANY)), one((LOSS, LOSS_END))
     return layer, few, many, end, one((HEAD,))

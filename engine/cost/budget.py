@@ -33,6 +33,9 @@ def least_ratio(costs: Costs, tokens: Ints, buffers: Ints, capacity: Ints, memor
     its bytes at most `memory`. `buffers` are the tokens of the ring buffers (`ring_tokens` of `Costs.peak_bytes`). The
     ratio is 0 if a micro-batch fits without offload, and PPM if no ratio is enough.
     """
+    if costs.later_stages:
+        each = (least_ratio(stage, tokens, buffers, capacity, memory) for stage in costs.stages)
+        return np.maximum.reduce(list(each))
     ratio = np.zeros(len(tokens), dtype=np.int64)
     available = memory - costs.fixed_bytes - costs.working(tokens) - costs.ring_bytes * buffers
     large = np.flatnonzero((tokens > 0) & ((tokens > capacity) | (costs.token_bytes * tokens > available)))
@@ -55,6 +58,8 @@ def most_ratio(costs: Costs, tokens: Ints, host: int) -> Ints:
 
     The micro-batches have `tokens` [M].
     """
+    if costs.later_stages:
+        return np.minimum.reduce([most_ratio(stage, tokens, host) for stage in costs.stages])
     if costs.layers <= 2:
         return np.full(len(tokens), PPM, dtype=np.int64)
     stays = np.maximum(0, tokens - max(0, host) // costs.token_bytes)  # tokens that must stay in all layers

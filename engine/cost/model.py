@@ -21,6 +21,7 @@ from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal
 from engine.cost.sizes import element_bytes, parameters, update_bytes
+from engine.cost.stages import stages
 from engine.cost.states import states
 from engine.cost.times import Rates, unsplit_times
 from engine.units import NS, PPM, Ints
@@ -28,11 +29,16 @@ from engine.units import NS, PPM, Ints
 
 @dataclass(frozen=True)
 class Costs:
-    """Nanoseconds, FLOPs and bytes of one HDP rank. A rank is d_tp x d_pp devices; bytes are those of each device."""
+    """Nanoseconds, FLOPs and bytes of one HDP rank. A rank is d_tp x d_pp devices; bytes are those of each device.
+
+    In a pipeline, the fields that count layers and bytes are those of the first stage, and `later_stages` has those of
+    the others. Methods return bytes of the stage that decides. All micro-batches in flight are counted as if they were
+    as large as the one in question.
+    """
 
     source: str  # where the rates come from
     parameters: int
-    layers: int
+    layers: int  # of a device
     linear_flops: int  # forward, per token
     attention_flops: int  # forward, per (query, key) pair
     peak_flops_per_s: float  # of one device, by its data sheet: MFU is relative to this
@@ -42,7 +48,7 @@ class Costs:
     slot: int  # ns of a lockstep slot in addition to its micro-batch: ZeRO's collectives that nothing hides
     gathers: tuple[int, int]  # ns in which ZeRO-3 gathers weights in a slot while layers compute: forward, backward
     step: int  # ns of a step in addition to its micro-batches, for reducing gradients and updating weights
-    token_bytes: int  # activations that all layers save, per token; may be offloaded
+    token_bytes: int  # activations that a device's layers save for all micro-batches in flight, per token of one
     instants: tuple[Instant, ...]  # other bytes of a micro-batch: in a layer's backward pass (first), at the loss
     ring_bytes: int  # ring buffers, per token of a ring's largest shard
     fixed_bytes: int  # model states and ZeRO's buffers on the device
@@ -54,6 +60,8 @@ class Costs:
     host_fixed_bytes: int = 0  # model states on the host
     closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
     filling_bytes: int = 0  # part of `fixed_bytes` not yet allocated when a step's first backward pass begins
+    in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
+    later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
 
     @classmethod
     def of(cls, config: Config, rates: Calibration | None = None) -> Costs:
@@ -69,10 +77,9 @@ class Costs:
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
         sent, reduce_rate = collectives(config, cluster.ranks), _reduce_rate(rates, cluster)
-        return cls(
+        costs = cls(
             source=f"{rates.device} ({rates.source})",
             parameters=parameters(model),
-            layers=model.layers,
             linear_flops=flops.linear_flops(model),
             attention_flops=flops.attention_flops(model),
             peak_flops_per_s=rates.peak_flops_per_s,
@@ -87,13 +94,21 @@ class Costs:
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
             forward_rings=3 if config.recompute == "layer" else 2,
-            counts_bytes=activations.counts_bytes(model) if config.balance.by == "loss" else 0,
-            **_bytes(config, cluster.ranks),
+            counts_bytes=activations.counts_bytes(model, config.parallel.pp) if config.balance.by == "loss" else 0,
+            **_bytes(config, cluster.ranks, 0),
         )
+        return costs.among(config, cluster.ranks)
 
     def among(self, config: Config, ranks: int) -> Costs:
         """A copy of the costs with the bytes for a cluster of `ranks` HDP ranks. Times do not change."""
-        return replace(self, **_bytes(config, ranks))
+        first, *others = (_bytes(config, ranks, stage) for stage in range(config.parallel.pp))
+        later = tuple(replace(self, **of_stage, later_stages=()) for of_stage in others)
+        return replace(self, **first, later_stages=later)
+
+    @property
+    def stages(self) -> tuple[Costs, ...]:
+        """The costs of each stage of a pipeline, without those of the others; of the model, if it has no stages."""
+        return (replace(self, later_stages=()), *self.later_stages) if self.later_stages else (self,)
 
     @property
     def fixed(self) -> int:
@@ -118,10 +133,12 @@ class Costs:
         the step (`closing_bytes`), where activations are already released.
         """
         during = self.fullest(tokens, offload, first) + self.ring_bytes * ring_tokens
-        return self.fixed_bytes + np.maximum(during, self.closing_bytes)
+        peak = self.fixed_bytes + np.maximum(during, self.closing_bytes)
+        later = (stage.peak_bytes(tokens, ring_tokens, offload, first) for stage in self.later_stages)
+        return reduce(np.maximum, later, peak)
 
     def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False) -> Ints:
-        """Peak bytes of micro-batches without states and ring buffers: the largest of three instants (docs/memory.md).
+        """Peak bytes of micro-batches on the first stage without states and ring buffers: the largest of three instants (docs/memory.md).
 
         When the backward pass begins: all activations that were not offloaded. When two layers are left: the
         activations of these layers, copied back if they were offloaded, and the passing gradients of the others. At its
@@ -129,10 +146,14 @@ class Costs:
         """
         left, layer = min(2, self.layers), self.instants[0].of(tokens)
         fill = np.where(first, self.filling_bytes, 0)
-        begins = self.token_bytes * self.resident(tokens, offload) + self.working(tokens) - fill
-        two = -(-self.token_bytes * left * tokens // self.layers)  # exact: `most_tokens` relies on it
+        begins = self.token_bytes * self.resident_here(tokens, offload) + self.working(tokens) - fill
+        two = -(
+            -self.token_bytes * left * tokens // (self.layers * self.in_flight)
+        )  # exact: `most_tokens` relies on it
+        # The other micro-batches in flight have not begun their backward passes.
+        waiting = self.token_bytes * self.resident_here(tokens, offload) * (self.in_flight - 1) // self.in_flight
         others = (self.layers - left) * self.passing_bytes // self.layers
-        two_left = two + others + layer - fill * left // self.layers
+        two_left = two + waiting + others + layer - fill * left // self.layers
         return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
 
     def working(self, tokens: Any) -> Any:
@@ -143,10 +164,16 @@ class Costs:
         return reduce(np.maximum, (instant.of(tokens) for instant in self.instants))
 
     def resident(self, tokens: Ints, offload: Ints | int) -> Ints:
-        """Saved activations that stay on the device, in tokens (equation 3 of ByteScale).
+        """Saved activations of a micro-batch that stay on the device, in tokens (equation 3 of ByteScale).
 
-        At offload ratio r, given as `offload` in ppm, all activations of two layers stay, and 1 - r of the others.
+        At offload ratio r, given as `offload` in ppm, all activations of two layers stay, and 1 - r of the others. In a
+        pipeline most tokens stay on the stage with the fewest layers.
         """
+        later = (stage.resident(tokens, offload) for stage in self.later_stages)
+        return reduce(np.maximum, later, self.resident_here(tokens, offload))
+
+    def resident_here(self, tokens: Ints, offload: Ints | int) -> Ints:
+        """The tokens of `resident` on the first stage alone."""
         if self.layers <= 2:
             return np.asarray(tokens)
         stays = 2 * PPM + (PPM - np.asarray(offload, dtype=np.int64)) * (self.layers - 2)
@@ -154,10 +181,13 @@ class Costs:
 
     def host_bytes(self, tokens: Ints, offload: Ints | int) -> Ints:
         """Bytes that micro-batches of `tokens` put on the host at offload ratio `offload` (ppm)."""
-        return self.token_bytes * (tokens - self.resident(tokens, offload))
+        away = self.token_bytes * (tokens - self.resident_here(tokens, offload))
+        return reduce(np.maximum, (stage.host_bytes(tokens, offload) for stage in self.later_stages), away)
 
     def most_tokens(self, device_memory: int) -> int:
         """Most tokens of a micro-batch, all in rings, that fit on a device of this size without offload; 0 if none."""
+        if self.later_stages:
+            return min(stage.most_tokens(device_memory) for stage in self.stages)
         # Without offload, the instant with two layers left (`fullest`) never needs the most.
         available, saved = device_memory - self.fixed_bytes, self.token_bytes + self.ring_bytes
         if available < self.closing_bytes:
@@ -170,19 +200,23 @@ class Costs:
         return ns / NS
 
 
-def _bytes(config: Config, ranks: int) -> dict[str, Any]:
-    """The fields of `Costs` that depend on the number of ranks: bytes of a device."""
+def _bytes(config: Config, ranks: int, stage: int) -> dict[str, Any]:
+    """The fields of `Costs` that depend on the number of ranks and the stage: layers and bytes of a device."""
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
-    tp, held = config.parallel.tp, states(config, ranks)
+    tp, held, own = config.parallel.tp, states(config, ranks, stage), len(stages(config)[stage])
+    in_flight = config.parallel.pp - stage  # 1F1B (planner/plan/order.py)
     return {
-        "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) // tp),
-        "instants": activations.instants(config),
+        "layers": own,
+        "in_flight": in_flight,
+        "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) * own * in_flight // (model.layers * tp)),
+        "instants": activations.instants(config, stage),
         "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
         "passing_bytes": held.passing,
         "closing_bytes": held.closing,
         "filling_bytes": held.filling,
-        "host_fixed_bytes": held.host,
+        # Bounds of host memory subtract it from that of a rank, and are the same for all stages.
+        "host_fixed_bytes": max(states(config, ranks, one).host for one in range(config.parallel.pp)),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.config import schema
 from engine.cost.flops import layer_weights
+from engine.cost.stages import stages
 
 ELEMENT = {"bf16": 2, "fp32": 4, "fp64": 8}
 BUCKET = 1 << 26  # gradient elements that are reduced at once; a larger parameter is reduced separately
@@ -21,6 +22,20 @@ def parameters(model: schema.Model) -> int:
     norms = (2 * model.layers + 1) * model.hidden
     matrices = model.layers * layer_weights(model, experts=model.experts)
     return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
+
+
+def device_parameters(config: schema.Config, stage: int) -> int:
+    """Number of parameters on a device of a stage: those of its layers, and at the ends the embedding and the head.
+
+    Tensor parallelism splits all matrices except routers, and the vocabulary in equal parts, the last one padded. A
+    head that shares the embedding's weights is a copy of them if it is on another stage.
+    """
+    model, tp, pp = config.model, config.parallel.tp, config.parallel.pp
+    router = model.hidden * model.experts if model.experts > 1 else 0
+    layer = (layer_weights(model, experts=model.experts) - router) // tp + router + 2 * model.hidden
+    rows, first, last = -(-model.vocab // tp) * model.hidden, stage == 0, stage == pp - 1
+    ends = rows * (first + last - (first and last and model.tied)) + model.hidden * last
+    return len(stages(config)[stage]) * layer + ends
 
 
 def bucket_elements(model: schema.Model, devices: int = 1) -> int:

@@ -27,9 +27,9 @@ class States:
         return self.parameters + self.gradients + self.optimizer + self.gather_buffers
 
 
-def states(config: schema.Config, ranks: int) -> States:
-    """The model states on each device of a rank, if `ranks` HDP ranks share them."""
-    values = letters(config, ranks, config.parallel.tp * config.parallel.pp)
+def states(config: schema.Config, ranks: int, stage: int = 0) -> States:
+    """The model states on each device of a rank's `stage`, if `ranks` HDP ranks share them."""
+    values = letters(config, ranks, stage)
     return States(
         parameters=total(ALWAYS, values, item="parameters"),
         gradients=total(ALWAYS, values, item="gradients"),

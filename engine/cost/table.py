@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from engine.config import schema
 from engine.cost import sizes
 from engine.cost.flops import layer_weights
-from engine.cost.sizes import element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
+from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
 
 Letters = Mapping[str, Any]
 LEAST_CHUNK = 1024  # tokens of a chunk of the loss: for smaller chunks, summing the head's gradient takes longest
@@ -27,7 +27,7 @@ LETTERS = {
     "b, w": "bytes of an element in the model's dtype; in the wider of this dtype and fp32",
     "h, f, V, N, e, k": "hidden size, ffn, vocabulary, layers, experts, experts per token (top_k)",
     "q, kv": "heads x head_dim, kv_heads x head_dim",
-    "P": "parameters of the model",
+    "P": "parameters of the model; for model states, those of a device",
     "S": "P / ranks: size of a ZeRO partition",
     "H, Y, E, L": "parameters of the head; of a layer's matrices; of one SwiGLU matrix of all experts; L = max(H, E)",
     "n": "tensors of the optimizer: 3 with AdamW; SGD 2, or 1 without momentum",
@@ -37,6 +37,7 @@ LETTERS = {
     "A, F": "bytes per token that attention saves for the backward pass; that SwiGLU, or router and experts, save; "
     "without recomputation and tiles",
     "G": "F; with tiles only the bytes per token that the router's losses save",
+    "last": "whether the device is of the last stage, with the last norm and the head",
     "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
     "recompute, mlp_tile",
     "bf16_optimizer": "dtype=bf16 in stage 1 without on_host: DeepSpeed runs its BF16_Optimizer",
@@ -67,7 +68,7 @@ DEVICE, TOKEN, TILE = "device", "token", "token of a tile"
 class Row(NamedTuple):
     """Bytes of one tensor at one instant: on each device, per token, or per token of a tile.
 
-    For model states, letters that count parameters are per device: divided by the tensor and pipeline parallel degrees.
+    For model states, letters that count parameters are those of one device of a stage; H is 0 without the head.
     Rows of activations are for the whole model; their sums are divided by the tensor parallel degree.
     """
 
@@ -153,11 +154,13 @@ ROWS = (
         "e > 1", _EXPERTS, TOKEN),
     Row(SAVED, "entry", "input of the layer", "b * h", "recompute != 'none'", "engine/models/recompute.py", TOKEN),
 
-    Row(KEPT, "activations", "last norm: input, output and reciprocal RMS", "2 * b * h + w", _ALL, _FFN, TOKEN),
-    Row(KEPT, "activations", "cosines and sines of the position", "2 * w * head_dim", _ALL, _FFN, TOKEN),
+    Row(KEPT, "activations", "last norm: input, output and reciprocal RMS", "2 * b * h + w", "last", _FFN, TOKEN),
+    Row(KEPT, "activations", "output of the stage", "b * h", "not last", "engine/trainer/step.py", TOKEN),
+    Row(KEPT, "positions", "cosines and sines of the position, on every device of a tp group", "2 * w * head_dim", _ALL,
+        _FFN, TOKEN),
 
     Row(LAYER, "activations", "gradient of the residual stream", "b * h", _ALL, _LINEAR, TOKEN),
-    Row(LAYER, "activations", "last norm: released", "-(2 * b * h + w)", _ALL, _FFN, TOKEN),
+    Row(LAYER, "activations", "last norm: released", "-(2 * b * h + w)", "last", _FFN, TOKEN),
     Row(LAYER, "activations", "recomputed: the layer except its input", "2 * (2 * b * h + w) + A + G - b * h",
         "recompute == 'layer'", "engine/models/recompute.py", TOKEN),
     Row(LAYER, "activations", "recomputed: the second norm and SwiGLU", "2 * b * h + w + G",
@@ -166,7 +169,7 @@ ROWS = (
         "engine/models/common/tiles.py", TILE),
     Row(LAYER, "activations", "gradients of SwiGLU's weights: from one tile, and summed over tiles",
         "3 * (b + w) * E", "tile", "engine/models/common/tiles.py"),
-    Row(LAYER, "activations", "gradient of the head", "b * H", "bf16_optimizer or tied", _LINEAR),
+    Row(LAYER, "activations", "gradient of the head", "b * H", "last and (bf16_optimizer or tied)", _LINEAR),
     Row(LAYER, "activations", "gradient of a SwiGLU matrix larger than the bucket, reduced separately",
         "b * E + c * (E - BUCKET)", "stage > 1 and E > BUCKET",
         _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
@@ -236,6 +239,7 @@ def model_letters(model: schema.Model, dtype: str, recompute: str = "none", tile
         "kv": model.kv_heads * model.head_dim,
         "heads": model.heads,
         "head_dim": model.head_dim,
+        "last": True,
     }
     plain = found | {"recompute": "none", "tile": 0}
     saved = {item: total(SAVED, plain, TOKEN, item) for item in ("attention", "ffn", "router")}
@@ -243,28 +247,35 @@ def model_letters(model: schema.Model, dtype: str, recompute: str = "none", tile
     return found | {"G": saved["router"] if tile else found["F"], "recompute": recompute, "tile": tile}
 
 
-def letters(config: schema.Config, ranks: int = 1, devices: int = 1) -> dict[str, Any]:
-    """Values of all letters for one of `ranks` HDP ranks that has `devices` devices."""
-    model, stage = config.model, config.zero.stage
+def letters(config: schema.Config, ranks: int = 1, stage: int | None = None, last: bool = True) -> dict[str, Any]:
+    """Values of all letters: for one of the devices of a pipeline's `stage`, if `ranks` HDP ranks share the states.
+
+    Without a `stage`, parameters are those of the whole model, and `last` says whether the stage has the head.
+    """
+    model, zero = config.model, config.zero.stage
     found = model_letters(model, config.dtype, config.recompute, config.mlp_tile)
     b, w = found["b"], found["w"]
-    counts = {
-        "P": parameters(model),
-        "H": model.hidden * model.vocab,
-        "Y": layer_weights(model, experts=model.experts),
-        "E": model.experts * model.ffn * model.hidden,
-    }
-    found |= {name: -(-count // devices) for name, count in counts.items()}
+    tp = 1 if stage is None else config.parallel.tp
+    ends = (True, last) if stage is None else (stage == 0, stage == config.parallel.pp - 1)
+    rows = -(-model.vocab // tp) * model.hidden  # of the embedding and the head on a device
+    experts = model.experts * model.ffn * model.hidden // tp
     found |= {
-        "S": -(-counts["P"] // (devices * ranks)),
-        "L": max(found["H"], found["E"]),
+        "last": ends[1],
+        "P": parameters(model) if stage is None else device_parameters(config, stage),
+        "H": rows if ends[1] else 0,
+        "Y": -(-layer_weights(model, experts=model.experts) // tp),
+        "E": experts,
+        "L": max(rows if any(ends) else 0, experts),
+    }
+    found |= {
+        "S": -(-found["P"] // ranks),
         "B": min(found["P"], sizes.BUCKET),
         "BUCKET": sizes.BUCKET,
         "REDUCED": sizes.REDUCED,
         "SUB_GROUP": sizes.SUB_GROUP,
         "n": optimizer_tensors(config.optimizer),
-        "c": w if stage == 3 or b == w else b + w,
-        "stage": stage,
+        "c": w if zero == 3 or b == w else b + w,
+        "stage": zero,
         "on_host": config.optimizer.on_host,
         "weights_on_host": config.zero.weights_on_host,
         "tied": model.tied,

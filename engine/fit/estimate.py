@@ -37,6 +37,7 @@ _JSON = (
     "peak",
     "fits",
     "node",
+    "stage",
 )
 
 
@@ -56,6 +57,7 @@ class Estimate:
         0  # copy of rank 0's states, from which a checkpoint is written; 0 if the host has no memory for it
     )
     node: str = ""  # the rank's node, if ranks differ in memory
+    stage: int = 0  # of the pipeline: the one that needs the most memory
 
     @property
     def peak(self) -> int:
@@ -111,7 +113,7 @@ def estimate_plans(config: Config, settings: PlanSettings, plans: Iterable[StepP
 
 def copy_bytes(config: Config, settings: PlanSettings) -> int:
     """Bytes of the files that rank 0 writes for a checkpoint: its partition, and below stage 3 all weights."""
-    values = letters(config, settings.ranks, config.parallel.tp * config.parallel.pp)
+    values = letters(config, settings.ranks, stage=0)
     weights = values["b"] * values["P"] if config.zero.stage < 3 else 0
     return int(weights + values["n"] * values["w"] * values["S"])
 
@@ -150,12 +152,14 @@ def _kinds(settings: PlanSettings) -> list[int]:
 
 def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estimate:
     """Estimate the micro-batch `load` on rank `rank`."""
-    allowance, held, costs = Allowance.of(config), states(config, settings.ranks), settings.costs
-    tokens = np.int64(load.tokens)
+    tokens, buffers = np.int64(load.tokens), np.int64(load.buffers)
+    peaks = [int(one.peak_bytes(tokens, buffers, load.offload, load.first)) for one in settings.costs.stages]
+    peak = max(peaks)
+    stage = peaks.index(peak)
+    allowance, held, costs = Allowance.of(config), states(config, settings.ranks, stage), settings.costs.stages[stage]
     saved = costs.token_bytes * int(costs.resident(tokens, load.offload))
     working, layer = int(costs.working(load.tokens)), int(costs.instants[0].of(load.tokens))
     rings = costs.ring_bytes * load.buffers
-    peak = int(costs.peak_bytes(tokens, np.int64(load.buffers), load.offload, load.first))
     items = {
         "parameters": held.parameters,
         # The rest of the peak: gradients that grow in the backward pass, and copies for reduction and update.
@@ -167,7 +171,8 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
         "gather_buffers": held.gather_buffers,
     }
     fragmentation = allowance.fragmentation(sum(items.values()))
-    host, host_total = costs.host_fixed_bytes + int(costs.host_bytes(tokens, load.offload)), config.cluster.host_memory
+    host, host_total = costs.host_fixed_bytes, config.cluster.host_memory
+    host += int(settings.costs.host_bytes(tokens, load.offload))  # of the stage that offloads the most
     copy = copy_bytes(config, settings)
     copy = copy if host + copy <= host_total else 0
     total = config.cluster.device_memory
@@ -184,4 +189,5 @@ def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estima
         host_total=host_total,
         checkpoint=copy,
         node=settings.host(rank) if len(_kinds(settings)) > 1 else "",
+        stage=stage,
     )
