@@ -95,7 +95,7 @@ def tune(
 
         base = next((text.partition("=")[2] for text in reversed(typed) if text.startswith("recipe=")), "quickstart")
         about = f"Found by `bytescale tune {shlex.join(typed)}`: {rows[0]['step_s']:.3f} s a step, simulated."
-        use = f"To use it: bytescale train --config {shlex.quote(str(path))}"
+        use = f"To see its plans: bytescale plan --config {shlex.quote(str(path))}"
         winner = best[0].candidate.config
         write_recipe(path, own_variant(base.strip("'\""), winner, path, [about, use]), "--out")
         answer["file"] = str(path)
@@ -116,7 +116,7 @@ def _row(trial: Trial, best: Trial) -> dict[str, Any]:
         "pp": config.parallel.pp,
         "zero.stage": config.zero.stage,
         "recompute": config.recompute,
-        "offload.ratio": config.offload.ratio,
+        "offload.ratio": config.offload.ratio if config.offload.ratio else 0,
         "capacity": config.capacity,
         "step_s": trial.step_s,
         "tokens_per_s": float(trial.facts["tokens_per_s"]),
@@ -142,7 +142,8 @@ def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list
     for place, row in enumerate(rows, start=1):
         shown = {name: output.number(row[name]) for names in _QUESTIONS.values() for name in names if name in row}
         memory = f"{row['peak'] / size:,.1f} of {row['device_total'] / size:,.1f} {unit}"
-        cells.append(shown | {"place": str(place), "memory": memory, "capacity": str(row["capacity"])})
+        shown |= {"place": str(place), "memory": memory}
+        cells.append(shown | {name: str(row[name]) for name in ("capacity", "offload.ratio")})
     head = f"{config.model.name}, {counted(devices, 'device')}, context={config.context}, {source(config)}, "
     head += f"planner {config.planner.name}"
     head += f"; kept as set: {', '.join(fixed)}" if fixed else ""

@@ -21,14 +21,15 @@ def own_variant(base: str, config: Config, file: Path, comments: Sequence[str]) 
     """Write `config` as the text of `file`: its `defaults` name `base`, and below are the values that differ from it.
 
     `base` is a packaged recipe, or the path of a file of the user's own. `comments` are paragraphs at the top. The name
-    of the recipe is left out, so that it is the name of the file.
+    of the recipe, and a run folder of this name, are left out, so that they are named after the file.
     """
     below: dict[str, Any] = {}
     with suppress(ConfigError):  # the base alone may lack values that the user set: then all values are written
         below = _values(load([f"recipe={base}"]))
     nested: dict[str, Any] = {}
+    named_after = {"recipe", *(["run.out"] if config.run.out == f"runs/{config.recipe}" else [])}
     for key, value in _values(config).items():
-        if key != "recipe" and value != below.get(key, _MISSING):
+        if key not in named_after and value != below.get(key, _MISSING):
             *sections, name = key.split(".")
             inner = nested
             for section in sections:

@@ -49,16 +49,15 @@ def test_the_written_recipe_is_the_best(capsys: Capture, tmp_path: Path) -> None
     found = tuned(capsys, "--out", str(file))
     best = found["best"][0]
     written = load([f"recipe={file}"])
-    asked = load([*SMALL, *best["set"].split()[:0]])
-    changed = {line.split(":")[0] for line in diff(asked, written)}
+    changed = {line.split(":")[0] for line in diff(load(SMALL), written)}
     searched = {"parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity"}
-    assert changed <= {"recipe", *searched} and written.recipe == "best"
+    assert changed <= {"recipe", "run.out", *searched} and written.recipe == "best"
     assert (written.parallel.tp, written.parallel.pp, written.zero.stage) == (
         best["tp"],
         best["pp"],
         best["zero.stage"],
     )
-    assert written.capacity == best["capacity"]
+    assert (written.capacity, written.run.out) == (best["capacity"], "runs/best")
     assert run(["simulate", "--config", str(file), "--planners", "adaptive", "--json"]) == 0
     (_, adaptive) = json.loads(capsys.readouterr().out)["runs"]
     assert adaptive["step_s"] == best["step_s"]
@@ -72,6 +71,18 @@ def test_a_file_of_ones_own_is_built_on(capsys: Capture, tmp_path: Path) -> None
     assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, "--out", str(file)]) == 0
     assert "- ./../mine.yaml" in file.read_text() and load([f"recipe={file}"]).run.steps == 7
     assert "best.yaml; use it by --config" in capsys.readouterr().out
+
+
+def test_a_base_that_lacks_values_is_completed(capsys: Capture, tmp_path: Path) -> None:
+    """`lengths=file` needs a path, which only the command line sets."""
+    (tmp_path / "mine.yaml").write_text("defaults: [llama7b-256k, override /lengths: file]\n")
+    (tmp_path / "lengths.txt").write_text("1000\n30000\n")
+    file, path = tmp_path / "best.yaml", f"lengths.path={tmp_path / 'lengths.txt'}"
+    own = [text for text in SMALL if not text.startswith(("recipe=", "lengths"))]
+    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, path, "--out", str(file), "--json"]) == 0
+    written = load([f"recipe={file}"])
+    assert written.lengths.path == str(tmp_path / "lengths.txt") and written.run.out == "runs/best"
+    assert written.capacity == json.loads(capsys.readouterr().out)["tune"]["best"][0]["capacity"]
 
 
 def test_the_text_says_why_others_fall_off(capsys: Capture) -> None:

@@ -11,21 +11,35 @@ from engine.config.checks import check
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.lengths import step_lengths
+from engine.fit.estimate import estimate
 from engine.fit.problem import fit_problem
+from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
-from engine.tune import search as module
-from engine.tune.search import BOUNDED, INVALID, SHOWN, SLOWER, TOO_LARGE, UNPLANNED, UNTRIED, Search, behind, search
+from engine.tune.search import (
+    BOUNDED,
+    INVALID,
+    SHOWN,
+    SLOWER,
+    TOO_LARGE,
+    UNPLANNED,
+    UNTRIED,
+    Search,
+    behind,
+    by_layout,
+    search,
+)
 from engine.tune.space import SEARCHED, capacities, layouts
 from engine.units import Ints
 
 SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=2", "context=64K", "batch_tokens=512K"]
 SMALL += ["lengths=byted", "lengths.max=64K"]
 NEVER = float("inf")
+FIXED = ["offload.ratio", "recompute"]
 
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return load([*SMALL, "offload.ratio=0"])
+    return load([*SMALL, "offload.ratio=0", "recompute=layer"])
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +50,12 @@ def steps(config: Config) -> list[Ints]:
 @pytest.fixture(scope="module")
 def whole(config: Config, steps: list[Ints]) -> Search:
     """A search that ends by itself."""
-    return search(config, steps, NEVER, ["offload.ratio"])
+    return search(config, steps, NEVER, FIXED)
 
 
 def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: list[Ints], whole: Search) -> None:
     """If a lower bound were too high, a faster candidate would be left out."""
-    every = list(Search(steps).candidates(config, ["offload.ratio"]))
+    every = list(Search(steps).candidates(config, FIXED))
     fastest: dict[tuple[object, ...], float] = {}
     for one in every:
         step_s = float(mean_outcome(steps, one.settings)["step_s"])
@@ -55,7 +69,7 @@ def test_some_candidates_are_left_out_by_their_bound(whole: Search) -> None:
 
 
 def test_every_candidate_is_counted_once(config: Config, steps: list[Ints], whole: Search) -> None:
-    fits = len(list(Search(steps).candidates(config, ["offload.ratio"])))
+    fits = len(list(Search(steps).candidates(config, FIXED)))
     dropped = {reason: one.count for reason, one in whole.fallen.items()}
     late = sum(dropped.get(reason, 0) for reason in (BOUNDED, UNTRIED, SLOWER, UNPLANNED))
     assert fits == len(whole.best()) + late
@@ -71,12 +85,12 @@ def test_the_best_are_valid_fit_and_have_different_layouts(whole: Search) -> Non
 
 
 def test_a_search_out_of_time_says_what_it_left(config: Config, steps: list[Ints]) -> None:
-    found = search(config, steps, time.monotonic() - 1, ["offload.ratio"])
+    found = search(config, steps, time.monotonic() - 1, FIXED)
     assert len(found.trials) == 1 and found.fallen[UNTRIED].count > 0
 
 
 def test_the_first_of_each_layout_come_before_the_second(config: Config, steps: list[Ints]) -> None:
-    ranked = module.by_layout(Search(steps).candidates(config, ["offload.ratio"]))
+    ranked = by_layout(Search(steps).candidates(config, FIXED))
     firsts = len({one.layout for one in ranked})
     assert len({one.layout for one in ranked[:firsts]}) == firsts < len(ranked)
     assert [one.bound_s for one in ranked[:firsts]] == sorted(one.bound_s for one in ranked[:firsts])
@@ -100,14 +114,13 @@ def test_weights_on_the_host_are_given_up_below_zero3() -> None:
 
 
 def test_capacities_fit_and_are_readable(config: Config) -> None:
-    from engine.planner.settings import PlanSettings
-
     settings = PlanSettings.of(config)
     sizes = capacities(config, settings)
     assert sizes == sorted(set(sizes), reverse=True) and len(sizes) > 1
     for size in sizes:
         assert size % 1024 == 0 or size == -(-config.context // settings.ranks)
-        assert module.replace(settings, capacity=size).capacity == size
+        sized = config.model_copy(update={"capacity": size})
+        assert estimate(sized, PlanSettings.of(sized)).fits
 
 
 def test_what_is_behind_is_the_part_that_grows_most(whole: Search) -> None:
@@ -124,11 +137,11 @@ def test_nothing_fits(config: Config) -> None:
 
 
 def test_fewer_stages_are_faster_than_a_pipeline_at_8192_devices() -> None:
-    """Found by hand: for 70B at 2M, tp 8 without a pipeline is about 1.4 times as fast as tp 8, pp 4."""
+    """For 70B at 2M with ZeRO-1, tp 8 without a pipeline is about 1.3 times as fast as tp 8, pp 4."""
     keys = ["recipe=llama70b-2m-paper", "zero.stage=1", "recompute=layer_keep_attention", "offload.ratio=0"]
     fixed = ["parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio"]
     step_s = {}
     for stages in (1, 4):
         config = load([*keys, f"parallel.pp={stages}"])
         step_s[stages] = search(config, list(step_lengths(config, 1)), NEVER, fixed).best()[0].step_s
-    assert step_s[4] / step_s[1] > 1.1
+    assert 1.25 < step_s[4] / step_s[1] < 1.45
