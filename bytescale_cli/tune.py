@@ -52,7 +52,10 @@ def tune(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find the fastest tp, pp, ZeRO stage, recompute, offload and capacity. Keys that are set keep their value."""
+    """Find the fastest settings for a cluster. Searches tp, pp, ZeRO stage, recompute, offload and capacity.
+
+    Keys that are set on the command line keep their value.
+    """
     deadline = time.monotonic() + seconds
     check_steps(steps, "--steps")
     check_at_least(1, seconds, "--seconds")

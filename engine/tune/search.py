@@ -42,7 +42,7 @@ SLOWER = "were simulated and are slower, or differ only in capacity and offload"
 class Candidate:
     """Settings that fit, and a lower bound of the seconds of their step."""
 
-    changes: dict[str, Any]  # by config key; empty for the recipe as it is
+    changes: dict[str, Any]  # by config key
     config: Config
     settings: PlanSettings
     bound_s: float
@@ -98,9 +98,9 @@ class Search:
     fallen: dict[str, Fallen] = field(default_factory=dict)  # by reason
 
     def best(self) -> list[Trial]:
-        """The fastest trial of each layout, the fastest first, at most `SHOWN`. Of equal ones, the first tried."""
+        """The fastest trial of each layout, the fastest first, at most `SHOWN`. Of equal ones, that of least memory."""
         fastest: dict[tuple[Any, ...], Trial] = {}
-        for trial in sorted(self.trials, key=lambda one: one.step_s):
+        for trial in sorted(self.trials, key=lambda one: (one.step_s, one.memory.peak)):
             fastest.setdefault(trial.candidate.layout, trial)
         return list(fastest.values())[:SHOWN]
 
@@ -154,15 +154,12 @@ class Search:
 def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collection[str] = ()) -> Search:
     """Search the settings for `steps`, the lengths of each, [S]; `fixed` keys keep their value.
 
-    No simulation begins after `deadline`, in seconds of `time.monotonic()`, except the first. The recipe as it is
-    is also simulated, for comparison.
+    No simulation begins after `deadline`, in seconds of `time.monotonic()`, except the first. The config itself is
+    simulated first, if it fits.
     """
     found = Search(steps)
     ranked = by_layout(found.candidates(config, fixed))
-    settings = PlanSettings.of(config)
-    if ranked and fit_problem(config, settings) is None:
-        as_it_is = Search(steps)  # not among the counted ones
-        found.own = as_it_is.trial(Candidate({}, config, settings, 0.0))
+    ranked.sort(key=lambda one: one.config != config)  # the recipe as it is comes first, even if there is no time
     for number, candidate in enumerate(ranked):
         best = found.best()
         if len(best) == SHOWN and candidate.bound_s >= best[-1].step_s:
@@ -174,6 +171,7 @@ def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collec
         trial = found.trial(candidate)
         if trial is not None:
             found.trials.append(trial)
+            found.own = trial if candidate.config == config else found.own
     slower = len(found.trials) - len(found.best())
     if slower:
         found.drop(SLOWER, count=slower)

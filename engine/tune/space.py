@@ -14,14 +14,14 @@ from engine.planner.settings import PlanSettings
 # parallel.ep has one value only.
 SEARCHED = ("parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity")
 _DEGREES = (1, 2, 4, 8, 16)
-_PARTS = (1, 2, 4, 8)  # the largest capacity is divided by these
 _ROUND = 1024  # tokens: capacities are multiples of this, which are easier to read
 
 
 def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield values of all searched keys except the capacity; `fixed` keys have their value of the config.
 
-    tp divides the heads and stays inside a node; pp divides the layers. Rules of the config are checked by the caller.
+    Other keys have it too, beside the usual ones, so that the config itself is always among them. tp divides the
+    heads and stays inside a node; pp divides the layers. Rules of the config are checked by the caller.
     """
     model, node = config.model, config.cluster.ranks_per_node
     values: dict[str, tuple[Any, ...]] = {
@@ -31,7 +31,10 @@ def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
         "recompute": ("none", "layer_keep_attention", "layer"),
         "offload.ratio": (0.0, "auto"),
     }
-    for chosen in product(*((attrgetter(key)(config),) if key in fixed else values[key] for key in values)):
+    for key, others in values.items():
+        own = attrgetter(key)(config)
+        values[key] = (own,) if key in fixed else tuple(dict.fromkeys((*others, own)))
+    for chosen in product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
         if config.zero.weights_on_host and changes["zero.stage"] < 3:
             changes["zero.weights_on_host"] = False  # only ZeRO-3 can keep weights there
@@ -42,15 +45,17 @@ def capacities(config: Config, settings: PlanSettings) -> list[int]:
     """Capacities to try, the largest first; empty if no capacity fits.
 
     A large capacity has few micro-batches and short rings; a small one balances better, and has shorter bubbles in a
-    pipeline.
+    pipeline. No rank needs more than its part of a step, except for a long sequence.
     """
     ratio = 0 if config.offload.ratio == "auto" else settings.offload
     largest, plain = largest_capacity(settings, ratio), largest_capacity(settings.without_offload())
-    found = {_rounded(size // part) for size, parts in ((plain, _PARTS), (largest, _PARTS[:2])) for part in parts}
+    even = min(plain, -(-config.batch_tokens // settings.ranks))
     needed = -(-config.context // settings.ranks)  # of each rank, for a sequence as long as the context
-    if _rounded(largest) < needed <= largest:
+    found = {_rounded(size // part) for size in (plain, even) for part in (1, 2, 4, 8)}
+    found |= {_rounded(largest), _rounded(largest // 2), config.capacity}
+    if _rounded(largest) < needed:
         found.add(needed)
-    return sorted(found & set(range(1, largest + 1)), reverse=True)
+    return sorted((size for size in found if 0 < size <= largest), reverse=True)
 
 
 def _rounded(tokens: int) -> int:
