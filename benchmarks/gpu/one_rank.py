@@ -24,7 +24,7 @@ from engine.planner.plan.step_plan import MicroBatch
 from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
 from engine.trainer.model import build, kernel_of
-from engine.trainer.step import RankContext, micro_batch_loss, to_device
+from engine.trainer.step import RankContext, micro_batch_output, to_device
 from engine.units import PPM
 from engine.zero.engine import ZeroEngine
 
@@ -85,7 +85,7 @@ class OneRank:
         slices = random_slices(micro, self.config.model.vocab)
         tokens = len(slices.tokens)
         self.offload.begin(micro.offload, tokens)
-        loss = micro_batch_loss(self.engine.forward, micro, to_device(slices, self.context.device), self.context)
+        loss = micro_batch_output(self.engine.forward, micro, to_device(slices, self.context.device), self.context)
         forward = look()
         self.engine.backward(loss, tokens)
         loss.item()

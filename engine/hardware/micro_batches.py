@@ -11,7 +11,7 @@ from engine.hardware.measured import Case
 from engine.hardware.timing import Run, Stopwatch
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch, Shard
-from engine.trainer.step import RankContext, micro_batch_loss, to_device
+from engine.trainer.step import RankContext, micro_batch_output, to_device
 from engine.zero.engine import ZeroEngine
 
 
@@ -28,7 +28,7 @@ def runs(
 
         def run() -> tuple[float, float]:
             began = watch.now()
-            loss = micro_batch_loss(engine.forward, micro, to_device(slices, context.device), context)
+            loss = micro_batch_output(engine.forward, micro, to_device(slices, context.device), context)
             middle = watch.now()
             engine.backward(loss, len(slices.tokens))
             loss.item()

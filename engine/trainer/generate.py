@@ -113,7 +113,7 @@ def continued(found: Language, prompt: list[int], tokens: int, temperature: floa
     generator that is seeded with `seed`, in float64 on the CPU. Raises DataError if logits are NaN or infinite.
     """
     model = found.model
-    device = model.norm.weight.device
+    device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     attention = CachedAttention(model.shape.layers, len(prompt) + tokens)
     chosen: list[int] = []

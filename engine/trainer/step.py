@@ -23,11 +23,14 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
 from engine.control import progress
-from engine.data.slices import Slices
+from engine.data.slices import Slices, idle_slices
 from engine.offload.offload import Offload
+from engine.parallel.pipeline import Pipeline, with_gradient
+from engine.planner.plan.order import Pass, passes
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
-# (tokens, positions, labels, attention) -> summed loss
+# (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage
+# before it in place of tokens, and returns its own in place of the loss
 Forward = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]
 Slicer = Callable[[MicroBatch], Slices]
 Mark = torch.cuda.Event | float  # a point in time: a CUDA event, or seconds on a CPU
@@ -37,7 +40,7 @@ Mark = torch.cuda.Event | float  # a point in time: a CUDA event, or seconds on 
 class RankContext:
     """What every micro-batch of a rank needs besides the model; fixed for the whole run.
 
-    `offload` is None if activations are never offloaded.
+    `offload` is None if activations are never offloaded, `pipeline` if the device has all layers.
     """
 
     hdp_rank: int
@@ -45,12 +48,13 @@ class RankContext:
     comm: RingComm
     kernel: Kernel
     offload: Offload | None = None
+    pipeline: Pipeline | None = None
 
 
 class Inputs(NamedTuple):
     """The slices of a micro-batch (data/slices.py) on the device, int64 [T] each."""
 
-    tokens: Tensor
+    tokens: Tensor  # in a pipeline, the residual stream of the stage before
     labels: Tensor
     positions: Tensor
 
@@ -72,30 +76,58 @@ class StepTimes:
 def run_step(
     plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], slicer: Slicer, context: RankContext
 ) -> tuple[Tensor, StepTimes]:
-    """Run forward and backward of all micro-batches of this rank.
+    """Run forward and backward of all micro-batches of this rank; in a pipeline, of its stage, in 1F1B order.
 
     `slicer` reads the slices of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the times.
+    Stages other than the last return a loss of 0.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     times = StepTimes(_mark(context.device))
-    start = times.began
+    start, pipeline = times.began, context.pipeline
+    micros = list(plan.of_rank(context.hdp_rank))
+    order = passes(len(micros), pipeline.stage, pipeline.stages) if pipeline else passes(len(micros))
+    result: Tensor | None
+    running: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of forward passes whose backward is to come
+    arrived = _exchange(pipeline, None, None, order[0], micros)
     progress.report("data")
-    with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
-        for micro, inputs, waited_s in loaded:
-            if context.offload is not None:
-                context.offload.begin(micro.offload, len(inputs.tokens))
-            progress.report("forward", micro.index)
-            loss = micro_batch_loss(forward, micro, inputs, context)
-            progress.report("backward", micro.index)
-            backward(loss)
-            progress.report("data", micro.index + 1)
-            loss_sum += loss.detach()
+    with closing(_load_ahead(iter(micros), slicer, context.device)) as loaded:
+        for number, (place, is_forward) in enumerate(order):
+            index = micros[place].index
+            if is_forward:
+                micro, inputs, waited_s = next(loaded)
+                times.data_wait_s += waited_s
+                if context.offload is not None:
+                    context.offload.begin(micro.offload, len(inputs.tokens))
+                progress.report("forward", index)
+                given = inputs.tokens if arrived is None else arrived.requires_grad_()
+                out = micro_batch_output(forward, micro, inputs._replace(tokens=given), context)
+                running[place], result = (given, out), out.detach()
+                if pipeline is None or pipeline.last:
+                    loss_sum += out.detach()
+                    times.losses.append((index, out.detach()))
+            else:
+                given, out = running.pop(place)
+                progress.report("backward", index)
+                backward(out if arrived is None else with_gradient(out, arrived))
+                result = given.grad
+                progress.report("data", index + 1)
             end = _mark(context.device)
-            times.marks.append((micro.index, start, end))
-            times.losses.append((micro.index, loss.detach()))
-            times.data_wait_s += waited_s
+            if times.marks and times.marks[-1][0] == index:  # one span, if the backward pass follows directly
+                start = times.marks.pop()[1]
+            times.marks.append((index, start, end))
+            following = order[number + 1] if number + 1 < len(order) else None
+            arrived = _exchange(pipeline, order[number], result, following, micros)
             start = end
     return loss_sum, times
+
+
+def _exchange(
+    pipeline: Pipeline | None, done: Pass | None, result: Tensor | None, coming: Pass | None, micros: list[MicroBatch]
+) -> Tensor | None:
+    """Run `Pipeline.exchange` between two passes. Returns None without a pipeline."""
+    if pipeline is None:
+        return None
+    return pipeline.exchange(done, result, coming, _tokens(micros[coming.place]) if coming else 0)
 
 
 @torch.no_grad()
@@ -103,24 +135,39 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     """Run only the forward passes of a plan, and return the summed cross-entropy of this rank's tokens.
 
     The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run: under ZeRO-3
-    all ranks gather parameters together in every slot.
+    all ranks gather parameters together in every slot. In a pipeline, stages other than the last return 0.
     """
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
+    pipeline, micros = context.pipeline, list(plan.of_rank(context.hdp_rank))
+    order = [Pass(place, forward=True) for place in range(len(micros))]
     progress.report("validate")
-    with closing(_load_ahead(plan.of_rank(context.hdp_rank), slicer, context.device)) as loaded:
-        for micro, inputs, _ in loaded:
+    arrived = _exchange(pipeline, None, None, order[0], micros)
+    with closing(_load_ahead(iter(micros), slicer, context.device)) as loaded:
+        for done, following, (micro, inputs, _) in zip(order, [*order[1:], None], loaded, strict=True):
             progress.report("validate", micro.index)
-            loss_sum += micro_batch_loss(model, micro, inputs, context)
+            given = inputs.tokens if arrived is None else arrived
+            out = micro_batch_output(model, micro, inputs._replace(tokens=given), context)
+            if pipeline is None or pipeline.last:
+                loss_sum += out
+            arrived = _exchange(pipeline, done, out, following, micros)
     model.train()
     return loss_sum
 
 
-def micro_batch_loss(forward: Forward, micro: MicroBatch, inputs: Inputs, context: RankContext) -> Tensor:
-    """Compute the summed loss of a micro-batch. An idle one gives a zero that is connected to the autograd graph."""
-    shards = layout(micro) if micro.shards else idle(len(inputs.tokens))
+def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, context: RankContext) -> Tensor:
+    """Compute the summed loss of a micro-batch, or the residual stream after a stage that is not the last.
+
+    The loss of an idle micro-batch is a zero that is connected to the autograd graph.
+    """
+    shards = layout(micro) if micro.shards else idle(len(inputs.positions))
     attention = AttentionContext(shards, context.comm, context.kernel)
     return forward(inputs.tokens, inputs.positions, inputs.labels, attention)
+
+
+def _tokens(micro: MicroBatch) -> int:
+    """Return the tokens of a micro-batch on this rank, as its slices have."""
+    return layout(micro).tokens if micro.shards else len(idle_slices().tokens)
 
 
 def to_device(slices: Slices, device: torch.device) -> Inputs:

@@ -13,12 +13,15 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.utils import groups
 from torch import Tensor, nn
 
 from engine.attention.context import AttentionContext
 from engine.config.schema import Config
 from engine.control import progress
 from engine.cost.sizes import is_bf16_optimizer
+from engine.parallel.axes import Axes
+from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
 from engine.zero.norm import find_overflow_by_norm
 from engine.zero.reshard import load_resharded
 from engine.zero.settings import deepspeed_settings
@@ -37,12 +40,23 @@ class ZeroEngine:
     `forward` and `backward` different numbers of times.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, axes: Axes | None = None
+    ) -> None:
+        """`axes` are the groups of this rank; None if all ranks are HDP ranks."""
         init_deepspeed()
+        self._axes = axes
+        groups.mpu = groups.mesh_device = None  # DeepSpeed keeps those of the engine before
+        if axes is not None:
+            mark(model, axes, config.model.tied)
         self._clears_low_precision = is_bf16_optimizer(config)
         self._config = config
         self._engine: Any = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=deepspeed_settings(config), dist_init_required=False
+            model=model,
+            optimizer=optimizer,
+            config=deepspeed_settings(config),
+            mpu=None if axes is None else ModelParallelUnit(axes),
+            dist_init_required=False,
         )[0]
         find_overflow_by_norm(self._engine.optimizer)
         optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
@@ -78,6 +92,8 @@ class ZeroEngine:
         Returns the norm of the whole gradient before clipping, the same on all ranks. It is inf if a loss or a gradient
         of any rank is not finite; then no rank updates anything. The host waits for the device once.
         """
+        if self._axes is not None:
+            sum_copies(self.module, self._axes, self._config.model.tied, self._clears_low_precision)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()

@@ -17,7 +17,7 @@ from deepspeed.runtime import compiler
 from torch import nn
 
 from engine.config.schema import Config
-from engine.models.common.initialise import Part, whole
+from engine.models.common.initialise import Stored, whole
 from engine.zero.settings import deepspeed_settings
 
 
@@ -56,13 +56,13 @@ def sharded(config: Config) -> AbstractContextManager[object]:
     return init
 
 
-def stored(parameter: nn.Parameter) -> Part:
+def stored(parameter: nn.Parameter) -> Stored:
     """The elements of a parameter that this rank stores, without the padding at the end of the last shard."""
     if not hasattr(parameter, "ds_id"):
         return whole(parameter)
     shard, size = parameter.ds_tensor, int(parameter.ds_numel)  # type: ignore[attr-defined]
     start = len(shard) * torch.distributed.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
-    return Part(shard[: max(0, size - start)], start, size)
+    return Stored(shard[: max(0, size - start)], start, size)
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from engine.planner.ratios import Load
 from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_model, make_offload
 from engine.trainer.optimizer import build_optimizer
-from engine.trainer.step import micro_batch_loss, run_step, to_device
+from engine.trainer.step import micro_batch_output, run_step, to_device
 from engine.zero.engine import ZeroEngine
 from tests.allocations import allocated, held, start_counting
 from tests.helpers import rank_context, table_of
@@ -152,7 +152,7 @@ def one(lengths: list[int], config: Config) -> Found:
         slices = slicer(micro)
         if context.offload is not None:
             context.offload.begin(micro.offload, len(slices.tokens))
-        return micro_batch_loss(engine.module, micro, to_device(slices, context.device), context)
+        return micro_batch_output(engine.module, micro, to_device(slices, context.device), context)
 
     step(0.0)  # optimizer states, buffers and the arena are there
     arena = offload.arena.size if offload else 0

@@ -138,7 +138,7 @@ def broken(of: Offloaded, place: str) -> None:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    layer = of.model.layers[LAYERS // 2]
+    layer = of.model.layers[str(LAYERS // 2)]
     assert isinstance(layer, nn.Module)
     if place == "forward":
         hook: Any = layer.ffn_norm.register_forward_hook(fail)  # type: ignore[union-attr]

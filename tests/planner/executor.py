@@ -7,8 +7,9 @@ no buffer hides a wrong order. If a send matches the receive of another buffer, 
 lockstep mode all ranks wait for each other before every micro-batch.
 
 In a pipeline each stage of each rank is a separate line, number rank x stages + stage, and rings connect the lines of
-one stage. Activations go to the next stage and gradients to the previous one: the sender posts them without waiting,
-and the receiver waits for them.
+one stage. Activations go to the next stage and gradients to the previous one: the send after a pass and the receive
+before the next one are one group if they have the same neighbour, else one after the other. The line waits for each, so
+it never has two transfers at once (engine/parallel/pipeline.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ Tag = tuple[object, ...]
 class Group:
     """One batched group: (peer, tag) of each send and receive, in posting order; none in a barrier."""
 
-    posted: list[tuple[int, Tag]] = field(default_factory=list)  # sends that the sender does not wait for
     sends: list[tuple[int, Tag]] = field(default_factory=list)
     receives: list[tuple[int, Tag]] = field(default_factory=list)
     barrier: bool = False
@@ -41,8 +41,10 @@ Messages = dict[tuple[int, int], list[Tag]]  # by (source, target), in posting o
 class Executor:
     """The state of all lines (called ranks here): the place of each in its program, and the messages posted so far."""
 
-    def __init__(self, plan: StepPlan) -> None:
-        self.programs = [_program(plan, rank, stage) for rank in range(plan.ranks) for stage in range(plan.stages)]
+    def __init__(self, plan: StepPlan, fused: bool) -> None:
+        self.programs = [
+            _program(plan, rank, stage, fused) for rank in range(plan.ranks) for stage in range(plan.stages)
+        ]
         self.at = [-1] * len(self.programs)
         self.sent: Messages = defaultdict(list)
         self.received: Messages = defaultdict(list)
@@ -65,7 +67,7 @@ class Executor:
         """Go to the rank's next group and post it."""
         self.at[rank] += 1
         group = self._group(rank) or Group()
-        for peer, tag in group.posted + group.sends:
+        for peer, tag in group.sends:
             self.sent[rank, peer].append(tag)
         for peer, tag in group.receives:
             self.received[peer, rank].append(tag)
@@ -85,25 +87,29 @@ class Executor:
         )
 
 
-def finishes(plan: StepPlan) -> bool:
-    return Executor(plan).finishes()
+def finishes(plan: StepPlan, fused: bool = True) -> bool:
+    """Whether all ranks finish. Without `fused`, a send and a receive are never one group in a pipeline."""
+    return Executor(plan, fused).finishes()
 
 
-def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
+def _program(plan: StepPlan, rank: int, stage: int, fused: bool) -> list[Group]:
     """Return all groups of one stage of a rank, in order."""
-    groups = []
     micros = list(plan.of_rank(rank))
-    for index, direction in passes(len(micros), stage, plan.stages):
-        micro = micros[index]
+    order = [(micros[index], direction) for index, direction in passes(len(micros), stage, plan.stages)]
+    neighbours = [_neighbours(micro, stage, plan.stages, direction) for micro, direction in order]
+    groups = [Group(receives=neighbours[0][0])]
+    for number, (micro, direction) in enumerate(order):
         if plan.mode == "lockstep" and direction == "forward":
             groups.append(Group(barrier=True))
-        before, after = _neighbours(micro, stage, plan.stages, direction)
-        groups.append(Group(receives=before))
         for layer in range(LAYERS) if direction == "forward" else reversed(range(LAYERS)):
             groups += _rounds(micro, layer, direction, stage, plan.stages)
         if direction == "forward":
             groups += _rounds(micro, LAYERS, "counts", stage, plan.stages)
-        groups.append(Group(posted=after))
+        sends, receives = neighbours[number][1], neighbours[number + 1][0] if number + 1 < len(order) else []
+        if fused and sends and receives and sends[0][0] == receives[0][0]:
+            groups.append(Group(sends, receives))
+        else:
+            groups += [Group(sends), Group(receives=receives)]
     return groups
 
 

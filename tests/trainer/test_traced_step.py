@@ -111,7 +111,7 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
     if offload is not None:
         offload._out = offload._back = Copies()  # type: ignore[assignment]
         monkeypatch.setattr(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata)
-    chunks = Selected("chunks", "", losses._chunked_loss, ())
+    chunks = Selected("chunks", "", losses.chunked_loss, ())
     monkeypatch.setattr(losses, "choose", lambda *_: chunks)
     monkeypatch.setattr(grouped, "choose", lambda *_: Selected("", "", grouped.GroupedProduct.apply, ()))
     with META:

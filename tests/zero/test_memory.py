@@ -66,7 +66,7 @@ def held_and_estimated(dtype: str, stage: int, *more: str) -> list[tuple[int, in
 def test_what_is_counted_by_hand_is_the_model() -> None:
     model = build_model(load(["recipe=quickstart", *(f"model.{key}" for key in SHAPE)]))
     assert sum(parameter.numel() for parameter in model.parameters()) == ALL
-    assert sum(one.numel() for one in model.layers[0].parameters() if one.dim() > 1) == LAYER
+    assert sum(one.numel() for one in model.layers["0"].parameters() if one.dim() > 1) == LAYER
 
 
 SGD, AWAY = "optimizer.name=sgd", "optimizer.on_host=true"

@@ -93,7 +93,7 @@ def trained() -> tuple[int, int, int]:
         engine.backward(engine.forward(numbers, numbers, numbers, attention), 4 * TOKENS)
         engine.step(1e-3)
     sizes = [p.ds_numel for p in model.parameters()]  # type: ignore[attr-defined]
-    layer = sum(p.ds_numel for p in model.layers[0].parameters())  # type: ignore[attr-defined]
+    layer = sum(p.ds_numel for p in model.layers["0"].parameters())  # type: ignore[attr-defined]
     return peak.bytes, 4 * sum(sizes), 4 * layer
 
 

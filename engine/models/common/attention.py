@@ -8,6 +8,7 @@ Letters: T tokens, C hidden size, H query heads, G key and value heads, D head s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.config.schema import Model
+from engine.models.common.part import Enter, as_it_is
 from engine.models.common.pointwise import ROTATE, Op
 from engine.models.common.rope import Rotation
 from engine.models.common.skip_init import Linear
@@ -74,20 +76,23 @@ class Attention(nn.Module):
     """The projections before and after attention. The caller computes attention itself, with a `PackedAttention`."""
 
     op: Op = ROTATE
+    enter: Enter = staticmethod(as_it_is)
+    leave: Callable[[Tensor], Tensor] = staticmethod(as_it_is)
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, tp: int = 1) -> None:
+        """With tensor parallelism of degree `tp`, H and G are the heads of one device."""
         super().__init__()
         self.head_dim = shape.head_dim
-        self.q = Linear(shape.hidden, shape.heads * shape.head_dim)
-        self.k = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
-        self.v = Linear(shape.hidden, shape.kv_heads * shape.head_dim)
-        self.out = Linear(shape.heads * shape.head_dim, shape.hidden)
+        queries, keys = (heads // tp * shape.head_dim for heads in (shape.heads, shape.kv_heads))
+        self.q, self.k, self.v = (Linear(shape.hidden, width) for width in (queries, keys, keys))
+        self.out = Linear(queries, shape.hidden)
 
     def project(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Project x [T,C] to q [T,H,D], k and v [T,G,D], and apply the rotary embedding to q and k."""
+        x = self.enter(x, len(rotation[0]))
         q, k, v = (projection(x).unflatten(-1, (-1, self.head_dim)) for projection in (self.q, self.k, self.v))
         return self.op(q, *rotation), self.op(k, *rotation), v
 
     def output(self, attended: Tensor) -> Tensor:
         """Project the output of attention [T,H,D] to [T,C]."""
-        return self.out(attended.flatten(-2))  # type: ignore[no-any-return]
+        return self.leave(self.out(attended.flatten(-2)))

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.models.common.norm import norm_weights
+from engine.models.common.part import Part
+from engine.models.split import dim_of, elements_of_slice
 
 BLOCK = 1 << 20  # elements
 _STD = 0.02  # LLaMA's initializer_range
 
 
-class Part(NamedTuple):
+class Stored(NamedTuple):
     """The elements of a parameter that this process stores: `values` [n], elements start .. start + n of `size`."""
 
     values: Tensor
@@ -27,34 +29,61 @@ class Part(NamedTuple):
     size: int
 
 
-def whole(parameter: nn.Parameter) -> Part:
+def whole(parameter: nn.Parameter) -> Stored:
     """The part of a parameter that is not sharded: all of it."""
-    return Part(parameter.view(-1), 0, parameter.numel())
+    return Stored(parameter.view(-1), 0, parameter.numel())
 
 
 @torch.no_grad()
 def initialise(
-    model: nn.Module, seed: int, device: torch.device | str = "cpu", stored: Callable[[nn.Parameter], Part] = whole
+    model: nn.Module,
+    seed: int,
+    device: torch.device | str = "cpu",
+    stored: Callable[[nn.Parameter], Stored] = whole,
 ) -> None:
     """Initialise a model as LLaMA does: matrices from a normal distribution with standard deviation 0.02, norms with 1.
 
     Random numbers are generated in float32 on `device`. The same seed gives other weights on a GPU than on a CPU, and
     on another model of GPU, because PyTorch distributes random numbers over as many threads as a GPU has.
-    `stored` returns the part of a parameter that this process stores.
+    `stored` returns the part of a parameter that this process stores. The weights of a part of a model are slices of
+    those that the whole model gets.
     """
     generator, norms = torch.Generator(device), norm_weights(model)
+    part: Part | None = getattr(model, "part", None)
+    shape: Any = getattr(model, "shape", None)
+
+    def drawn(name: str, block: int, size: int) -> Tensor:
+        """Draw a block of a parameter of `size` elements."""
+        generator.manual_seed(_block_seed(seed, name, block))
+        # Always the whole block: a GPU's random numbers depend on how many are drawn at once.
+        return torch.empty(min(BLOCK, size - block * BLOCK), device=device).normal_(0, _STD, generator=generator)
+
     for name, parameter in model.named_parameters():
         values, start, size = stored(parameter)
         if parameter in norms:
             values.fill_(1)
             continue
+        dim = dim_of(name) if part is not None and part.tp > 1 else None
+        if part is not None and name == "head.weight" and shape.tied:
+            name = "embedding.weight"
+        if part is not None and dim:  # rows are cut, so each block has elements of every device
+            for block in range(-(-size * part.tp // BLOCK)):
+                of_block = drawn(name, block, size * part.tp)
+                first = block * BLOCK
+                here, there = elements_of_slice(first, first + len(of_block), parameter.shape, dim, part)
+                values[there.to(device)] = of_block[here.to(device)].to(values.dtype)
+            continue
+        if part is not None and dim == 0:
+            start, size = part.tp_rank * len(values), size * part.tp
+            if "layers." not in name:  # the end of the vocabulary is padded with rows of zeros
+                size = shape.vocab * parameter.shape[1]
+                values[max(0, size - start) :].zero_()
+                values = values[: max(0, size - start)]
         stop = start + len(values)
         for first in range(start - start % BLOCK, stop, BLOCK):
-            generator.manual_seed(_block_seed(seed, name, first // BLOCK))
-            # Always the whole block: a GPU's random numbers depend on how many are drawn at once.
-            drawn = torch.empty(min(BLOCK, size - first), device=device).normal_(0, _STD, generator=generator)
+            of_block = drawn(name, first // BLOCK, size)
             low, high = max(start, first), min(stop, first + BLOCK)
-            values[low - start : high - start].copy_(drawn[low - first : high - first])
+            values[low - start : high - start].copy_(of_block[low - first : high - first])
 
 
 def _block_seed(seed: int, name: str, block: int) -> int:

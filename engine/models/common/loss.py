@@ -21,6 +21,7 @@ from engine.close import mismatch
 from engine.cost.activations import loss_chunk
 from engine.data.slices import IGNORE
 from engine.dtypes import wider
+from engine.models.common.part import Enter, as_it_is
 from engine.models.common.skip_init import Linear
 from engine.selection import Candidate, Selected, select
 
@@ -29,14 +30,8 @@ TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3, torch.float32: 1e-4, tor
 
 # (x [T,C], weight [V,C], labels [T], label to ignore) -> summed loss
 HeadLoss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
-
-
-class Head(Linear):
-    """The last linear layer. It also computes the loss, because ZeRO-3 gathers its weight only for its `forward`."""
-
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Compute the logits [T,V] of x [T,C]; with `labels` [T], the summed cross-entropy instead."""
-        return super().forward(x) if labels is None else head_loss(x, self.weight, labels)
+# (logits [T,V], labels [T], label to ignore) -> summed loss, and the gradient of the logits; overwrites the logits
+LogitsLoss = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def head_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
@@ -46,6 +41,20 @@ def head_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int = IGNORE) -
     zero that is connected to the autograd graph. Supports one backward pass and no second derivative.
     """
     return choose(x.device, x.dtype).implementation(x, weight, labels, ignore)
+
+
+class Head(Linear):
+    """The last linear layer. It also computes the loss, because ZeRO-3 gathers its weight only for its `forward`."""
+
+    # Tensor parallelism replaces these two.
+    enter: Enter = staticmethod(as_it_is)
+    loss: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(head_loss)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Compute the logits [T,V] of x [T,C]; with `labels` [T], the summed cross-entropy instead."""
+        if labels is None:
+            return super().forward(x)
+        return self.loss(self.enter(x, len(labels)), self.weight, labels)
 
 
 def token_loss(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
@@ -78,7 +87,7 @@ def candidates(device: torch.device, dtype: torch.dtype) -> list[Candidate[HeadL
         "liger", "Liger is installed", _load_liger, test, liger_unsupported, "liger_kernel"
     )
     pytorch: Candidate[HeadLoss] = Candidate("torch", "PyTorch's chunks", lambda: _torch_loss, test, unsupported)
-    chunks: Candidate[HeadLoss] = Candidate("chunks", "accumulates in at least float32", lambda: _chunked_loss, test)
+    chunks: Candidate[HeadLoss] = Candidate("chunks", "accumulates in at least float32", lambda: chunked_loss, test)
     plain: Candidate[HeadLoss] = Candidate("plain", "no other implementation works here", lambda: _plain_loss)
     return [liger, pytorch, chunks, plain] if on_gpu else [chunks, liger, pytorch, plain]
 
@@ -122,15 +131,28 @@ def _load_liger() -> HeadLoss:
 
     def liger_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
         if len(x) == 0:  # Liger would divide by zero
-            return _chunked_loss(x, weight, labels, ignore)
+            return chunked_loss(x, weight, labels, ignore)
         loss: Tensor = fused(x, weight, labels, ignore_index=ignore, reduction="sum", accum_dtype=torch.float32)
         return loss
 
     return liger_loss
 
 
-def _chunked_loss(x: Tensor, weight: Tensor, labels: Tensor, ignore: int) -> Tensor:
-    return _ChunkedLoss.apply(x, weight, labels, ignore, torch.is_grad_enabled())  # type: ignore[no-any-return]
+def logits_loss(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    """Compute the summed cross-entropy of logits [T,V] and labels [T], and the gradient of the logits [T,V]."""
+    logs = torch.log_softmax(logits, dim=-1)
+    loss = F.nll_loss(logs, labels, ignore_index=ignore, reduction="sum")
+    # Replace the log-probabilities by the gradient of the logits: p - 1 at the label, p elsewhere, 0 if ignored.
+    counts = (labels != ignore)[:, None]
+    ones = counts.to(logs.dtype)
+    return loss, logs.exp_().mul_(ones).scatter_add_(1, labels[:, None].where(counts, 0), -ones)
+
+
+def chunked_loss(
+    x: Tensor, weight: Tensor, labels: Tensor, ignore: int = IGNORE, of_logits: LogitsLoss = logits_loss
+) -> Tensor:
+    """Compute `head_loss` with our own implementation. `of_logits` is called for each chunk of tokens, in order."""
+    return _ChunkedLoss.apply(x, weight, labels, ignore, torch.is_grad_enabled(), of_logits)  # type: ignore[no-any-return]
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -138,7 +160,9 @@ class _ChunkedLoss(torch.autograd.Function):
     them. `graded` says whether gradients are needed."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, ignore: int, graded: bool, of_logits: LogitsLoss
+    ) -> Tensor:
         ctx.dtype, ctx.gradients, wide = weight.dtype, None, wider(x.dtype)
         if not x.is_cuda:  # only GPUs multiply bf16 to float32
             weight = weight.to(wide)
@@ -149,7 +173,7 @@ class _ChunkedLoss(torch.autograd.Function):
         for start in range(0, len(x), chunk):
             rows = slice(start, start + chunk)
             gradients = (dx[rows], dweight) if graded else None
-            loss += _add_chunk(x[rows].to(weight.dtype), weight, labels[rows], ignore, gradients)
+            loss += _add_chunk(x[rows].to(weight.dtype), weight, labels[rows], ignore, gradients, of_logits)
         ctx.gradients = (dx, dweight) if graded else None
         return loss
 
@@ -157,11 +181,16 @@ class _ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         (dx, dweight), ctx.gradients = ctx.gradients, None
-        return dx.mul_(dloss), dweight.mul_(dloss).to(ctx.dtype), None, None, None
+        return dx.mul_(dloss), dweight.mul_(dloss).to(ctx.dtype), None, None, None, None
 
 
 def _add_chunk(
-    x: Tensor, weight: Tensor, labels: Tensor, ignore: int, gradients: tuple[Tensor, Tensor] | None
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    ignore: int,
+    gradients: tuple[Tensor, Tensor] | None,
+    of_logits: LogitsLoss,
 ) -> Tensor:
     """Compute the summed loss of a chunk of tokens, and its gradients unless `gradients` is None.
 
@@ -172,15 +201,11 @@ def _add_chunk(
     """
     wide = wider(x.dtype)
     logits = x @ weight.T if x.dtype == wide else torch.mm(x, weight.T, out_dtype=wide)
-    logs = torch.log_softmax(logits, dim=-1)
+    loss, dlogits = of_logits(logits, labels, ignore)
     del logits
-    loss = F.nll_loss(logs, labels, ignore_index=ignore, reduction="sum")
     if gradients is not None:
         dx, dweight = gradients
-        # Replace the log-probabilities by the gradient of the logits: p - 1 at the label, p elsewhere, 0 if ignored.
-        counts = (labels != ignore)[:, None]
-        ones = counts.to(wide)
-        dlogits = logs.exp_().mul_(ones).scatter_add_(1, labels[:, None].where(counts, 0), -ones).to(x.dtype)
+        dlogits = dlogits.to(x.dtype)
         dx.copy_(dlogits @ weight)
         if x.dtype == wide:
             dweight.addmm_(dlogits.T, x)

@@ -5,14 +5,23 @@ The weights of the model are set afterwards, by `initialise.py` or from a checkp
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 
 class Linear(nn.Linear):
     """`nn.Linear` without bias. Its weight is uninitialised memory."""
 
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # tensor parallelism replaces it
+
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute x [...,inputs] @ weight.T: [...,outputs]."""
+        return self.product(x, self.weight)
 
     def reset_parameters(self) -> None:
         """Do nothing."""
@@ -20,6 +29,12 @@ class Linear(nn.Linear):
 
 class Embedding(nn.Embedding):
     """`nn.Embedding`. Its weight is uninitialised memory."""
+
+    lookup: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.embedding)  # tensor parallelism replaces it
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the rows of the weight with the numbers `tokens` [T]."""
+        return self.lookup(tokens, self.weight)
 
     def reset_parameters(self) -> None:
         """Do nothing."""

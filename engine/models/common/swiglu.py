@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from engine.config.schema import Model
+from engine.models.common.part import Enter, as_it_is
 from engine.models.common.pointwise import SWIGLU, Op
 from engine.models.common.skip_init import Linear
 from engine.models.common.tiles import in_tiles
@@ -16,16 +19,20 @@ class FeedForward(nn.Module):
     op: Op = SWIGLU
     tile: int = 0  # tokens per tile (tiles.py), to save memory; 0 computes all tokens at once
 
-    def __init__(self, shape: Model) -> None:
+    enter: Enter = staticmethod(as_it_is)
+    leave: Callable[[Tensor], Tensor] = staticmethod(as_it_is)
+
+    def __init__(self, shape: Model, tp: int = 1) -> None:
         super().__init__()
-        self.gate = Linear(shape.hidden, shape.ffn)
-        self.up = Linear(shape.hidden, shape.ffn)
-        self.down = Linear(shape.ffn, shape.hidden)
+        self.gate = Linear(shape.hidden, shape.ffn // tp)
+        self.up = Linear(shape.hidden, shape.ffn // tp)
+        self.down = Linear(shape.ffn // tp, shape.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to x [tokens, hidden size], in tiles if `tile` is set; the result has the shape of x."""
+        x = self.enter(x)
         (out,) = in_tiles(self._swiglu, x, self.tile, self.parameters()) if self.tile else self._swiglu(x)
-        return out
+        return self.leave(out)
 
     def _swiglu(self, x: Tensor) -> tuple[Tensor]:
         return (self.down(self.op(self.gate(x), self.up(x))),)

@@ -17,6 +17,7 @@ from engine.config.schema import Model
 from engine.models.common.attention import Attention, LocalAttention, PackedAttention
 from engine.models.common.loss import Head
 from engine.models.common.norm import RMSNorm
+from engine.models.common.part import Part
 from engine.models.common.rope import Rotation, rotary_embedding
 from engine.models.common.skip_init import Embedding
 from engine.models.common.swiglu import FeedForward
@@ -25,12 +26,12 @@ from engine.models.common.swiglu import FeedForward
 class Layer(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, shape: Model) -> None:
+    def __init__(self, shape: Model, tp: int = 1) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.attention = Attention(shape)
+        self.attention = Attention(shape, tp)
         self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.ffn = FeedForward(shape)
+        self.ffn = FeedForward(shape, tp)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> Tensor:
         """Compute the residual stream [T,C] after the layer from the residual stream x [T,C] before it."""
@@ -49,17 +50,23 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A LLaMA model of the given shape. Its weights are uninitialised: call `initialise` or load them before use."""
+    """A LLaMA model of the given shape, or a part of it. Its weights are uninitialised: call `initialise` or load them
+    before use.
 
-    def __init__(self, shape: Model) -> None:
+    Layers are numbered as in the whole model. With tied weights, a part with the head but without the embedding has a
+    copy of the tied weight, named `head.weight`.
+    """
+
+    def __init__(self, shape: Model, part: Part | None = None) -> None:
         super().__init__()
-        self.shape = shape
+        part = part or Part.whole(shape)
+        self.shape, self.part = shape, part
         self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
-        self.embedding = Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.head = Head(shape.hidden, shape.vocab)
-        if shape.tied:
+        self.embedding = Embedding(part.vocab_rows(shape), shape.hidden) if part.first else None
+        self.layers = nn.ModuleDict({str(number): Layer(shape, part.tp) for number in part.layers})
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps) if part.last else None
+        self.head = Head(shape.hidden, part.vocab_rows(shape)) if part.last else None
+        if shape.tied and self.embedding is not None and self.head is not None:
             self.head.weight = self.embedding.weight
 
     def forward(
@@ -73,10 +80,15 @@ class Llama(nn.Module):
 
         `positions` [T] count from 0 within each sequence. Labels equal to `IGNORE` are ignored. If `attention`
         is None, every sequence is assumed to be complete on this device.
+
+        A part without the embedding takes the residual stream [R,C] of the part before it in place of `tokens`; one
+        without the head returns the residual stream [R,C]. R is T, or the rows of one device under tensor parallelism.
         """
         attention = LocalAttention(positions) if attention is None else attention
-        x = self.embedding(tokens)
+        x = tokens if self.embedding is None else self.embedding(tokens)
         rotation = rotary_embedding(positions, self.shape, x.dtype)
-        for layer in self.layers:
+        for layer in self.layers.values():
             x = self.run_layer(layer, x, rotation, attention)
+        if self.head is None or self.norm is None:
+            return x
         return self.head(self.norm(x), labels)  # type: ignore[no-any-return]

@@ -75,7 +75,7 @@ class Mixtral(nn.Module):
         self.shape, self.balance, self.tally = shape, balance, Tally()
         self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
         self.embedding = Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape, balance) for _ in range(shape.layers))
+        self.layers = nn.ModuleDict({str(number): Layer(shape, balance) for number in range(shape.layers)})
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = Head(shape.hidden, shape.vocab)
         if shape.tied:
@@ -120,7 +120,7 @@ class Mixtral(nn.Module):
         """Compute the residual stream [T,C] after the last layer, and the router decisions of each layer."""
         x = self.embedding(tokens)
         rotation, routes = rotary_embedding(positions, self.shape, x.dtype), []
-        for layer in self.layers:
+        for layer in self.layers.values():
             x, routed = self.run_layer(layer, x, rotation, attention)
             routes.append(routed)
         return x, routes

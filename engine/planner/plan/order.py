@@ -27,6 +27,8 @@ make only these:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from engine.compiled import njit
@@ -60,6 +62,20 @@ def execution_order(gang: Ints, micro_start: Ints, stages: int) -> tuple[Ints, I
                     at += 1
             start[rank * stages + stage + 1] = at
     return nodes, start
+
+
+class Pass(NamedTuple):
+    """One pass of a micro-batch through a stage."""
+
+    place: int  # of the micro-batch among those of its rank
+    forward: bool  # else backward
+
+
+def passes(micro_batches: int, stage: int = 0, stages: int = 1) -> list[Pass]:
+    """Return the passes of one stage in the order of `execution_order`, for a rank with so many micro-batches."""
+    nodes, start = execution_order(np.arange(micro_batches), np.array([0, micro_batches]), stages)
+    own = nodes[start[stage] : start[stage + 1]].tolist()
+    return [Pass(node // (2 * stages), node % 2 == 0) for node in own]
 
 
 def edges(plan: StepPlan) -> tuple[Ints, Ints]:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from engine.models.common import initialise as initialising
-from engine.models.common.initialise import Part, initialise, whole
+from engine.models.common.initialise import Stored, initialise, whole
 from engine.models.llama.model import Llama
 from tests.models.shapes import LLAMA
 
@@ -58,5 +58,5 @@ def test_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, processes
     flat = model.weight.data.view(-1)
     for process in range(processes):
         mine = slice(process * each, min(size, (process + 1) * each))
-        initialise(model, 5, stored=lambda _, mine=mine: Part(flat[mine], mine.start, size))
+        initialise(model, 5, stored=lambda _, mine=mine: Stored(flat[mine], mine.start, size))
     assert torch.equal(flat, expected)

@@ -32,7 +32,7 @@ def run(name: str, mode: str, tile: int, dtype: torch.dtype, tokens: int = TOKEN
     initialise(llama, 3)
     llama.to(dtype)
     runs = 0
-    for layer in llama.layers:
+    for layer in llama.layers.values():
         op = layer.ffn.op  # type: ignore[union-attr]
 
         def counted(*inputs: Tensor, op: object = op) -> Tensor:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.errors import PlanError
 from engine.planner.make import PLANNERS, plan_step
 from engine.planner.plan.emit import emit
-from engine.planner.plan.order import edges, execution_order, gang_order, node_order, topological
+from engine.planner.plan.order import edges, execution_order, gang_order, node_order, passes, topological
 from engine.planner.plan.step_plan import StepPlan
 from tests.planner.pipelines import aligned_pipelines, any_pipelines, passes_agree
 from tests.planner.samples import by_hand, ints, lengths, settings
@@ -25,6 +25,14 @@ def test_a_rank_runs_each_micro_batch_forward_then_backward() -> None:
     assert nodes.tolist() == [0, 1, 2, 3, 2, 3] and start.tolist() == [0, 4, 6]
     before, after = edges(plan)
     assert set(zip(before.tolist(), after.tolist(), strict=True)) == {(0, 1), (1, 2), (2, 3)}
+
+
+def test_the_passes_of_each_stage() -> None:
+    """The picture in the file's docstring; without a pipeline each micro-batch runs forward and backward."""
+    picture = ("F0 F1 F2 B0 F3 B1 B2 B3", "F0 F1 B0 F2 B1 F3 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3")
+    for stage, row in enumerate(picture):
+        assert " ".join(f"{'F' if one.forward else 'B'}{one.place}" for one in passes(4, stage, 3)) == row
+    assert passes(2) == [(0, True), (0, False), (1, True), (1, False)]
 
 
 def test_a_pipeline_runs_1f1b() -> None:

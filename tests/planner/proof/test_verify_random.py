@@ -70,7 +70,7 @@ def test_every_plan_that_hangs_is_refused() -> None:
     assert {4, 6} <= rules
 
 
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=2000)
 @given(any_pipelines())
 def test_a_pipeline_is_accepted_exactly_if_it_finishes(plan: StepPlan) -> None:
     try:
@@ -84,6 +84,12 @@ def test_a_pipeline_is_accepted_exactly_if_it_finishes(plan: StepPlan) -> None:
 def test_a_pipeline_finishes_if_each_gang_has_one_place_on_all_its_ranks(plan: StepPlan) -> None:
     verify(plan, settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages))
     assert finishes(plan)
+
+
+def test_a_send_and_a_receive_with_one_neighbour_must_be_one_group() -> None:
+    """Stage 0 sends micro-batch 1 and waits for the gradient of 0, which stage 1 sends before it receives."""
+    plan = replace(by_hand([8, 8], [(0,), (0,)], [[[0], [1]]]), mode="pipeline", stages=2)
+    assert finishes(plan) and not finishes(plan, fused=False)
 
 
 def test_unequal_counts_may_deadlock_a_pipeline_but_not_free_ranks() -> None:

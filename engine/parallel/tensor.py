@@ -1,0 +1,177 @@
+"""Tensor parallelism with sequence parallelism (Korthikanti et al. 2022, section 4.2): one layer on several devices.
+
+Each device of a tp group has a slice of every matrix, and works for a slice of the heads, the inner width and the
+vocabulary. Between these parts it has only its own rows of the residual stream: tokens are cut into as many equal runs
+as there are devices, and the last ones are padded with rows of zeros.
+
+```
+ forward    own rows -> norm -> gather -> q, k, v -> attention on own heads -> out -> reduce-scatter -> own rows
+ backward   own rows <- norm <- reduce-scatter <- q, k, v <-       ...       <- out <- gather         <- own rows
+```
+The gathered rows are not kept for the backward pass: it gathers them again, so that a device saves 1 / tp of the bytes
+of a layer, as `engine.cost.activations` assumes.
+
+All devices of the group must call the same operations in the same order. They all have the same tokens and labels.
+
+Letters: T tokens of the micro-batch, R rows of one device, ceil(T / tp), C hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from engine.models.common.attention import Attention
+from engine.models.common.loss import Head, chunked_loss
+from engine.models.common.skip_init import Embedding, Linear
+from engine.models.common.swiglu import FeedForward
+
+# PyTorch 2.13 renamed them.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class TensorParallel:
+    """The collectives of a tp group, and the operations of a model's modules that need them."""
+
+    def __init__(self, group: dist.ProcessGroup, vocab: int) -> None:
+        """`vocab` is the number of tokens of the whole vocabulary."""
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._group, self._vocab = group, vocab
+
+    def apply(self, model: nn.Module) -> None:
+        """Set the operations of a model's modules. The model must have been created with a `Part` of this tp degree."""
+        for module in model.modules():
+            if isinstance(module, (Attention, FeedForward)):
+                module.enter, module.leave = self.enter, self.leave
+                for linear in module.children():
+                    if isinstance(linear, Linear):
+                        linear.product = product
+            elif isinstance(module, Embedding):
+                module.lookup = self.lookup
+            elif isinstance(module, Head):
+                module.enter, module.loss = self.enter, partial(chunked_loss, of_logits=self.logits_loss)
+
+    def rows(self, tokens: int) -> int:
+        """Return the number of rows of each device, R, for a micro-batch of `tokens` tokens."""
+        return -(-tokens // self.size)
+
+    def enter(self, x: Tensor, tokens: int | None = None) -> Tensor:
+        """Gather the rows x [R,C] of all devices: [tokens,C], or with padding [R tp,C] if `tokens` is None.
+
+        In the backward pass gradients are summed over the devices, and each gets those of its own rows.
+        """
+        return _Enter.apply(x, tokens, self)  # type: ignore[no-any-return]
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Sum x [T,C] over the devices, and return the own rows of the sum, [R,C]."""
+        return _Leave.apply(x, self)  # type: ignore[no-any-return]
+
+    def lookup(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """Return this device's rows [R,C] of the embedding of `tokens` [T]. `weight` is its slice of the vocabulary."""
+        here = tokens - self.rank * len(weight)
+        inside = (here >= 0) & (here < len(weight))
+        return self.leave(F.embedding(here.where(inside, 0), weight) * inside[:, None])
+
+    def logits_loss(self, logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+        """Compute the summed cross-entropy of `logits` [T, slice of V], and the gradient of the logits.
+
+        Overwrites `logits`. The loss is the same on all devices.
+        """
+        first, width = self.rank * logits.shape[1], logits.shape[1]
+        logits[:, max(0, self._vocab - first) :] = -torch.inf  # rows that pad the vocabulary
+        largest = logits.amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, self._group)
+        powers = logits.sub_(largest[:, None])
+        counts, here = labels != ignore, labels - first
+        inside = counts & (here >= 0) & (here < width)
+        place = here.where(inside, 0)[:, None]
+        of_label = powers.gather(1, place)[:, 0].where(inside, 0)
+        sums = torch.stack((powers.exp_().sum(-1), of_label))
+        dist.all_reduce(sums, group=self._group)
+        total, of_label = sums
+        loss = ((total.log() - of_label) * counts).sum()
+        # The gradient is p - 1 at the label, p elsewhere, and 0 for a token that does not count.
+        dlogits = powers.mul_((counts / total)[:, None]).scatter_add_(1, place, -inside[:, None].to(powers.dtype))
+        return loss, dlogits
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Gather the rows x [R,...] of all devices, in their order: [R tp,...]."""
+        out = x.new_empty((self.size * len(x), *x.shape[1:]))
+        if out.numel():
+            _all_gather(out, x.contiguous(), group=self._group)
+        return out
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        """Sum x [T,...] over the devices and return the own rows of the sum: [R,...]. T may be that with padding."""
+        rows = self.rows(len(x))
+        if padding := rows * self.size - len(x):
+            x = torch.cat([x, x.new_zeros((padding, *x.shape[1:]))])
+        out = x.new_empty((rows, *x.shape[1:]))
+        if out.numel():
+            _reduce_scatter(out, x.contiguous(), group=self._group)
+        return out
+
+
+class _Enter(torch.autograd.Function):
+    """Saves the own rows; `_Product` reads them from this node, gathers them again, and shares the result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tokens: int | None, tensor: TensorParallel) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.tensor, ctx.tokens, ctx.products, ctx.gathered = tensor, tokens, 0, None
+        return tensor.gather(x)[:tokens]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.tensor.reduce_scatter(dout), None, None
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute x @ weight.T. If x is the result of `TensorParallel.enter`, it is not saved for the backward pass."""
+    if not isinstance(x.grad_fn, _Enter._backward_cls):
+        return F.linear(x, weight)
+    return _Product.apply(x, weight, x.grad_fn)  # type: ignore[no-any-return]
+
+
+class _Product(torch.autograd.Function):
+    """A product of gathered rows. In the backward pass, the first product of the rows gathers them again, and the last
+    one frees them. `enter` is the node of `_Enter` that gathered them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, enter: Any) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.enter = enter
+        enter.products += 1
+        return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
+        (weight,), enter = ctx.saved_tensors, ctx.enter
+        if enter.gathered is None:
+            enter.gathered = enter.tensor.gather(*enter.saved_tensors)[: enter.tokens]
+        x = enter.gathered
+        enter.products -= 1
+        if not enter.products:
+            enter.gathered = None
+        return dout @ weight, dout.T @ x, None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tensor: TensorParallel) -> Tensor:
+        ctx.tensor, ctx.tokens = tensor, len(x)
+        return tensor.reduce_scatter(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None]:
+        return ctx.tensor.gather(dout)[: ctx.tokens], None

@@ -1,0 +1,105 @@
+"""Tells DeepSpeed about tensor and pipeline parallelism.
+
+DeepSpeed learns the groups from an object with Megatron's methods, an `mpu`. Its model parallel group is all ranks of
+one HDP rank, over which it sums the squared norms; its data parallel group is the hdp group. Which parameters are
+copies, it learns from marks on them: without a mark a copy is counted several times, or a slice only once, and the
+norm is wrong without an error.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from engine.models.split import dim_of
+from engine.parallel.axes import Axes
+
+
+class ModelParallelUnit:
+    """What DeepSpeed 0.19 asks of an `mpu`."""
+
+    def __init__(self, axes: Axes) -> None:
+        self._axes = axes
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """The group over which states are sharded and gradients are averaged."""
+        return self._axes.hdp
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        """The global ranks of the data parallel group."""
+        return dist.get_process_group_ranks(self._axes.hdp)
+
+    def get_data_parallel_world_size(self) -> int:
+        """The size of the data parallel group."""
+        return self._axes.mesh.hdp
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank's place in the data parallel group."""
+        return self._axes.place.hdp
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup:
+        """The group over which norms are summed."""
+        return self._axes.model
+
+    def get_model_parallel_world_size(self) -> int:
+        """The size of the model parallel group."""
+        return self._axes.mesh.tp * self._axes.mesh.pp
+
+    def get_model_parallel_rank(self) -> int:
+        """This rank's place in the model parallel group. It is part of the names of checkpoint files."""
+        return self._axes.place.pp * self._axes.mesh.tp + self._axes.place.tp
+
+    def get_tensor_model_parallel_group(self) -> dist.ProcessGroup:
+        """The tp group."""
+        return self._axes.tp
+
+    def get_tensor_model_parallel_world_size(self) -> int:
+        """The size of the tp group."""
+        return self._axes.mesh.tp
+
+    def get_tensor_model_parallel_rank(self) -> int:
+        """This rank's place in the tp group."""
+        return self._axes.place.tp
+
+    def get_pipeline_model_parallel_world_size(self) -> int:
+        """The number of stages."""
+        return self._axes.mesh.pp
+
+    def get_pipeline_model_parallel_rank(self) -> int:
+        """This rank's stage."""
+        return self._axes.place.pp
+
+
+def mark(model: nn.Module, axes: Axes, tied: bool) -> None:
+    """Set DeepSpeed's marks on the parameters of a device's part of a model, whose embedding and head may be tied."""
+    for name, parameter in model.named_parameters():
+        if axes.mesh.tp > 1 and dim_of(name) is not None:
+            parameter.tensor_model_parallel = True  # type: ignore[attr-defined]
+        if tied and name == "head.weight" and not axes.first:
+            parameter.ds_pipe_replicated = True  # type: ignore[attr-defined]
+
+
+def sum_copies(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
+    """Sum the gradients of a device that ZeRO takes for complete, before it reduces them over the hdp group.
+
+    Under tensor parallelism a norm's gradient is that of the device's own rows; a tied weight on two stages has one
+    gradient from the embedding and one from the head. All ranks must call it, after their last backward pass.
+    """
+    named = dict(model.named_parameters())
+    if axes.mesh.tp > 1:
+        rows = [_gradient(parameter, bf16) for name, parameter in named.items() if dim_of(name) is None]
+        flat = torch.cat([gradient.flatten() for gradient in rows])
+        dist.all_reduce(flat, group=axes.tp)
+        for gradient, total in zip(rows, flat.split([one.numel() for one in rows]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+    if tied and axes.tied is not None:
+        name = "embedding.weight" if axes.first else "head.weight"
+        dist.all_reduce(_gradient(named[name], bf16), group=axes.tied)
+
+
+def _gradient(parameter: nn.Parameter, bf16: bool) -> Tensor:
+    """The gradient that ZeRO-1 has accumulated: BF16_Optimizer keeps it in fp32 beside the parameter."""
+    gradient: Tensor | None = parameter._hp_grad if bf16 else parameter.grad  # type: ignore[attr-defined]
+    assert gradient is not None
+    return gradient

@@ -1,0 +1,132 @@
+"""Plan invariance on meshes: tensor and pipeline parallelism beside HDP give the gradients of one process.
+
+In float64 and without DeepSpeed, the test sums each device's gradients over its hdp group, and compares them with the
+device's slice of the gradients of a plain model that runs each sequence by itself. It also sums what ZeRO does not
+know: norms over tp, because each device has the gradient of its own rows, and the copies of a tied weight.
+
+In float32 and bf16, through DeepSpeed, the weights after some steps are compared. Faults of this area are silent, so
+the last tests plant each of them and require that the comparison fails.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.close import error
+from engine.cluster.mesh import Mesh
+from engine.models.split import dim_of, slice_of
+from tests.covering import Case, every, pairwise
+from tests.helpers import llama, steps_alone
+from tests.meshes import (
+    LR,
+    MESHES,
+    VARIANTS,
+    WORLD,
+    Groups,
+    batches,
+    compare,
+    gradients_of,
+    settings_of,
+    through_deepspeed,
+    zero_settings,
+)
+from tests.world import run_world
+
+pytestmark = pytest.mark.world
+
+FACTORS: dict[str, list[Any]] = {
+    "tp_pp": [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)],
+    "planner": ["static", "naive", "balanced", "adaptive"],
+    "tied": [False, True],
+    "recompute": ["none", "layer", "layer_keep_attention"],
+    "mlp_tile": [0, 3],
+}
+
+
+def cases() -> list[Case]:
+    return pairwise(FACTORS)
+
+
+def all_gradients(cases: list[Case]) -> list[dict[str, Any]]:
+    made: Groups = {}
+    return [gradients_of(case, made) for case in cases]
+
+
+def check(cases: list[Case]) -> None:
+    ranks, unequal, rings = run_world(WORLD, all_gradients, cases), False, set[str]()
+    for number, case in enumerate(cases):
+        found = [of_rank[number] for of_rank in ranks]
+        compare(case, found)
+        mesh = Mesh.of(WORLD, settings_of(case, WORLD).parallel)
+        unequal |= mesh.pp > 1 and len(set(found[0]["counts"])) > 1
+        rings |= {axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1 and found[0]["degree"] > 1}
+    assert unequal, "no pipeline had unequal numbers of micro-batches: the test shows too little"
+    assert rings == {"tp", "pp"}, "no rings beside tp or pp: the test shows too little"
+
+
+def test_float64_gradients_on_every_mesh_are_those_of_one_process() -> None:
+    check(cases())
+
+
+@pytest.mark.slow
+def test_float64_gradients_of_all_combinations() -> None:
+    check(every(FACTORS))
+
+
+def all_through_deepspeed() -> list[dict[str, Any]]:
+    made: Groups = {}
+    return [through_deepspeed(mesh, variant, made) for variant in VARIANTS for mesh in MESHES]
+
+
+def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> None:
+    """SGD with momentum, with clipping off and on. Copies of a parameter are equal to the last bit."""
+    ranks, number = run_world(WORLD, all_through_deepspeed), -1
+    for variant in VARIANTS:
+        dtype, tied, _ = variant
+        settings = zero_settings((1, 1), variant)
+        alone = llama(settings, torch.float32)
+        start = (alone.bfloat16() if dtype == "bf16" else alone).double()
+        expected, norms = steps_alone(start, settings, batches(), LR)
+        end = {name: parameter.detach() for name, parameter in start.named_parameters()}
+        if tied:
+            expected["head.weight"], end["head.weight"] = expected["embedding.weight"], end["embedding.weight"]
+        errors = []
+        for mesh in (Mesh(WORLD // (tp * pp), tp, pp) for tp, pp in MESHES):
+            number += 1
+            found = {rank: ranks[rank][number] for rank in range(WORLD)}
+            worst, squares, count = 0.0, 0.0, 0
+            for rank, one in found.items():
+                tp = mesh.place(rank).tp
+                assert one["norms"] == found[0]["norms"], (variant, mesh, "ranks have different norms")
+                assert one["norms"] == pytest.approx(norms, rel=1e-5 if dtype == "fp32" else 2e-2), (variant, mesh)
+                for name, after in one["after"].items():
+                    change = after - one["before"][name]
+                    worst = max(worst, error(change, slice_of(name, expected[name], mesh.tp, tp)))
+                    squares += float((after - slice_of(name, end[name], mesh.tp, tp)).square().sum())
+                    count += after.numel()
+            check_copies(found, mesh, tied)
+            errors.append(worst if dtype == "fp32" else (squares / count) ** 0.5)
+        # Errors of float32 grow with the depth of sums, not with the mesh.
+        assert max(errors) <= (1.5 if dtype == "fp32" else 2) * errors[0], (variant, errors)
+
+
+def check_copies(found: dict[int, dict[str, Any]], mesh: Mesh, tied: bool) -> None:
+    """What several devices store must be equal to the last bit: norms over tp, all over HDP, a tied weight's copies."""
+    for rank, one in found.items():
+        for other in mesh.members(rank, "hdp"):
+            assert equal(one["after"], found[other]["after"]), f"HDP ranks of {rank}, {mesh}"
+        norms = [name for name in one["after"] if dim_of(name) is None]
+        for other in mesh.members(rank, "tp"):
+            for name in norms:
+                assert torch.equal(one["after"][name], found[other]["after"][name]), f"{name} of {rank}, {mesh}"
+        if tied and mesh.pp > 1 and mesh.place(rank).pp == 0:
+            last = found[mesh.members(rank, "pp")[-1]]["after"]["head.weight"]
+            assert torch.equal(one["after"]["embedding.weight"], last), f"tied weight of {rank}, {mesh}"
+
+
+def equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())
