@@ -16,7 +16,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.data.steps import SequenceTable
-from engine.models.build import Transformer, build_model
+from engine.models.build import Transformer, build_model, end_step
 from engine.models.common.norm import norm_weights
 from engine.models.llama.model import Llama
 from engine.models.mixtral.model import Mixtral
@@ -158,7 +158,7 @@ def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str
 
 
 def steps_alone(
-    model: Llama, settings: Config, batches: list[Batch], lr: float
+    model: Transformer, settings: Config, batches: list[Batch], lr: float
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Train some steps of a model in float64 with plain PyTorch, one sequence at a time, with the model's own loss.
 
@@ -177,4 +177,5 @@ def steps_alone(
         limit = settings.optimizer.clip_norm or float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
         optimizer.step()
+        end_step(model, lambda values: values, int(table.loss_tokens.sum()))
     return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}, norms

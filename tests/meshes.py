@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -15,21 +16,24 @@ from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
-from engine.models.common.part import Part
-from engine.models.llama.model import Llama
+from engine.models.build import Transformer, build_model, end_step
 from engine.models.parallelize import parallelize
-from engine.models.split import dim_of, slice_of
+from engine.models.split import slice_of
 from engine.parallel.axes import Axes
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.trainer.model import make_offload, part_of
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import RankContext, evaluate, run_step
+from engine.units import PPM
+from engine.zero.shards import gathered, sharded
 from tests.covering import Case
-from tests.helpers import Batch, batch, config, llama
+from tests.helpers import Batch, batch, config, llama, mixtral
 
 CPU, WORLD, CAPACITY, LAYERS = torch.device("cpu"), 4, 40, 5
+EXPERTS = ["model.experts=5", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
 
 
 def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
@@ -42,22 +46,23 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
         f"recompute={case['recompute']}",
         f"mlp_tile={case.get('mlp_tile', 0)}",
     ]
+    if balance := case.get("balance"):
+        more += [*EXPERTS, f"balance.by={balance}", "balance.bias_rate=0.01"]
     mesh = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"cluster.ranks_per_node={world}"]
     return config(hdp, capacity, case["planner"], *more, *mesh)
 
 
-def part_of(mesh: Mesh, stage: int) -> Part:
-    """The part of a stage: layers as even as possible, which leaves stages unequal."""
-    cuts = [LAYERS * number // mesh.pp for number in range(mesh.pp + 1)]
-    return Part(range(cuts[stage], cuts[stage + 1]), stage == 0, stage == mesh.pp - 1, mesh.tp)
-
-
 Groups = dict[tuple[int, ...], dist.ProcessGroup]  # by members, made once for all meshes
-Built = tuple[Llama, RankContext, Axes]
+Built = tuple[Transformer, RankContext, Axes]
+
+
+def whole_of(settings: Config, dtype: torch.dtype) -> Transformer:
+    """The whole model: that of `llama`, or with experts that of `mixtral`."""
+    return llama(settings, dtype) if settings.model.experts == 1 else mixtral(settings).to(dtype)
 
 
 def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
-    """This device's part of the model of `llama`, and what it runs with."""
+    """This device's part of the model of `whole_of`, and what it runs with."""
 
     def new_group(members: list[int]) -> dist.ProcessGroup:
         if tuple(members) not in made:
@@ -66,16 +71,21 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
 
     mesh = Mesh.of(dist.get_world_size(), settings.parallel)
     axes = Axes.of(mesh, dist.get_rank(), new_group)
-    whole = dict(llama(settings, dtype).named_parameters())
-    model = Llama(settings.model, part_of(mesh, axes.place.pp)).to(dtype)
-    parallelize(model, settings, CPU)
+    complete = whole_of(settings, dtype)
+    whole, buffers = dict(complete.named_parameters()), dict(complete.named_buffers())
+    part = part_of(settings, axes.place)
+    with sharded(settings, axes):
+        model = build_model(settings, part).to(dtype)
     tensor = TensorParallel(axes.tp, settings.model.vocab) if mesh.tp > 1 else None
-    if tensor:
-        tensor.apply(model)
+    offload = make_offload(settings, CPU, 1 << 30, part)
+    parallelize(model, settings, CPU, offload, tensor)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             source = whole["embedding.weight" if settings.model.tied and name == "head.weight" else name]
-            parameter.copy_(slice_of(name, source, mesh.tp, axes.place.tp))
+            with gathered(parameter):
+                parameter.copy_(slice_of(name, source, mesh.tp, axes.place.tp))
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
     width = settings.model.hidden
     narrow = torch.bfloat16 if settings.dtype == "bf16" else dtype
 
@@ -84,7 +94,7 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
 
     pipeline = Pipeline(axes.pp, stream) if mesh.pp > 1 else None
     kernel = choose(CPU, narrow, settings.model.head_dim)
-    return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, pipeline=pipeline), axes
+    return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, offload, pipeline), axes
 
 
 def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
@@ -93,18 +103,28 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     model, context, axes = build(settings, torch.float64, made)
     table, reader = batch(axes.mesh.hdp, CAPACITY)
     plan = plan_step(table.length, PlanSettings.of(settings))
+    plan.offload[:] = round(case["offload"] * PPM)
     loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
-    for name, parameter in model.named_parameters():
-        if axes.mesh.tp > 1 and dim_of(name) is None:
-            dist.all_reduce(parameter.grad, group=axes.tp)
     evaluated = evaluate(plan, model, partial(micro_batch_slices, reader, table), context)
+    told = end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     return {
         "loss": loss.item(),
         "evaluated": evaluated.item(),
+        "told": told,
+        "buffers": dict(model.named_buffers()),
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
         "counts": [len(list(plan.of_rank(rank))) for rank in range(plan.ranks)],
         "degree": int(plan.degrees.max()),
+        "moved": context.offload.moved_bytes if context.offload else 0,
     }
+
+
+def total_over(axes: Axes, values: Tensor) -> Tensor:
+    """Sum over HDP ranks and stages; the devices of a tp group have the same values."""
+    if axes.place.tp:
+        values.zero_()
+    dist.all_reduce(values)
+    return values
 
 
 def compare(case: Case, found: list[dict[str, Any]]) -> None:
@@ -112,16 +132,26 @@ def compare(case: Case, found: list[dict[str, Any]]) -> None:
     settings = settings_of(case, WORLD)
     mesh = Mesh.of(WORLD, settings.parallel)
     table, reader = batch(mesh.hdp, CAPACITY)
-    model, loss = llama(settings, torch.float64), 0.0
+    model, loss, evaluated = whole_of(settings, torch.float64), 0.0, 0.0
     for sequence, length in enumerate(table.length.tolist()):
         tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
         of_sequence = model(tokens[:-1], torch.arange(length), tokens[1:])
         of_sequence.backward()
         loss += of_sequence.item()
+        with torch.no_grad():
+            evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
+        model.train()
     expected = {name: parameter.grad for name, parameter in model.named_parameters()}
     ranks = mesh.devices()  # [pp, hdp, tp]
-    for result in ("loss", "evaluated"):
-        assert abs(sum(found[rank][result] for rank in ranks[-1, :, 0]) - loss) < 1e-10 * loss, (case, result)
+    told = end_step(model, lambda values: values, int(table.loss_tokens.sum()))
+    for result, wanted in (("loss", loss), ("evaluated", evaluated)):
+        for tp in range(mesh.tp):
+            of_ranks = sum(found[rank][result] for rank in ranks[:, :, tp].flat)
+            assert abs(of_ranks - wanted) < 1e-10 * wanted, (case, result)
+    buffers = dict(model.named_buffers())
+    for one in found:
+        assert one["told"] == pytest.approx(told, rel=1e-12), case
+        assert all(torch.equal(value, buffers[name]) for name, value in one["buffers"].items()), case
     for tp in range(mesh.tp):
         totals: dict[str, Tensor] = {}
         for stage in ranks[:, :, tp]:
@@ -136,17 +166,43 @@ def compare(case: Case, found: list[dict[str, Any]]) -> None:
 
 STEPS, LR = 3, 2.0
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2)]
-VARIANTS = [("fp32", False, 0.0), ("fp32", True, 0.4), ("bf16", True, 0.4)]  # dtype, tied weights, clip norm
-Variant = tuple[str, bool, float]
+
+
+class Variant(NamedTuple):
+    dtype: str
+    tied: bool
+    clip: float
+    balance: str | None = None  # of experts
+    stage: int = 1
+
+    @property
+    def meshes(self) -> list[tuple[int, int]]:
+        """ZeRO-2 and ZeRO-3 have no pipelines."""
+        return [mesh for mesh in MESHES if self.stage == 1 or mesh[1] == 1]
+
+
+VARIANTS = [
+    Variant("fp32", tied=False, clip=0.0),
+    Variant("fp32", tied=True, clip=0.4),
+    Variant("bf16", tied=True, clip=0.4),
+    # With experts the steps diverge without clipping: the norm is 230 in the third one, and errors grow as much.
+    Variant("fp32", tied=True, clip=0.4, balance="loss"),
+    Variant("fp32", tied=False, clip=0.4, balance="bias"),
+    Variant("bf16", tied=True, clip=0.1, balance="loss"),  # steps so small that few choices of experts flip
+    Variant("fp32", tied=True, clip=0.4, stage=2),
+    Variant("fp32", tied=False, clip=0.0, stage=3),
+    Variant("bf16", tied=True, clip=0.4, stage=3),
+    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3),
+]
 
 
 def zero_settings(mesh: tuple[int, int], variant: Variant) -> Config:
     """The context is the same on every mesh, so the same documents serve all of them."""
-    dtype, tied, clip = variant
-    case = {"tp_pp": mesh, "planner": "adaptive", "tied": tied, "recompute": "none"}
+    case = {"tp_pp": mesh, "planner": "adaptive", "tied": variant.tied, "recompute": "none", "balance": variant.balance}
     settings = settings_of(case, WORLD, 2 * CAPACITY * mesh[0] * mesh[1] // WORLD)
-    optimizer = settings.optimizer.model_copy(update={"clip_norm": clip})
-    return settings.model_copy(update={"dtype": dtype, "optimizer": optimizer})
+    optimizer = settings.optimizer.model_copy(update={"clip_norm": variant.clip})
+    zero = settings.zero.model_copy(update={"stage": variant.stage})
+    return settings.model_copy(update={"dtype": variant.dtype, "optimizer": optimizer, "zero": zero})
 
 
 def batches() -> list[Batch]:
@@ -154,19 +210,20 @@ def batches() -> list[Batch]:
 
 
 def through_deepspeed(mesh: tuple[int, int], variant: Variant, made: Groups) -> dict[str, Any]:
-    """Train some steps with ZeRO-1 on this device of a mesh: its norms, and the fp32 weights before and after."""
+    """Train some steps with ZeRO on this device of a mesh: its norms, and the fp32 weights before and after."""
     from deepspeed.utils import safe_get_full_fp32_param
 
     from engine.zero.engine import ZeroEngine
 
     settings = zero_settings(mesh, variant)
     model, context, axes = build(settings, torch.float32, made)
-    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     engine, norms = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings, axes), []
+    before = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
     for table, reader in batches():
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
         norms.append(engine.step(LR))
+        end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     after = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
     return {"norms": norms, "before": before, "after": after}

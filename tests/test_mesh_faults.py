@@ -11,24 +11,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import engine.models.mixtral.model as mixtral_module
 import engine.parallel.tensor as tensor_module
 import engine.trainer.step as step_module
 import engine.zero.engine as engine_module
-from engine.models.split import dim_of
+from engine.models.common.attention import Shards
+from engine.models.mixtral.balance import expert_counts, z_loss
+from engine.models.mixtral.experts import LocalRoute, Routed
 from engine.parallel.axes import Axes
-from engine.parallel.tensor import TensorParallel
+from engine.parallel.pipeline import with_gradient
+from engine.parallel.tensor import TensorParallel, TensorRoute
 from engine.zero.engine import ZeroEngine
-from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
+from engine.zero.mpu import ModelParallelUnit, mark
 from tests.covering import Case
-from tests.helpers import llama, steps_alone
-from tests.meshes import LR, WORLD, Groups, batches, compare, gradients_of, through_deepspeed, zero_settings
+from tests.helpers import steps_alone
+from tests.meshes import (
+    LR,
+    WORLD,
+    Groups,
+    Variant,
+    batches,
+    compare,
+    gradients_of,
+    through_deepspeed,
+    whole_of,
+    zero_settings,
+)
 from tests.world import run_world
 
 pytestmark = pytest.mark.world
 
 MESH = (2, 2)
-CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none"}
-VARIANT = ("fp32", True, 0.0)
+CASE: Case = {"tp_pp": MESH, "planner": "adaptive", "tied": False, "recompute": "none", "offload": 0.0}
+VARIANT = Variant("fp32", tied=True, clip=0.0)
+EXPERTS: Case = CASE | {"balance": "loss"}
+EXPERTS_VARIANT = Variant("fp32", tied=True, clip=0.4, balance="loss")
 
 
 def own_rows(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:
@@ -73,7 +90,51 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "the padding of the vocabulary counts": (TensorParallel, "logits_loss", without_padding),
     "each slice has its own largest logit": (dist, "all_reduce", reduced_without(dist.ReduceOp.MAX)),
     "sums of the softmax are not added": (dist, "all_reduce", reduced_without(dist.ReduceOp.SUM)),
+    "norms are not summed over devices": (TensorParallel, "shared", lambda self, weight: weight),
     "gradients of the next stage are lost": (step_module, "with_gradient", lambda out, gradient: out.sum() * 0),
+}
+
+
+def own_weights(self: TensorRoute, weights: Tensor) -> Tensor:
+    """The rows of other devices get weights of this one."""
+    return LocalRoute.spread_weights(self, weights.repeat(self._tensor.size, 1))
+
+
+def partial_weights(self: TensorRoute, weights: Tensor) -> Tensor:
+    """The gradients of weights are those of a device's slice of the experts."""
+    return no_sum(self._tensor, LocalRoute.collect_weights(self, weights))
+
+
+def z_loss_of_padding(routed: list[Routed], labels: Tensor) -> Tensor:
+    padding = len(routed[0].logits) - len(labels)
+    return z_loss(routed, torch.nn.functional.pad(labels, (0, padding)))
+
+
+def counts_of_padding(routed: list[Routed], shards: Shards, own: slice) -> Tensor:
+    """The padding counts for the last shard."""
+    if not len(shards.lengths):
+        return expert_counts(routed, shards, own)
+    more = torch.full((len(routed[0].logits),), len(shards.lengths) - 1)
+    ids = torch.cat([shards.ids[own], more])[: len(more)]
+    return expert_counts(routed, shards._replace(ids=ids), slice(None))
+
+
+def summed_gradient(ctx: Any, dtotal: Tensor) -> tuple[Tensor, None]:
+    """The gradient of a device's share is that of as many sums as there are devices."""
+    return dtotal * MESH[0], None
+
+
+# With experts.
+EXPERT_FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "weights do not travel with the tokens": (TensorRoute, "spread_weights", own_weights),
+    "gradients of weights are not summed": (TensorRoute, "collect_weights", partial_weights),
+    "counts are those of own rows": (TensorParallel, "sum", lambda self, counts: counts),
+    "shares of the balance are not added": (TensorParallel, "total", lambda self, share: share),
+    "a share of the balance counts on each device": (tensor_module._Total, "backward", staticmethod(summed_gradient)),
+    "every device balances all tokens": (TensorParallel, "own", lambda self, tokens: slice(0, self.rows(tokens))),
+    "the padding has a z-loss": (mixtral_module, "z_loss", z_loss_of_padding),
+    "the padding is counted": (mixtral_module, "expert_counts", counts_of_padding),
+    "the balance of inner stages is lost": (step_module, "_loss_of", lambda out, grad: with_gradient(out.stream, grad)),
 }
 
 
@@ -87,18 +148,9 @@ def without_mark(name: str) -> Callable[[nn.Module, Axes, bool], None]:
     return marked
 
 
-def only_tied(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
-    """Sum the tied weight's copies, but not the norms."""
-    norms = {name: p.grad.clone() for name, p in model.named_parameters() if dim_of(name) is None}
-    sum_copies(model, axes, tied, bf16)
-    for name, parameter in model.named_parameters():
-        if name in norms:
-            parameter.grad = norms[name]
-
-
-def only_norms(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
-    """Sum the norms, but not the tied weight's copies."""
-    sum_copies(model, axes, False, bf16)
+def routers_apart(self: TensorParallel, weight: Tensor) -> Tensor:
+    """Sum the gradients of norms, but not those of routers."""
+    return weight if weight.dim() == 2 else SHARED(self, weight)
 
 
 def scaled_by_world(self: ZeroEngine, loss_sum: Tensor, step_loss_tokens: int) -> None:
@@ -107,15 +159,22 @@ def scaled_by_world(self: ZeroEngine, loss_sum: Tensor, step_loss_tokens: int) -
     BACKWARD(self, loss_sum * (WORLD // hdp), step_loss_tokens)
 
 
-BACKWARD = ZeroEngine.backward
+BACKWARD, SHARED = ZeroEngine.backward, TensorParallel.shared
 ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
     "slices are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
     "the copy of the tied weight is not marked": (engine_module, "mark", without_mark("ds_pipe_replicated")),
-    "norms are not summed over tp": (engine_module, "sum_copies", only_tied),
-    "the tied weight is not summed over stages": (engine_module, "sum_copies", only_norms),
+    "norms are not summed over tp": (TensorParallel, "shared", lambda self, weight: weight),
+    "the tied weight is not summed over stages": (engine_module, "sum_copies", lambda model, axes, bf16: None),
     "the norm is that of a stage": (ModelParallelUnit, "get_model_parallel_group", lambda self: self._axes.tp),
     "the loss is scaled by the world": (ZeroEngine, "backward", scaled_by_world),
 }
+
+EXPERT_ZERO_FAULTS: dict[str, tuple[Any, str, Any]] = {
+    "routers are not summed over tp": (TensorParallel, "shared", routers_apart),
+    "slices of experts are not marked": (engine_module, "mark", without_mark("tensor_model_parallel")),
+}
+MODEL_FAULTS = [(CASE, FAULTS), (EXPERTS, EXPERT_FAULTS)]
+NORM_FAULTS = [(VARIANT, ZERO_FAULTS), (EXPERTS_VARIANT, EXPERT_ZERO_FAULTS)]
 
 
 @contextmanager
@@ -133,38 +192,45 @@ def planted(fault: tuple[Any, str, Any] | None) -> Iterator[None]:
         setattr(owner, name, kept)
 
 
-def gradients_with_faults() -> list[dict[str, Any]]:
+def gradients_with_faults() -> list[list[dict[str, Any]]]:
     made: Groups = {}
     found = []
-    for fault in (None, *FAULTS.values()):
-        with planted(fault):
-            found.append(gradients_of(CASE, made))
+    for case, faults in MODEL_FAULTS:
+        found.append([])
+        for fault in (None, *faults.values()):
+            with planted(fault):
+                found[-1].append(gradients_of(case, made))
     return found
 
 
 def test_each_fault_of_a_model_part_changes_gradients() -> None:
-    ranks, unnoticed = run_world(WORLD, gradients_with_faults), []
-    for number, fault in enumerate(("none", *FAULTS)):
-        try:
-            compare(CASE, [of_rank[number] for of_rank in ranks])
-        except AssertionError:
-            continue
-        unnoticed.append(fault)
-    assert unnoticed == ["none"]
+    ranks = run_world(WORLD, gradients_with_faults)
+    for place, (case, faults) in enumerate(MODEL_FAULTS):
+        unnoticed = []
+        for number, fault in enumerate(("none", *faults)):
+            try:
+                compare(case, [of_rank[place][number] for of_rank in ranks])
+            except AssertionError:
+                continue
+            unnoticed.append(fault)
+        assert unnoticed == ["none"]
 
 
-def norms_with_faults() -> list[list[float]]:
+def norms_with_faults() -> list[list[list[float]]]:
     made: Groups = {}
     found = []
-    for fault in (None, *ZERO_FAULTS.values()):
-        with planted(fault):
-            found.append(through_deepspeed(MESH, VARIANT, made)["norms"])
+    for variant, faults in NORM_FAULTS:
+        found.append([])
+        for fault in (None, *faults.values()):
+            with planted(fault):
+                found[-1].append(through_deepspeed(MESH, variant, made)["norms"])
     return found
 
 
 def test_each_fault_of_zero_on_a_mesh_changes_the_norm() -> None:
-    ranks = run_world(WORLD, norms_with_faults)
-    settings = zero_settings(MESH, VARIANT)
-    _, expected = steps_alone(llama(settings, torch.float32).double(), settings, batches(), LR)
-    wrong = [ranks[0][number] != pytest.approx(expected, rel=1e-5) for number in range(1 + len(ZERO_FAULTS))]
-    assert dict(zip(("none", *ZERO_FAULTS), wrong, strict=True)) == {"none": False} | dict.fromkeys(ZERO_FAULTS, True)
+    norms = run_world(WORLD, norms_with_faults)[0]
+    for (variant, faults), of_variant in zip(NORM_FAULTS, norms, strict=True):
+        settings = zero_settings(MESH, variant)
+        _, expected = steps_alone(whole_of(settings, torch.float32).double(), settings, batches(), LR)
+        wrong = [found != pytest.approx(expected, rel=1e-5) for found in of_variant]
+        assert dict(zip(("none", *faults), wrong, strict=True)) == {"none": False} | dict.fromkeys(faults, True)

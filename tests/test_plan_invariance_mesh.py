@@ -20,10 +20,9 @@ from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.models.split import dim_of, slice_of
 from tests.covering import Case, every, pairwise
-from tests.helpers import llama, steps_alone
+from tests.helpers import steps_alone
 from tests.meshes import (
     LR,
-    MESHES,
     VARIANTS,
     WORLD,
     Groups,
@@ -32,6 +31,7 @@ from tests.meshes import (
     gradients_of,
     settings_of,
     through_deepspeed,
+    whole_of,
     zero_settings,
 )
 from tests.world import run_world
@@ -44,6 +44,8 @@ FACTORS: dict[str, list[Any]] = {
     "tied": [False, True],
     "recompute": ["none", "layer", "layer_keep_attention"],
     "mlp_tile": [0, 3],
+    "offload": [0.0, 0.5, 1.0],
+    "balance": [None, "loss", "bias"],
 }
 
 
@@ -57,14 +59,16 @@ def all_gradients(cases: list[Case]) -> list[dict[str, Any]]:
 
 
 def check(cases: list[Case]) -> None:
-    ranks, unequal, rings = run_world(WORLD, all_gradients, cases), False, set[str]()
+    ranks, unequal, moved, rings = run_world(WORLD, all_gradients, cases), False, False, set[str]()
     for number, case in enumerate(cases):
         found = [of_rank[number] for of_rank in ranks]
         compare(case, found)
         mesh = Mesh.of(WORLD, settings_of(case, WORLD).parallel)
         unequal |= mesh.pp > 1 and len(set(found[0]["counts"])) > 1
         rings |= {axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1 and found[0]["degree"] > 1}
+        moved |= mesh.pp > 1 and any(one["moved"] for one in found)
     assert unequal, "no pipeline had unequal numbers of micro-batches: the test shows too little"
+    assert moved, "no pipeline offloaded anything: the test shows too little"
     assert rings == {"tp", "pp"}, "no rings beside tp or pp: the test shows too little"
 
 
@@ -79,23 +83,23 @@ def test_float64_gradients_of_all_combinations() -> None:
 
 def all_through_deepspeed() -> list[dict[str, Any]]:
     made: Groups = {}
-    return [through_deepspeed(mesh, variant, made) for variant in VARIANTS for mesh in MESHES]
+    return [through_deepspeed(mesh, variant, made) for variant in VARIANTS for mesh in variant.meshes]
 
 
 def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> None:
     """SGD with momentum, with clipping off and on. Copies of a parameter are equal to the last bit."""
     ranks, number = run_world(WORLD, all_through_deepspeed), -1
     for variant in VARIANTS:
-        dtype, tied, _ = variant
+        dtype, tied = variant.dtype, variant.tied
         settings = zero_settings((1, 1), variant)
-        alone = llama(settings, torch.float32)
+        alone = whole_of(settings, torch.float32)
         start = (alone.bfloat16() if dtype == "bf16" else alone).double()
         expected, norms = steps_alone(start, settings, batches(), LR)
         end = {name: parameter.detach() for name, parameter in start.named_parameters()}
         if tied:
             expected["head.weight"], end["head.weight"] = expected["embedding.weight"], end["embedding.weight"]
         errors = []
-        for mesh in (Mesh(WORLD // (tp * pp), tp, pp) for tp, pp in MESHES):
+        for mesh in (Mesh(WORLD // (tp * pp), tp, pp) for tp, pp in variant.meshes):
             number += 1
             found = {rank: ranks[rank][number] for rank in range(WORLD)}
             worst, squares, count = 0.0, 0.0, 0

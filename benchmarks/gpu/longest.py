@@ -90,12 +90,12 @@ def longest(case: Longest, groups: Groups) -> dict[str, Any]:
     peaks = rank.step(tokens, ratio)
     seconds, peak, expected = watch.now() - began, max(peaks.values()), rank.estimated(tokens, ratio)
     cut = "" if tokens == length.fits else f" (cut: {length.fits:,} tokens would take {length.fits_s:.0f} s)"
-    gib = [f"{size / 2**30:.1f} GiB" for size in (peak, expected, rank.offload.arena.size)]
+    gib = [f"{size / 2**30:.1f} GiB" for size in (peak, expected, rank.offload.arenas[0].size)]
     return {
         "said": f"a step of {tokens:,} tokens{cut} took {seconds:.1f} s with {ratio:.2f} offloaded, peak {gib[0]}, "
         f"estimate {gib[1]}, on the host {gib[2]}; the time includes compilation for this length",
         "target": f"a full step at {length.fits:,} tokens, or at as many as {MOST_S:.0f} s allow",
-        "holds": not rank.offload.arena.pop_short() and peak <= 1.05 * expected,
+        "holds": not rank.offload.pop_short() and peak <= 1.05 * expected,
         "ratio": ratio,
         "seconds": seconds,
         "peak": peak,

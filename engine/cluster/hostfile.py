@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config.checks import LEAST_MEMORY, MOST_RANKS
+from engine.config.checks import LEAST_MEMORY
+from engine.config.mesh_checks import MOST_RANKS
 from engine.config.units import parse_count
 from engine.errors import ConfigError, Problem
 

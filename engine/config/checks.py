@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
-from engine.config import keys, tree
+from engine.config import keys, mesh_checks, tree
 from engine.config.schema import Config, Rope
 from engine.config.secret import has_secret
 from engine.config.spelling import did_you_mean
 from engine.config.units import counted
 from engine.errors import Problem
 
-MOST_RANKS = 2**16  # maximum HDP ranks of a plan: planning still takes seconds, and no cluster is larger
 LEAST_MEMORY = 2**20  # bytes of a device; less is a number without its unit
 _MAX_GIB = 1024  # a number of bytes up to this is meant in GiB
 _MAX_WEIGHTS = 2**48  # maximum weights of a model: with more, bytes and FLOPs overflow 64 bits
@@ -20,7 +18,7 @@ _MAX_WEIGHTS = 2**48  # maximum weights of a model: with more, bytes and FLOPs o
 URL_EXAMPLES = "for example s3://bucket/run, gs://bucket/run or file:///mnt/run"
 
 Rule = Callable[[Config], Problem | None]
-_RULES: list[Rule] = []
+_RULES: list[Rule] = [*mesh_checks.RULES]
 
 
 def _rule(function: Rule) -> Rule:
@@ -46,12 +44,6 @@ def check_part(config: Config, wrong: Sequence[Problem]) -> list[Problem]:
             if error.name not in missing:  # a bug in the rule
                 raise
     return [problem for problem in found if problem is not None]
-
-
-def unit_nodes(config: Config) -> int:
-    """Return the smallest number of nodes whose devices form whole HDP ranks."""
-    node = config.cluster.ranks_per_node
-    return math.lcm(node, config.parallel.tp * config.parallel.pp) // node
 
 
 @_rule
@@ -104,18 +96,6 @@ def url_problem(url: str, key: str) -> Problem | None:
     if found and protocol and rest.strip("/"):
         return None
     return Problem("is not the URL of a folder", key, URL_EXAMPLES)
-
-
-@_rule
-def ranks_can_be_planned(config: Config) -> Problem | None:
-    """The cluster has at most MOST_RANKS HDP ranks. With a hostfile the planner checks this."""
-    devices, group = config.cluster.nodes * config.cluster.ranks_per_node, config.parallel.tp * config.parallel.pp
-    ranks = devices // group
-    # `devices_form_whole_ranks` reports devices that do not divide evenly.
-    if config.cluster.hostfile is not None or devices % group or ranks <= MOST_RANKS:
-        return None
-    message = f"{ranks:,} HDP ranks exceed the maximum of {MOST_RANKS:,}"
-    return Problem(message, "cluster.nodes", "use fewer nodes, or more devices per rank: parallel.tp, parallel.pp")
 
 
 @_rule
@@ -325,46 +305,6 @@ def segments_of_mix_are_in_order(config: Config) -> Problem | None:
             hint = "write segments in the order of their starts"
             return Problem(f"{place} starts at {segment.start:,}, not after {before:,}", keys.MIX, hint)
         before = segment.start
-    return None
-
-
-@_rule
-def devices_form_whole_ranks(config: Config) -> Problem | None:
-    """tp x pp divides the devices, and no stage has parts of two nodes. With a hostfile `Cluster.of` checks this."""
-    if config.cluster.hostfile is not None:
-        return None
-    node, tp = config.cluster.ranks_per_node, config.parallel.tp
-    devices, group = config.cluster.nodes * node, tp * config.parallel.pp
-    if devices % group:
-        message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
-        key = "parallel.tp" if devices % tp else "parallel.pp"
-        return Problem(message, key, "choose degrees that divide the devices, or another cluster.nodes")
-    if node % tp and tp % node:
-        message = (
-            f"{tp} is neither a divisor nor a multiple of a node's {node} devices, "
-            "so a rank would span parts of two nodes"
-        )
-        return Problem(message, "parallel.tp", f"choose a divisor of {node}")
-    return None
-
-
-@_rule
-def mode_goes_with_stages(config: Config) -> Problem | None:
-    """Pipeline mode and parallel.pp > 1 need each other, and ZeRO-1; ZeRO-2 and 3 need lockstep mode."""
-    mode, stages, stage = config.planner.mode, config.parallel.pp, config.zero.stage
-    if mode == "pipeline" and stages == 1:
-        return Problem(
-            "pipeline mode needs parallel.pp=2 or more", "planner.mode", "set parallel.pp, or planner.mode=auto"
-        )
-    if mode in ("free", "lockstep") and stages > 1:
-        return Problem(f"parallel.pp={stages} needs pipeline mode, not {mode}", "planner.mode", "set planner.mode=auto")
-    if stages > 1 and stage > 1:
-        one = "zero.stage=1" + (" zero.weights_on_host=false" if config.zero.weights_on_host else "")
-        return Problem(
-            f"ZeRO-{stage} cannot be combined with parallel.pp={stages}", "zero.stage", f"set {one}, or parallel.pp=1"
-        )
-    if mode == "free" and stage > 1:
-        return Problem(f"ZeRO-{stage} needs lockstep mode, not free", "planner.mode", "set planner.mode=auto")
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.config.schema import Config
 from engine.errors import Problem
 
 
@@ -16,17 +15,3 @@ def not_built(key: str, value: object, available: str) -> Problem | None:
     if (key_or_group, value) == ("data.runtime", "ray") or expert_parallel:
         return Problem(f"{value} is not implemented yet", key, f"available: {available}")
     return None
-
-
-def not_trained(config: Config) -> list[Problem]:
-    """Return the problems with what can be configured or planned, but not trained."""
-    degrees = {"parallel.tp": config.parallel.tp, "parallel.pp": config.parallel.pp}
-    return [
-        Problem(
-            f"{degree} is supported for planning, but not for training yet",
-            key,
-            f"train with {key}=1; `bytescale plan` accepts {key}={degree}",
-        )
-        for key, degree in degrees.items()
-        if degree > 1
-    ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from engine.config.units import Bytes, Tokens
 
@@ -341,10 +341,13 @@ class Lengths(Section):
 
 
 class Parallel(Section):
-    """Degrees of the other kinds of parallelism. tp and pp can be planned, but not trained yet."""
+    """Degrees of the other kinds of parallelism."""
 
     tp: int = Field(ge=1, le=2**16, description="degree of tensor parallelism")
     pp: int = Field(ge=1, le=2**16, description="degree of pipeline parallelism (stages)")
+    stages: Literal["auto"] | tuple[PositiveInt, ...] = Field(
+        description="layers of each stage, such as [20,20,20,20]; auto: stages whose linear layers take equal time"
+    )
     ep: Literal[1]
 
 

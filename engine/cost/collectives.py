@@ -17,11 +17,12 @@ engine/parallel/tensor.py:
 |---|---|---|---|
 | embedding | S | | G |
 | attention, each layer | G S | G S | G S, and G of its input, which is not saved |
-| MLP, each layer | G S | G | G S, and without tiles G of its input |
+| MLP, each layer | G S | G | G S, and G of its input, which is not saved |
+| MLP in tiles | G S | | G S twice, and G of its input |
 | head | G, and sums of 3 numbers of each token | | S |
 
-The last S of a recomputed layer is left out, because PyTorch stops behind the last tensor that is needed. Tiles save
-the gathered input of the MLP.
+The last S of a recomputed layer is left out, because PyTorch stops behind the last tensor that is needed. Tiles are
+computed again in the backward pass in every mode, and then do not take part in the recompute of their layer.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def tensor_collectives(config: Config) -> tuple[float, float]:
     """Return the bytes per token that each device of a tp group sends in the forward and in the backward pass."""
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
-    again = (2 if config.mlp_tile == 0 else 1) + (3 if config.recompute != "none" else 0)
+    attention, mlp = (2, 1) if config.recompute != "none" else (0, 0)
+    again = 2 + attention + (2 if config.mlp_tile else mlp)
     rows = model.hidden * b
     forward = (4 * model.layers + 2) * rows + 2 * 3 * w
     backward = ((4 + again) * model.layers + 2) * rows

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from dataclasses import replace
 
-from engine.config.checks import MOST_RANKS, unit_nodes
+from engine.config.mesh_checks import MOST_RANKS, unit_nodes
 from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.budget import fits, largest, most_tokens

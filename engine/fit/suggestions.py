@@ -13,7 +13,8 @@ from itertools import product
 from operator import attrgetter
 from typing import Any
 
-from engine.config.checks import check, unit_nodes
+from engine.config.checks import check
+from engine.config.mesh_checks import unit_nodes
 from engine.config.schema import Config
 from engine.fit.estimate import Estimate, estimate, estimate_at
 from engine.fit.largest import largest_capacity, least_nodes, least_ranks, named_ratio, of_ranks

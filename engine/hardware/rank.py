@@ -18,6 +18,7 @@ from engine.hardware.prepare import longest, with_layers
 from engine.hardware.shape_build import builder, shape_build_s
 from engine.hardware.timing import QUANTILE, Run, interleaved, timed
 from engine.parallel.groups import Groups, join_groups
+from engine.report.boxes import Span
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
 from engine.trainer.loop import Trainer
@@ -52,7 +53,7 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
             line = read_metrics(folder.metrics)[-1]
             # A trace is kept for the newest step with the largest ring, which need not be this one.
             if trace["step"] == line["step"]:
-                fixed.append(line["step_s"] - max(stop for _, _, _, stop in trace["spans"]))
+                fixed.append(line["step_s"] - max(Span(*span).stop_s for span in trace["spans"]))
     trainer.ahead.close()
 
     several = groups.mesh.hdp > 1

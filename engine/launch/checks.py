@@ -9,7 +9,6 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.gpus import least_gpu_memory, pytorch_without_cuda, unusable, visible_gpus
 from engine.cluster.hosts import is_local, is_loopback
 from engine.config.devices import uses_gpus
-from engine.config.not_built import not_trained
 from engine.config.schema import Config
 from engine.config.units import counted, format_apart
 from engine.errors import ConfigError, Problem
@@ -38,11 +37,11 @@ def check_launch(config: Config, cluster: Cluster, launcher: str | None) -> None
 
 
 def not_launchable(config: Config, cluster: Cluster, joins: bool = False) -> list[Problem]:
-    """Return the problems that stop a launch but not a dry run: unimplemented features, nodes without a hostfile.
+    """Return the problems that stop a launch but not a dry run: nodes without a hostfile.
 
     With `joins`, nodes need no hostfile: somebody else has started a process on each.
     """
-    problems = not_trained(config)
+    problems = []
     if config.cluster.hostfile is None and len(cluster.nodes) > 1 and not joins:
         key = f"cluster.nodes={len(cluster.nodes)}"
         hint = "add --hostfile FILE, or --launcher slurm or k8s; `plan` and `train --dry-run` need no hosts"

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.config.not_built import not_trained
 from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.errors import ConfigError, MemoryFitError, PreflightError, Problem
@@ -100,8 +99,6 @@ def _checked(launch: Launch, launcher: str | None, dry_run: bool) -> tuple[Launc
     config, cluster = launch.config, launch.cluster
     check_launch(config, cluster, launcher)
     refused = not_launchable(config, cluster, joins is not None)
-    if not_trained(config) and not dry_run:
-        raise ConfigError.of(refused)  # before the fit: a smaller model would not train either
     check_fit(config, {"cluster.nodes"})  # the nodes are those of this start, so more are not suggested
     if refused and not dry_run:
         raise ConfigError.of(refused)

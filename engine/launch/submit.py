@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from engine.cluster.cluster import Cluster
-from engine.config.not_built import not_trained
 from engine.config.schema import Config
 from engine.config.units import counted
 from engine.errors import ConfigError, RunFolderError
@@ -34,8 +33,6 @@ def hand_over(
         raise ConfigError("the hosts are chosen by the cluster", key=key, hint="leave it out and set cluster.nodes")
     check_launch(config, Cluster.of(config.cluster), None)
     check_fit(config, {"cluster.nodes"})
-    if refused := not_trained(config):
-        raise ConfigError.of(refused)
     if launcher == "k8s" and resume == "never":
         hint = "choose a new run.out instead"
         raise ConfigError("would begin again whenever a pod starts", key="--resume never", hint=hint)

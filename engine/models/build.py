@@ -7,20 +7,21 @@ from collections.abc import Callable
 from torch import Tensor
 
 from engine.config.schema import Config
+from engine.models.common.part import Part
 from engine.models.llama.model import Llama
 from engine.models.mixtral.model import Mixtral
 
 Transformer = Llama | Mixtral
 
 
-def build_model(config: Config) -> Transformer:
-    """Create the single-device model of a config: Mixtral if it has several experts, else Llama.
+def build_model(config: Config, part: Part | None = None) -> Transformer:
+    """Create the single-device model of a config, or a part of it: Mixtral if it has several experts, else Llama.
 
     Its weights are uninitialised.
     """
     if config.model.experts > 1:
-        return Mixtral(config.model, config.balance)
-    return Llama(config.model)
+        return Mixtral(config.model, config.balance, part)
+    return Llama(config.model, part)
 
 
 def end_step(

@@ -1,4 +1,4 @@
-"""Adds recompute, tiles, offload and compiled operations to a single-device model.
+"""Adds recompute, tiles, offload, compiled operations and tensor parallelism to a single-device model.
 
 The code of the models contains none of these. Names and values of parameters do not change. Rings are not set here:
 callers pass an `engine.attention.context.AttentionContext` to a model's `forward` for each micro-batch.
@@ -22,10 +22,18 @@ from engine.models.mixtral import grouped
 from engine.models.mixtral.experts import Experts
 from engine.models.recompute import MODES
 from engine.offload.offload import Offload
+from engine.parallel.tensor import TensorParallel
 
 
-def parallelize(model: Transformer, config: Config, device: torch.device, offload: Offload | None = None) -> None:
-    """Apply a config's `recompute`, `mlp_tile` and `compile` to a model, in place; with `offload`, offload activations.
+def parallelize(
+    model: Transformer,
+    config: Config,
+    device: torch.device,
+    offload: Offload | None = None,
+    tensor: TensorParallel | None = None,
+) -> None:
+    """Apply a config's `recompute`, `mlp_tile` and `compile` to a model, in place; with `offload`, offload activations;
+    with `tensor`, split its layers over a tp group.
 
     Call it once, after the model has been moved to `device`.
     """
@@ -46,3 +54,5 @@ def parallelize(model: Transformer, config: Config, device: torch.device, offloa
         if isinstance(module, (FeedForward, Experts)):
             module.tile = config.mlp_tile
     fuse(model, config.model, device, DTYPES[config.dtype], config.compile)
+    if tensor is not None:
+        tensor.apply(model)

@@ -19,9 +19,10 @@ stays on the device is a copy, because a view would keep the whole storage alive
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,13 +94,16 @@ class Offload:
     """Offloads the activations of one rank.
 
     For each micro-batch: call `begin`, run the forward pass of each layer in order in the context `layer`, then run the
-    backward pass. `layers` is the number of layers, `token_bytes` the bytes that one layer saves per token. After an
-    exception, `begin` discards the old state.
+    backward pass. `layers` is the number of layers of the device, `token_bytes` the bytes that one layer saves per
+    token. Micro-batches take the `arenas` in turn: the backward pass of one must be complete before `begin` reaches its
+    arena again. After an exception, `begin` discards the old state.
     """
 
-    def __init__(self, layers: int, device: torch.device, arena: Arena, token_bytes: int) -> None:
-        self._last, self._device, self.arena, self._token_bytes = layers - _LAYERS_KEPT, device, arena, token_bytes
+    def __init__(self, layers: int, device: torch.device, arenas: Sequence[Arena], token_bytes: int) -> None:
+        self._last, self._device, self.arenas, self._token_bytes = layers - _LAYERS_KEPT, device, arenas, token_bytes
         self._out, self._back = CopyStream(device), CopyStream(device)
+        self._turn = 0
+        self._arena = arenas[0]  # of the current micro-batch, as the next two
         self._layers: list[_Layer] = []
         self._ratio = 0.0
         self.saved_bytes = self.moved_bytes = 0  # totals over all micro-batches: saved by layers, and offloaded
@@ -107,10 +111,18 @@ class Offload:
     def make_room(self, ratio: float, tokens: int) -> None:
         """Allocate the host memory to offload `ratio` of the activations of `tokens` tokens.
 
-        The last two layers need none. Call it only between micro-batches. Raises MemoryFitError as `Arena.reset` does.
+        The last two layers need none. Call it only between steps. Raises MemoryFitError as `Arena.reset` does.
         """
+        for arena in self.arenas:
+            arena.reset(self._need(ratio, tokens))
+
+    def _need(self, ratio: float, tokens: int) -> int:
         layer_bytes = ratio * tokens * self._token_bytes + GAPS
-        self.arena.reset(math.ceil(max(0, self._last) * layer_bytes) if ratio else 0)
+        return math.ceil(max(0, self._last) * layer_bytes) if ratio else 0
+
+    def pop_short(self) -> int:
+        """Most bytes that the host could not allocate for a micro-batch since the last call of this method."""
+        return max(arena.pop_short() for arena in self.arenas)
 
     def begin(self, ratio: float, tokens: int) -> None:
         """Start a micro-batch of `tokens` tokens. The fraction `ratio` of the bytes that each layer saves will be
@@ -124,7 +136,9 @@ class Offload:
         self._out.computing_waits()
         self._back.computing_waits()
         self._layers, self._ratio = [], ratio
-        self.make_room(ratio, tokens)
+        self._turn = (self._turn + 1) % len(self.arenas)
+        self._arena = self.arenas[self._turn]
+        self._arena.reset(self._need(ratio, tokens))
 
     @contextmanager
     def layer(self, module: nn.Module, shared: Iterable[Tensor] = ()) -> Iterator[None]:
@@ -136,8 +150,8 @@ class Offload:
         if not self._ratio or not torch.is_grad_enabled():
             yield
             return
-        number, layer = len(self._layers), _Layer()
-        self._layers.append(layer)
+        layers, number, layer = self._layers, len(self._layers), _Layer()
+        layers.append(layer)
         fixed = {tensor.untyped_storage().data_ptr() for tensor in shared}
 
         def pack(tensor: Tensor) -> _View | Tensor:
@@ -152,7 +166,7 @@ class Offload:
                 if same_storage and 0 <= tensor.storage_offset() - one.storage_offset() < max(1, one.numel()):
                     return _View.make(tensor, one, number)
             # Look the layer up by number: the graph keeps this hook, which must not keep the layer's storages alive.
-            pieces = self._layers[number].pieces
+            pieces = layers[number].pieces
             if address not in pieces:
                 flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
                 pieces[address] = _Piece(len(flat), flat)
@@ -160,12 +174,12 @@ class Offload:
             piece.views[int(tensor.storage_offset()), tensor.numel()] = tensor.numel() * tensor.element_size()
             return _View.make(tensor, piece, number)
 
-        with saved_tensors_hooks(pack, self._unpack):
+        with saved_tensors_hooks(pack, partial(self._unpack, layers)):
             yield
         self.saved_bytes += sum(piece.size for piece in layer.pieces.values())
         if number:
             # The previous layer has been copied while this one was computed: free its memory.
-            previous = self._layers[number - 1]
+            previous = layers[number - 1]
             self._out.computing_waits(previous.sent)
             previous.leaving = []
         if number < self._last:
@@ -195,14 +209,17 @@ class Offload:
     def _part(self, piece: _Piece, size: int) -> tuple[Tensor, Tensor] | None:
         """Reserve host memory for the first `size` bytes of a piece. Returns (target, source) of the copy, or None if
         the arena is full."""
-        storage, piece.host = piece.here, self.arena.take(size)
+        storage, piece.host = piece.here, self._arena.take(size)
         if piece.host is None or storage is None:
             return None
         piece.here, piece.kept = None, storage[size:].clone() if size < len(storage) else None
         return piece.host, storage[:size]
 
-    def _unpack(self, packed: _View | Tensor) -> Tensor:
-        """Return the saved tensor that `pack` replaced by `packed`; starts to copy it back first if necessary."""
+    def _unpack(self, layers: list[_Layer], packed: _View | Tensor) -> Tensor:
+        """Return the saved tensor that `pack` replaced by `packed`; starts to copy it back first if necessary.
+
+        `layers` are those of its micro-batch.
+        """
         if isinstance(packed, Tensor):
             return packed
         if isinstance(packed.of, nn.Parameter):
@@ -210,7 +227,7 @@ class Offload:
         # The backward pass has reached this layer: start to copy it and the previous layer back, if not done yet. From
         # then on only the graph references their storages.
         ahead = max(0, packed.layer - 1)
-        for layer in reversed(self._layers[ahead:]):
+        for layer in reversed(layers[ahead:]):
             away = [piece for piece in layer.pieces.values() if piece.here is None]
             pairs = []
             for piece in away:
@@ -220,7 +237,7 @@ class Offload:
             done = self._back.copy(pairs) if away else None
             for piece in away:
                 piece.back = done
-        del self._layers[ahead:]
+        del layers[ahead:]
         piece = packed.of
         if piece.back is not None:
             self._back.computing_waits(piece.back)

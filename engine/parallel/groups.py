@@ -1,8 +1,9 @@
 """The process groups of a rank.
 
-- default: all ranks, for ZeRO's collectives;
+- default: all ranks; for ZeRO's collectives if all ranks are HDP ranks;
 - rings: all HDP ranks of this rank's hdp group, for batched sends and receives of K,V, dK,dV and expert counts. A ring
   is a list of HDP ranks in this group and needs no communicator of its own (ByteScale, communicators);
+- with tensor or pipeline parallelism, those of axes.py.
 
 Plan digests, checks and errors go through the agents of the nodes (`control`), not through a process group: gloo would
 connect every two ranks.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,7 @@ from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.control import Control
 from engine.errors import PreflightError
+from engine.parallel.axes import Axes
 
 _TIMEOUT = timedelta(minutes=30)
 
@@ -37,6 +40,7 @@ class Groups:
     rings: dist.ProcessGroup
     control: Control
     local_rank: int = 0  # the number of this process on its node
+    axes: Axes | None = None  # None if all ranks are HDP ranks
 
     @property
     def hdp_rank(self) -> int:
@@ -44,11 +48,13 @@ class Groups:
         return self.mesh.place(self.rank).hdp
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor on this rank's device over all ranks, in place, and return it.
+        """Sum a tensor on this rank's device over all HDP ranks and stages, in place, and return it.
 
-        The order of the sum is always the same for the same ranks and libraries. Collective: all ranks must call it,
-        while no forward or backward pass is running.
+        The devices of a tp group have the same values, which count once. The order of the sum is always the same for
+        the same ranks and libraries. Collective: all ranks must call it, while no forward or backward pass is running.
         """
+        if self.mesh.place(self.rank).tp:
+            values.zero_()
         dist.all_reduce(values)
         return values
 
@@ -79,8 +85,15 @@ def join_groups(config: Config, control: Control) -> Groups:
     if control.agent is None and dist.get_world_size() > 1:
         raise PreflightError("this rank has no agent", hint="start ranks with `bytescale train`")
     mesh = Mesh.of(dist.get_world_size(), config.parallel)
-    members = mesh.members(dist.get_rank(), "hdp")
-    rings = dist.new_group(members, _TIMEOUT, backend, pg_options=options, use_local_synchronization=True)
-    # All ranks create the communicator here, because only some of them take part in the first batched send.
-    dist.all_reduce(torch.zeros(1, device=device), group=rings)
-    return Groups(dist.get_rank(), mesh, device, rings, control, local_rank)
+
+    def new_group(members: list[int], options: Any = None) -> dist.ProcessGroup:
+        group: dist.ProcessGroup = dist.new_group(
+            members, _TIMEOUT, backend, pg_options=options, use_local_synchronization=True
+        )
+        # All members create the communicator here, because only some of them take part in the first batched send.
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+        return group
+
+    rings = new_group(mesh.members(dist.get_rank(), "hdp"), options)
+    axes = Axes.of(mesh, dist.get_rank(), new_group) if mesh.tp * mesh.pp > 1 else None
+    return Groups(dist.get_rank(), mesh, device, rings, control, local_rank, axes)

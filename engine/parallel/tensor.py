@@ -8,6 +8,9 @@ as there are devices, and the last ones are padded with rows of zeros.
  forward    own rows -> norm -> gather -> q, k, v -> attention on own heads -> out -> reduce-scatter -> own rows
  backward   own rows <- norm <- reduce-scatter <- q, k, v <-       ...       <- out <- gather         <- own rows
 ```
+A router decides for the own rows. With the rows, the chosen experts and their weights are gathered, and every device
+works for a slice of the width of every expert.
+
 The gathered rows are not kept for the backward pass: it gathers them again, so that a device saves 1 / tp of the bytes
 of a layer, as `engine.cost.activations` assumes.
 
@@ -27,17 +30,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from engine.dtypes import wider
 from engine.models.common.attention import Attention
 from engine.models.common.loss import Head, chunked_loss
+from engine.models.common.norm import RMSNorm
+from engine.models.common.part import Rows
 from engine.models.common.skip_init import Embedding, Linear
 from engine.models.common.swiglu import FeedForward
+from engine.models.mixtral.experts import Experts, LocalRoute, Router
+from engine.models.mixtral.model import Mixtral
 
 # PyTorch 2.13 renamed them.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-class TensorParallel:
+class TensorParallel(Rows):
     """The collectives of a tp group, and the operations of a model's modules that need them."""
 
     def __init__(self, group: dist.ProcessGroup, vocab: int) -> None:
@@ -53,14 +61,35 @@ class TensorParallel:
                 for linear in module.children():
                     if isinstance(linear, Linear):
                         linear.product = product
+            elif isinstance(module, (RMSNorm, Router)):
+                module.shared = self.shared
             elif isinstance(module, Embedding):
                 module.lookup = self.lookup
             elif isinstance(module, Head):
                 module.enter, module.loss = self.enter, partial(chunked_loss, of_logits=self.logits_loss)
+            elif isinstance(module, Experts):
+                module.route = partial(TensorRoute, self)
+            elif isinstance(module, Mixtral):
+                module.rows = self
 
     def rows(self, tokens: int) -> int:
         """Return the number of rows of each device, R, for a micro-batch of `tokens` tokens."""
         return -(-tokens // self.size)
+
+    def own(self, tokens: int) -> slice:
+        """Return the tokens, of `tokens`, whose rows this device has. Rows after them are padding."""
+        rows = self.rows(tokens)
+        return slice(min(tokens, self.rank * rows), min(tokens, (self.rank + 1) * rows))
+
+    def sum(self, counts: Tensor) -> Tensor:
+        """Sum integers over the devices, in place, and return them."""
+        if counts.numel():
+            dist.all_reduce(counts, group=self._group)
+        return counts
+
+    def total(self, share: Tensor) -> Tensor:
+        """Sum a scalar over the devices. The gradient of a device's share is that of the sum."""
+        return _Total.apply(share, self._group)  # type: ignore[no-any-return]
 
     def enter(self, x: Tensor, tokens: int | None = None) -> Tensor:
         """Gather the rows x [R,C] of all devices: [tokens,C], or with padding [R tp,C] if `tokens` is None.
@@ -72,6 +101,10 @@ class TensorParallel:
     def leave(self, x: Tensor) -> Tensor:
         """Sum x [T,C] over the devices, and return the own rows of the sum, [R,C]."""
         return _Leave.apply(x, self)  # type: ignore[no-any-return]
+
+    def shared(self, weight: Tensor) -> Tensor:
+        """Return a weight that is whole on every device and is applied to own rows: its gradient is summed."""
+        return _Shared.apply(weight, self._group)  # type: ignore[no-any-return]
 
     def lookup(self, tokens: Tensor, weight: Tensor) -> Tensor:
         """Return this device's rows [R,C] of the embedding of `tokens` [T]. `weight` is its slice of the vocabulary."""
@@ -119,6 +152,47 @@ class TensorParallel:
         return out
 
 
+class TensorRoute(LocalRoute):
+    """The route of the rows of all devices of a tp group, each of which has a slice of every expert.
+
+    The padding has rows of its own: they are 0, and so are the results.
+    """
+
+    def __init__(self, tensor: TensorParallel, chosen: Tensor, experts: int) -> None:
+        """`chosen`, int64 [R,k], are the experts of this device's rows, of `experts` in all."""
+        super().__init__(tensor.gather(chosen), experts)
+        self._tensor = tensor
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the rows [N,C] of all devices' x [R,C]."""
+        return super().spread(self._tensor.gather(x))
+
+    def collect(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Add the rows [N,C] of each token, over the devices too: the own rows of the sum, [R,C] in `dtype`."""
+        return self._tensor.reduce_scatter(super().collect(rows, dtype))
+
+    def spread_weights(self, weights: Tensor) -> Tensor:
+        """Return the weight of each row, [N], of all devices' `weights` [R,k]."""
+        return super().spread_weights(self._tensor.gather(weights))
+
+    def collect_weights(self, weights: Tensor) -> Tensor:
+        """Add `weights` [N] over the devices, and return those of the own rows, [R,k]."""
+        return self._tensor.reduce_scatter(super().collect_weights(weights))
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = share.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dtotal: Tensor) -> tuple[Tensor, None]:
+        return dtotal, None
+
+
 class _Enter(torch.autograd.Function):
     """Saves the own rows; `_Product` reads them from this node, gathers them again, and shares the result."""
 
@@ -163,6 +237,20 @@ class _Product(torch.autograd.Function):
         if not enter.products:
             enter.gathered = None
         return dout @ weight, dout.T @ x, None
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dweight: Tensor) -> tuple[Tensor, None]:
+        total = dweight.to(wider(dweight.dtype), copy=True)
+        dist.all_reduce(total, group=ctx.group)
+        return total.to(dweight.dtype), None
 
 
 class _Leave(torch.autograd.Function):

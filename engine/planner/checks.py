@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.config.checks import MOST_RANKS
+from engine.config.mesh_checks import MOST_RANKS
 from engine.config.units import counted, format_apart, format_count
 from engine.cost.budget import fits, least
 from engine.errors import ConfigError, MemoryFitError

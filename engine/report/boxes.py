@@ -5,6 +5,7 @@ Letters: M boxes, R ranks that the timeline shows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,7 +27,8 @@ class Span(NamedTuple):
     """The time that a rank spent on a micro-batch, in seconds from the start of the step.
 
     `micro_batch` is its index in the plan. For `exposed_s` seconds of the span the rank only waits for transfers. This
-    waiting is spread over the rounds, but drawn at the end of the box.
+    waiting is spread over the rounds, but drawn at the end of the box. In a pipeline, forward and backward passes of a
+    micro-batch on a stage are two spans if other passes run between them.
     """
 
     rank: int
@@ -34,20 +36,23 @@ class Span(NamedTuple):
     start_s: float
     stop_s: float
     exposed_s: float = 0.0
+    stage: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
     """The boxes of a timeline, one per span.
 
-    `degree` is that of the largest ring of a box's micro-batch: 1 if all sequences are unsplit, 0 if idle. `above`
-    and `below` are true where the previous or the next row has a micro-batch of the same gang.
+    Rows are those of the ranks on the first stage, then on the second one, and so on. `degree` is that of the largest
+    ring of a box's micro-batch: 1 if all sequences are unsplit, 0 if idle. `above` and `below` are true where the
+    previous or the next rank has a micro-batch of the same gang on the same stage.
     """
 
     all_ranks: int
     end_s: float  # of the step's last micro-batch, whether it is shown or not
     ranks: Ints  # [R] shown, ascending
-    row: Ints  # [M] index into `ranks`
+    stages: int  # shown
+    row: Ints  # [M] stage * R + index into `ranks`
     start_s: Floats  # [M]
     stop_s: Floats  # [M]
     exposed_s: Floats  # [M]
@@ -65,14 +70,16 @@ def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints, end_s: float | Non
     columns = np.array(spans, dtype=np.float64).reshape(-1, len(Span._fields)).T
     columns = columns[:, np.isin(columns[0], ranks)]
     micro = columns[1].astype(np.int64)
-    row, gang = np.searchsorted(ranks, columns[0]), plan.gang[micro]
-    gangs = set(zip(gang.tolist(), row.tolist(), strict=True))
-    near = [[(g, r + step) in gangs for g, r in zip(gang.tolist(), row.tolist(), strict=True)] for step in (-1, 1)]
+    rank, stage, gang = np.searchsorted(ranks, columns[0]), columns[5].astype(np.int64), plan.gang[micro]
+    keys = list(zip(gang.tolist(), stage.tolist(), rank.tolist(), strict=True))
+    gangs = set(keys)
+    near = [[(of_gang, on, at + step) in gangs for of_gang, on, at in keys] for step in (-1, 1)]
     return Boxes(
         all_ranks=plan.ranks,
         end_s=max(span.stop_s for span in spans) if end_s is None else end_s,
         ranks=ranks,
-        row=row.astype(np.int64),
+        stages=int(stage.max(initial=0)) + 1,
+        row=stage * len(ranks) + rank,
         start_s=columns[2],
         stop_s=columns[3],
         exposed_s=columns[4],
@@ -127,11 +134,23 @@ def simulated_spans(plan: StepPlan, settings: PlanSettings, line: Timeline, rank
 def of_plan(plan: StepPlan, spans: Sequence[Span]) -> bool:
     """Whether spans belong to a plan: they contain each micro-batch of the ranks shown once, on the right rank.
 
-    After a crash, a run folder may have the plan of one step and the trace of another.
+    In a pipeline each stage runs it, in one span or in two. After a crash, a run folder may have the plan of one step
+    and the trace of another.
     """
-    shown = set(shown_ranks(plan.ranks).tolist())
-    ran = sorted((span.micro_batch, span.rank) for span in spans if span.rank in shown)  # older runs wrote all ranks
-    return ran == [(micro, rank) for micro, rank in enumerate(plan.micro_rank.tolist()) if rank in shown]
+    shown = set(shown_in_run(plan).tolist())
+    ran = Counter((span.micro_batch, span.rank, span.stage) for span in spans if span.rank in shown)
+    expected = {
+        (micro, rank, stage)
+        for micro, rank in enumerate(plan.micro_rank.tolist())
+        if rank in shown  # older runs wrote all ranks
+        for stage in range(plan.stages)
+    }
+    return ran.keys() == expected and max(ran.values()) <= min(2, plan.stages)
+
+
+def shown_in_run(plan: StepPlan) -> Ints:
+    """The ranks that the timeline of a run shows, [R], each on all of its stages."""
+    return shown_ranks(plan.ranks, max(2, MOST_ROWS // plan.stages))
 
 
 def shown_ranks(ranks: int, most: int = MOST_ROWS) -> Ints:

@@ -70,24 +70,25 @@ def chrome_trace(processes: Sequence[Process]) -> bytes:
 def _events(process: Process, pid: int) -> Iterator[Event]:
     yield _named("process_name", pid, _STEPS, process.name)
     yield _named("thread_name", pid, _STEPS, "steps")
-    ranks, start = set[int](), 0
+    threads, start = set[tuple[int, str]](), 0
     for step in process.steps:
         yield _slice(f"step {step.number}", "step", pid, _STEPS, start, start + _ns(step.step_s))
         yield from _of_ranks(step, pid, start)
-        ranks |= {span.rank for span in step.spans}
+        threads |= {_thread(step.plan, span) for span in step.spans}
         start += _ns(step.step_s)
     if process.run is not None:
         yield from _of_run(process.run, pid)
-        ranks |= {span.rank for span in process.run.trace.spans} if process.run.trace else set()
-    for rank in sorted(ranks):
-        yield _named("thread_name", pid, _FIRST_RANK + rank, f"rank {rank}")
-        yield {
-            "ph": "M",
-            "name": "thread_sort_index",
-            "pid": pid,
-            "tid": _FIRST_RANK + rank,
-            "args": {"sort_index": rank},
-        }
+        if (trace := process.run.trace) is not None:
+            threads |= {_thread(trace.plan, span) for span in trace.spans}
+    for thread, name in sorted(threads):
+        yield _named("thread_name", pid, thread, name)
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": {"sort_index": thread}}
+
+
+def _thread(plan: StepPlan, span: Span) -> tuple[int, str]:
+    """The thread of a span, and its name: there is one for each rank, and in a pipeline for each rank of each stage."""
+    name = f"stage {span.stage}, rank {span.rank}" if plan.stages > 1 else f"rank {span.rank}"
+    return _FIRST_RANK + span.stage * plan.ranks + span.rank, name
 
 
 def _of_run(run: RunData, pid: int) -> Iterator[Event]:
@@ -131,10 +132,10 @@ def _of_ranks(step: Timed, pid: int, start: int) -> Iterator[Event]:
         if plan.mode == "lockstep":
             facts["slot"] = int(plan.slot[micro])
         begin, stop = start + _ns(span.start_s), start + _ns(span.stop_s)
-        name = kind if degree == 0 else f"{kind}, {size} tokens"
-        yield _slice(name, kind, pid, _FIRST_RANK + span.rank, begin, stop, facts)
+        name, (thread, _) = kind if degree == 0 else f"{kind}, {size} tokens", _thread(plan, span)
+        yield _slice(name, kind, pid, thread, begin, stop, facts)
         if waited := min(stop - begin, _ns(span.exposed_s)):
-            yield _slice("waits for transfers", "wait", pid, _FIRST_RANK + span.rank, stop - waited, stop)
+            yield _slice("waits for transfers", "wait", pid, thread, stop - waited, stop)
 
 
 def _slice(name: str, kind: str, pid: int, tid: int, start: int, stop: int, facts: Event | None = None) -> Event:

@@ -15,7 +15,8 @@ from engine.config.load import load, recipes
 from engine.config.units import counted
 from engine.errors import ConfigError
 from engine.files import write_durably
-from engine.report.boxes import boxes, shown_ranks
+from engine.planner.plan.step_plan import StepPlan
+from engine.report.boxes import boxes, shown_in_run
 from engine.report.charts import loss_picture, throughput_picture
 from engine.report.curves import STEPS, Curve, curves_picture, time_axis, token_axis
 from engine.report.page import Figure, Page, Table
@@ -52,11 +53,11 @@ def run_page(run: RunData) -> Page:
     timeline = Figure("Timeline of a step", "The run stopped before a complete step was measured.")
     if run.trace is not None:
         plan = run.trace.plan
-        found = boxes(plan, run.trace.spans, shown_ranks(plan.ranks))
+        found = boxes(plan, run.trace.spans, shown_in_run(plan))
         caption = (
             f"Step {run.trace.step:,} as measured. Each box is one micro-batch, forward and backward, labelled with "
             "its ring size and its tokens on that rank (K = 1,024) where they fit. Boxes that touch across rows share "
-            "rings." + some_ranks(found)
+            "rings." + _passes_apart(plan) + some_ranks(found)
         )
         timeline = Figure.of("Timeline of a step", caption, lambda size: timeline_picture(found, size))
 
@@ -71,6 +72,11 @@ def run_page(run: RunData) -> Page:
         tables=[one for one in tables if one],
         warning=warning(run),
     )
+
+
+def _passes_apart(plan: StepPlan) -> str:
+    """A sentence for the caption of a pipeline, else an empty string."""
+    return " In a pipeline the two passes are boxes of their own, on each stage." if plan.stages > 1 else ""
 
 
 def along_figures(runs: Sequence[RunData]) -> list[Figure]:

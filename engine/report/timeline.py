@@ -24,7 +24,7 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
 
     `key` must be unique in the page. The time axis ends at `until_s`, by default at the end of the step.
     """
-    rows = len(found.ranks)
+    rows = len(found.ranks) * found.stages
     row = min(44.0, max(11.0, 480 / rows))  # pixels: high for few ranks, but never too low for the rank's number
     edge = {"edgecolor": PAPER, "linewidth": 1.0}
     kinds = [_Kind("unsplit sequences", found.degree == 1, edge | {"facecolor": QUIET}, INK)]
@@ -38,9 +38,10 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
     until = found.end_s if until_s is None else until_s
 
     def paint(axes: Axes) -> None:
-        axes.set(xlim=(0, until), ylim=(rows - 0.5, -0.5), ylabel="rank")  # the first rank is the top row
+        axes.set(xlim=(0, until), ylim=(rows - 0.5, -0.5), ylabel="rank")  # the first row is at the top
         axes.set_xlabel("seconds from the start of the step")
-        axes.set_yticks(range(rows), [str(rank) for rank in found.ranks.tolist()])
+        of_stage = [f"stage {stage}, rank " if found.stages > 1 else "" for stage in range(found.stages)]
+        axes.set_yticks(range(rows), [f"{stage}{rank}" for stage in of_stage for rank in found.ranks.tolist()])
         axes.tick_params(axis="y", labelsize=min(axes.yaxis.label.get_fontsize(), row))
         axes.grid(visible=False, axis="y")
         busy_until = found.stop_s - found.exposed_s
@@ -52,7 +53,7 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
             _fill(axes, found, waiting, busy_until, found.stop_s)
         _write_labels(axes, found, kinds, until, row, size)
 
-    shown = "" if rows == found.all_ranks else f", of which {rows} are shown"
+    shown = "" if len(found.ranks) == found.all_ranks else f", of which {len(found.ranks)} are shown"
     summary = f"{counted(found.all_ranks, 'rank')}{shown}; largest ring {max(1, int(found.degree.max(initial=1))):,}."
     return draw(AltText(key, "Timeline of a step", summary), size, row * rows + 90, paint)
 

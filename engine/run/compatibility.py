@@ -24,7 +24,7 @@ _NO_LONGER = frozenset({"zero.stage", "optimizer.on_host"})
 # checkpoint nothing has been learned, and with one, their fingerprints are compared.
 _SAME_RUN = (
     *("recipe", "capacity", "recompute", "mlp_tile", "compile", "model.name", "optimizer.on_host"),
-    *("cluster.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),
+    *("cluster.*", "parallel.*", "planner.*", "zero.*", "offload.*", "lengths.*", "slurm.*", "k8s.*"),
     *("data.cache", "data.spool", "data.loaders", "data.quarantine_after"),
     *("run.out", "run.steps", "run.validate_every", "run.checkpoint_every", "run.restarts", "run.trackers"),
     *("run.keep_checkpoints", "run.keep_every", "run.keep_best", "run.remote"),

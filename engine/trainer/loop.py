@@ -21,6 +21,7 @@ from engine.config.sources import source_configs
 from engine.config.units import counted
 from engine.control import progress
 from engine.control.link import NODE_SOCKETS, inherited
+from engine.cost.stages import work_shares
 from engine.data.corpus import validation_shares
 from engine.data.ledger import Ledger
 from engine.data.mixture import SCALE
@@ -61,7 +62,7 @@ class Trainer:
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
-        self.pace = Pace(self.settings, groups.hdp_rank)
+        self.pace = Pace(self.settings, groups.hdp_rank, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank)
@@ -160,7 +161,7 @@ class Trainer:
         offload, peak, run = self.context.offload, peak_bytes(self.groups.device), self.config.run
         loss = self.groups.sum(loss_sum).item() / loss_tokens
         data_wait_s, peak_memory, host_short, stopping = self.control.largest(
-            times.data_wait_s, peak or 0, offload.arena.pop_short() if offload else 0, stop()
+            times.data_wait_s, peak or 0, offload.pop_short() if offload else 0, stop()
         )
         step_s = time.perf_counter() - began
         self.skipped = 0 if updated else self.skipped + 1

@@ -11,17 +11,23 @@ from engine.attention.comm import RingComm
 from engine.attention.kernels.call import Kernel
 from engine.attention.kernels.choice import choose
 from engine.attention.merge import choose as choose_merge
+from engine.cluster.mesh import Place
 from engine.config.schema import Config
 from engine.cost.activations import layers_bytes
 from engine.cost.model import machine
+from engine.cost.stages import stages
 from engine.dtypes import DTYPES
 from engine.errors import MemoryFitError, Problem
 from engine.models.build import Transformer, build_model
 from engine.models.common.initialise import initialise
+from engine.models.common.part import Part
 from engine.models.parallelize import parallelize
 from engine.offload.arena import Arena
 from engine.offload.offload import GAPS, Offload
+from engine.parallel.axes import Axes
 from engine.parallel.groups import Groups
+from engine.parallel.pipeline import Pipeline
+from engine.parallel.tensor import TensorParallel
 from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -40,12 +46,24 @@ def build(
 
     `weights` is a Hugging Face folder to load; None initialises the weights from the run's seed.
     """
-    kernel = kernel_of(config, groups.device, groups.mesh.hdp)
-    offload = make_offload(config, groups.device, settings.host_memory) if settings.offload else None
-    model = make_model(config, groups.device, weights, offload)
-    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
-    context = RankContext(groups.hdp_rank, groups.device, RingComm(groups.rings), kernel, offload)
+    device, axes = groups.device, groups.axes
+    kernel = kernel_of(config, device, groups.mesh.hdp)
+    part = part_of(config, groups.mesh.place(groups.rank))
+    offload = make_offload(config, device, settings.host_memory, part) if settings.offload else None
+    model = make_model(config, device, weights, offload, axes)
+    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config, axes)
+    pipeline = None
+    if axes is not None and config.parallel.pp > 1:
+        dtype, hidden, tp = DTYPES[config.dtype], config.model.hidden, config.parallel.tp
+        pipeline = Pipeline(axes.pp, lambda tokens: torch.empty(-(-tokens // tp), hidden, dtype=dtype, device=device))
+    context = RankContext(groups.hdp_rank, device, RingComm(groups.rings), kernel, offload, pipeline)
     return model, engine, context
+
+
+def part_of(config: Config, place: Place) -> Part:
+    """Return the part of the model that the device at a place of the mesh stores."""
+    cut, tp = stages(config), config.parallel.tp
+    return Part(cut[place.pp], place.pp == 0, place.pp == len(cut) - 1, tp, place.tp)
 
 
 def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: float | None = None) -> Kernel:
@@ -62,32 +80,43 @@ def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: fl
 
 
 def make_model(
-    config: Config, device: torch.device, weights: str | None = None, offload: Offload | None = None
+    config: Config,
+    device: torch.device,
+    weights: str | None = None,
+    offload: Offload | None = None,
+    axes: Axes | None = None,
 ) -> Transformer:
-    """Create the model of a config on a device, with recompute, tiles, offload and compiled operations applied.
+    """Create the model of a config on a device, with all that `parallelize` applies.
 
     All ranks must call it. Weights are loaded from the Hugging Face folder `weights`, or initialised from the run's
-    seed if it is None.
+    seed if it is None. `axes` are the groups of this rank, which has a part of the model; None if it has all of it.
     """
-    with torch.device(device), sharded(config):
-        model = build_model(config).to(DTYPES[config.dtype])
+    part = part_of(config, axes.place) if axes else None
+    tensor = TensorParallel(axes.tp, config.model.vocab) if axes and config.parallel.tp > 1 else None
+    with torch.device(device), sharded(config, axes):
+        model = build_model(config, part).to(DTYPES[config.dtype])
     if weights is None:
         initialise(model, config.run.seed, device, stored)
     else:
         load_weights(model, config.model, Path(weights), gathered)
-    parallelize(model, config, device, offload)
+    parallelize(model, config, device, offload, tensor)
     return model
 
 
-def make_offload(config: Config, device: torch.device, host_bytes: int) -> Offload:
-    """Create the activation offload of a rank. Plans offload at most `host_bytes` in a micro-batch.
+def make_offload(config: Config, device: torch.device, host_bytes: int, part: Part | None = None) -> Offload:
+    """Create the activation offload of a device with a part of the model, or all of it.
 
-    The limit of the host arena is larger by the padding that aligns tensors, which plans do not count. Without it, the
-    last tensors of a micro-batch that offloads all of `host_bytes` would stay on the device.
+    Plans offload at most `host_bytes` of all layers in a micro-batch. In a pipeline a device has several micro-batches
+    in flight, each with the activations of one stage's layers, and each with an arena of its own. The limit of an arena
+    is larger by the padding that aligns tensors, which plans do not count. Without it, the last tensors of a
+    micro-batch that offloads all of `host_bytes` would stay on the device.
     """
-    layers = config.model.layers
-    saved = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // layers
-    return Offload(layers, device, Arena(device, host_bytes + layers * GAPS), saved)
+    part = part or Part.whole(config.model)
+    layers, own, cut = config.model.layers, len(part.layers), stages(config)
+    saved = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // (layers * part.tp)
+    limit = -(-host_bytes * own // layers) + own * GAPS
+    in_flight = len(cut) - cut.index(part.layers)
+    return Offload(own, device, [Arena(device, limit) for _ in range(in_flight)], saved)
 
 
 def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload) -> Problem | None:

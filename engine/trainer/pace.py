@@ -21,8 +21,9 @@ class Pace:
     also wait for each other in micro-batches, so a slow rank cannot be distinguished from the others there.
     """
 
-    def __init__(self, settings: PlanSettings, hdp_rank: int) -> None:
-        self._costs, self._slower = settings.costs, 100 / int(settings.cluster.speed[hdp_rank])
+    def __init__(self, settings: PlanSettings, hdp_rank: int, share: float = 1.0) -> None:
+        """`share` is the part of a micro-batch's work that the rank's stage does."""
+        self._costs, self._slower = settings.costs, share * 100 / int(settings.cluster.speed[hdp_rank])
         self._recent = deque[float](maxlen=STEPS)
 
     def of_steps(self, plan: StepPlan, times: StepTimes) -> float | None:

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,15 @@ from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
 from engine.control import progress
 from engine.data.slices import Slices, idle_slices
+from engine.models.common.part import Between
 from engine.offload.offload import Offload
 from engine.parallel.pipeline import Pipeline, with_gradient
 from engine.planner.plan.order import Pass, passes
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
 # (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage
-# before it in place of tokens, and returns its own in place of the loss
-Forward = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]
+# before it in place of tokens, and returns `Between` in place of the loss
+Forward = Callable[[Tensor, Tensor, Tensor, AttentionContext], Any]
 Slicer = Callable[[MicroBatch], Slices]
 Mark = torch.cuda.Event | float  # a point in time: a CUDA event, or seconds on a CPU
 
@@ -79,7 +80,7 @@ def run_step(
     """Run forward and backward of all micro-batches of this rank; in a pipeline, of its stage, in 1F1B order.
 
     `slicer` reads the slices of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the times.
-    Stages other than the last return a loss of 0.
+    Stages other than the last return the loss of their own layers, which balances experts, or 0.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     times = StepTimes(_mark(context.device))
@@ -87,7 +88,7 @@ def run_step(
     micros = list(plan.of_rank(context.hdp_rank))
     order = passes(len(micros), pipeline.stage, pipeline.stages) if pipeline else passes(len(micros))
     result: Tensor | None
-    running: dict[int, tuple[Tensor, Tensor]] = {}  # input and output of forward passes whose backward is to come
+    running: dict[int, tuple[Tensor, Any]] = {}  # input and output of forward passes whose backward is to come
     arrived = _exchange(pipeline, None, None, order[0], micros)
     progress.report("data")
     with closing(_load_ahead(iter(micros), slicer, context.device)) as loaded:
@@ -101,14 +102,15 @@ def run_step(
                 progress.report("forward", index)
                 given = inputs.tokens if arrived is None else arrived.requires_grad_()
                 out = micro_batch_output(forward, micro, inputs._replace(tokens=given), context)
-                running[place], result = (given, out), out.detach()
-                if pipeline is None or pipeline.last:
-                    loss_sum += out.detach()
-                    times.losses.append((index, out.detach()))
+                stream, loss = out if isinstance(out, Between) else (out, out)
+                running[place], result = (given, out), stream.detach()
+                if loss is not None:
+                    loss_sum += loss.detach()
+                    times.losses.append((index, loss.detach()))
             else:
                 given, out = running.pop(place)
                 progress.report("backward", index)
-                backward(out if arrived is None else with_gradient(out, arrived))
+                backward(out if arrived is None else _loss_of(out, arrived))
                 result = given.grad
                 progress.report("data", index + 1)
             end = _mark(context.device)
@@ -117,8 +119,14 @@ def run_step(
             times.marks.append((index, start, end))
             following = order[number + 1] if number + 1 < len(order) else None
             arrived = _exchange(pipeline, order[number], result, following, micros)
-            start = end
+            start = end if pipeline is None else _mark(context.device)  # a span does not include the wait for a stage
     return loss_sum, times
+
+
+def _loss_of(out: Between, gradient: Tensor) -> Tensor:
+    """Return a scalar with the gradients of a stage: `gradient` for its residual stream, and those of its own loss."""
+    loss = with_gradient(out.stream, gradient)
+    return loss if out.loss is None else loss + out.loss
 
 
 def _exchange(
@@ -148,15 +156,15 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
             progress.report("validate", micro.index)
             given = inputs.tokens if arrived is None else arrived
             out = micro_batch_output(model, micro, inputs._replace(tokens=given), context)
-            if pipeline is None or pipeline.last:
+            if not isinstance(out, Between):
                 loss_sum += out
-            arrived = _exchange(pipeline, done, out, following, micros)
+            arrived = _exchange(pipeline, done, out.stream if isinstance(out, Between) else out, following, micros)
     model.train()
     return loss_sum
 
 
-def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, context: RankContext) -> Tensor:
-    """Compute the summed loss of a micro-batch, or the residual stream after a stage that is not the last.
+def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, context: RankContext) -> Any:
+    """Compute the summed loss of a micro-batch, a scalar, or `Between` in a stage that is not the last.
 
     The loss of an idle micro-batch is a zero that is connected to the autograd graph.
     """

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from engine.cluster.mesh import Place
 from engine.control.control import Control
 from engine.files import write_durably, write_json
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import StepPlan
-from engine.report.boxes import shown_ranks
+from engine.report.boxes import Span, shown_in_run
 from engine.run.folder import RunFolder
 from engine.trainer.step import StepTimes
 
@@ -44,10 +43,11 @@ class Trace:
         if shows < self._shown or (shows == self._shown and not checkpoint_due):
             return
         self._shown = shows
-        # The times of the HDP ranks that the report draws: HDP rank, micro-batch, start, end.
+        # The times of the HDP ranks that the report draws, on all stages: the devices of a tp group have the same.
         groups, mine = self._groups, None
-        if groups.rank in {groups.mesh.rank(Place(hdp)) for hdp in shown_ranks(plan.ranks).tolist()}:
-            mine = [[groups.hdp_rank, *span] for span in times.spans()]
+        place = groups.mesh.place(groups.rank)
+        if place.tp == 0 and place.hdp in shown_in_run(plan):
+            mine = [Span(place.hdp, *span, stage=place.pp) for span in times.spans()]
         found = groups.control.gather(mine)
         if groups.rank == 0:
             write_durably(self._folder.plan, plan.to_bytes())

@@ -16,7 +16,7 @@ from torch import nn
 from engine.config.schema import Config, Model
 from engine.errors import Problem
 from engine.models.build import build_model
-from engine.weights.architectures import tensor_names
+from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.config_json import CONFIG, model_values, override_value, read_config
 from engine.weights.finite import STORED
 from engine.weights.folder import COPY_AGAIN, Header, error_of, read_headers
@@ -67,6 +67,7 @@ def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 class Place(NamedTuple):
     """Where our model stores a Hugging Face tensor: in a parameter, or as one expert's entry of a stacked parameter."""
 
+    name: str
     parameter: nn.Parameter
     expert: int | None
 
@@ -77,14 +78,16 @@ class Place(NamedTuple):
 
 
 def places(model: nn.Module, shape: Model) -> dict[str, Place]:
-    """Return, for each of Hugging Face's tensor names, where it is stored in our model."""
-    parameters, names = dict(model.named_parameters()), tensor_names(shape)
-    assert parameters.keys() == names.keys(), "the table of names does not match this model"
-    return {
-        name: Place(parameters[ours], expert if len(theirs) > 1 else None)
-        for ours, theirs in names.items()
-        for expert, name in enumerate(theirs)
-    }
+    """Return, for each of Hugging Face's tensor names, where it is stored in our model, or in a part of it.
+
+    A part with the head but without the embedding has its own copy of a tied weight.
+    """
+    names, found = tensor_names(shape), {}
+    for ours, parameter in model.named_parameters():
+        theirs = names[_EMBEDDING if shape.tied and ours == HEAD else ours]
+        for expert, name in enumerate(theirs):
+            found[name] = Place(ours, parameter, expert if len(theirs) > 1 else None)
+    return found
 
 
 def _mismatches(headers: Mapping[str, Header], config: Config, folder: Path, hint: str | None) -> list[Problem]:

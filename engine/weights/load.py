@@ -6,13 +6,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import nn
 
 from engine.config.schema import Model
-from engine.weights.check import places
+from engine.models.common.part import Part
+from engine.models.split import dim_of
+from engine.weights.check import Place, places
 from engine.weights.finite import is_finite, not_finite_error
 from engine.weights.folder import read_headers
 
@@ -30,11 +33,11 @@ def no_gather(parameter: nn.Parameter) -> AbstractContextManager[bool]:
 def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Gather = no_gather) -> None:
     """Load every parameter of a model, in place, from a Hugging Face folder that `check_weights` has accepted.
 
-    `gather` gives access to parameters that are sharded over ranks. Tensors are cast to the dtype of
-    the parameter. Only one file is memory-mapped at a time, so the additional memory is at most that of the largest
-    file. Raises DataError if a loaded value is not finite.
+    Of the parameters of a part of a model, only the slices that it has are read. `gather` gives access to parameters
+    that are sharded over ranks. Tensors are cast to the dtype of the parameter. Only one file is memory-mapped at a
+    time, so the additional memory is at most that of the largest file. Raises DataError if a value is not finite.
     """
-    target = places(model, shape)
+    target, part = places(model, shape), getattr(model, "part", None)
     names = sorted((header.file, name) for name, header in read_headers(folder).items() if name in target)
     bad: list[str] = []
     for file, entries in groupby(names, key=lambda entry: entry[0]):
@@ -43,7 +46,21 @@ def load_weights(model: nn.Module, shape: Model, folder: Path, gather: Gather = 
                 with gather(target[name].parameter) as writes:
                     if not writes:
                         continue
-                    target[name].tensor.copy_(shard.get_tensor(name))
+                    _copy_slice(shard.get_slice(name), target[name], part)
                     bad += [] if is_finite(target[name].tensor) else [name]
     if bad:
         raise not_finite_error(bad, folder)
+
+
+def _copy_slice(stored: Any, place: Place, part: Part | None) -> None:
+    """Copy a slice of a safetensors tensor to its place. What pads the vocabulary becomes 0."""
+    dim, target = dim_of(place.name), place.tensor
+    if part is None or part.tp == 1 or dim is None:
+        target.copy_(stored[:])
+        return
+    dim -= place.expert is not None  # the experts are stacked along another dim
+    size, each = stored.get_shape()[dim], target.shape[dim]
+    rows = slice(min(size, part.tp_rank * each), min(size, (part.tp_rank + 1) * each))
+    found = stored[rows] if dim == 0 else stored[:, rows]
+    target.narrow(dim, 0, found.shape[dim]).copy_(found)
+    target.narrow(dim, found.shape[dim], each - found.shape[dim]).zero_()

@@ -27,7 +27,7 @@ from engine.zero.reshard import load_resharded
 from engine.zero.settings import deepspeed_settings
 from engine.zero.shards import init_deepspeed
 from engine.zero.snapshot import Snapshot
-from engine.zero.states import SavedStates
+from engine.zero.states import SavedStates, Written
 
 _TAG = "zero"
 
@@ -69,9 +69,12 @@ class ZeroEngine:
         """The model; its parameters have the dtype of the run."""
         return self._engine.module  # type: ignore[no-any-return]
 
-    def forward(self, tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Tensor:
-        """Compute the summed loss of one micro-batch, a scalar. `tokens`, `positions` and `labels` are int64 [T]."""
-        return self._engine(tokens, positions, labels, attention)  # type: ignore[no-any-return]
+    def forward(self, tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Any:
+        """Compute the summed loss of one micro-batch, a scalar. `tokens`, `positions` and `labels` are int64 [T].
+
+        In a pipeline it returns what the stage's model does.
+        """
+        return self._engine(tokens, positions, labels, attention)
 
     def backward(self, loss_sum: Tensor, step_loss_tokens: int) -> None:
         """Run the backward pass of a micro-batch and accumulate its gradients.
@@ -92,8 +95,8 @@ class ZeroEngine:
         Returns the norm of the whole gradient before clipping, the same on all ranks. It is inf if a loss or a gradient
         of any rank is not finite; then no rank updates anything. The host waits for the device once.
         """
-        if self._axes is not None:
-            sum_copies(self.module, self._axes, self._config.model.tied, self._clears_low_precision)
+        if self._axes is not None and self._config.model.tied:
+            sum_copies(self.module, self._axes, self._clears_low_precision)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = lr
         self._engine.step()
@@ -106,7 +109,9 @@ class ZeroEngine:
         is returned each time: it must be written before the next call.
         """
         self._snapshot.copies = copies
-        self._engine.save_checkpoint(".", tag=_TAG, save_latest=False)
+        parallel = self._config.parallel
+        written = Written(parallel.tp, parallel.pp, self._config.model.vocab)
+        self._engine.save_checkpoint(".", tag=_TAG, client_state=written.to_client_state(), save_latest=False)
         return self._snapshot
 
     def reserve_snapshot(self) -> None:
@@ -124,10 +129,10 @@ class ZeroEngine:
         dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Load the states that `save` wrote into `folder`, with any number of ranks, in any ZeRO stage.
+        """Load the states that `save` wrote into `folder`, with any mesh, in any ZeRO stage.
 
         All ranks must call it, before the first step. Learning rates, weight decay and the like stay those of this
         engine's config. DeepSpeed's own loader is not used: it unpickles any class, so a checkpoint of somebody else
         could run code.
         """
-        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage)
+        load_resharded(self._engine, SavedStates(folder), self._config.zero.stage, self._axes)

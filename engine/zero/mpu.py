@@ -8,7 +8,6 @@ norm is wrong without an error.
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -80,20 +79,14 @@ def mark(model: nn.Module, axes: Axes, tied: bool) -> None:
             parameter.ds_pipe_replicated = True  # type: ignore[attr-defined]
 
 
-def sum_copies(model: nn.Module, axes: Axes, tied: bool, bf16: bool) -> None:
-    """Sum the gradients of a device that ZeRO takes for complete, before it reduces them over the hdp group.
+def sum_copies(model: nn.Module, axes: Axes, bf16: bool) -> None:
+    """Sum the gradients of a tied weight's two copies, from the embedding and from the head, over their stages.
 
-    Under tensor parallelism a norm's gradient is that of the device's own rows; a tied weight on two stages has one
-    gradient from the embedding and one from the head. All ranks must call it, after their last backward pass.
+    ZeRO takes each for complete, and then reduces it over the hdp group. The ranks of the two stages must call it,
+    after their last backward pass.
     """
-    named = dict(model.named_parameters())
-    if axes.mesh.tp > 1:
-        rows = [_gradient(parameter, bf16) for name, parameter in named.items() if dim_of(name) is None]
-        flat = torch.cat([gradient.flatten() for gradient in rows])
-        dist.all_reduce(flat, group=axes.tp)
-        for gradient, total in zip(rows, flat.split([one.numel() for one in rows]), strict=True):
-            gradient.copy_(total.view_as(gradient))
-    if tied and axes.tied is not None:
+    if axes.tied is not None:
+        named = dict(model.named_parameters())
         name = "embedding.weight" if axes.first else "head.weight"
         dist.all_reduce(_gradient(named[name], bf16), group=axes.tied)
 

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model states, with any number of ranks, ZeRO stage and optimizer class.
+"""Loads a checkpoint's model states, with any mesh, ZeRO stage and optimizer class.
 
 Each rank reads the ranges of the master weights and moments that it stores now, wherever the old ranks stored them. The
 values are copied, so the result is exact.
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import Tensor
 
+from engine.parallel.axes import Axes
 from engine.zero.partition import places
 from engine.zero.states import MASTER, SavedStates
 
@@ -21,12 +22,16 @@ _MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp
 
 
 @torch.no_grad()
-def load_resharded(engine: Any, saved: SavedStates, stage: int) -> None:
+def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | None = None) -> None:
     """Load `saved` into a DeepSpeed engine of ZeRO stage `stage` that has not run yet. All ranks must call it.
+
+    `axes` are the groups of this rank; None if all ranks are HDP ranks.
 
     Allocates the moments, and nothing else but what the low-precision weights take while they are gathered.
     """
-    optimizer, rank, ranks = engine.optimizer, dist.get_rank(), dist.get_world_size()
+    optimizer, group = engine.optimizer, axes.hdp if axes else None
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    tp, tp_rank = (axes.mesh.tp, axes.place.tp) if axes else (1, 0)
     if stage == 3:
         optimizer.checkpoint_event_prologue()
     masters: list[Tensor] = next(getattr(optimizer, name) for name in _MASTERS if hasattr(optimizer, name))
@@ -40,7 +45,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int) -> None:
         start, stop, at = place.on_rank(rank)
         if start < stop:
             for key, flat in states[place.group].items():
-                saved.read(name, key, start, flat[at : at + stop - start])
+                saved.read(name, key, start, flat[at : at + stop - start], tp, tp_rank)
 
     for flat, of_flat in zip(masters, states, strict=True):
         moments = {key: tensor for key, tensor in of_flat.items() if key != MASTER}

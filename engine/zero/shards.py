@@ -18,6 +18,7 @@ from torch import nn
 
 from engine.config.schema import Config
 from engine.models.common.initialise import Stored, whole
+from engine.parallel.axes import Axes
 from engine.zero.settings import deepspeed_settings
 
 
@@ -43,16 +44,18 @@ def _import_muon() -> None:
         compiler.compile = compiled
 
 
-def sharded(config: Config) -> AbstractContextManager[object]:
+def sharded(config: Config, axes: Axes | None = None) -> AbstractContextManager[object]:
     """Return a context in which to create a model, so that under ZeRO-3 each rank stores only its shards of parameters.
 
-    In stages 1 and 2 the context does nothing.
+    `axes` are the groups of this rank; None if all ranks are HDP ranks. In stages 1 and 2 the context does nothing.
     """
     if config.zero.stage < 3:
         return nullcontext()
     init_deepspeed()
     # The dtype is part of the settings. As an argument, bf16 would become float32 on CPUs without half precision.
-    init: AbstractContextManager[object] = deepspeed.zero.Init(config_dict_or_path=deepspeed_settings(config))
+    init: AbstractContextManager[object] = deepspeed.zero.Init(
+        data_parallel_group=axes.hdp if axes else None, config_dict_or_path=deepspeed_settings(config)
+    )
     return init
 
 
@@ -60,9 +63,9 @@ def stored(parameter: nn.Parameter) -> Stored:
     """The elements of a parameter that this rank stores, without the padding at the end of the last shard."""
     if not hasattr(parameter, "ds_id"):
         return whole(parameter)
-    shard, size = parameter.ds_tensor, int(parameter.ds_numel)  # type: ignore[attr-defined]
+    shard, shape = parameter.ds_tensor, torch.Size(parameter.ds_shape)  # type: ignore[attr-defined]
     start = len(shard) * torch.distributed.get_rank(parameter.ds_process_group)  # type: ignore[attr-defined]
-    return Stored(shard[: max(0, size - start)], start, size)
+    return Stored(shard[: max(0, shape.numel() - start)], start, shape)
 
 
 @contextmanager

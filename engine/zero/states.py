@@ -8,13 +8,15 @@ The table shows which files contain the weights in the run's dtype, and the fp32
 | 1 or 2, bf16 | model states | optimizer states |
 | 3 | not stored: round the master weights | optimizer states |
 
-`partition.py` says where a parameter lies in the optimizer states of the ranks.
+`partition.py` says where a parameter lies in the optimizer states of the HDP ranks. With tensor and pipeline
+parallelism each device of an HDP rank has such files of its own, of the part of the model that it stores.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,15 +26,18 @@ import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
+from engine.models.split import dim_of, runs, whole_shape
 from engine.zero.partition import places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
 # DeepSpeed's names of the flat master weights, and of the state of the optimizer that updates them.
 _STAGE_1_OR_2 = "single_partition_of_fp32_groups", "base_optimizer_state"
 _STAGE_3 = "fp32_flat_groups", "optimizer_state_dict"
-_MODEL = "zero/mp_rank_00_model_states.pt"
-_SHARED = "zero/zero_pp_rank_0_mp_rank_00_model_states.pt"  # stage 3: names, shapes and buffers
-_OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
+_MODEL = "zero/mp_rank_{:02d}_model_states.pt"
+_SHARED = "zero/zero_pp_rank_0_mp_rank_{:02d}_model_states.pt"  # stage 3: names, shapes and buffers
+_OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_TIED = {"head.weight": "embedding.weight"}  # what a tied weight's copy is a copy of
+_MESH = "mesh"  # the key of `Written` in the files of model states; older ones have none
 
 
 class _Unread:
@@ -51,34 +56,54 @@ _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 Weights = Mapping[str, Callable[[], Tensor]]  # parameter name -> a function that reads the tensor
 
 
-class SavedStates:
-    """The model states of a checkpoint: buffers, fp32 master weights and the optimizer's states.
+@dataclass(frozen=True)
+class Written:
+    """The mesh that wrote a checkpoint, and the vocabulary of its model, whose slices are padded."""
+
+    tp: int = 1
+    pp: int = 1
+    vocab: int = 0
+
+    def to_client_state(self) -> dict[str, Any]:
+        """What DeepSpeed saves with the model states."""
+        return {_MESH: asdict(self)}
+
+
+class _Device:
+    """The files of one tp rank on one stage: the states of its part of the model, sharded over the HDP ranks.
 
     Files are memory-mapped, and those of a rank are opened when they are first needed, so a process reads only the
     bytes that it asks for.
     """
 
-    def __init__(self, checkpoint: Path) -> None:
-        model = _model_states(checkpoint)
-        self.stage = int(model["ds_config"]["zero_optimization"]["stage"])
-        self.buffers: dict[str, Tensor] = {name: model["module"][name] for name in model["buffer_names"]}
-        self.shapes: dict[str, torch.Size] = {name: at for group in model["param_shapes"] for name, at in group.items()}
-        found = {match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))}
-        self._files = {int(match[2]): path for match, path in found.items()}
-        self.ranks = len(self._files)
+    def __init__(self, checkpoint: Path, number: int) -> None:
+        """`number` is stage x tp + tp rank, DeepSpeed's model parallel rank."""
+        model = model_states(checkpoint, number)
+        self.written, self.stage = _written(model), int(model["ds_config"]["zero_optimization"]["stage"])
+        self.shapes = {name: at for group in model["param_shapes"] for name, at in group.items()}
+        self.buffers = {name: model["module"][name] for name in model["buffer_names"]}
+        matches = {
+            match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))
+        }
+        self._files = {int(match[2]): path for match, path in matches.items() if int(match[3]) == number}
         self._opened: dict[int, list[dict[str, Any]]] = {}
-
-        first = self._states(0)
         # Rank 0 stores no padding, unless it stores all elements of a group; then the length does not matter.
-        lengths = [len(flat[MASTER]) for flat in first]
+        lengths = [len(flat[MASTER]) for flat in self._states(0)]
         groups = [{name: size.numel() for name, size in group.items()} for group in model["param_shapes"]]
-        self._places = places(groups, lengths, self.stage, self.ranks)
-        # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor or an int; SGD has `momentum_buffer` or nothing.
-        self.keys = [key for key in first[0] if key != "step"]
-        self.step = int(first[0]["step"]) if "step" in first[0] else None  # the optimizer's number of updates
+        self._places = places(groups, lengths, self.stage, len(self._files))
+
+    @property
+    def ranks(self) -> int:
+        """The number of HDP ranks."""
+        return len(self._files)
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The states of the first group on HDP rank 0."""
+        return self._states(0)[0]
 
     def read(self, name: str, key: str, start: int, out: Tensor) -> None:
-        """Copy elements of a parameter's state `key`, beginning with the element `start`, into the 1-D tensor `out`."""
+        """Copy elements of the flattened part of a parameter's state, beginning with `start`, into `out`."""
         place, done = self._places[name], 0
         for rank, at, count in place.pieces(start, start + len(out)):
             out[done : done + count] = self._states(rank)[place.group][key][at : at + count]
@@ -94,14 +119,66 @@ class SavedStates:
         return self._opened[rank]
 
 
+class SavedStates:
+    """The model states of a checkpoint of any mesh: buffers, fp32 master weights and the optimizer's states.
+
+    A process reads only the bytes that it asks for. It opens the files of the other HDP ranks only if it needs them.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        devices = [_Device(checkpoint, 0)]
+        written, self._tp = devices[0].written, devices[0].written.tp
+        devices += [_Device(checkpoint, number) for number in range(1, written.tp * written.pp)]
+        self._devices = dict[str, list[_Device]]()  # by parameter, in the order of the tp ranks
+        self.shapes, self.buffers = dict[str, torch.Size](), dict[str, Tensor]()  # of whole parameters; whole buffers
+        for number in range(0, len(devices), written.tp):
+            of_stage = devices[number : number + written.tp]
+            for name, shape in of_stage[0].shapes.items():
+                self._devices.setdefault(name, of_stage)
+                self.shapes.setdefault(name, whole_shape(name, shape, written.tp, written.vocab))
+            self.buffers |= of_stage[0].buffers
+        self.ranks, self.stage, first = devices[0].ranks, devices[0].stage, devices[0].first
+        # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor or an int; SGD has `momentum_buffer` or nothing.
+        self.keys = [key for key in first if key != "step"]
+        self.step = int(first["step"]) if "step" in first else None  # the optimizer's number of updates
+
+    def read(self, name: str, key: str, start: int, out: Tensor, tp: int = 1, tp_rank: int = 0) -> None:
+        """Copy elements of a parameter's state `key`, beginning with the element `start`, into the 1-D tensor `out`.
+
+        Elements are counted in the flattened slice of device `tp_rank` of `tp`. Those that pad the vocabulary stay as
+        they are. The copy of a tied weight on the last stage may have no entry of its own; then it is the embedding.
+        """
+        found = name if name in self._devices else _TIED.get(name, name)
+        for run in runs(name, self.shapes[found], start, start + len(out), (tp, tp_rank), self._tp):
+            self._devices[found][run.tp_rank].read(found, key, run.start, out[run.at : run.at + run.length])
+
+
 def model_weights(checkpoint: Path) -> Weights:
     """Return the weights and buffers of a checkpoint by name: in the run's dtype, or in fp32 under ZeRO-3.
 
     Tensors are read when their functions are called.
     """
-    module = _model_states(checkpoint)["module"]
-    held = {name: partial(module.get, name) for name in module}
-    return held if (checkpoint / _MODEL).exists() else held | dict(master_weights(checkpoint))
+    if not (checkpoint / _MODEL.format(0)).exists():
+        saved = SavedStates(checkpoint)
+        return {
+            **{name: partial(saved.buffers.__getitem__, name) for name in saved.buffers},
+            **master_weights(checkpoint),
+        }
+    written, found = _written(model_states(checkpoint, 0)), dict[str, Callable[[], Tensor]]()
+    for stage in range(written.pp):
+        slices = [model_states(checkpoint, stage * written.tp + rank)["module"] for rank in range(written.tp)]
+        for name in slices[0]:
+            found.setdefault(name, partial(_joined, name, slices, written))
+    return found
+
+
+def _joined(name: str, slices: Sequence[Mapping[str, Tensor]], written: Written) -> Tensor:
+    """Join the slices of a tensor, without what pads the vocabulary."""
+    dim, first = dim_of(name), slices[0][name]
+    if dim is None or written.tp == 1:
+        return first
+    size = whole_shape(name, first.shape, written.tp, written.vocab)[dim]
+    return torch.cat([of_device[name] for of_device in slices], dim).narrow(dim, 0, size)
 
 
 def master_weights(checkpoint: Path) -> Weights:
@@ -117,10 +194,22 @@ def master_weights(checkpoint: Path) -> Weights:
     return {name: partial(joined, name) for name in saved.shapes}
 
 
-def _model_states(checkpoint: Path) -> dict[str, Any]:
-    """Load the file of model states: the only one in stages 1 and 2, that of rank 0 in stage 3."""
-    unsharded = checkpoint / _MODEL
-    return _load(unsharded if unsharded.exists() else checkpoint / _SHARED)
+def _written(model: Mapping[str, Any]) -> Written:
+    """Return the mesh that wrote a checkpoint, from the model states of one of its devices."""
+    return Written(**model.get(_MESH, {}))
+
+
+def model_states(checkpoint: Path, number: int) -> dict[str, Any]:
+    """Load the file of a device's model states: the only one in stages 1 and 2, that of HDP rank 0 in stage 3.
+
+    `number` is DeepSpeed's model parallel rank. Raises CheckpointError if there is no such file.
+    """
+    for name in (_MODEL, _SHARED):
+        path = checkpoint / name.format(number)
+        if path.exists():
+            return _load(path)
+    message = f"has no {_MODEL.format(number)}, the part of the model of one of its devices"
+    raise CheckpointError(message, key=str(checkpoint), hint="copy the checkpoint again, or use another one")
 
 
 def _load(path: Path) -> dict[str, Any]:

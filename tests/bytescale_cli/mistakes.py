@@ -223,11 +223,11 @@ MESH = [
         ("divide|divides|divisible|multiple",),
     ),
     Mistake(
-        "tensor parallel training",
-        "train recipe=quickstart parallel.tp=2",
+        "more devices than heads",
+        "train recipe=quickstart parallel.tp=8 --nproc 8",
         2,
-        ("parallel.tp",),
-        ("parallel.tp=1|plan|simulate",),
+        ("parallel.tp", "model.heads"),
+        ("parallel.tp=2",),
     ),
     Mistake(
         "model that does not fit",

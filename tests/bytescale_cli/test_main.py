@@ -45,9 +45,9 @@ MISTAKES = [
     ("train parallel.tp=99999999999999999999", "parallel.tp: must be at most 65536", "parallel.tp=65536 or less"),
     ("plan lengths=lognormal lengths.sigma=1e300", "lengths.sigma: must be at most 10, not 1e300", "lengths.sigma=10"),
     (
-        "train parallel.tp=2 context=1K",
-        "parallel.tp: 2 is supported for planning, but not for training yet",
-        "parallel.tp=1",
+        "train parallel.tp=4 cluster.ranks_per_node=8",
+        "parallel.tp: 4 does not divide model.heads=2 and model.kv_heads=2",
+        "parallel.tp=2",
     ),
     ("train zero.stage=4", "zero.stage: must be 1, 2 or 3, not 4", "zero.stage"),
     ("train data=folder", "data.path: is not set", "set data.path="),

@@ -43,7 +43,7 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     monkeypatch.setattr(profiling, "profile", partial(profiling.profile, seconds=1.0))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "calibration.json"
-    assert run(["profile-hardware", "cluster.device_memory=496M", "--out", str(file), "--json"]) == 0
+    assert run(["profile-hardware", "cluster.device_memory=498M", "--out", str(file), "--json"]) == 0
     hardware = json.loads(capsys.readouterr().out)["hardware"]
     calibration = read(file, "local")
     assert {name: hardware[name] for name in asdict(calibration)} == asdict(calibration)

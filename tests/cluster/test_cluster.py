@@ -91,7 +91,7 @@ def test_with_memory_replaces_each_ranks_memory() -> None:
     ("tp", "pp", "devices"), [(1, 1, [4, 4, 4]), (2, 1, [2, 2, 2]), (4, 1, [1, 1, 1]), (2, 3, [2]), (12, 1, [1])]
 )
 def test_devices_of_an_hdp_rank_are_neighbours_and_stages_span_nodes(tp: int, pp: int, devices: list[int]) -> None:
-    cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, ep=1))
+    cluster = Cluster.of(config(nodes=3), schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
     assert [node.devices for node in cluster.nodes] == devices
     assert cluster.node_of.tolist() == [node for node, count in enumerate(devices) for _ in range(count)]
     assert cluster.ranks == 12 // (tp * pp)
@@ -142,7 +142,7 @@ def hdp(hosts: tuple[Node, ...], tp: int, pp: int) -> Cluster:
     lines = [f"{node.host} slots={node.devices} speed={node.speed}% memory={node.memory}" for node in hosts]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "hosts").write_text("\n".join(lines))
-        return Cluster.of(config(Path(folder) / "hosts"), schema.Parallel(tp=tp, pp=pp, ep=1))
+        return Cluster.of(config(Path(folder) / "hosts"), schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
 
 
 def test_one_slow_stage_slows_its_ranks() -> None:
@@ -153,13 +153,13 @@ def test_one_slow_stage_slows_its_ranks() -> None:
 
 
 def test_a_rank_larger_than_a_node_counts_as_a_node() -> None:
-    cluster = Cluster.of(config(nodes=4), schema.Parallel(tp=8, pp=1, ep=1))
+    cluster = Cluster.of(config(nodes=4), schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
     assert cluster.node_of.tolist() == [0, 1]
     assert [node.host for node in cluster.nodes] == ["node-0", "node-2"]
 
 
 def test_without_degrees_ranks_are_devices() -> None:
-    assert Cluster.of(config(nodes=3), schema.Parallel(tp=1, pp=1, ep=1)) == Cluster.of(config(nodes=3))
+    assert Cluster.of(config(nodes=3), schema.Parallel(tp=1, pp=1, stages="auto", ep=1)) == Cluster.of(config(nodes=3))
 
 
 @pytest.mark.parametrize(("slots", "tp"), [((6, 6), 4), ((4, 4, 4), 6), ((2, 4, 2), 4), ((3, 5), 2)])
@@ -178,10 +178,10 @@ def test_a_rank_of_several_whole_nodes_is_accepted() -> None:
 
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match="= 5 does not divide 12 devices"):
-        Cluster.of(config(nodes=3), schema.Parallel(tp=5, pp=1, ep=1))
+        Cluster.of(config(nodes=3), schema.Parallel(tp=5, pp=1, stages="auto", ep=1))
 
 
 def test_many_nodes_with_several_devices_a_rank() -> None:
-    pair = schema.Parallel(tp=2, pp=1, ep=1)
+    pair = schema.Parallel(tp=2, pp=1, stages="auto", ep=1)
     cluster = Cluster.of(schema.Cluster(**config(nodes=16384).model_dump() | {"ranks_per_node": 8}), pair)
     assert (cluster.ranks, len(cluster.nodes), cluster.nodes[-1].host) == (65536, 16384, "node-16383")

@@ -58,7 +58,7 @@ def test_what_is_no_mesh_is_refused() -> None:
     for sizes in ((0, 1, 1, 1), (2, 0, 1, 1), (2, 1, -1, 1), (3, 1, 1, 2)):
         with pytest.raises(ValueError, match="not a mesh"):
             Mesh(*sizes)
-    parallel = Parallel(tp=2, pp=3, ep=1)
+    parallel = Parallel(tp=2, pp=3, stages="auto", ep=1)
     assert Mesh.of(12, parallel) == Mesh(2, 2, 3)
     with pytest.raises(ValueError, match="8 ranks do not divide into tp=2 x pp=3"):
         Mesh.of(8, parallel)

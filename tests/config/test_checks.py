@@ -13,6 +13,7 @@ from engine.errors import Problem
 
 BASE = ("context=4K", "capacity=2K", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
 WIDE = ("cluster.ranks_per_node=8",)
+MANY = ("model.heads=24", "model.kv_heads=24", "model.hidden=192")  # heads
 LLAMA3 = ("model=1b", "model.hidden=2048", "model.heads=32", "model.kv_heads=8")
 YARN = ("model.rope.kind=yarn", "model.rope.factor=4", "model.rope.original_max_position_embeddings=8K")
 
@@ -63,7 +64,7 @@ MISTAKES = [
     (["offload.ratio=-0.1"], "offload.ratio", "must be auto or from 0 to 1, not -0.1", "auto"),
     (["model.experts=4", "model.top_k=5"], "model.top_k", "5 is more than model.experts=4", "model.top_k=4 or less"),
     (
-        [*WIDE, "context=2K", "parallel.tp=2", "parallel.pp=3"],
+        [*WIDE, "context=2K", "model.layers=3", "parallel.tp=2", "parallel.pp=3"],
         "parallel.pp",
         "= 6 does not divide 8 devices",
         "divide the devices",
@@ -123,19 +124,19 @@ MISTAKES = [
     (["lengths.path=my.txt"], "lengths.path", "is not used with lengths=", "lengths=file"),
     (["lengths.name=file"], "lengths.path", "is not set", "one length per line"),
     (
-        ["parallel.tp=3", "context=1K", "cluster.ranks_per_node=4"],
+        [*MANY, "parallel.tp=3", "context=1K", "cluster.ranks_per_node=4"],
         "parallel.tp",
         "= 3 does not divide 4 devices",
         "nodes",
     ),
     (
-        ["cluster.nodes=2", "cluster.ranks_per_node=6", "parallel.tp=4"],
+        [*MANY, "cluster.nodes=2", "cluster.ranks_per_node=6", "parallel.tp=4"],
         "parallel.tp",
         "4 is neither a divisor nor a multiple of a node's 6 devices, so a rank would span parts of two nodes",
         "a divisor of 6",
     ),
     (
-        ["cluster.nodes=3", "cluster.ranks_per_node=4", "parallel.tp=6"],
+        [*MANY, "cluster.nodes=3", "cluster.ranks_per_node=4", "parallel.tp=6"],
         "parallel.tp",
         "6 is neither a divisor nor a multiple of a node's 4 devices",
         "a divisor of 4",
@@ -194,6 +195,26 @@ MISTAKES = [
         "auto",
     ),
     (
+        [*WIDE, "parallel.tp=8"],
+        "parallel.tp",
+        "8 does not divide model.heads=4 and model.kv_heads=2",
+        "the nearest that works is parallel.tp=2",
+    ),
+    ([*WIDE, "model.ffn=97", "parallel.tp=2"], "parallel.tp", "2 does not divide model.ffn=97", "parallel.tp=1"),
+    (
+        [*WIDE, "context=2K", "parallel.pp=4"],
+        "parallel.pp",
+        "4 stages cannot share the 2 layers of the model",
+        "the nearest that works is parallel.pp=2",
+    ),
+    (
+        [*WIDE, "parallel.pp=2", "parallel.stages=[2,1]"],
+        "parallel.stages",
+        "2 stages of 3 layers together, not 2 of 2",
+        "write 2 numbers whose sum is 2, or parallel.stages=auto",
+    ),
+    (["parallel.stages=[1,1]"], "parallel.stages", "2 stages of 2 layers together, not 1 of 2", "write 1 number"),
+    (
         ["zero.stage=2", "parallel.pp=2", "context=1K"],
         "zero.stage",
         "cannot be combined with parallel.pp=2",
@@ -217,7 +238,7 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         ["context=4096"],
         ["context=8K", "cluster.ranks_per_node=4"],
         ["context=8K", "cluster.nodes=2"],
-        ["cluster.nodes=65536", *WIDE, "parallel.tp=8"],
+        ["cluster.nodes=65536", *WIDE, *MANY, "parallel.tp=8"],
         ["model.hidden=1048576", "model.layers=64", "model.ffn=2097152"],
         ["context=8K", "cluster.hostfile=hosts"],
         ["cluster.device_memory=1MiB", "cluster.host_memory=1MiB"],
@@ -237,14 +258,15 @@ def test_mistakes(overrides: list[str], key: str, message: str, hint: str) -> No
         ["offload.ratio=1"],
         ["zero.stage=3"],
         ["parallel.pp=2", "context=2K"],
-        ["cluster.nodes=2", "cluster.ranks_per_node=6", "parallel.tp=3"],
-        ["cluster.nodes=4", "cluster.ranks_per_node=6", "parallel.tp=12"],
+        [*MANY, "cluster.nodes=2", "cluster.ranks_per_node=6", "parallel.tp=3"],
+        [*MANY, "cluster.nodes=4", "cluster.ranks_per_node=6", "parallel.tp=12"],
+        [*WIDE, "parallel.pp=2", "parallel.stages=[1,1]"],
         ["model.experts=8", "model.top_k=2"],
         ["model.experts=8", "model.top_k=8"],
         ["offload.ratio=0.5"],
         ["lengths.name=file", "lengths.path=lengths.txt"],
         [*WIDE, "parallel.tp=2", "parallel.pp=2"],
-        [*WIDE, "parallel.tp=3", "cluster.hostfile=hosts"],
+        [*WIDE, *MANY, "parallel.tp=3", "cluster.hostfile=hosts"],
         [*WIDE, "parallel.pp=2", "planner.mode=pipeline"],
         ["zero.stage=2", "planner.mode=lockstep"],
         ["cluster.name=mine", "cluster.calibration=mine.json"],
@@ -274,7 +296,7 @@ def test_several_rules_are_reported_together() -> None:
 
 def test_a_rule_is_silent_where_another_mistake_makes_its_numbers_senseless() -> None:
     """0 ranks hold no context, and context=0 is no way out."""
-    (problem,) = check(config("parallel.tp=3"))
+    (problem,) = check(config(*MANY, "parallel.tp=3"))
     assert problem.key == "parallel.tp"
 
 

@@ -4,40 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config.load import load
-from engine.config.not_built import not_built, not_trained
-from engine.errors import Problem
-
-TRAINED = [
-    "zero.stage=2",
-    "zero.stage=3",
-    "offload.ratio=0.5",
-    "planner.mode=lockstep",
-    "offload.ratio=auto",
-    "offload.ratio=0",
-    "lengths=byted",
-    "recompute=layer",
-    "recompute=layer_keep_attention",
-    "optimizer.on_host=true",
-    "mlp_tile=1K",
-]
-
-
-@pytest.mark.parametrize("override", TRAINED)
-def test_a_value_that_can_be_trained_with_is_no_problem(override: str) -> None:
-    assert not_trained(load([override])) == []
-
-
-def test_values_that_can_only_be_planned_with_are_refused_all_at_once() -> None:
-    first, second = not_trained(load(["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=8"]))
-    hint = "train with parallel.tp=1; `bytescale plan` accepts parallel.tp=2"
-    assert first == Problem("2 is supported for planning, but not for training yet", "parallel.tp", hint)
-    assert second.key == "parallel.pp"
-
-
-def test_stages_of_a_pipeline_are_refused() -> None:
-    asked = ["planner.mode=pipeline", "parallel.pp=2", "cluster.ranks_per_node=4"]
-    assert [problem.key for problem in not_trained(load(asked))] == ["parallel.pp"]
+from engine.config.not_built import not_built
 
 
 @pytest.mark.parametrize(

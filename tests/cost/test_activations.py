@@ -256,11 +256,10 @@ def test_recomputing_keeps_the_entry_of_each_layer_and_attention_if_asked_to(dty
 
 
 def test_experts_a_token_goes_through_the_top_k_and_all_of_them_lie_in_memory() -> None:
-    """SwiGLU keeps three rows of `ffn` for each expert, and each one's input and output; the router adds a row of
-    weights an expert, and keeps its input in fp32 (in place of bf16), four numbers an expert and one more, and a few
-    for each that is chosen."""
-    router = 64 * (4 - 2) + (4 * 8 + 1) * 4 + 2 * (3 * 8 + 3 * 4)
-    more = 3 * (3 * 160 * 2 + 2 * 2 * 64 * 2 + router)
+    """SwiGLU keeps three rows of `ffn` for each expert, but not its input and output; the router adds a row of weights
+    an expert, and keeps four numbers an expert and two more, and an index and two weights of each that is chosen."""
+    router = (4 * 8 + 2) * 4 + 2 * (8 + 2 * 4)
+    more = 3 * (3 * 160 * 2 + router)
     assert activations.saved_bytes(SPARSE, "bf16") - activations.saved_bytes(SMALL, "bf16") == more
     assert parameters(SPARSE) - parameters(SMALL) == 3 * (7 * 3 * 64 * 160 + 8 * 64)
     recomputed = activations.saved_bytes(SPARSE, "bf16", "layer") - activations.saved_bytes(SMALL, "bf16", "layer")

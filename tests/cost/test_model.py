@@ -222,21 +222,22 @@ def test_tensor_parallel_devices_exchange_rows_in_each_layer() -> None:
 
 
 @pytest.mark.parametrize("mode", ["none", "layer", "layer_keep_attention"])
-def test_recompute_exchanges_rows_three_times_more(mode: str) -> None:
-    """Linear layers are computed again, but not the last exchange of a layer; tiles save one gather."""
-    sheet, tile = nominal("h100x8"), "mlp_tile=4096"
+def test_recompute_and_tiles_exchange_rows_again(mode: str) -> None:
+    """All but the last exchange of a layer is repeated. Tiles repeat both of theirs in every mode."""
+    sheet, attention, mlp = nominal("h100x8"), 2 * (mode != "none"), 1 * (mode != "none")
     rows = 3 / 4 * 1e9 * 32 * 4096 * 2 / sheet.node_bytes_per_s
-    for keys, extra in (((), 0), ((tile,), -1)):
+    for keys, again in (((), attention + mlp), (("mlp_tile=4096",), attention + 2)):
         one, four = of(f"recompute={mode}", *keys), of(f"recompute={mode}", *keys, "parallel.tp=4")
         sent = four.rates.token_b - one.rates.token_b / 4
-        assert sent == pytest.approx((6 + extra + 3 * (mode != "none") + 2 / 32) * rows)
+        assert sent == pytest.approx((6 + again + 2 / 32) * rows)
 
 
 def test_tensor_parallel_devices_of_two_nodes_exchange_over_the_network() -> None:
     """Twice the devices compute in half the time, but exchange over a slower link."""
-    eight, sixteen, sheet = of("parallel.tp=8"), of("parallel.tp=16"), nominal("h100x8")
+    heads = "model.kv_heads=16"
+    eight, sixteen, sheet = of("parallel.tp=8", heads), of("parallel.tp=16", heads), nominal("h100x8")
     sent = 1e9 * ((32 * 4 + 2) * 4096 * 2 + 2 * 3 * 4) * 15 / 16 / sheet.network_bytes_per_s
-    assert sixteen.rates.token_f == pytest.approx(of().rates.token_f / 16 + sent)
+    assert sixteen.rates.token_f == pytest.approx(of(heads).rates.token_f / 16 + sent)
     assert sixteen.rates.token_f > eight.rates.token_f
 
 

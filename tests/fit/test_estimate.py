@@ -174,7 +174,7 @@ def unequal(tmp_path: Path, *more: str) -> Config:
 
 
 def test_the_fullest_micro_batch_of_large_ranks_is_not_held_against_the_memory_of_small_ones(tmp_path: Path) -> None:
-    config = unequal(tmp_path)
+    config = unequal(tmp_path, "model.kv_heads=1")
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, 2)]
     found = estimate_plans(config, settings, plans)

@@ -155,7 +155,7 @@ def one(lengths: list[int], config: Config) -> Found:
         return micro_batch_output(engine.module, micro, to_device(slices, context.device), context)
 
     step(0.0)  # optimizer states, buffers and the arena are there
-    arena = offload.arena.size if offload else 0
+    arena = offload.arenas[0].size if offload else 0
     with patch("engine.cost.table.pinned", lambda size, many=False: size):  # nothing is pinned on a CPU
         counted = estimated(config, plan, context.hdp_rank)
         states_away = Costs.of(config).host_fixed_bytes  # a CPU's tensors are all in one memory

@@ -82,7 +82,9 @@ def test_ranks_beyond_a_node_are_those_of_whole_nodes() -> None:
     assert ranks is not None and ranks < 8
 
 
-@pytest.mark.parametrize("keys", ["parallel.tp=2 parallel.pp=3", "parallel.pp=12", "parallel.tp=16", "parallel.pp=8"])
+@pytest.mark.parametrize(
+    "keys", ["parallel.tp=2 parallel.pp=3", "parallel.pp=12", "parallel.tp=16 model.kv_heads=16", "parallel.pp=8"]
+)
 @pytest.mark.parametrize("context", ["8K", "2M"])
 def test_the_least_ranks_are_a_cluster_that_can_be_asked_for(keys: str, context: str) -> None:
     """Ranks on parts of a node and on several nodes: the keys are valid, and hold the context."""

@@ -12,7 +12,7 @@ from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Balance, Model
 from engine.models.mixtral.experts import Experts, count_each
-from engine.models.mixtral.grouped import GroupedProduct, choose, fault, grouped
+from engine.models.mixtral.grouped import KERNEL, LOOP, Products, choose, fault, grouped, outer
 
 
 def shape(**changes: object) -> Model:
@@ -116,45 +116,53 @@ def test_a_token_costs_its_experts_and_no_more() -> None:
 COUNTS = {"some without rows": [0, 3, 0, 9, 0], "all": [1, 2, 3, 4, 5], "one": [0, 0, 6, 0, 0]}
 
 
+def by_autograd(rows: Tensor, weight: Tensor, dout: Tensor, counts: Tensor) -> list[Tensor]:
+    """The product with the transposed matrices of `weight` [E,O,I], and the gradients of rows and weight."""
+    rows, weight = (x.detach().requires_grad_() for x in (rows, weight))
+    parts = zip(rows.split(counts.tolist()), weight, strict=True)
+    out = torch.cat([F.linear(part, matrix) for part, matrix in parts])
+    return [out, *torch.autograd.grad(out, (rows, weight), dout)]
+
+
+@pytest.mark.parametrize("products", [KERNEL, LOOP], ids=["kernel", "loop"])
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_the_grouped_kernel_and_its_gradients_are_those_of_the_loop(counts: list[int]) -> None:
-    """On the CPU, whose kernel has the signature of the GPU's; a gradient that it left as it was would be NaN."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(sum(counts), 16, generator=generator, requires_grad=True)
-    weight = torch.randn(5, 24, 16, generator=generator, requires_grad=True)
+def test_products_and_their_gradients_are_those_of_autograd(counts: list[int], products: Products) -> None:
+    """The kernel on the CPU has the signature of the GPU's; a gradient that it left as it was would be NaN."""
+    generator, each = torch.Generator().manual_seed(0), torch.tensor(counts)
+    rows = torch.randn(sum(counts), 16, generator=generator)
+    weight = torch.randn(5, 24, 16, generator=generator)
     dout = torch.randn(24, sum(counts), generator=generator).T  # not contiguous
-    found = []
-    for product in (GroupedProduct.apply, grouped):
-        out = product(rows, weight, torch.tensor(counts))
-        found.append((out, *torch.autograd.grad(out, (rows, weight), dout)))
-    for a, b in zip(*found, strict=True):
+    found = (
+        products.grouped(rows, weight.transpose(1, 2), each),
+        products.grouped(dout, weight, each),
+        products.outer(dout, rows, each),
+    )
+    for a, b in zip(found, by_autograd(rows, weight, dout, each), strict=True):
         assert error(a, b) < 1e-6
-    assert (found[0][2][torch.tensor(counts) == 0] == 0).all()
+    assert (found[2][each == 0] == 0).all()
 
 
-def test_the_self_test_finds_a_broken_grouped_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = torch.nn.functional.grouped_mm
-    assert fault(GroupedProduct.apply, torch.device("cpu")) is None
-    monkeypatch.setattr(torch.nn.functional, "grouped_mm", lambda *a, **more: kernel(*a, **more) * 1.1)
-    assert "its product is off by" in str(fault(GroupedProduct.apply, torch.device("cpu")))
+def test_the_self_test_finds_a_broken_grouped_kernel() -> None:
+    assert fault(KERNEL, torch.device("cpu")) is None
+    for name, wrong in (("product", "grouped"), ("dweight", "outer")):
+        right = getattr(KERNEL, wrong)
+        broken = KERNEL._replace(**{wrong: lambda *inputs, right=right: right(*inputs) * 1.1})
+        assert f"its {name} is off by" in str(fault(broken, torch.device("cpu")))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("counts", [[3, 0, 130, 1, 66], [0, 0, 7, 0, 0], [64] * 5])
 def test_the_gpus_own_kernel_is_that_of_the_loop(counts: list[int]) -> None:
     """bf16 on the device against float64 on the CPU; experts without rows have gradients of zero."""
-    generator = torch.Generator().manual_seed(0)
-    exact = [torch.randn(*size, generator=generator).bfloat16().double() for size in ((sum(counts), 64), (5, 96, 64))]
-    dout = torch.randn(sum(counts), 96, generator=generator).bfloat16().double()
-    found = []
-    for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float64)):
-        rows, weight = (x.to(device, dtype).requires_grad_() for x in exact)
-        assert choose(rows.device).name == ("grouped_mm" if device == "cuda" else "loop")
-        out = grouped(rows, weight, torch.tensor(counts, device=device))
-        found.append((out, *torch.autograd.grad(out, (rows, weight), dout.to(device, dtype))))
-    for a, b in zip(*found, strict=True):
+    generator, sizes = torch.Generator().manual_seed(0), ((sum(counts), 64), (5, 96, 64), (sum(counts), 96))
+    exact = [torch.randn(*size, generator=generator).bfloat16().double() for size in sizes]
+    rows, weight, dout = (x.to("cuda", torch.bfloat16) for x in exact)
+    each = torch.tensor(counts, device="cuda")
+    assert choose(rows.device).name == "grouped_mm"
+    found = (grouped(rows, weight.transpose(1, 2), each), grouped(dout, weight, each), outer(dout, rows, each))
+    for a, b in zip(found, by_autograd(*exact, each.cpu()), strict=True):
         assert error(a.cpu(), b) < 2e-2
-    assert (found[0][2][torch.tensor(counts) == 0] == 0).all()
+    assert (found[2][each == 0] == 0).all()
 
 
 def test_slots_are_counted() -> None:

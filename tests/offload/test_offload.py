@@ -54,7 +54,7 @@ class Offloaded:
 
 
 def model(name: str, mode: str, dtype: torch.dtype = torch.float32, room: int = ROOM, tile: int = 0) -> Offloaded:
-    offload = Offload(LAYERS, CPU, Arena(CPU, room), token_bytes=20_000)
+    offload = Offload(LAYERS, CPU, [Arena(CPU, room)], token_bytes=20_000)
     return Offloaded(SHAPES[name], mode, offload, dtype, tile)
 
 
@@ -123,6 +123,26 @@ def test_what_tiles_keep_moves_too(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_micro_batches_in_flight_at_once_have_their_own_host_memory(mode: str) -> None:
+    """The order of the first of three stages: F0 F1 F2 B0 F3 B1 B2 B3."""
+    sizes, order = (TOKENS, 5, TOKENS + 7, 30), ["F0", "F1", "F2", "B0", "F3", "B1", "B2", "B3"]
+    plain = Offloaded(SHAPES["dense"], mode, None)
+    expected = [sum(of_one) for of_one in zip(*(gradients(plain, 0.0, size) for size in sizes), strict=True)]
+    arenas = [Arena(CPU, ROOM) for _ in range(3)]
+    of = Offloaded(SHAPES["dense"], mode, Offload(LAYERS, CPU, arenas, token_bytes=20_000))
+    assert of.offload is not None
+    of.model.zero_grad()
+    running: dict[str, Tensor] = {}
+    for step in order:
+        if step[0] == "F":
+            running[step[1]] = loss(of, 0.7, sizes[int(step[1])]) * 0.3
+        else:
+            running.pop(step[1]).backward()
+    assert equal([p.grad for p in of.model.parameters() if p.grad is not None], expected)
+    assert all(arena.size for arena in arenas) and of.offload.moved_bytes > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_after_an_exception_the_next_step_is_right(mode: str) -> None:
     of = model("dense", mode)
     expected = gradients(model("dense", mode), 0.5)
@@ -170,7 +190,7 @@ def test_nothing_is_kept_of_parameters_and_angles() -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan")])
 def test_a_ratio_that_is_none_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match="offload ratio"):
-        Offload(LAYERS, CPU, Arena(CPU, 1), 1).begin(ratio, 0)
+        Offload(LAYERS, CPU, [Arena(CPU, 1)], 1).begin(ratio, 0)
 
 
 def test_evaluation_moves_nothing() -> None:
@@ -191,7 +211,7 @@ def test_on_a_gpu_gradients_are_the_same_and_memory_is_less(mode: str) -> None:
     found: dict[float, list[Tensor]] = {}
     kept: dict[float, int] = {}
     for ratio in (0.0, 0.4, 1.0):
-        offload = Offload(8, device, Arena(device, 1 << 30), token_bytes=200_000)
+        offload = Offload(8, device, [Arena(device, 1 << 30)], token_bytes=200_000)
         made = Offloaded(wide, mode, offload, device=device).model
         for _ in range(3):  # buffers of one micro-batch are used by the next
             made.zero_grad()

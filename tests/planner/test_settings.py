@@ -37,7 +37,7 @@ def test_auto_is_free_under_zero_1() -> None:
         (["zero.stage=3"], "lockstep", 1),
         (["planner.mode=lockstep"], "lockstep", 1),
         (["parallel.pp=2"], "pipeline", 2),
-        (["parallel.pp=4", "planner.mode=pipeline"], "pipeline", 4),
+        (["parallel.pp=4", "planner.mode=pipeline", "model.layers=4"], "pipeline", 4),
     ],
 )
 def test_auto_follows_zero_and_the_pipeline(overrides: list[str], mode: str, stages: int) -> None:

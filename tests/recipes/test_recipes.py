@@ -110,10 +110,8 @@ def test_each_can_be_planned(name: str, folder: Path) -> None:
 
 
 @EACH
-def test_a_dry_run_with_a_fitting_hostfile_refuses_nothing_but_the_paper(
-    name: str, folder: Path, tmp_path: Path
-) -> None:
-    """What a recipe ships can be trained today; the -paper ones need parts that are not built yet."""
+def test_a_dry_run_with_a_fitting_hostfile_refuses_nothing(name: str, folder: Path, tmp_path: Path) -> None:
+    """What a recipe ships can be trained."""
     config = small(name, folder)
     cluster = config.cluster
     if cluster.name != "local":
@@ -123,8 +121,7 @@ def test_a_dry_run_with_a_fitting_hostfile_refuses_nothing_but_the_paper(
         config = config.model_copy(update={"cluster": changed})
     shown = train(config, dry_run=True)["dry_run"]
     assert len(shown["steps"]) == 3 and len(shown["commands"]) == shown["nodes"]
-    refused = {problem["key"] for problem in shown["refused"]}
-    assert refused == ({"parallel.tp", "parallel.pp"} if name.endswith("-paper") else set())
+    assert shown["refused"] == []
 
 
 @EACH

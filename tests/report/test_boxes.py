@@ -17,6 +17,7 @@ from engine.report.boxes import (
     simulated_spans,
 )
 from engine.simulator.timeline import simulate
+from tests.planner import samples
 from tests.report.runs import plan, spans
 from tests.report.samples import all_boxes, slow_links
 
@@ -56,6 +57,20 @@ def test_spans_of_another_plan_are_detected() -> None:
     assert not of_plan(made, right[:-1])
     assert not of_plan(made, [*right[:-1], right[-1]._replace(rank=0)])
     assert not of_plan(made, [*right, Span(0, 10**6, 0.0, 1.0)])
+
+
+def test_each_stage_of_a_pipeline_has_its_rows() -> None:
+    """A micro-batch runs on each stage, in one span or in two: the forward and the backward pass."""
+    made = plan(8, settings=samples.settings(ranks=8, capacity=1024, mode="pipeline", stages=3, max_peers=8))
+    once = [span._replace(stage=stage) for stage in range(made.stages) for span in spans(made)]
+    apart = [*once, *(span for span in once if span.micro_batch % 2)]
+    assert made.stages > 1 and of_plan(made, once) and of_plan(made, apart)
+    assert not of_plan(made, spans(made)), "the other stages are missing"
+    assert not of_plan(made, [*once, *once, *once])
+    found = boxes(made, apart, np.arange(8))
+    assert found.stages == made.stages
+    assert found.row.tolist() == [span.stage * 8 + span.rank for span in apart]
+    assert not found.above[found.row % 8 == 0].any(), "the ranks of two stages share no ring"
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_in_its_own_folder_a_run_keeps_what_it_learns_from() -> None:
     Without one, a user may still choose another cache after a full disk, or leave out documents that stopped the run.
     """
     free = {key for key in leaves() if same_run(key, has_checkpoint=False)}
-    sections = ("cluster.", "k8s.", "lengths.", "offload.", "planner.", "slurm.", "zero.")
+    sections = ("cluster.", "k8s.", "lengths.", "offload.", "parallel.", "planner.", "slurm.", "zero.")
     assert {key for key in leaves() if key.startswith(sections)} < free
     assert {key for key in free if not key.startswith(sections)} == {
         *("capacity", "compile", "mlp_tile", "model.name", "optimizer.on_host", "recipe", "recompute"),

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.control import progress
 from engine.control.control import Control
@@ -104,7 +105,7 @@ def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypa
     monkeypatch.setattr(loop, "PlanAhead", lambda *given: SimpleNamespace(validation=dict))
     cpu = torch.device("cpu")
     (tmp_path / "summary.json").write_text('{"fingerprints": {"data": "f"}}')
-    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, local_rank=1, control=Control(1), device=cpu)
+    groups: Any = SimpleNamespace(rank=1, hdp_rank=1, local_rank=1, control=Control(1), device=cpu, mesh=Mesh(8))
     Trainer(RunFolder(tmp_path), load(["recipe=quickstart", "cluster.ranks_per_node=8"]), groups)
     assert met == [([0, 2, 3, 7], cpu)]
 
@@ -132,7 +133,7 @@ def test_metrics_name_the_sources_whose_validation_set_is_empty(
     (tmp_path / "summary.json").write_text('{"fingerprints": {}}')
     if any("mix" in one for one in overrides):
         overrides = [*overrides, *(f"data.sources.{name}.path={name}.jsonl" for name in ("web", "code", "held"))]
-    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, local_rank=0, control=Control(0), device=None)
+    groups: Any = SimpleNamespace(rank=0, hdp_rank=0, local_rank=0, control=Control(0), device=None, mesh=Mesh(2))
     unvalidated = Trainer(RunFolder(tmp_path), load(["recipe=quickstart", *overrides]), groups).unvalidated
     assert unvalidated == empty
     trainer = trainer_without_a_model(tmp_path, monkeypatch)

@@ -13,6 +13,7 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import merge
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, unsplit
+from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.cost.model import Costs
 from engine.models.recompute import MODES
@@ -86,7 +87,7 @@ def test_ranks_with_rings_merge_blocks_with_the_compiled_function(ranks: int, mo
     monkeypatch.setattr(trainer_model, "choose_merge", lambda *given: compiled)
     for heavy in ("make_model", "build_optimizer", "ZeroEngine", "RingComm"):
         monkeypatch.setattr(trainer_model, heavy, lambda *given: None)
-    groups: Any = SimpleNamespace(device=CPU, hdp_rank=0, mesh=SimpleNamespace(hdp=ranks), rings=None)
+    groups: Any = SimpleNamespace(device=CPU, rank=0, hdp_rank=0, mesh=Mesh(ranks), rings=None, axes=None)
     settings: Any = SimpleNamespace(offload=0)
     _, _, context = build(load(["recipe=quickstart", *SIZE]), groups, settings)
     assert context.kernel.merge is (compiled if ranks > 1 else merge)
@@ -98,10 +99,10 @@ def test_the_host_memory_of_a_step_does_not_grow_within_it() -> None:
     plan = by_hand([120, 120, 70, 50, 90], [(0,), (0, 1), (0,), (0,), (1,)], [[[0], [1, 3], [2]], [[1], [4]]])
     plan.offload[:] = [500_000, 600_000, 700_000, 0, 800_000]
     for rank in range(2):
-        offload, sizes = Offload(LAYERS, CPU, Arena(CPU, 1 << 30), token_bytes=1 << 20), list[int]()
+        offload, sizes = Offload(LAYERS, CPU, [Arena(CPU, 1 << 30)], token_bytes=1 << 20), list[int]()
         assert reserve_host(plan, rank, offload) is None
-        reserved = offload.arena.size
+        reserved = offload.arenas[0].size
         for micro in plan.of_rank(rank):
             offload.begin(micro.offload, layout(micro).tokens)
-            sizes.append(offload.arena.size)
+            sizes.append(offload.arenas[0].size)
         assert reserved > 0 and set(sizes) == {reserved}

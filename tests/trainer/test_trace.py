@@ -29,7 +29,9 @@ def traced(folder: RunFolder, degrees: list[list[int]]) -> list[int]:
     trace, found = Trace(folder, Groups(0, Mesh(1), torch.device("cpu"), None, Control(0))), []  # type: ignore[arg-type]
     for step, of_step in enumerate(degrees, 1):
         starts = np.array([0, 1])
-        plan: Any = SimpleNamespace(degrees=np.array(of_step), to_bytes=lambda: b"", ranks=1, micro_start=starts)
+        plan: Any = SimpleNamespace(
+            degrees=np.array(of_step), to_bytes=lambda: b"", ranks=1, stages=1, micro_start=starts
+        )
         times = StepTimes(0.0, marks=[(0, 0.0, 1.0)])
         trace.record(step, plan, times, checkpoint_due=step % 3 == 0 or step == len(degrees))
         found.append(json.loads(folder.trace.read_text())["step"])
@@ -78,5 +80,8 @@ def test_rank_0_writes_the_spans_of_all_ranks(tmp_path: Path) -> None:
     """Ranks have different numbers of micro-batches."""
     run_world(3, record, tmp_path)
     written = json.loads(RunFolder(tmp_path).trace.read_text())
-    assert written == {"step": 5, "spans": [[0, 0, 0, 10], [1, 1, 1, 12], [1, 2, 1, 13], [2, 3, 2, 15]]}
+    assert written == {
+        "step": 5,
+        "spans": [[0, 0, 0, 10, 0.0, 0], [1, 1, 1, 12, 0.0, 0], [1, 2, 1, 13, 0.0, 0], [2, 3, 2, 15, 0.0, 0]],
+    }
     assert of_plan(plan_of_three(), [Span(*span) for span in written["spans"]])

@@ -113,7 +113,7 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
         monkeypatch.setattr(torch.UntypedStorage, "data_ptr", lambda storage: storage._cdata)
     chunks = Selected("chunks", "", losses.chunked_loss, ())
     monkeypatch.setattr(losses, "choose", lambda *_: chunks)
-    monkeypatch.setattr(grouped, "choose", lambda *_: Selected("", "", grouped.GroupedProduct.apply, ()))
+    monkeypatch.setattr(grouped, "choose", lambda *_: Selected("", "", grouped.KERNEL, ()))
     with META:
         model = build_model(config).to(torch.bfloat16)
     parallelize(model, config, META, offload)

@@ -15,23 +15,26 @@ from torch import Tensor, nn
 
 from engine.models.common.norm import norm_weights
 from engine.models.common.part import Part
-from engine.models.split import dim_of, elements_of_slice
+from engine.models.split import dim_of, elements_of_slice, is_of_experts
 
 BLOCK = 1 << 20  # elements
 _STD = 0.02  # LLaMA's initializer_range
 
 
 class Stored(NamedTuple):
-    """The elements of a parameter that this process stores: `values` [n], elements start .. start + n of `size`."""
+    """The elements of a parameter that this process stores: `values` [n], the elements start .. start + n of it.
+
+    `shape` is that of the parameter, of which each process has a shard under ZeRO-3.
+    """
 
     values: Tensor
     start: int
-    size: int
+    shape: torch.Size
 
 
 def whole(parameter: nn.Parameter) -> Stored:
     """The part of a parameter that is not sharded: all of it."""
-    return Stored(parameter.view(-1), 0, parameter.numel())
+    return Stored(parameter.view(-1), 0, parameter.shape)
 
 
 @torch.no_grad()
@@ -50,7 +53,7 @@ def initialise(
     """
     generator, norms = torch.Generator(device), norm_weights(model)
     part: Part | None = getattr(model, "part", None)
-    shape: Any = getattr(model, "shape", None)
+    model_shape: Any = getattr(model, "shape", None)
 
     def drawn(name: str, block: int, size: int) -> Tensor:
         """Draw a block of a parameter of `size` elements."""
@@ -59,26 +62,31 @@ def initialise(
         return torch.empty(min(BLOCK, size - block * BLOCK), device=device).normal_(0, _STD, generator=generator)
 
     for name, parameter in model.named_parameters():
-        values, start, size = stored(parameter)
+        values, start, shape = stored(parameter)
         if parameter in norms:
             values.fill_(1)
             continue
         dim = dim_of(name) if part is not None and part.tp > 1 else None
-        if part is not None and name == "head.weight" and shape.tied:
+        if part is not None and name == "head.weight" and model_shape.tied:
             name = "embedding.weight"
+        size = shape.numel()
         if part is not None and dim:  # rows are cut, so each block has elements of every device
             for block in range(-(-size * part.tp // BLOCK)):
                 of_block = drawn(name, block, size * part.tp)
                 first = block * BLOCK
-                here, there = elements_of_slice(first, first + len(of_block), parameter.shape, dim, part)
-                values[there.to(device)] = of_block[here.to(device)].to(values.dtype)
+                here, there = elements_of_slice(first, first + len(of_block), shape, dim, part)
+                mine = (there >= start) & (there < start + len(values))
+                here, there = here[mine].to(device), (there[mine] - start).to(device)
+                values[there] = of_block[here].to(values.dtype)
             continue
         if part is not None and dim == 0:
-            start, size = part.tp_rank * len(values), size * part.tp
+            start, size = start + part.tp_rank * size, size * part.tp
             if "layers." not in name:  # the end of the vocabulary is padded with rows of zeros
-                size = shape.vocab * parameter.shape[1]
+                size = model_shape.vocab * shape[1]
                 values[max(0, size - start) :].zero_()
                 values = values[: max(0, size - start)]
+        if part is not None and part.ep > 1 and is_of_experts(name):
+            start, size = start + part.ep_rank * size, size * part.ep
         stop = start + len(values)
         for first in range(start - start % BLOCK, stop, BLOCK):
             of_block = drawn(name, first // BLOCK, size)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
+from engine.models.common.part import as_it_is
 from engine.models.common.pointwise import NORM, Op
 
 
@@ -15,6 +18,7 @@ class RMSNorm(nn.Module):
     """
 
     op: Op = NORM
+    shared: Callable[[Tensor], Tensor] = staticmethod(as_it_is)  # tensor parallelism replaces it
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -23,7 +27,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise x [T,size] over its last dimension; the result has its shape and dtype."""
-        return self.op(x, self.weight, self.eps)
+        return self.op(x, self.shared(self.weight), self.eps)
 
 
 def norm_weights(model: nn.Module) -> set[nn.Parameter]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -12,7 +12,8 @@ from engine.config.schema import Model
 
 @dataclass(frozen=True)
 class Part:
-    """Some consecutive layers of a model, and of each of their matrices one of `tp` slices.
+    """Some consecutive layers of a model, and of each of their matrices one of `tp` slices, or of each layer's experts
+    one of `ep` equal shares.
 
     The first layers come with the embedding, the last ones with the final norm and the head.
     """
@@ -22,6 +23,8 @@ class Part:
     last: bool = True
     tp: int = 1
     tp_rank: int = 0  # which of the slices
+    ep: int = 1
+    ep_rank: int = 0  # which of the shares
 
     @classmethod
     def whole(cls, shape: Model) -> Part:
@@ -31,6 +34,29 @@ class Part:
     def vocab_rows(self, shape: Model) -> int:
         """Return the rows of a slice of the embedding or the head, with the padding at the end of the vocabulary."""
         return -(-shape.vocab // self.tp)
+
+
+class Between(NamedTuple):
+    """The result of a part without the head."""
+
+    stream: Tensor  # the residual stream [R,C], of T tokens or the rows of one device under tensor parallelism
+    loss: Tensor | None = None  # what the part's own layers add to the loss of the micro-batch, a scalar
+
+
+class Rows:
+    """Which rows of the residual stream a device has: without tensor parallelism, those of all tokens."""
+
+    def own(self, tokens: int) -> slice:
+        """Return the tokens, of `tokens`, whose rows this device has."""
+        return slice(0, tokens)
+
+    def sum(self, counts: Tensor) -> Tensor:
+        """Sum integers over the devices that share the rows."""
+        return counts
+
+    def total(self, share: Tensor) -> Tensor:
+        """Sum a scalar over these devices. The gradient of a device's share is that of the sum."""
+        return share
 
 
 class Enter(Protocol):

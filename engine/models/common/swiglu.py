@@ -24,15 +24,17 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Model, tp: int = 1) -> None:
         super().__init__()
+        self.tp = tp
         self.gate = Linear(shape.hidden, shape.ffn // tp)
         self.up = Linear(shape.hidden, shape.ffn // tp)
         self.down = Linear(shape.ffn // tp, shape.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to x [tokens, hidden size], in tiles if `tile` is set; the result has the shape of x."""
-        x = self.enter(x)
-        (out,) = in_tiles(self._swiglu, x, self.tile, self.parameters()) if self.tile else self._swiglu(x)
-        return self.leave(out)
+        tile = -(-self.tile // self.tp)  # of the own tokens: those of all devices are together in a tile
+        (out,) = in_tiles(self._swiglu, x, tile, self.parameters()) if tile else self._swiglu(x)
+        return out
 
     def _swiglu(self, x: Tensor) -> tuple[Tensor]:
-        return (self.down(self.op(self.gate(x), self.up(x))),)
+        x = self.enter(x)
+        return (self.leave(self.down(self.op(self.gate(x), self.up(x)))),)

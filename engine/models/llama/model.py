@@ -17,7 +17,7 @@ from engine.config.schema import Model
 from engine.models.common.attention import Attention, LocalAttention, PackedAttention
 from engine.models.common.loss import Head
 from engine.models.common.norm import RMSNorm
-from engine.models.common.part import Part
+from engine.models.common.part import Between, Part
 from engine.models.common.rope import Rotation, rotary_embedding
 from engine.models.common.skip_init import Embedding
 from engine.models.common.swiglu import FeedForward
@@ -75,14 +75,14 @@ class Llama(nn.Module):
         positions: Tensor,
         labels: Tensor | None = None,
         attention: PackedAttention | None = None,
-    ) -> Tensor:
+    ) -> Tensor | Between:
         """Compute the logits [T,V] of packed tokens [T]; with `labels` [T], their summed cross-entropy in nats instead.
 
         `positions` [T] count from 0 within each sequence. Labels equal to `IGNORE` are ignored. If `attention`
         is None, every sequence is assumed to be complete on this device.
 
         A part without the embedding takes the residual stream [R,C] of the part before it in place of `tokens`; one
-        without the head returns the residual stream [R,C]. R is T, or the rows of one device under tensor parallelism.
+        without the head returns it as `Between`. R is T, or the rows of one device under tensor parallelism.
         """
         attention = LocalAttention(positions) if attention is None else attention
         x = tokens if self.embedding is None else self.embedding(tokens)
@@ -90,5 +90,5 @@ class Llama(nn.Module):
         for layer in self.layers.values():
             x = self.run_layer(layer, x, rotation, attention)
         if self.head is None or self.norm is None:
-            return x
+            return Between(x)
         return self.head(self.norm(x), labels)  # type: ignore[no-any-return]

@@ -10,6 +10,9 @@ loss is a sum over tokens, and a rank needs only the expert counts of the other 
 
     loss tokens(s) * E * sum_i f_i P_i = sum over tokens t of s, i: weight(s, i) p_i(t)
     weight(s, i) = loss tokens(s) * E * count(s, i) / (k n^2)
+
+Under tensor parallelism the tokens of a rank are divided among its devices. Each device computes the sum over its own
+tokens, `own`, with the expert counts of all devices. Rows of the router after these tokens are padding.
 """
 
 from __future__ import annotations
@@ -27,15 +30,15 @@ from engine.models.mixtral.experts import Routed, count_each
 def z_loss(routed: Sequence[Routed], labels: Tensor) -> Tensor:
     """Compute the sum of logsumexp(router logits)^2 over layers and loss tokens (Zoph et al. 2022, equation 5).
 
-    `routed` are the router decisions of each layer. Returns a scalar.
+    `routed` are the router decisions of each layer, for the T tokens of `labels` and maybe padding. Returns a scalar.
     """
-    logits = torch.stack([layer.logits for layer in routed])  # [L,T,E]
+    logits = torch.stack([layer.logits[: len(labels)] for layer in routed])  # [L,T,E]
     return (logits.logsumexp(-1).square() * (labels != IGNORE)).sum()
 
 
-def expert_counts(routed: Sequence[Routed], shards: Shards) -> Tensor:
-    """Count the tokens that each expert of each layer got from each shard of this rank: int64 [S,L,E]."""
-    ids, layers, experts = shards.ids, len(routed), routed[0].logits.shape[-1]
+def expert_counts(routed: Sequence[Routed], shards: Shards, own: slice) -> Tensor:
+    """Count the tokens `own` that each expert of each layer got from each shard of this rank: int64 [S,L,E]."""
+    ids, layers, experts = shards.ids[own], len(routed), routed[0].logits.shape[-1]
     chosen = torch.stack([layer.chosen for layer in routed])[:, : len(ids)]  # [L,T,k]
     layer = torch.arange(layers, device=ids.device)[:, None, None]
     places = (ids[:, None] * layers + layer) * experts + chosen
@@ -48,13 +51,15 @@ def load_balancing_loss(
     counts: Tensor,
     labels: Tensor,
     shards: Shards,
+    own: slice,
     sum_over_sequences: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Compute this rank's part of the load balancing loss: a scalar.
+    """Compute the part of the tokens `own` in the load balancing loss: a scalar.
 
     The losses of sequences, times their loss tokens, are summed over sequences and layers.
-    `counts` [S,L,E] is the result of `expert_counts`. `sum_over_sequences` sums integers [S,N] over the shards of each
-    sequence. It is collective, so all ranks of a ring must call this function.
+    `counts` [S,L,E] is the result of `expert_counts`, summed over devices; `labels` are those of all tokens.
+    `sum_over_sequences` sums integers [S,N] over the shards of each sequence. It is collective, so all ranks of a ring
+    must call this function.
     """
     ids, experts = shards.ids, counts.shape[-1]
     is_loss_token = (labels[: len(ids)] != IGNORE).long()
@@ -64,4 +69,5 @@ def load_balancing_loss(
     totals, lengths = totals.to(probabilities.dtype), shards.lengths.to(probabilities.dtype)
     per_count = totals[:, -1] * experts / (routed[0].chosen.shape[-1] * lengths**2)  # [S]
     weight = (totals[:, :-1] * per_count[:, None]).view(counts.shape)  # [S,L,E]
+    ids = ids[own]
     return (weight[ids].transpose(0, 1) * probabilities[:, : len(ids)]).sum()

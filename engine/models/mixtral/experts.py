@@ -1,6 +1,14 @@
 """A mixture-of-experts feed-forward layer: a router chooses k experts for each token, and no token is dropped.
 
-Letters: T tokens, C hidden size, E experts, k experts per token, F width of an expert.
+A device routes its own tokens. A `Route` then makes one row of each (token, expert) pair, sorted by expert, and adds
+the results of a token's rows. Under tensor and expert parallelism it also communicates, and the weights of the chosen
+experts travel with the tokens: so the gradient of the router needs nothing else.
+
+Rows are made again in the backward pass, and the outputs of the experts are not needed there. With h the row's hidden
+values, w its weight and dout the gradient of the token, the gradient of w is h . g with g = dout @ down, and that of h
+is w * g. So per row only the outputs of `gate` and `up` and their product are saved.
+
+Letters: T tokens of this device, C hidden size, E experts, k experts per token, F width of an expert, N rows.
 
 The weights of all experts are stacked into one parameter per projection. If each expert were a module, ZeRO-3 would
 gather experts in an order that depends on the data, and an expert that no token chose would have no gradient.
@@ -8,18 +16,21 @@ gather experts in an order that depends on the data, and an expert that no token
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from engine.config.schema import Balance, Model
 from engine.dtypes import wider
+from engine.models.common.part import as_it_is
 from engine.models.common.pointwise import SWIGLU, Op
 from engine.models.common.skip_init import Linear
 from engine.models.common.tiles import in_tiles
-from engine.models.mixtral.grouped import grouped
+from engine.models.mixtral.grouped import grouped, outer
 
 
 class Routed(NamedTuple):
@@ -35,10 +46,80 @@ class Router(Linear):
     It is a module, so that ZeRO-3 gathers its weight for `forward`.
     """
 
+    shared: Callable[[Tensor], Tensor] = staticmethod(as_it_is)  # tensor parallelism replaces it
+
     def forward(self, x: Tensor) -> Tensor:
         """Compute the logits [T,E] of x [T,C]."""
+        return _WideProduct.apply(x, self.shared(self.weight))  # type: ignore[no-any-return]
+
+
+class _WideProduct(torch.autograd.Function):
+    """Computes x @ weight.T in at least float32. Saves x in its own dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
         wide = wider(x.dtype)
-        return F.linear(x.to(wide), self.weight.to(wide))
+        return F.linear(x.to(wide), weight.to(wide))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return (dout @ weight.to(dout.dtype)).to(x.dtype), (dout.T @ x.to(dout.dtype)).to(weight.dtype)
+
+
+class Route(Protocol):
+    """Moves tokens to the rows of their experts, and back.
+
+    `collect` is the transpose of `spread`, so each is the gradient of the other. Autograd's own gradient of indexing is
+    slower and not deterministic, because it adds rows in an order of its own.
+    """
+
+    counts: Tensor  # int64, the rows of each expert of this device
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the rows [N,C] of the tokens x [T,C], one for each chosen expert, sorted by expert."""
+
+    def collect(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Add the rows [N,C] of each token: [T,C] in `dtype`."""
+
+    def spread_weights(self, weights: Tensor) -> Tensor:
+        """Return the weight of each row, [N], of `weights` [T,k]."""
+
+    def collect_weights(self, weights: Tensor) -> Tensor:
+        """Return `weights` [N] of the rows by token, [T,k]."""
+
+
+class LocalRoute:
+    """The route of tokens whose experts are all on this device."""
+
+    def __init__(self, chosen: Tensor, experts: int) -> None:
+        """`chosen`, int64 [T,k], are the experts of each token, of `experts` in all."""
+        expert_of_pair, self._top_k = chosen.flatten(), chosen.shape[1]
+        self._order = expert_of_pair.argsort(stable=True)
+        self._inverse, self._token = self._order.argsort(), self._order // self._top_k
+        self.counts = count_each(expert_of_pair, experts)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the rows [N,C] of the tokens x [T,C], one for each chosen expert, sorted by expert."""
+        return x[self._token]
+
+    def collect(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Add the rows [N,C] of each token: [T,C] in `dtype`."""
+        return self._by_token(rows).sum(1).to(dtype)
+
+    def spread_weights(self, weights: Tensor) -> Tensor:
+        """Return the weight of each row, [N], of `weights` [T,k]."""
+        return weights.flatten()[self._order]
+
+    def collect_weights(self, weights: Tensor) -> Tensor:
+        """Return `weights` [N] of the rows by token, [T,k]."""
+        return self._by_token(weights)
+
+    def _by_token(self, rows: Tensor) -> Tensor:
+        """Return the rows [N,...] in the order of the tokens, [T,k,...]."""
+        return rows[self._inverse].view(-1, self._top_k, *rows.shape[1:])
 
 
 class Experts(nn.Module):
@@ -53,21 +134,25 @@ class Experts(nn.Module):
     op: Op = SWIGLU
     bias: Tensor | None
     tile: int = 0  # tokens per tile (tiles.py), to save memory; 0 computes all tokens at once
+    # (chosen experts [T,k], number of experts) -> the route of a micro-batch; tensor and expert parallelism replace it
+    route: Callable[[Tensor, int], Route] = LocalRoute
 
-    def __init__(self, shape: Model, balance: Balance | None = None) -> None:
+    def __init__(self, shape: Model, balance: Balance | None = None, tp: int = 1, ep: int = 1) -> None:
+        """A device has 1 / tp of the width of every expert, or 1 / ep of the experts."""
         super().__init__()
-        self.top_k = shape.top_k
+        self.top_k, self.tp, width, stored = shape.top_k, tp, shape.ffn // tp, shape.experts // ep
         self.router = Router(shape.hidden, shape.experts)
-        self.gate = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
-        self.up = nn.Parameter(torch.zeros(shape.experts, shape.ffn, shape.hidden))
-        self.down = nn.Parameter(torch.zeros(shape.experts, shape.hidden, shape.ffn))
+        self.gate = nn.Parameter(torch.zeros(stored, width, shape.hidden))
+        self.up = nn.Parameter(torch.zeros(stored, width, shape.hidden))
+        self.down = nn.Parameter(torch.zeros(stored, shape.hidden, width))
         by_bias = balance is not None and balance.by == "bias"
         self.rate = balance.bias_rate if balance is not None else 0.0
         self.register_buffer("bias", torch.zeros(shape.experts, dtype=torch.int64) if by_bias else None)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routed]:
         """Compute the layer's output [T,C] of x [T,C], and return it with the router's decisions."""
-        out, *routed = in_tiles(self._experts, x, self.tile, self.parameters()) if self.tile else self._experts(x)
+        tile = -(-self.tile // self.tp)  # of the own tokens: those of all devices are together in a tile
+        out, *routed = in_tiles(self._experts, x, tile, self.parameters()) if tile else self._experts(x)
         return out, Routed(*routed)
 
     def _experts(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -80,16 +165,73 @@ class Experts(nn.Module):
         chosen = scores.topk(self.top_k, dim=-1).indices
         weights = probabilities.gather(-1, chosen)
         weights = weights / weights.sum(-1, keepdim=True)
+        path = _Path(self.route, logits.shape[1])
+        hidden = self.op(*_Enter.apply(x, chosen, self.gate, self.up, path))
+        return _Leave.apply(hidden, weights, chosen, self.down, path, x.dtype), logits, chosen
 
-        # One row per (token, expert) pair, T * k in all, sorted by expert for the grouped products, then sorted back.
-        expert_of_row = chosen.flatten()
-        order = expert_of_row.argsort(stable=True)
-        inverse = order.argsort()
-        rows = _Permute.apply(x.repeat_interleave(self.top_k, dim=0), order, inverse)
-        counts = count_each(expert_of_row, len(self.gate))
-        hidden = self.op(grouped(rows, self.gate, counts), grouped(rows, self.up, counts))
-        out = _Permute.apply(grouped(hidden, self.down, counts), inverse, order).unflatten(0, (-1, self.top_k))
-        return (out * weights[..., None]).sum(1).to(x.dtype), logits, chosen
+
+class _Path:
+    """The route of the two operations below. Built in each pass and freed after it: it has indices of all rows."""
+
+    def __init__(self, route: Callable[[Tensor, int], Route], experts: int) -> None:
+        self._make, self._experts = route, experts
+        self._route: Route | None = None
+
+    def of(self, chosen: Tensor) -> Route:
+        if self._route is None:
+            self._route = self._make(chosen, self._experts)
+        return self._route
+
+    def free(self) -> None:
+        self._route = None
+
+
+class _Enter(torch.autograd.Function):
+    """Multiplies the rows of tokens x [T,C] with `gate` and `up`: [N,F] each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, chosen: Tensor, gate: Tensor, up: Tensor, path: _Path) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, chosen, gate, up)
+        ctx.path, route = path, path.of(chosen)
+        rows = route.spread(x)
+        return grouped(rows, gate.transpose(1, 2), route.counts), grouped(rows, up.transpose(1, 2), route.counts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dgate: Tensor, dup: Tensor) -> tuple[Tensor | None, ...]:
+        x, chosen, gate, up = ctx.saved_tensors
+        route = ctx.path.of(chosen)
+        rows = route.spread(x)
+        weights = [outer(one, rows, route.counts) for one in (dgate, dup)]
+        del rows
+        drows = grouped(dgate, gate, route.counts).add_(grouped(dup, up, route.counts))
+        ctx.path.free()
+        return route.collect(drows, x.dtype), None, *weights, None
+
+
+class _Leave(torch.autograd.Function):
+    """Multiplies hidden [N,F] with `down`, weights the rows, and adds those of each token: [T,C] in `dtype`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weights: Tensor, chosen: Tensor, down: Tensor, path: _Path, dtype: torch.dtype
+    ) -> Tensor:
+        ctx.save_for_backward(hidden, weights, chosen, down)
+        ctx.path, route = path, path.of(chosen)
+        rows = grouped(hidden, down.transpose(1, 2), route.counts) * route.spread_weights(weights)[:, None]
+        path.free()
+        return route.collect(rows, dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weights, chosen, down = ctx.saved_tensors
+        route = ctx.path.of(chosen)
+        drows, of_row = route.spread(dout), route.spread_weights(weights)[:, None]
+        dhidden = grouped(drows, down, route.counts)
+        dweights = route.collect_weights((dhidden * hidden).sum(-1, dtype=weights.dtype))
+        ddown = outer(drows.mul_(of_row), hidden, route.counts)
+        return dhidden.mul_(of_row), dweights, None, ddown, None, None
 
 
 def count_each(numbers: Tensor, limit: int) -> Tensor:
@@ -98,20 +240,3 @@ def count_each(numbers: Tensor, limit: int) -> Tensor:
     Unlike `torch.bincount`, it does not make the host wait for the GPU.
     """
     return numbers.new_zeros(limit).scatter_add_(0, numbers, torch.ones_like(numbers))
-
-
-class _Permute(torch.autograd.Function):
-    """Computes rows[order] for a permutation `order`, with gradient[inverse] as its gradient.
-
-    Autograd's own gradient of indexing is slower and not deterministic, because it adds rows in case an index repeats.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse)
-        return rows[order]
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: Tensor) -> tuple[Tensor, None, None]:
-        (inverse,) = ctx.saved_tensors
-        return gradient[0][inverse], None, None

@@ -20,6 +20,7 @@ from engine.config.schema import Balance, Model
 from engine.models.common.attention import Attention, LocalAttention, PackedAttention
 from engine.models.common.loss import Head
 from engine.models.common.norm import RMSNorm
+from engine.models.common.part import Between, Part, Rows
 from engine.models.common.rope import Rotation, rotary_embedding
 from engine.models.common.skip_init import Embedding
 from engine.models.mixtral.balance import expert_counts, load_balancing_loss, z_loss
@@ -29,12 +30,12 @@ from engine.models.mixtral.experts import Experts, Routed
 class Layer(nn.Module):
     """One pre-norm transformer layer with experts."""
 
-    def __init__(self, shape: Model, balance: Balance | None) -> None:
+    def __init__(self, shape: Model, balance: Balance | None, part: Part) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.attention = Attention(shape)
+        self.attention = Attention(shape, part.tp)
         self.ffn_norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.ffn = Experts(shape, balance)
+        self.ffn = Experts(shape, balance, part.tp, part.ep)
 
     def forward(self, x: Tensor, rotation: Rotation, attention: PackedAttention) -> tuple[Tensor, Routed]:
         """Compute the residual stream [T,C] after the layer, and the router's decisions."""
@@ -61,24 +62,31 @@ class Tally:
     """Metrics summed over the micro-batches of a step on this rank; 0 before the first one."""
 
     cross_entropy: Tensor | float = 0.0  # summed over loss tokens, nats
-    expert_counts: Tensor | int = 0  # [L,E] tokens per expert
+    expert_counts: Tensor | int = 0  # [L,E] tokens per expert, of the layers of the part
 
 
 class Mixtral(nn.Module):
-    """A Mixtral model of the given shape. Its weights are uninitialised: call `initialise` or load them before use.
+    """A Mixtral model of the given shape, or a part of it. Its weights are uninitialised: call `initialise` or load
+    them before use.
+
+    Layers are numbered as in the whole model. With tied weights, a part with the head but without the embedding has a
+    copy of the tied weight, named `head.weight`.
 
     `balance` configures how the load of the experts is balanced in training; None adds nothing to the cross-entropy.
     """
 
-    def __init__(self, shape: Model, balance: Balance | None = None) -> None:
+    rows = Rows()  # tensor parallelism replaces it
+
+    def __init__(self, shape: Model, balance: Balance | None = None, part: Part | None = None) -> None:
         super().__init__()
-        self.shape, self.balance, self.tally = shape, balance, Tally()
+        part = part or Part.whole(shape)
+        self.shape, self.part, self.balance, self.tally = shape, part, balance, Tally()
         self.run_layer: Callable[..., Any] = nn.Module.__call__  # parallelize.py wraps it
-        self.embedding = Embedding(shape.vocab, shape.hidden)
-        self.layers = nn.ModuleDict({str(number): Layer(shape, balance) for number in range(shape.layers)})
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
-        self.head = Head(shape.hidden, shape.vocab)
-        if shape.tied:
+        self.embedding = Embedding(part.vocab_rows(shape), shape.hidden) if part.first else None
+        self.layers = nn.ModuleDict({str(number): Layer(shape, balance, part) for number in part.layers})
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps) if part.last else None
+        self.head = Head(shape.hidden, part.vocab_rows(shape)) if part.last else None
+        if shape.tied and self.embedding is not None and self.head is not None:
             self.head.weight = self.embedding.weight
 
     def forward(
@@ -87,7 +95,7 @@ class Mixtral(nn.Module):
         positions: Tensor,
         labels: Tensor | None = None,
         attention: PackedAttention | None = None,
-    ) -> Tensor:
+    ) -> Tensor | Between:
         """Compute the logits [T,V] of packed tokens [T]; with `labels` [T], their summed loss in nats instead.
 
         `positions` [T] count from 0 within each sequence. Labels equal to `IGNORE` are ignored. If `attention`
@@ -100,25 +108,39 @@ class Mixtral(nn.Module):
 
         where each term is a mean over loss tokens. The load balancing loss is added only with `balance.by=loss`, and
         neither term if `balance` is None.
+
+        A part without the embedding takes the residual stream [R,C] of the part before it in place of `tokens`; one
+        without the head returns it as `Between`, with the balancing terms of its layers if there are `labels`. R is T,
+        or the rows of one device under tensor parallelism. The loss is the same on all devices of a tp group.
         """
         attention = LocalAttention(positions) if attention is None else attention
         x, routed = self.hidden(tokens, positions, attention)
-        loss: Tensor = self.head(self.norm(x), labels)
-        if labels is None or self.balance is None or not self.training:
-            return loss
-        shards = attention.shards(labels.device)
-        counts = expert_counts(routed, shards)
-        self.tally.cross_entropy = self.tally.cross_entropy + loss.detach().double()
+        loss: Tensor | None = None
+        if self.head is not None and self.norm is not None:
+            loss = self.head(self.norm(x), labels)
+        balancing = None
+        if labels is not None and self.balance is not None and self.training:
+            if loss is not None:
+                self.tally.cross_entropy = self.tally.cross_entropy + loss.detach().double()
+            balancing = self._balancing(routed, labels, attention, self.balance)
+        if loss is None:
+            return Between(x, balancing)
+        return loss if balancing is None else loss + balancing
+
+    def _balancing(self, routed: list[Routed], labels: Tensor, attention: PackedAttention, balance: Balance) -> Tensor:
+        """Compute the terms of the loss that balance the experts, a scalar, and count the tokens of each expert."""
+        shards, own = attention.shards(labels.device), self.rows.own(len(labels))
+        counts = self.rows.sum(expert_counts(routed, shards, own))
         self.tally.expert_counts = self.tally.expert_counts + counts.sum(0)
-        loss = loss + self.balance.z_weight * z_loss(routed, labels)
-        if self.balance.by == "loss":
-            balancing = load_balancing_loss(routed, counts, labels, shards, attention.sum_over_sequences)
-            loss = loss + self.balance.loss_weight * balancing
-        return loss
+        share = balance.z_weight * z_loss(routed, labels[own])
+        if balance.by == "loss":
+            total = load_balancing_loss(routed, counts, labels, shards, own, attention.sum_over_sequences)
+            share = share + balance.loss_weight * total
+        return self.rows.total(share)
 
     def hidden(self, tokens: Tensor, positions: Tensor, attention: PackedAttention) -> tuple[Tensor, list[Routed]]:
-        """Compute the residual stream [T,C] after the last layer, and the router decisions of each layer."""
-        x = self.embedding(tokens)
+        """Compute the residual stream [R,C] after the last layer, and the router decisions of each layer."""
+        x = tokens if self.embedding is None else self.embedding(tokens)
         rotation, routes = rotary_embedding(positions, self.shape, x.dtype), []
         for layer in self.layers.values():
             x, routed = self.run_layer(layer, x, rotation, attention)
@@ -136,21 +158,25 @@ class Mixtral(nn.Module):
         `busiest_expert`, the largest load of an expert in any layer divided by the mean load; no metrics if `balance`
         is None. If the step was not `updated`, because its loss is not finite, biases stay and there are no metrics.
 
-        Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` all-reduces a tensor;
-        `loss_tokens` is the step's total.
+        Collective: all ranks must call it, each after at least one micro-batch. `sum_over_ranks` sums a tensor over all
+        HDP ranks and stages; `loss_tokens` is the step's total.
         """
         cross_entropy, counts = self.tally.cross_entropy, self.tally.expert_counts
         self.tally = Tally()
-        if not updated or not isinstance(counts, Tensor) or not isinstance(cross_entropy, Tensor):
+        if not updated or not isinstance(counts, Tensor):
             return {}
-        # One sum for both: float64 holds integers up to 2^53 exactly.
-        totals = sum_over_ranks(torch.cat((counts.flatten().double(), cross_entropy[None])))
-        tokens = totals[:-1].view(counts.shape)
+        # One sum for all layers and the cross-entropy: float64 holds integers up to 2^53 exactly.
+        sums = counts.new_zeros(self.shape.layers * self.shape.experts + 1, dtype=torch.float64)
+        tokens, layers = sums[:-1].view(-1, self.shape.experts), self.part.layers
+        tokens[layers.start : layers.stop] = counts.double()
+        sums[-1] = cross_entropy
+        sums = sum_over_ranks(sums)
+        tokens = sums[:-1].view_as(tokens)
         load = tokens * self.shape.experts / tokens.sum(-1, keepdim=True)
-        for experts, of_layer in zip(self.experts(), load, strict=True):
+        for experts, of_layer in zip(self.experts(), load[layers.start : layers.stop], strict=True):
             if experts.bias is not None:
                 experts.bias += torch.sign(1 - of_layer).long()
-        return {"cross_entropy": float(totals[-1]) / loss_tokens, "busiest_expert": float(load.max())}
+        return {"cross_entropy": float(sums[-1]) / loss_tokens, "busiest_expert": float(load.max())}
 
     def experts(self) -> list[Experts]:
         """The `Experts` modules, in the order of the layers."""

@@ -51,12 +51,12 @@ def test_bf16_weights_are_rounded_float32_weights() -> None:
 def test_parts_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch, processes: int, block: int) -> None:
     """Shards of any number of processes, padded at the end, as ZeRO-3 makes them."""
     monkeypatch.setattr(initialising, "BLOCK", block)
-    model, size = nn.Linear(37, 29, bias=False), 37 * 29
+    model, size, shape = nn.Linear(37, 29, bias=False), 37 * 29, torch.Size((29, 37))
     initialise(model, 5)
     expected, each = whole(model.weight).values.detach().clone(), -(-size // processes)
     model.weight.data.zero_()
     flat = model.weight.data.view(-1)
     for process in range(processes):
         mine = slice(process * each, min(size, (process + 1) * each))
-        initialise(model, 5, stored=lambda _, mine=mine: Stored(flat[mine], mine.start, size))
+        initialise(model, 5, stored=lambda _, mine=mine: Stored(flat[mine], mine.start, shape))
     assert torch.equal(flat, expected)

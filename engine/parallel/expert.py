@@ -1,0 +1,98 @@
+"""Expert parallelism: each of several HDP ranks stores a share of the experts of every layer.
+
+Every rank of an ep group runs its own micro-batch. In each layer the rows of its tokens go to the ranks that store
+their experts, and the results return:
+
+```
+ forward    tokens -> router -> rows, sorted by expert -> all-to-all -> own experts -> all-to-all -> sums by token
+ backward   the same in reverse; rows and numbers of rows are exchanged anew
+```
+So all ranks of a group must run the same layers at the same time. This holds in lockstep mode, where each slot has a
+micro-batch of every rank, if only an idle one. In free mode ranks have different numbers of micro-batches, and a group
+would hang.
+
+A rank computes the gradients of its experts for the tokens of the whole group. They need to be summed only over the
+ranks that store the same experts.
+
+Letters: T tokens of this rank, C hidden size, E experts, k experts per token, N rows of this rank's experts.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from engine.models.mixtral.experts import Experts, LocalRoute
+
+
+class ExpertParallel:
+    """The exchange of rows in an ep group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.group = group
+
+    def apply(self, model: nn.Module) -> None:
+        """Set the routes of a model's experts. The model must have been created with a `Part` of this ep degree.
+
+        Raises ValueError for experts that run in tiles: ranks would have different numbers of them.
+        """
+        for module in model.modules():
+            if isinstance(module, Experts):
+                if module.tile:
+                    raise ValueError("expert parallelism cannot run in tiles: set mlp_tile=0")
+                module.route = partial(ExpertRoute, self)
+
+    def exchange(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Send the first send[0] of `rows` to the first rank of the group, and so on.
+
+        Returns the rows from all ranks in their order, receive[i] of rank i. Collective: all ranks must call it.
+        """
+        out = rows.new_empty((sum(receive), *rows.shape[1:]))
+        dist.all_to_all_single(out, rows.contiguous(), receive, send, group=self.group)
+        return out
+
+
+class ExpertRoute:
+    """The route of tokens to the experts of an ep group. Collective: all ranks must call the same methods in order.
+
+    The host waits for the numbers of rows to arrive.
+    """
+
+    def __init__(self, parallel: ExpertParallel, chosen: Tensor, experts: int) -> None:
+        """`chosen`, int64 [T,k], are the experts of each token, of `experts` in all."""
+        self._parallel, self._local = parallel, LocalRoute(chosen, experts)
+        sent = self._local.counts
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=parallel.group)
+        sent, received = sent.view(parallel.size, -1), received.view(parallel.size, -1)  # [ranks, experts of a rank]
+        self._sent, self._received = torch.stack((sent.sum(1), received.sum(1))).tolist()
+        expert = torch.arange(received.shape[1], device=received.device).repeat(parallel.size)
+        self._order = expert.repeat_interleave(received.flatten()).argsort(stable=True)
+        self._inverse = self._order.argsort()
+        self.counts = received.sum(0)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the rows [N,C] of this rank's experts, sorted by expert, of the tokens x [T,C] of all ranks."""
+        return self._there(self._local.spread(x))
+
+    def collect(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the rows [N,C] to the ranks of their tokens, and add those of each token: [T,C] in `dtype`."""
+        return self._local.collect(self._back(rows.to(dtype)), dtype)
+
+    def spread_weights(self, weights: Tensor) -> Tensor:
+        """Return the weight of each row, [N], of all ranks' `weights` [T,k]."""
+        return self._there(self._local.spread_weights(weights))
+
+    def collect_weights(self, weights: Tensor) -> Tensor:
+        """Return `weights` [N] of the rows to the ranks of their tokens, [T,k]."""
+        return self._local.collect_weights(self._back(weights))
+
+    def _there(self, rows: Tensor) -> Tensor:
+        return self._parallel.exchange(rows, self._sent, self._received)[self._order]
+
+    def _back(self, rows: Tensor) -> Tensor:
+        return self._parallel.exchange(rows[self._inverse], self._received, self._sent)

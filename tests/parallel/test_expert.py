@@ -1,0 +1,162 @@
+"""Expert parallelism in lockstep: loss and gradients are those of one process, in float64, with idle ranks too."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.attention.layout import layout
+from engine.close import error
+from engine.cluster.mesh import Mesh
+from engine.config.schema import Config
+from engine.data.slices import micro_batch_slices
+from engine.models.build import build_model, end_step
+from engine.models.common import initialise as initialising
+from engine.models.common.initialise import initialise
+from engine.models.common.part import Part
+from engine.models.mixtral.model import Mixtral
+from engine.models.parallelize import parallelize
+from engine.models.split import is_of_experts
+from engine.parallel.expert import ExpertParallel, ExpertRoute
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+from engine.trainer.step import evaluate, run_step
+from tests.covering import Case, pairwise
+from tests.helpers import Batch, batch, config, mixtral, rank_context, table_of
+from tests.models.shapes import mixtral_shape
+from tests.world import run_world
+
+WORLD, CAPACITY = 4, 40
+EXPERTS = ["model.experts=4", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
+FACTORS: dict[str, list[Any]] = {
+    "ep": [2, 4],
+    "planner": ["static", "naive", "balanced", "adaptive"],
+    "few": [False, True],  # so few sequences that ranks are idle
+    "recompute": ["none", "layer", "layer_keep_attention"],
+    "balance": ["loss", "bias"],
+}
+
+
+def settings_of(case: Case) -> Config:
+    more = [*EXPERTS, "planner.mode=lockstep", f"recompute={case['recompute']}", f"balance.by={case['balance']}"]
+    return config(WORLD, CAPACITY, case["planner"], *more)
+
+
+def batch_of(case: Case) -> Batch:
+    return table_of([70, 5, 9], seed=5) if case["few"] else batch(WORLD, CAPACITY)
+
+
+def share_of(name: str, whole: Tensor, ep: int, rank: int) -> Tensor:
+    return whole.chunk(ep)[rank] if is_of_experts(name) else whole
+
+
+def on_rank(cases: list[Case], fault: bool = False) -> list[dict[str, Any]]:
+    context, found = rank_context(torch.float64), []
+    groups = {
+        ep: dist.new_group(Mesh(WORLD, ep=ep).members(dist.get_rank(), "ep"), use_local_synchronization=True)
+        for ep in FACTORS["ep"]
+    }
+    if fault:
+        ExpertRoute.collect_weights = lambda self, weights: self._local.collect_weights(  # type: ignore[method-assign]
+            0 * self._back(weights)
+        )
+    for case in cases:
+        settings, parallel = settings_of(case), ExpertParallel(groups[case["ep"]])
+        whole = mixtral(settings).state_dict()
+        part = Part(range(settings.model.layers), ep=parallel.size, ep_rank=parallel.rank)
+        model = build_model(settings, part).double()
+        parallelize(model, settings, torch.device("cpu"))
+        parallel.apply(model)
+        model.load_state_dict({name: share_of(name, x, parallel.size, parallel.rank) for name, x in whole.items()})
+        table, reader = batch_of(case)
+        plan = plan_step(table.length, PlanSettings.of(settings))
+        slicer = partial(micro_batch_slices, reader, table)
+        loss, _ = run_step(plan, model, Tensor.backward, slicer, context)
+        evaluated = evaluate(plan, model, slicer, context)
+        told = end_step(model, total, int(table.loss_tokens.sum()))
+        found.append(
+            {
+                "loss": loss.item(),
+                "evaluated": evaluated.item(),
+                "told": told,
+                "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
+                "idle": sum(not micro.shards for micro in plan.of_rank(context.hdp_rank)),
+                "tokens": sum(layout(micro).tokens for micro in plan.of_rank(context.hdp_rank) if micro.shards),
+                "degree": int(plan.degrees.max()),
+            }
+        )
+    return found
+
+
+def total(values: Tensor) -> Tensor:
+    dist.all_reduce(values)
+    return values
+
+
+def compare(case: Case, found: list[dict[str, Any]]) -> None:
+    settings = settings_of(case)
+    model, loss, evaluated = mixtral(settings), 0.0, 0.0
+    table, reader = batch_of(case)
+    for sequence, length in enumerate(table.length.tolist()):
+        tokens = torch.from_numpy(reader.tokens(0, 0, sequence, 0, length + 1))
+        of_sequence = model(tokens[:-1], torch.arange(length), tokens[1:])
+        of_sequence.backward()
+        loss += of_sequence.item()
+        with torch.no_grad():
+            evaluated += model.eval()(tokens[:-1], torch.arange(length), tokens[1:]).item()
+        model.train()
+    told = end_step(model, lambda values: values, int(table.loss_tokens.sum()))
+    assert sum(one["loss"] for one in found) == pytest.approx(loss, rel=1e-10), case
+    assert sum(one["evaluated"] for one in found) == pytest.approx(evaluated, rel=1e-10), case
+    assert all(one["told"] == pytest.approx(told, rel=1e-12) for one in found), case
+    ep = case["ep"]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        for share in range(ep):  # the ranks that store the same experts; for other parameters all ranks
+            ranks = range(share, WORLD, ep) if is_of_experts(name) else range(WORLD)
+            value = sum((found[rank]["gradients"][name] for rank in ranks), torch.zeros(()))
+            assert error(value, share_of(name, parameter.grad, ep, share)) < 1e-10, (case, name)
+
+
+@pytest.mark.world
+def test_float64_gradients_of_experts_on_several_ranks_are_those_of_one_process() -> None:
+    cases = pairwise(FACTORS)
+    ranks = run_world(WORLD, on_rank, cases)
+    for number, case in enumerate(cases):
+        compare(case, [of_rank[number] for of_rank in ranks])
+    assert any(one["idle"] for of_rank in ranks for one in of_rank), "no idle rank: the test shows too little"
+    assert any(len({of_rank[number]["tokens"] for of_rank in ranks}) > 1 for number in range(len(cases)))
+    assert max(one["degree"] for one in ranks[0]) > 1, "no rings: the test shows too little"
+
+
+@pytest.mark.world
+def test_weights_whose_gradients_do_not_return_are_noticed() -> None:
+    cases = pairwise(FACTORS)[:1]
+    found = [of_rank[0] for of_rank in run_world(WORLD, on_rank, cases, True)]
+    with pytest.raises(AssertionError):
+        compare(cases[0], found)
+
+
+def test_tiles_are_refused() -> None:
+    model = Mixtral(mixtral_shape())
+    model.experts()[0].tile = 3
+    with pytest.raises(ValueError, match="mlp_tile=0"):
+        ExpertParallel.apply(None, model)  # type: ignore[arg-type]
+
+
+def test_shares_are_initialised_as_in_the_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks end inside experts."""
+    monkeypatch.setattr(initialising, "BLOCK", 1000)
+    shape = mixtral_shape()
+    whole = Mixtral(shape)
+    initialise(whole, 7)
+    for rank in range(2):
+        model = Mixtral(shape, None, Part(range(shape.layers), ep=2, ep_rank=rank))
+        initialise(model, 7)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, share_of(name, whole.get_parameter(name), 2, rank)), (name, rank)

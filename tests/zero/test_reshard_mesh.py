@@ -1,0 +1,91 @@
+"""A checkpoint of one mesh continues on another: masters and moments are copied, so they are equal to the last bit."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engine.data.slices import micro_batch_slices
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+from engine.trainer.optimizer import build_optimizer
+from engine.trainer.step import run_step
+from engine.zero.states import MASTER, SavedStates, model_weights
+from tests.meshes import WORLD, Groups, Variant, batches, build, zero_settings
+from tests.world import run_world
+
+pytestmark = pytest.mark.world
+
+# (tp, pp) and ZeRO stage, one after the other; a step is trained on each, and its checkpoint continues on the next.
+CHAIN = [((1, 1), 1), ((2, 1), 1), ((2, 2), 1), ((1, 2), 1), ((2, 1), 3), ((1, 1), 2), ((2, 2), 1), ((1, 1), 3)]
+VARIANTS = {
+    "tied": Variant("fp32", tied=True, clip=0.4),
+    "bf16": Variant("bf16", tied=False, clip=0.4),
+    "experts": Variant("fp32", tied=True, clip=0.4, balance="bias"),
+}
+
+
+def states_of(folder: Path) -> dict[str, Tensor]:
+    """All states of a checkpoint by parameter and key, whole."""
+    saved, found = SavedStates(folder), {}
+    for name, shape in saved.shapes.items():
+        for key in (MASTER, *saved.keys):
+            found[f"{name} {key}"] = torch.zeros(shape.numel())
+            saved.read(name, key, 0, found[f"{name} {key}"])
+    return found
+
+
+def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
+    """Load, save again, train a step, and save: on each mesh of the chain."""
+    from engine.zero.engine import ZeroEngine
+
+    made: Groups = {}
+    found = []
+    for number, (mesh, stage) in enumerate(CHAIN):
+        settings = zero_settings(mesh, variant._replace(stage=stage))
+        adam = settings.optimizer.model_copy(update={"name": "adamw", "betas": (0.9, 0.99)})
+        settings = settings.model_copy(update={"optimizer": adam})
+        model, context, axes = build(settings, torch.float32, made)
+        engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings, axes)
+        if number:
+            engine.load(Path(root) / f"trained-{number - 1}")
+            engine.save(Path(root) / f"loaded-{number}")
+        table, reader = batches()[number % 3]
+        plan = plan_step(table.length, PlanSettings.of(settings))
+        backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
+        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        found.append({"norm": engine.step(1e-3)})
+        engine.save(Path(root) / f"trained-{number}")
+        dist.barrier()
+    return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
+    variant = VARIANTS[name]
+    with tempfile.TemporaryDirectory() as root:
+        ranks = run_world(WORLD, chain, variant, root)
+        assert all(rank == ranks[0] for rank in ranks), "all ranks have the same norms"
+        for before, after in pairwise(range(len(CHAIN))):
+            old, new = states_of(Path(root) / f"trained-{before}"), states_of(Path(root) / f"loaded-{after}")
+            for key, value in (old | new).items():
+                # A tied model has one weight, or a copy of it on the last stage.
+                source = key if key in old else key.replace("head.weight", "embedding.weight")
+                target = key if key in new else key.replace("head.weight", "embedding.weight")
+                assert torch.equal(new[target], old[source]), (CHAIN[after], key)
+                assert value.abs().sum() > 0
+            ours, theirs = (
+                model_weights(Path(root) / f"{kind}-{number}")
+                for kind, number in (("trained", before), ("loaded", after))
+            )
+            for key in ours.keys() & theirs.keys():
+                wide = torch.bfloat16 if variant.dtype == "bf16" else torch.float32
+                assert torch.equal(ours[key]().to(wide), theirs[key]().to(wide)), (CHAIN[after], key)
