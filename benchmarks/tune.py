@@ -1,4 +1,4 @@
-"""Measures `bytescale tune` on three clusters, three models and three contexts: time, and step time beside the recipe's.
+"""Measures `bytescale tune` on three clusters, three models and three contexts: its time, and the step times it finds.
 
 Run `python benchmarks/tune.py [NODES/MODEL/CONTEXT ...]`, for example `128/llama70b/2M`, when the planner is already
 compiled, as after installation. Each cell is a new process.
