@@ -13,8 +13,8 @@ from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
 from engine.config.schema import Config
 from engine.config.units import format_count
-from engine.cost.sizes import parameters
 from engine.cost.budget import fits
+from engine.cost.sizes import parameters
 from engine.data.lengths import step_lengths
 from engine.fit.check import fit_error
 from engine.fit.estimate import estimate
