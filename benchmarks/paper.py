@@ -71,6 +71,8 @@ def _machine() -> Calibration:
         "linear_backward",
         "attention_backward",
         "copy_bytes_per_s",
+        "round_s",
+        "ring_s",
     )
     assumed: dict[str, Any] = {name: float(ASSUMED[name]) for name in names}
     return replace(nominal("a100x8"), **assumed)

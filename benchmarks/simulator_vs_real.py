@@ -1,13 +1,19 @@
-"""Simulated against measured step times: ten plans of one batch, good and bad, on two gloo ranks of one thread each.
+"""Simulated against measured step times: plans of one batch, good and bad, on gloo ranks of one thread each.
 
 `python benchmarks/simulator_vs_real.py` calibrates this machine (`bytescale profile-hardware`) and runs all plans
-alternately. It prints measured and simulated makespans (time until the last rank finishes), the median error, and the
-rank correlation. For comparison it does the same for two trivial predictors, scaled to fit best: the largest number of
-tokens of a rank, and the largest sum of squared lengths of a rank.
+alternately. It prints measured and simulated step times, the median error, and the rank correlation. For comparison it
+does the same for two trivial predictors, scaled to fit best: the largest number of tokens of a rank, and the largest
+sum of squared lengths of a rank.
+
+- `--ranks N` (2): HDP ranks.
+- `--stage Z` (1): the ZeRO stage; 2 and 3 run their plans in lockstep.
+- `--processor-time`: for more ranks than cores. A micro-batch takes the processor time of its slowest rank, and a step
+  the makespan of these durations, so ranks that take turns on a core are not counted as slow.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -15,20 +21,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.config.load import load, read_resolved
-from engine.config.schema import Config
 from engine.planner.make import plan_step
 from engine.planner.plan import loads
 from engine.planner.plan.emit import Group, emit
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import Gangs
+from engine.planner.time.makespan import timing
 from engine.run.folder import RunFolder
 from engine.simulator.timeline import simulate
 from engine.units import Ints
@@ -40,53 +47,69 @@ LENGTHS = np.array([4000, 2500, 1500, 900, 600, *(24 + 7 * (number % 11) for num
 
 def main() -> None:
     """Calibrate the machine, run the plans, and print the comparison."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--ranks", type=int, default=2)
+    options.add_argument("--stage", type=int, default=1)
+    options.add_argument("--processor-time", action="store_true")
+    given = options.parse_args()
+    keys = [*OVERRIDES, f"zero.stage={given.stage}", f"cluster.ranks_per_node={given.ranks}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as root:
         calibration = Path(root) / "calibration.json"
         command = [sys.executable, "-m", "bytescale_cli", "profile-hardware", *OVERRIDES, "--out", str(calibration)]
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
-        config = load([*OVERRIDES, f"cluster.calibration={calibration}"])
-        settings = PlanSettings.of(config).without_offload()
-        measured = run_for_real(config, Path(root) / "run")
+        keys.append(f"cluster.calibration={calibration}")
+        settings = PlanSettings.of(load(keys)).without_offload()
+        measured = run_for_real(Path(root) / "run", Job(keys, given.processor_time))
         report(plans(settings), settings, measured)
 
 
+class Job(NamedTuple):
+    """What a rank is told."""
+
+    keys: list[str]
+    processor_time: bool
+
+
 def plans(settings: PlanSettings) -> dict[str, StepPlan]:
-    """Make ten plans and verify them: three by planners, seven by hand."""
-    count = len(LENGTHS)
+    """Make plans and verify them: three by planners, the others by hand."""
+    count, ranks = len(LENGTHS), settings.ranks
     order = range(count)
-    both, ring = (0, 1), [(0, 1)] * count
-    spread = [(s % 2,) for s in order]
-    halves = [both if s < 3 else (s % 2,) for s in order]
+    every = tuple(range(ranks))
+    spread = [(s % ranks,) for s in order]
+    halves = [every if s < 3 else (s % ranks,) for s in order]
     groups: dict[str, list[Group]] = {
         "all on rank 0, packed": [[(s, (0,)) for s in order if s != 0], [(0, (0,))]],
-        "all on rank 0, one by one": [[(s, (0,))] for s in order],
-        "a ring each, one by one": [[(s, ring[s])] for s in order],
-        "a ring each, packed": [[(s, ring[s]) for s in order]],
-        "alternating ranks, one by one": [[(s, spread[s])] for s in order],
+        "a ring each, packed": [[(s, every) for s in order]],
         "the longest alone on rank 1": [[(s, (1 if s == 0 else 0,)) for s in order]],
+    }
+    one_by_one: dict[str, list[Group]] = {
+        "all on rank 0, one by one": [[(s, (0,))] for s in order],
+        "a ring each, one by one": [[(s, every)] for s in order],
+        "alternating ranks, one by one": [[(s, spread[s])] for s in order],
         "three rings, others alternating, one by one": [[(s, halves[s])] for s in order],
     }
     made = {
-        name: emit("by hand", "free", settings.ranks, settings.capacity, LENGTHS, chosen)
-        for name, chosen in groups.items()
+        name: emit("by hand", settings.mode, ranks, settings.capacity, LENGTHS, chosen)
+        for name, chosen in (groups | one_by_one).items()
     }
     for plan in made.values():
         verify(plan, settings)
     return {name: plan_step(LENGTHS, settings.by(name)) for name in ("adaptive", "balanced", "static")} | made
 
 
-def run_for_real(config: Config, root: Path) -> dict[str, float]:
-    """Measure the median makespan of each plan in seconds: from a barrier until the slower rank finishes."""
+def run_for_real(root: Path, job: Job) -> dict[str, float]:
+    """Measure the median step time of each plan in seconds."""
     from engine.hardware.prepare import measuring, write_folder
     from engine.launch.commands import node_commands
     from engine.launch.ranks import run_ranks
 
-    folder = RunFolder(root)
+    config, folder = load(job.keys), RunFolder(root)
     root.mkdir()
-    ours = measuring(config, 2, root)
+    ours = measuring(config, config.cluster.ranks_per_node, root)
+    ours = ours.model_copy(update={"zero": config.zero})
     write_folder(ours, folder)
-    (root / "config.json").write_text(json.dumps({"calibration": config.cluster.calibration}), encoding="utf-8")
+    (root / "job.json").write_text(json.dumps(job), encoding="utf-8")
     from engine.cluster.cluster import Cluster
 
     commands = node_commands(Cluster.of(ours.cluster), folder, None, ours)
@@ -107,42 +130,59 @@ def rank(root: Path) -> int:
     from engine.control.link import Link
     from engine.hardware.micro_batches import random_slices
     from engine.parallel.groups import join_groups
+    from engine.trainer import step
     from engine.trainer.loop import Trainer
-    from engine.trainer.step import run_step
 
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
     groups = join_groups(config, Control(int(os.environ["RANK"]), Link.to_agent()))
     trainer = Trainer(folder, config, groups)
-    path = json.loads((root / "config.json").read_text(encoding="utf-8"))["calibration"]
-    settings = PlanSettings.of(load([*OVERRIDES, f"cluster.calibration={path}"])).without_offload()
+    job = Job(*json.loads((root / "job.json").read_text(encoding="utf-8")))
+    clock = time.process_time if job.processor_time else time.perf_counter
+    step._mark = lambda device: clock()
+    settings = PlanSettings.of(load(job.keys)).without_offload()
     todo = plans(settings)
     slices = {
         name: {m.index: random_slices(m, config.model.vocab) for m in plan.of_rank(groups.hdp_rank) if m.shards}
         for name, plan in todo.items()
     }
-    idle = next(part for found in slices.values() for part in found.values())
+    idle = idle_part(random_slices(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
     times: dict[str, list[float]] = {name: [] for name in todo}
     for turn in range(REPEATS + 1):
         for name, plan in todo.items():
             dist.barrier()
-            began = time.perf_counter()
-            run_step(
+            began = clock()
+            _, measured = step.run_step(
                 plan,
                 trainer.engine.forward,
                 lambda loss: trainer.engine.backward(loss, int(LENGTHS.sum())),
-                lambda micro, name=name: slices[name].get(micro.index, idle_part(idle)),  # type: ignore[misc]
+                lambda micro, name=name: slices[name].get(micro.index, idle),  # type: ignore[misc]
                 trainer.context,
             )
-            (slowest_s,) = trainer.control.largest(time.perf_counter() - began)
+            ran = clock()
             trainer.engine.step(1e-6)
-            if turn:  # the first round warms up
-                times[name].append(slowest_s)
+            (slowest_s, update_s) = trainer.control.largest(clock() - began, clock() - ran)
+            spans = trainer.control.gather([(number, stop - start) for number, start, stop in measured.spans()])
+            if groups.rank == 0 and turn:  # the first round warms up
+                in_turn = makespan_of(plan, dict(span for some in spans for span in some), settings)
+                times[name].append(in_turn + update_s if job.processor_time else slowest_s)
     if groups.rank == 0:
         medians = {name: float(np.median(found)) for name, found in times.items()}
         (root / "measured.json").write_text(json.dumps(medians), encoding="utf-8")
     trainer.close()
     return 0
+
+
+def makespan_of(plan: StepPlan, seconds: dict[int, float], settings: PlanSettings) -> float:
+    """Compute the makespan of a plan whose micro-batches take `seconds`; a gang takes the longest of its own."""
+    durations = np.zeros(plan.gangs)
+    np.maximum.at(durations, plan.gang, [seconds[number] for number in range(plan.micro_batches)])
+    if plan.mode == "lockstep":
+        slots = np.zeros(int(plan.slot.max()) + 1)
+        np.maximum.at(slots, plan.slot, durations[plan.gang])
+        return float(slots.sum())
+    none = np.zeros_like(durations)
+    return timing(plan, Gangs(durations, none, none, none), settings.costs).makespan
 
 
 def idle_part(some: Any) -> Any:
@@ -152,10 +192,15 @@ def idle_part(some: Any) -> Any:
     return Slices(some.tokens[:1], np.full(1, IGNORE), some.positions[:1])
 
 
+def simulated_s(plan: StepPlan, settings: PlanSettings) -> float:
+    """Return the simulated seconds of a step."""
+    return settings.costs.seconds(simulate(plan, settings).makespan + settings.costs.step)
+
+
 def report(made: dict[str, StepPlan], settings: PlanSettings, measured: dict[str, float]) -> None:
     """Print a line per plan, and the errors of the simulator and of both trivial predictors."""
     real = np.array([measured[name] for name in made])
-    simulated = np.array([simulate(plan, settings).makespan / 1e9 for plan in made.values()])
+    simulated = np.array([simulated_s(plan, settings) for plan in made.values()])
     for name, was, said in zip(made, real, simulated, strict=True):
         print(f"{name}: measured {was:.3f} s, simulated {said:.3f} s ({said / was - 1:+.1%})")
     print(f"spread of step times: {real.max() / real.min():.2f}x")

@@ -24,6 +24,7 @@ from bytescale_cli import (
     report,
     runs,
     simulate,
+    tune,
 )
 from bytescale_cli.chaos import chaos
 from bytescale_cli.errors import report as report_error
@@ -62,6 +63,7 @@ def bytescale(
 app.command()(train)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
+app.command()(tune.tune)
 app.command("estimate-memory")(estimate_memory.estimate_memory)
 app.command("profile-data")(profile_data.profile_data)
 app.command("profile-hardware")(profile_hardware.profile_hardware)

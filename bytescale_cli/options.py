@@ -92,6 +92,30 @@ def writable(
     return path
 
 
+def new_recipe(file: str, flag: str) -> Path:
+    """Return the path of a recipe file to write. Raises ConfigError that names `flag` if it cannot be a new file."""
+    path = Path(file).expanduser()
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise ConfigError(f"{file} is not a YAML file name", key=flag, hint=f"for example {file}.yaml")
+    if path.exists():
+        raise _exists(path, flag)
+    writable(str(path), flag)
+    return path
+
+
+def write_recipe(path: Path, text: str, flag: str) -> None:
+    """Write a recipe to a new file. Raises ConfigError if it exists."""
+    try:
+        with path.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise _exists(path, flag) from None
+
+
+def _exists(path: Path, flag: str) -> ConfigError:
+    return ConfigError(f"{path} exists", key=flag, hint="choose another name, or remove it first")
+
+
 def check_at_least(least: int, number: int, flag: str) -> None:
     """Raise ConfigError that names `flag` unless `number` is at least `least`."""
     if number < least:

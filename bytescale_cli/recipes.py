@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bytescale_cli import output
-from bytescale_cli.options import Debug, Json, writable
+from bytescale_cli.options import Debug, Json, new_recipe, write_recipe
 from engine.config.spelling import did_you_mean
 from engine.errors import ConfigError
 
@@ -65,16 +65,9 @@ def copy(
     from engine.config.own_copy import own_copy
 
     _check_name(name)
-    path = Path(file).expanduser()
-    if path.suffix.lower() not in (".yaml", ".yml"):
-        raise ConfigError(f"{file} is not a YAML file name", key="FILE", hint=f"for example {file}.yaml")
+    path = new_recipe(file, "FILE")
     text = own_copy(name, path)
-    writable(str(path), "FILE")
-    try:
-        with path.open("x", encoding="utf-8") as target:
-            target.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{file} exists", key="FILE", hint="choose another name, or remove it first") from None
+    write_recipe(path, text, "FILE")
     flag = f"--config {shlex.quote(str(path))}"
     said = f"{path}: edit it, then `bytescale estimate-memory {flag}` and `bytescale train {flag}`"
     output.emit({"recipe": {"name": name, "file": str(path), "text": text}}, said, as_json=json)

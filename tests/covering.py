@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
 
 Case = dict[str, Any]
 
 
-def every(factors: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Return all cases."""
-    return [dict(zip(factors, values, strict=True)) for values in product(*factors.values())]
+def every(factors: Mapping[str, Sequence[Any]], valid: Callable[[Case], bool] = lambda case: True) -> list[Case]:
+    """Return all valid cases."""
+    cases = (dict(zip(factors, values, strict=True)) for values in product(*factors.values()))
+    return [case for case in cases if valid(case)]
 
 
-def pairwise(factors: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Return a covering set: always the case that adds the most new pairs, the first of several."""
-    cases, chosen = every(factors), []
-    left = set().union(*map(_pairs, cases))
+def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[Case], bool] = lambda case: True) -> list[Case]:
+    """Return a covering set of the valid cases: always the case that adds the most new pairs, the first of several."""
+    cases, chosen = every(factors, valid), []
+    pairs = [_pairs(case) for case in cases]
+    left = set().union(*pairs)
     while left:
-        chosen.append(max(cases, key=lambda case: len(_pairs(case) & left)))
-        left -= _pairs(chosen[-1])
+        best = max(range(len(cases)), key=lambda number: len(pairs[number] & left))
+        chosen.append(cases[best])
+        left -= pairs[best]
     return chosen
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 # Each layer may import those after it. Packages of one layer may import each other, as long as no cycle comes of it.
 LAYERS = (
     {"bytescale_cli"},
-    {"trainer", "launch", "report", "hardware", "doctor"},
+    {"trainer", "launch", "report", "hardware", "doctor", "tune"},
     {"zero", "offload", "parallel", "attention", "models", "weights"},
     {"data", "simulator", "fit", "trackers"},
     {"planner"},

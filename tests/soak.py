@@ -29,11 +29,13 @@ from tests.faults import End, Launcher, command, documents, ledger, losses, proc
 
 PHASES = ("data", "forward", "backward", "reduce", "update", "save", "write", "rename", "verify")
 OF_CHECKPOINTS = ("save", "write", "rename")
+MESH = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=8"]  # and two HDP ranks
 EVERY = 3  # steps between checkpoints, in tests/faults.py
 KILLED, STOPPED = "was killed by SIGKILL", "was stopped by a signal"
 PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
 TITLES = {
     "phases": "At each phase of a step",
+    "mesh": "On a mesh of tp 2, pp 2 and two HDP ranks",
     "others": "Signals, agents and launchers",
     "conditions": "What stays after a restart, and a slow rank",
     "disk": "A full disk",
@@ -76,6 +78,22 @@ def at_each_phase(folder: Path, data: Path) -> list[Row]:
         assert (end.code, expected[1] in end.said) == (expected[0], True), end.said
         assert name != "stop-rank" or end.after_s < 10, end.after_s
     goes_on(out, data, steps, folder / "phases-whole")
+    return rows
+
+
+def on_a_mesh(folder: Path, data: Path) -> list[Row]:
+    """SIGKILL of each of the eight ranks of a mesh, at ten moments of one run."""
+    out, rows, moments = folder / "mesh", list[Row](), [*PHASES[:3], "transfer", *PHASES[3:]]
+    steps = EVERY * (len(moments) + 2)
+    for number, phase in enumerate(moments, start=1):
+        rank = 0 if phase == "rename" else number % 8
+        launcher = Launcher(command(out, data, steps, *MESH), out)
+        step = 0 if phase == "verify" else EVERY * (number - 1) + (0 if phase in OF_CHECKPOINTS else 2)
+        launcher.plant(rank, Fault("kill-rank", phase, step))
+        end = launcher.end()
+        rows.append(row("SIGKILL", f"rank {rank}, {phase}", end))
+        assert (end.code, end.said.count("error: "), f"rank {rank} {KILLED}" in end.said) == (137, 1, True), end.said
+    goes_on(out, data, steps, folder / "mesh-whole", *MESH)
     return rows
 
 
@@ -236,7 +254,8 @@ def write(part: str, rows: list[Row]) -> None:
 
 def main() -> None:
     """Run all of it, or a part."""
-    parts = {"phases": at_each_phase, "others": to_others, "conditions": that_stay, "disk": full_disk}
+    harming = (at_each_phase, on_a_mesh, to_others, that_stay, full_disk)
+    parts = dict(zip(TITLES, harming, strict=True))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=50, help="random moments")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the random moments")

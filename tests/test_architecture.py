@@ -15,7 +15,20 @@ import pytest
 from tests.layers import LAYERS
 
 ROOT = Path(__file__).parent.parent
-PURE = ("config", "cluster", "run", "control", "cost", "planner", "fit", "simulator", "data", "report", "trackers")
+PURE = (
+    "config",
+    "cluster",
+    "run",
+    "control",
+    "cost",
+    "planner",
+    "fit",
+    "simulator",
+    "data",
+    "report",
+    "trackers",
+    "tune",
+)
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 

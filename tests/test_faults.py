@@ -1,4 +1,7 @@
-"""A run that is harmed at exact moments goes on by itself, and learns the same. `make soak` has all faults."""
+"""A run that is harmed at exact moments goes on by itself, and learns the same. `make soak` has all faults.
+
+Four ranks with tensor and pipeline parallelism; `make soak` has eight, of two HDP ranks. tests/test_crash.py has rings.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ pytestmark = pytest.mark.world
 
 
 def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -> None:
-    """Before the first checkpoint, in a collective, in the network, and before a checkpoint gets its name."""
+    """Before the first checkpoint and between stages, in a collective, in the network, and before a checkpoint gets
+    its name."""
     data, whole, out = documents(tmp_path), tmp_path / "whole", tmp_path / "run"
-    subprocess.run(command(whole, data, 12), check=True, capture_output=True)
-    launcher = Launcher(command(out, data, 12, "run.restarts=4"), out)
-    launcher.plant(1, Fault("kill-rank", at="backward", step=2))
+    mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4", "capacity=256"]
+    subprocess.run(command(whole, data, 12, *mesh), check=True, capture_output=True)
+    launcher = Launcher(command(out, data, 12, "run.restarts=4", *mesh), out)
+    launcher.plant(2, Fault("kill-rank", at="transfer", step=2))
     launcher.plant(0, Fault("stop-rank", at="reduce", step=5))
     launcher.plant(1, Fault("cut-link", at="forward", step=8))
     launcher.plant(0, Fault("kill-rank", at="rename", step=9))
@@ -26,7 +31,7 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -
     assert ended.code == 0, ended.said
     causes = [line for line in ended.said.splitlines() if "; restart " in line]
     assert len(causes) == 4, ended.said
-    assert causes[0].startswith("rank 1 was killed by SIGKILL")
+    assert causes[0].startswith("rank 2 was killed by SIGKILL")
     assert causes[1].startswith("rank 0 was stopped by a signal in step 5 (reduce)")
     assert "lost its connection to another rank" in causes[2]
     assert causes[3].startswith("rank 0 was killed by SIGKILL")

@@ -10,6 +10,9 @@ the last tests plant each of them and require that the comparison fails.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -39,7 +42,8 @@ from tests.world import run_world
 pytestmark = pytest.mark.world
 
 FACTORS: dict[str, list[Any]] = {
-    "tp_pp": [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4)],
+    "world": [2, 4, 8],
+    "tp_pp": [(1, 1), (2, 1), (1, 2), (2, 2), (1, 4), (2, 4)],
     "planner": ["static", "naive", "balanced", "adaptive"],
     "tied": [False, True],
     "recompute": ["none", "layer", "layer_keep_attention"],
@@ -49,8 +53,8 @@ FACTORS: dict[str, list[Any]] = {
 }
 
 
-def cases() -> list[Case]:
-    return pairwise(FACTORS)
+def fits(case: Case) -> bool:
+    return case["world"] % math.prod(case["tp_pp"]) == 0
 
 
 def all_gradients(cases: list[Case]) -> list[dict[str, Any]]:
@@ -58,27 +62,45 @@ def all_gradients(cases: list[Case]) -> list[dict[str, Any]]:
     return [gradients_of(case, made) for case in cases]
 
 
-def check(cases: list[Case]) -> None:
-    ranks, unequal, moved, rings = run_world(WORLD, all_gradients, cases), False, False, set[str]()
+def in_one_world(cases: list[Case]) -> Iterator[tuple[Case, list[dict[str, Any]]]]:
+    """Run cases of one world; yield each with what its ranks got."""
+    ranks = run_world(cases[0]["world"], all_gradients, cases)
     for number, case in enumerate(cases):
-        found = [of_rank[number] for of_rank in ranks]
-        compare(case, found)
-        mesh = Mesh.of(WORLD, settings_of(case, WORLD).parallel)
-        unequal |= mesh.pp > 1 and len(set(found[0]["counts"])) > 1
-        rings |= {axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1 and found[0]["degree"] > 1}
-        moved |= mesh.pp > 1 and any(one["moved"] for one in found)
+        yield case, [of_rank[number] for of_rank in ranks]
+
+
+def test_float64_gradients_on_every_mesh_are_those_of_one_process() -> None:
+    """A covering set of all factors."""
+    cases, unequal, moved, rings = pairwise(FACTORS, fits), False, False, set[str]()
+    for world in FACTORS["world"]:
+        for case, found in in_one_world([case for case in cases if case["world"] == world]):
+            compare(case, found)
+            mesh = Mesh.of(world, settings_of(case, world).parallel)
+            unequal |= mesh.pp > 1 and len(set(found[0]["counts"])) > 1
+            rings |= {axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1 and found[0]["degree"] > 1}
+            moved |= mesh.pp > 1 and any(one["moved"] for one in found)
     assert unequal, "no pipeline had unequal numbers of micro-batches: the test shows too little"
     assert moved, "no pipeline offloaded anything: the test shows too little"
     assert rings == {"tp", "pp"}, "no rings beside tp or pp: the test shows too little"
 
 
-def test_float64_gradients_on_every_mesh_are_those_of_one_process() -> None:
-    check(cases())
+MESHES = [
+    (world, tp_pp)
+    for world, tp_pp in product(FACTORS["world"], FACTORS["tp_pp"])
+    if fits({"world": world, "tp_pp": tp_pp})
+]
 
 
 @pytest.mark.slow
-def test_float64_gradients_of_all_combinations() -> None:
-    check(every(FACTORS))
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("world", "tp_pp"), MESHES)
+def test_float64_gradients_of_all_combinations(world: int, tp_pp: tuple[int, int]) -> None:
+    """2,016 cases on 14 meshes."""
+    cases = every(FACTORS | {"world": [world], "tp_pp": [tp_pp], "mlp_tile": [0], "balance": [None, "loss"]})
+    errors = list[float]()
+    for start in range(0, len(cases), 72):  # results are kept until their world ends
+        errors += [compare(case, found) for case, found in in_one_world(cases[start : start + 72])]
+    print(f"world {world}, tp and pp {tp_pp}: {len(errors)} cases, largest error {max(errors):.1e}")
 
 
 def all_through_deepspeed() -> list[dict[str, Any]]:

@@ -52,18 +52,18 @@ def own_copy(name: str, file: Path) -> str:
             entries = [other for other in entries if key not in other] + [entry]
     values.pop("recipe", None)
     how = _HOW.format(file=shlex.quote(str(file)), stem=file.stem)
-    lines = [line for comment in comments for line in _comment(comment)]
+    lines = [line for text in comments for line in comment(text)]
     lines += ["", f"# A copy of the packaged recipe {name}.", *(f"# {line}" for line in how.splitlines()), ""]
     if entries:
         chosen = [f"  - {key}: {option}" for entry in entries for key, option in entry.items()]
         lines += [f"# {_DEFAULTS}", "defaults:", *chosen, ""]
-    lines += _body(values)
+    lines += body(values)
     if "data" not in values:
         groups = {key for entry in entries for key in entry}
         data = "make the entry of `override /data` in" if "override /data" in groups else "add to"
         no_lengths = _NO_LENGTHS if "override /lengths" in groups else ""
         steps = f"For your documents {data} `defaults`: `- override /data: jsonl`, {no_lengths}and remove the # here:"
-        lines.append(_DATA.format(steps="\n".join(_comment(steps))))
+        lines.append(_DATA.format(steps="\n".join(comment(steps))))
     return "\n".join(lines) + "\n"
 
 
@@ -76,21 +76,22 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _body(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def body(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the lines of nested values in the schema's order: each key below its description."""
     leaves, indent = keys.leaves(), "  " * prefix.count(".")
     order = [key.removeprefix(prefix).split(".")[0] for key in leaves if key.startswith(prefix)]
     for name, value in sorted(values.items(), key=lambda item: order.index(item[0])):
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and f"{prefix}{name}" not in leaves:
             yield from ([] if prefix else [""])
             yield f"{indent}{name}:"
-            yield from _body(value, f"{prefix}{name}.")
+            yield from body(value, f"{prefix}{name}.")
         else:
             about = leaves[f"{prefix}{name}"].description
-            yield from (indent + line for line in _comment(about or ""))
+            yield from (indent + line for line in comment(about or ""))
             # A list of one value has the same form for scalars and lists; its brackets are removed.
             yield f"{indent}{name}: {yaml.safe_dump([value], default_flow_style=True, width=1e9).strip()[1:-1]}"
 
 
-def _comment(text: str) -> list[str]:
+def comment(text: str) -> list[str]:
+    """Format a text as lines of comments."""
     return [f"# {line}" for line in textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)]

@@ -12,7 +12,9 @@ from engine.control.link import Link
 # gradients, and `update` is the optimizer's.
 PHASES = ("start", "verify", "plan", "data", "forward", "backward", "reduce", "update", "log", "validate", "save")
 OF_MICRO_BATCHES = ("data", "forward", "backward")  # repeated for each micro-batch
-MOMENTS = ("write", "rename")  # of a checkpoint, in the background: its files are written; it gets its name
+# What only chaos wants to know. Of a checkpoint, in the background: its files are written; it gets its name. Of a
+# pipeline: a pass is done, and the transfers to and from other stages begin.
+MOMENTS = ("write", "rename", "transfer")
 
 
 class _Place:

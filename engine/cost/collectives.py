@@ -1,4 +1,4 @@
-"""Bytes that ZeRO's collectives move, as DeepSpeed runs them.
+"""Bytes that collectives move: those of ZeRO as DeepSpeed runs them, and those of tensor parallelism.
 
 | stage | in each micro-batch | at the end of a step |
 |---|---|---|
@@ -9,6 +9,20 @@
 In stages 1 and 2 every rank receives the sum of all gradients and keeps its partition, so the reduction moves twice the
 bytes of a reduce-scatter. In stage 3 the last two layers and the head stay between the passes, unless the head is
 larger than the weights that DeepSpeed may keep (`stage3_max_live_parameters`, zero/settings.py).
+
+Tensor parallelism gathers (G) the rows of the hidden states, or reduces and scatters them (S), as in
+engine/parallel/tensor.py:
+
+| | forward | recomputed | backward |
+|---|---|---|---|
+| embedding | S | | G |
+| attention, each layer | G S | G S | G S, and G of its input, which is not saved |
+| MLP, each layer | G S | G | G S, and G of its input, which is not saved |
+| MLP in tiles | G S | | G S twice, and G of its input |
+| head | G, and sums of 3 numbers of each token | | S |
+
+The last S of a recomputed layer is left out, because PyTorch stops behind the last tensor that is needed. Tiles are
+computed again in the backward pass in every mode, and then do not take part in the recompute of their layer.
 """
 
 from __future__ import annotations
@@ -46,3 +60,15 @@ def collectives(config: Config, ranks: int) -> Collectives:
     live = min(LIVE_LAYERS, model.layers) * layer
     kept = live + head if head <= live else 0
     return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0)
+
+
+def tensor_collectives(config: Config) -> tuple[float, float]:
+    """Return the bytes per token that each device of a tp group sends in the forward and in the backward pass."""
+    model, tp = config.model, config.parallel.tp
+    b, w = element_bytes(config.dtype)
+    attention, mlp = (2, 1) if config.recompute != "none" else (0, 0)
+    again = 2 + attention + (2 if config.mlp_tile else mlp)
+    rows = model.hidden * b
+    forward = (4 * model.layers + 2) * rows + 2 * 3 * w
+    backward = ((4 + again) * model.layers + 2) * rows
+    return forward * (tp - 1) / tp, backward * (tp - 1) / tp

@@ -18,7 +18,7 @@ from engine.config.schema import Config
 from engine.cost import activations, calibration, flops
 from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
-from engine.cost.collectives import collectives
+from engine.cost.collectives import collectives, tensor_collectives
 from engine.cost.datasheets import nominal
 from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages
@@ -230,8 +230,8 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     """Convert a calibration to nanoseconds of the config's model on one HDP rank.
 
     Tensor parallelism divides FLOPs, ring traffic, merging of block outputs and offload copies by tp, but not latencies
-    and measured fixed times. It adds two all-reduces of the hidden states per layer and pass. Pipeline
-    stages, each with a part of the layers, are accounted for in planner/time/makespan.py.
+    and measured fixed times. It adds collectives (collectives.py), which nothing hides. Pipeline stages, each with a
+    part of the layers, are accounted for in planner/time/makespan.py.
     """
     model, tp = config.model, config.parallel.tp
     b, w = element_bytes(config.dtype)
@@ -239,7 +239,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
     inside = tp <= min(node.devices for node in Cluster.of(config.cluster).nodes)
     link = rates.node_bytes_per_s if inside else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
-    sums = 4 * model.layers * model.hidden * b * (tp - 1) / tp / link
+    sent_f, sent_b = (sent / link for sent in tensor_collectives(config))
     tiled = flops.ffn_ratio(model) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
@@ -247,13 +247,12 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     copied_part = max(1, model.layers - 2) / model.layers
     saved = activations.layers_bytes(model, config.dtype, config.recompute, config.mlp_tile)
     copied = copied_part * saved / tp / rates.copy_bytes_per_s
-    forward, backward = linear + sums, rates.linear_backward * linear + sums
     slowdown = rates.node_bytes_per_s / rates.network_bytes_per_s if len(cluster.nodes) > 1 else 1.0
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(
-        token_f=NS * forward,
-        token_b=NS * (backward + recomputed * forward),
+        token_f=NS * (linear + sent_f),
+        token_b=NS * ((rates.linear_backward + recomputed) * linear + sent_b),
         pair_f=NS * pair,
         pair_b=NS * rates.attention_backward * pair,
         micro=NS * (fixed + rates.micro_batch_s + model.layers * rates.layer_s),

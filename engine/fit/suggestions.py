@@ -7,7 +7,7 @@ may not have them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from operator import attrgetter
@@ -44,12 +44,17 @@ class Suggestion:
     step_s: float
 
     def __str__(self) -> str:
-        values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in self.changes.items()}
-        return " ".join(f"{key}={value}" for key, value in values.items())
+        return as_overrides(self.changes)
 
     def as_json(self) -> dict[str, Any]:
         """The object that `estimate-memory --json` prints in `ways`."""
         return {"set": str(self), "peak": self.estimate.peak, "host": self.estimate.host, "step_s": self.step_s}
+
+
+def as_overrides(changes: Mapping[str, Any]) -> str:
+    """New values of config keys as they are typed: `zero.stage=2 offload.ratio=auto`."""
+    values = {key: str(value).lower() if isinstance(value, bool) else value for key, value in changes.items()}
+    return " ".join(f"{key}={value}" for key, value in values.items())
 
 
 def suggestions(config: Config, settings: PlanSettings, fixed: Collection[str] = ()) -> list[Suggestion]:
@@ -113,11 +118,17 @@ def _combinations(config: Config, ranks: int, fixed: Collection[str]) -> Iterato
 
 def _changed(config: Config, changes: dict[str, Any]) -> tuple[Config, PlanSettings] | None:
     """The config with other values, and its settings; None if the values break a rule of the config."""
+    config = with_values(config, changes)
+    return None if check(config) else (config, PlanSettings.of(config))
+
+
+def with_values(config: Config, changes: Mapping[str, Any]) -> Config:
+    """The config with other values, by key: {"zero.stage": 2}. Rules between keys are not checked."""
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         part = getattr(config, section).model_copy(update={name: value}) if section else value
         config = config.model_copy(update={section or name: part})
-    return None if check(config) else (config, PlanSettings.of(config))
+    return config
 
 
 def _suggestion(changes: dict[str, Any], config: Config, settings: PlanSettings) -> Suggestion:

@@ -39,6 +39,7 @@ class Axes:
             new_group(mesh.members(rank, "tp")),
             new_group(stages),
             new_group(mesh.members(rank, "model")),
+            # Last: PyTorch names a group after how many its members have created, and inner stages do not create it.
             new_group([stages[0], stages[-1]]) if on_an_end else None,
         )
 

@@ -45,6 +45,9 @@ def harm(run: Path, fault: Fault, rank: int) -> str:
         raise ConfigError("is no phase of a step", key=f"--at {fault.at}", hint=f"choose one of {', '.join(moments)}")
     if fault.at == "rename" and rank:
         raise ConfigError("is done by rank 0 alone", key="--at rename", hint="set --rank 0")
+    if fault.at == "transfer" and config.parallel.pp == 1:
+        hint = "choose a run whose parallel.pp is at least 2"
+        raise ConfigError("is between the stages of a pipeline", key="--at transfer", hint=hint)
     state = status(run).state
     if state == "finished":
         raise ConfigError("has finished, and no rank of it will meet a fault", key=str(run), hint="choose another run")

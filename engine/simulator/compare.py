@@ -21,22 +21,23 @@ def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[st
     Facts are means over steps, except for peak memory (maxima) and tokens per second (of all steps together).
     The baseline always comes first, because speed-ups are relative to it; then `planners` in their order, each once.
     """
-    runs = []
-    for planner in dict.fromkeys([BASELINE, *planners]):
-        own = settings.by(planner)
-        plans = (plan_step(lengths, own) for lengths in steps)
-        found = [outcome(plan, own, simulate(plan, own)) for plan in plans]
-        measured = {name: [float(one[name]) for one in found] for name in found[0] if name not in _SAME}
-        mean: Facts = {name: sum(values) / len(found) for name, values in measured.items()}
-        # Tokens per second: of all steps together, not the mean over steps.
-        tokens = sum(rate * step for rate, step in zip(measured["tokens_per_s"], measured["step_s"], strict=True))
-        run: Facts = {
-            **{name: found[0][name] for name in _SAME},
-            **mean,
-            "tokens_per_s": tokens / sum(measured["step_s"]),
-            **{name: max(int(one[name]) for one in found) for name in _HIGHEST},
-            "steps": len(found),
-        }
-        runs.append(run)
+    runs = [mean_outcome(steps, settings.by(planner)) for planner in dict.fromkeys([BASELINE, *planners])]
     baseline = float(runs[0]["step_s"])
     return [run | {"speedup": baseline / float(run["step_s"])} for run in runs]
+
+
+def mean_outcome(steps: Sequence[Ints], settings: PlanSettings) -> Facts:
+    """Plan and simulate `steps`; facts as in `compare`, without the speed-up."""
+    plans = (plan_step(lengths, settings) for lengths in steps)
+    found = [outcome(plan, settings, simulate(plan, settings)) for plan in plans]
+    measured = {name: [float(one[name]) for one in found] for name in found[0] if name not in _SAME}
+    mean: Facts = {name: sum(values) / len(found) for name, values in measured.items()}
+    # Tokens per second: of all steps together, not the mean over steps.
+    tokens = sum(rate * step for rate, step in zip(measured["tokens_per_s"], measured["step_s"], strict=True))
+    return {
+        **{name: found[0][name] for name in _SAME},
+        **mean,
+        "tokens_per_s": tokens / sum(measured["step_s"]),
+        **{name: max(int(one[name]) for one in found) for name in _HIGHEST},
+        "steps": len(found),
+    }

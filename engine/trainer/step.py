@@ -135,6 +135,7 @@ def _exchange(
     """Run `Pipeline.exchange` between two passes. Returns None without a pipeline."""
     if pipeline is None:
         return None
+    progress.reach("transfer")
     return pipeline.exchange(done, result, coming, _tokens(micros[coming.place]) if coming else 0)
 
 

@@ -234,7 +234,7 @@ MESH = [
         "estimate-memory recipe=llama70b-2m cluster.nodes=1",
         10,
         ("GiB",),
-        ("--fit|capacity|offload|offload.ratio|cluster.nodes=18",),  # first written: without cluster.nodes
+        ("--fit|capacity|offload|offload.ratio|cluster.nodes=52",),  # first written: without cluster.nodes
     ),
     Mistake(
         "no cluster here",

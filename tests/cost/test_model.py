@@ -212,20 +212,32 @@ def test_cards_that_devices_share_are_shared_under_tensor_parallelism_too() -> N
     assert four.rates.kv / four.nics == pytest.approx(one.rates.kv / one.nics)
 
 
-def test_tensor_parallel_devices_sum_up_in_each_layer_twice_a_pass() -> None:
-    """A ring all-reduce sends 2 (t - 1) / t of a token's hidden state; there are two in each layer."""
+def test_tensor_parallel_devices_exchange_rows_in_each_layer() -> None:
+    """Forward four times in each layer; backward six times, because the input of both parts is gathered again."""
     one, four, sheet = of(), of("parallel.tp=4"), nominal("h100x8")
-    sums = 1e9 * 32 * 2 * (2 * 3 / 4) * 4096 * 2 / sheet.node_bytes_per_s
-    assert four.rates.token_f == pytest.approx(one.rates.token_f / 4 + sums)
-    assert four.rates.token_b == pytest.approx(one.rates.token_b / 4 + sums)
+    rows = 3 / 4 * 1e9 * 4096 * 2 / sheet.node_bytes_per_s
+    of_loss = 3 / 4 * 1e9 * 2 * 3 * 4 / sheet.node_bytes_per_s
+    assert four.rates.token_f == pytest.approx(one.rates.token_f / 4 + (32 * 4 + 2) * rows + of_loss)
+    assert four.rates.token_b == pytest.approx(one.rates.token_b / 4 + (32 * 6 + 2) * rows)
 
 
-def test_tensor_parallel_devices_of_two_nodes_sum_up_over_the_network() -> None:
+@pytest.mark.parametrize("mode", ["none", "layer", "layer_keep_attention"])
+def test_recompute_and_tiles_exchange_rows_again(mode: str) -> None:
+    """All but the last exchange of a layer is repeated. Tiles repeat both of theirs in every mode."""
+    sheet, attention, mlp = nominal("h100x8"), 2 * (mode != "none"), 1 * (mode != "none")
+    rows = 3 / 4 * 1e9 * 32 * 4096 * 2 / sheet.node_bytes_per_s
+    for keys, again in (((), attention + mlp), (("mlp_tile=4096",), attention + 2)):
+        one, four = of(f"recompute={mode}", *keys), of(f"recompute={mode}", *keys, "parallel.tp=4")
+        sent = four.rates.token_b - one.rates.token_b / 4
+        assert sent == pytest.approx((6 + again + 2 / 32) * rows)
+
+
+def test_tensor_parallel_devices_of_two_nodes_exchange_over_the_network() -> None:
     """Twice the devices compute in half the time, but exchange over a slower link."""
     heads = "model.kv_heads=16"
     eight, sixteen, sheet = of("parallel.tp=8", heads), of("parallel.tp=16", heads), nominal("h100x8")
-    sums = 1e9 * 32 * 2 * (2 * 15 / 16) * 4096 * 2 / sheet.network_bytes_per_s
-    assert sixteen.rates.token_f == pytest.approx(of(heads).rates.token_f / 16 + sums)
+    sent = 1e9 * ((32 * 4 + 2) * 4096 * 2 + 2 * 3 * 4) * 15 / 16 / sheet.network_bytes_per_s
+    assert sixteen.rates.token_f == pytest.approx(of(heads).rates.token_f / 16 + sent)
     assert sixteen.rates.token_f > eight.rates.token_f
 
 

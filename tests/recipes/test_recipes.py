@@ -13,6 +13,7 @@ from engine.config.load import load, resolved_yaml
 from engine.config.resolved import read_resolved
 from engine.config.schema import Config
 from engine.config.units import format_count
+from engine.cost.budget import fits
 from engine.cost.sizes import parameters
 from engine.data.lengths import step_lengths
 from engine.fit.check import fit_error
@@ -101,10 +102,10 @@ def small(name: str, folder: Path) -> Config:
 
 @EACH
 def test_each_can_be_planned(name: str, folder: Path) -> None:
-    """A verified plan of a small step, from the recipe's lengths; its full micro-batch fits the devices' memory."""
+    """A verified plan of a small step, from the recipe's lengths; a full micro-batch fits with the allowed offload."""
     config = small(name, folder)
     settings = PlanSettings.of(config)
-    assert int(settings.costs.peak_bytes(config.capacity, config.capacity)) <= settings.device_memory
+    assert fits(settings.costs, config.capacity, settings.budget(settings.device_memory))
     plan = plan_step(next(iter(step_lengths(config, 1))), settings)
     assert plan.ranks == settings.ranks
 

@@ -177,7 +177,7 @@ def _in_turn(
 ) -> None:
     """A pass runs when it is next on that stage of all its ranks and the gang's previous pass is done."""
     turns = {
-        (rank, stage): _turns([micro.gang for micro in plan.of_rank(rank)], stage, plan.stages)
+        (rank, stage): turns_of([micro.gang for micro in plan.of_rank(rank)], stage, plan.stages)
         for rank in range(plan.ranks)
         for stage in range(plan.stages)
     }
@@ -199,7 +199,7 @@ def _in_turn(
                 (line.start if way == "forward" else line.stop)[micro.index] = begin if way == "forward" else ends[node]
 
 
-def _turns(order: list[int], stage: int, stages: int) -> list[Node]:
+def turns_of(order: list[int], stage: int, stages: int) -> list[Node]:
     """Return the passes of one stage of a rank in 1F1B order: at most n - stage gangs are started and not finished."""
     turns: list[Node] = []
     begun = finished = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.launch.run import train
-from engine.report.run import read_run
+from engine.report.run import Trace, read_run
+from tests.simulator.reference import turns_of
 from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
@@ -18,14 +20,15 @@ pytestmark = pytest.mark.world
 STEPS = 4
 SMALL = [
     *("recipe=quickstart", "context=192", "capacity=192", "batch_tokens=384", "dtype=fp32", f"run.steps={STEPS}"),
-    *("model.layers=3", "model.hidden=36", "model.heads=2", "model.ffn=50", "optimizer.warmup_steps=2"),
+    *("model.layers=4", "model.hidden=36", "model.heads=2", "model.ffn=50", "optimizer.warmup_steps=2"),
     *("data.validation_share=0.2", "data.validation_tokens=256", "run.validate_every=2", "run.checkpoint_every=100"),
 ]
 MESHES = {
     "tp 2": (2, ["parallel.tp=2"]),
-    "pp 2": (2, ["parallel.pp=2", "parallel.stages=[2,1]"]),
+    "pp 2": (2, ["parallel.pp=2", "parallel.stages=[3,1]"]),
     "tp 2, pp 2, tied": (4, ["parallel.tp=2", "parallel.pp=2", "model.tied=true"]),
     "pp 2, rings of 2": (4, ["parallel.pp=2", "capacity=96"]),
+    "pp 4, micro-batches of half the size": (4, ["parallel.pp=4", "context=96", "capacity=96"]),
 }
 
 
@@ -52,7 +55,7 @@ def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:
 def test_a_mesh_changes_no_loss(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ranks, mesh = MESHES[name]
     in_worlds(monkeypatch, STEPS)
-    tied = [key for key in mesh if "tied" in key]
+    tied = [key for key in mesh if "tied" in key or "context" in key]
     alone, split = config_of(tmp_path / "alone", data, 1, *tied), config_of(tmp_path / "split", data, ranks, *mesh)
     for config in (alone, split):
         train(config, say=lambda line: None)
@@ -62,6 +65,20 @@ def test_a_mesh_changes_no_loss(tmp_path: Path, data: Path, monkeypatch: pytest.
     run = read_run(tmp_path / "split")
     assert run.trace is not None
     assert {span.stage for span in run.trace.spans} == set(range(split.parallel.pp))
+    assert_simulated_order(run.trace)
+
+
+def assert_simulated_order(trace: Trace) -> None:
+    """Each stage ran its passes in the order of the reference; adjacent passes of a micro-batch are one span."""
+    plan, stages = trace.plan, trace.plan.stages
+    lines = {(span.rank, span.stage) for span in trace.spans}
+    assert lines == {(rank, stage) for rank in range(plan.ranks) for stage in range(stages)}
+    for rank, stage in lines:
+        gangs = [micro.gang for micro in plan.of_rank(rank)]
+        spans = [span for span in trace.spans if (span.rank, span.stage) == (rank, stage)]
+        ran = [int(plan.gang[span.micro_batch]) for span in sorted(spans, key=lambda span: span.start_s)]
+        simulated = [gang for gang, _ in groupby(gang for gang, _, _ in turns_of(gangs, stage, stages))]
+        assert ran == simulated
 
 
 def test_a_run_continues_on_other_meshes_and_in_other_stages(

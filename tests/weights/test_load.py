@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.errors import DataError
 from engine.models.build import build_model
+from engine.models.split import slice_of
+from engine.trainer.model import part_of
 from engine.weights.check import check_weights
 from engine.weights.copy import import_weights
 from engine.weights.load import load_weights
@@ -75,6 +84,50 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
             load_weights(model.to(dtype), model.shape, folder)
         assert str(caught.value) == f"NaN or infinity in {names}"
         assert caught.value.problems[0].key == str(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("experts", [True, False])
+def test_a_device_reads_only_its_slices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, experts: bool
+) -> None:
+    """Under tp 2 and pp 2, with a vocabulary that tp does not divide."""
+    shape = {"vocab_size": 259, "tie_word_embeddings": tied}
+    theirs = mixtral(**shape) if experts else llama(**shape)
+    folder = saved(theirs, tmp_path, "20KB")
+    overrides = import_weights(folder, None)["overrides"]
+    settings = load([*overrides, "parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=8"])
+    mesh, whole = Mesh.of(8, settings.parallel), build_model(settings)
+    load_weights(whole, settings.model, folder)
+    expected = dict(whole.named_parameters())
+    if tied:
+        expected["head.weight"] = expected["embedding.weight"]
+    read: list[Tensor] = []
+
+    class Slice:
+        def __init__(self, stored: Any) -> None:
+            self._stored, self.get_shape = stored, stored.get_shape
+
+        def __getitem__(self, index: Any) -> Tensor:
+            read.append(self._stored[index])
+            return read[-1]
+
+    @contextmanager
+    def noted(path: Path, framework: str) -> Iterator[Any]:
+        with safe_open(path, framework) as file:
+            yield SimpleNamespace(get_slice=lambda name: Slice(file.get_slice(name)))
+
+    monkeypatch.setattr("engine.weights.load.safe_open", noted)
+    for place in map(mesh.place, range(mesh.ranks)):
+        model, needed = build_model(settings, part_of(settings, place)), 0
+        load_weights(model, settings.model, folder)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, slice_of(name, expected[name], mesh.tp, place.tp)), name
+            # What pads the vocabulary is in no file: one row of the last slice.
+            pads = name in ("embedding.weight", "head.weight") and place.tp == mesh.tp - 1
+            needed += parameter.nbytes - (settings.model.hidden * parameter.itemsize if pads else 0)
+        assert sum(part.nbytes for part in read) == needed, place
+        read.clear()
 
 
 def test_parameters_keep_their_dtype(tmp_path: Path) -> None:

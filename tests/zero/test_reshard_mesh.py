@@ -1,4 +1,7 @@
-"""A checkpoint of one mesh continues on another: masters and moments are copied, so they are equal to the last bit."""
+"""A checkpoint of one mesh continues on another: masters and moments are copied, so they are equal to the last bit.
+
+An export of the same states has the same bytes, whichever mesh saved them.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from engine.config.load import resolved_yaml
+from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.run import checkpoints
+from engine.run.checkpoints import TrainState
+from engine.run.compatibility import must_match
+from engine.run.folder import RunFolder
+from engine.trainer.export import export_weights
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero.states import MASTER, SavedStates, model_weights
@@ -44,7 +54,7 @@ def states_of(folder: Path) -> dict[str, Tensor]:
 
 
 def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
-    """Load, save again, train a step, and save: on each mesh of the chain."""
+    """Load, save again, train a step, and save: on each mesh of the chain. Each also saves the states of the first."""
     from engine.zero.engine import ZeroEngine
 
     made: Groups = {}
@@ -56,6 +66,8 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
         model, context, axes = build(settings, torch.float32, made)
         engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings, axes)
         if number:
+            engine.load(Path(root) / "trained-0")
+            save_run(engine, settings, RunFolder(Path(root) / f"first-{number}"))
             engine.load(Path(root) / f"trained-{number - 1}")
             engine.save(Path(root) / f"loaded-{number}")
         table, reader = batches()[number % 3]
@@ -64,8 +76,19 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
         run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
         found.append({"norm": engine.step(1e-3)})
         engine.save(Path(root) / f"trained-{number}")
+        if not number:
+            save_run(engine, settings, RunFolder(Path(root) / "first-0"))
         dist.barrier()
     return found
+
+
+def save_run(engine: Any, settings: Config, run: RunFolder) -> None:
+    """Save a checkpoint as a run does, with what `export_weights` needs."""
+    state = TrainState(1, {}, WORLD, {"data": "f"}, must_match(settings))
+    checkpoints.write(run.checkpoints, state, dist.get_rank(), engine.snapshot(copies=False).write_each)
+    if dist.get_rank() == 0:
+        run.resolved.write_text(resolved_yaml(settings))
+    dist.barrier()
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -89,3 +112,17 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
             for key in ours.keys() & theirs.keys():
                 wide = torch.bfloat16 if variant.dtype == "bf16" else torch.float32
                 assert torch.equal(ours[key]().to(wide), theirs[key]().to(wide)), (CHAIN[after], key)
+        check_exports(Path(root))
+
+
+def check_exports(root: Path) -> None:
+    """In the run's dtype and in fp32, in several shards."""
+    for dtype in (None, "fp32"):
+        expected: dict[str, bytes] = {}
+        for number, (mesh, stage) in enumerate(CHAIN):
+            out = root / f"export-{dtype}-{number}"
+            export_weights(root / f"first-{number}", out, dtype, 20_000, say=lambda line: None)
+            found = {path.name: path.read_bytes() for path in out.iterdir()}
+            expected = expected or found
+            assert len(found) > 3 and found.keys() == expected.keys(), (mesh, stage)
+            assert not [name for name in found if found[name] != expected[name]], (mesh, stage, dtype)

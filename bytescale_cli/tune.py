@@ -1,0 +1,162 @@
+"""`bytescale tune`: searches the settings with the shortest simulated step, without a GPU or torch."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bytescale_cli import output
+from bytescale_cli.options import (
+    ConfigFile,
+    Debug,
+    Json,
+    Overrides,
+    check_at_least,
+    check_steps,
+    config_as_typed,
+    new_recipe,
+    say_toys,
+    whole_number,
+    with_config,
+    write_recipe,
+)
+
+if TYPE_CHECKING:
+    from engine.config.schema import Config
+    from engine.tune.search import Search, Trial
+
+_SECONDS = 40  # with loading and checks, the command ends within a minute
+_QUESTIONS = {
+    "What do they set?": ["tp", "pp", "zero.stage", "recompute", "offload.ratio", "capacity"],
+    "How fast are they?": ["step_s", "tokens_per_s", "slower", "device_ms_per_token", "memory", "behind"],
+}
+_LEGEND = """slower: step time / that of the first
+device_ms_per_token: time of all devices together
+memory: peak of a device for the largest micro-batch that a plan may contain
+behind: the part of the step that is longest beside that of the first"""
+
+
+def tune(
+    overrides: Overrides = None,
+    config_file: ConfigFile = None,
+    steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Number of steps to average over.")] = 1,
+    seconds: Annotated[
+        int, typer.Option(parser=whole_number, metavar="S", help="Start no simulation after this time.")
+    ] = _SECONDS,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE", help="Write the best as a recipe, for example best.yaml.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find the fastest settings for a cluster. Searches tp, pp, ZeRO stage, recompute, offload and capacity.
+
+    Keys that are set on the command line keep their value.
+    """
+    deadline = time.monotonic() + seconds
+    check_steps(steps, "--steps")
+    check_at_least(1, seconds, "--seconds")
+    path = None if out is None else new_recipe(out, "--out")
+    from engine.config.load import load
+    from engine.data.lengths import step_lengths
+    from engine.errors import ConfigError
+    from engine.fit.check import check_fit
+    from engine.report.words import source
+    from engine.tune.search import UNPLANNED, search
+    from engine.tune.space import SEARCHED
+
+    with config_as_typed(config_file):
+        typed = with_config(overrides, config_file)
+        config = load(typed, output.say)
+    output.say_when_compiling()
+    given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
+    fixed = [key for key in SEARCHED if key in given]
+    lengths = list(step_lengths(config, steps, output.say))
+    found = search(config, lengths, deadline, fixed)
+    best = found.best()
+    if not best:
+        check_fit(config, fixed, here=False)
+        unplanned = found.fallen.get(UNPLANNED)
+        message = f"no settings can be planned; {unplanned.example}" if unplanned else "no settings fit in memory"
+        raise ConfigError(message, key="planner", hint="set fewer of the searched keys, or another planner")
+    rows = [_row(trial, best[0]) for trial in best]
+    reasons = [{"reason": reason, **vars(fallen)} for reason, fallen in found.fallen.items()]
+    answer: dict[str, Any] = {
+        "best": rows,
+        "recipe_step_s": found.own and found.own.step_s,
+        "simulated": len(found.trials),
+        "fallen": reasons,
+        "fixed": fixed,
+        "source": source(config),
+    }
+    text = _text(config, found, rows, fixed)
+    if path is not None:
+        from engine.config.own_variant import own_variant
+
+        base = next((text.partition("=")[2] for text in reversed(typed) if text.startswith("recipe=")), "quickstart")
+        about = f"Found by `bytescale tune {shlex.join(typed)}`: {rows[0]['step_s']:.3f} s a step, simulated."
+        use = f"To see its plans: bytescale plan --config {shlex.quote(str(path))}"
+        winner = best[0].candidate.config
+        write_recipe(path, own_variant(base.strip("'\""), winner, path, [about, use]), "--out")
+        answer["file"] = str(path)
+        text += f"\n\nwritten: {path}; use it by --config {shlex.quote(str(path))}"
+    say_toys(config, "model", "lengths", "rates")
+    output.emit({"tune": answer}, output.fill(text), as_json=json)
+
+
+def _row(trial: Trial, best: Trial) -> dict[str, Any]:
+    """Return what a trial sets and its facts, as JSON."""
+    from engine.fit.suggestions import as_overrides
+    from engine.tune.search import behind
+
+    config, memory = trial.candidate.config, trial.memory
+    return {
+        "set": as_overrides(trial.candidate.changes),
+        "tp": config.parallel.tp,
+        "pp": config.parallel.pp,
+        "zero.stage": config.zero.stage,
+        "recompute": config.recompute,
+        "offload.ratio": config.offload.ratio if config.offload.ratio else 0,
+        "capacity": config.capacity,
+        "step_s": trial.step_s,
+        "tokens_per_s": float(trial.facts["tokens_per_s"]),
+        "slower": trial.step_s / best.step_s,
+        "device_ms_per_token": 1000 * trial.device_s_per_token,
+        "peak": memory.peak,
+        "device_total": memory.device_total,
+        "host": memory.host,
+        "parts_s": trial.parts(),
+        "behind": "" if trial is best else behind(trial, best),
+    }
+
+
+def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list[str]) -> str:
+    """Format the best settings, a comparison with the recipe, and why others fall off."""
+    from engine.cluster.cluster import Cluster
+    from engine.config.units import counted
+    from engine.report.words import memory_unit, source
+
+    devices = Cluster.of(config.cluster).ranks
+    unit, size = memory_unit(max(row["peak"] for row in rows))
+    cells = []
+    for place, row in enumerate(rows, start=1):
+        shown = {name: output.number(row[name]) for names in _QUESTIONS.values() for name in names if name in row}
+        memory = f"{row['peak'] / size:,.1f} of {row['device_total'] / size:,.1f} {unit}"
+        shown |= {"place": str(place), "memory": memory}
+        cells.append(shown | {name: str(row[name]) for name in ("capacity", "offload.ratio")})
+    head = f"{config.model.name}, {counted(devices, 'device')}, context={config.context}, {source(config)}, "
+    head += f"planner {config.planner.name}"
+    head += f"; kept as set: {', '.join(fixed)}" if fixed else ""
+    lines = [head, "", output.sections(["place"], _QUESTIONS, cells), "", _LEGEND, ""]
+    if found.own is None:
+        lines.append(f"the settings of {config.recipe} do not fit or cannot be planned")
+    else:
+        own = found.own.step_s
+        lines.append(f"the settings of {config.recipe}: {own:.3f} s a step, {own / rows[0]['step_s']:.2f} x the first")
+    for reason, fallen in found.fallen.items():
+        example = f", for example {fallen.example}" if fallen.example else ""
+        lines.append(f"{fallen.count:,} {reason}{example}")
+    return "\n".join(lines)

@@ -1,0 +1,62 @@
+"""The settings that `tune` chooses between: layouts, offload, and for each of them some capacities."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import product
+from operator import attrgetter
+from typing import Any
+
+from engine.config.schema import Config
+from engine.fit.largest import largest_capacity
+from engine.planner.settings import PlanSettings
+
+# parallel.ep has one value only.
+SEARCHED = ("parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity")
+_DEGREES = (1, 2, 4, 8, 16)
+_ROUND = 1024  # tokens: capacities are multiples of this, which are easier to read
+
+
+def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield values of all searched keys except the capacity; `fixed` keys have their value of the config.
+
+    Other keys have it too, beside the usual ones, so that the config itself is always among them. tp divides the
+    heads and stays inside a node; pp divides the layers. Rules of the config are checked by the caller.
+    """
+    model, node = config.model, config.cluster.ranks_per_node
+    values: dict[str, tuple[Any, ...]] = {
+        "parallel.tp": tuple(n for n in _DEGREES if n <= node and model.heads % n == model.kv_heads % n == 0),
+        "parallel.pp": tuple(n for n in _DEGREES if model.layers % n == 0),
+        "zero.stage": (1, 2, 3),
+        "recompute": ("none", "layer_keep_attention", "layer"),
+        "offload.ratio": (0.0, "auto"),
+    }
+    for key, others in values.items():
+        own = attrgetter(key)(config)
+        values[key] = (own,) if key in fixed else tuple(dict.fromkeys((*others, own)))
+    for chosen in product(*values.values()):
+        changes = dict(zip(values, chosen, strict=True))
+        if config.zero.weights_on_host and changes["zero.stage"] < 3:
+            changes["zero.weights_on_host"] = False  # only ZeRO-3 can keep weights there
+        yield changes
+
+
+def capacities(config: Config, settings: PlanSettings) -> list[int]:
+    """Capacities to try, the largest first; empty if no capacity fits.
+
+    A large capacity has few micro-batches and short rings; a small one balances better, and has shorter bubbles in a
+    pipeline. No rank needs more than its part of a step, except for a long sequence.
+    """
+    ratio = 0 if config.offload.ratio == "auto" else settings.offload
+    largest, plain = largest_capacity(settings, ratio), largest_capacity(settings.without_offload())
+    even = min(plain, -(-config.batch_tokens // settings.ranks))
+    needed = -(-config.context // settings.ranks)  # of each rank, for a sequence as long as the context
+    found = {_rounded(size // part) for size in (plain, even) for part in (1, 2, 4, 8)}
+    found |= {_rounded(largest), _rounded(largest // 2), config.capacity}
+    if _rounded(largest) < needed:
+        found.add(needed)
+    return sorted((size for size in found if 0 < size <= largest), reverse=True)
+
+
+def _rounded(tokens: int) -> int:
+    return tokens - tokens % _ROUND if tokens > _ROUND else tokens

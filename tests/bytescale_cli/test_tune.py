@@ -1,0 +1,114 @@
+"""`tune` prints the best five and why others fall off, and writes a recipe that other commands take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bytescale_cli.main import run
+from engine.config.load import diff, load
+
+SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=32K", "batch_tokens=128K"]
+SMALL += ["lengths=byted", "lengths.max=32K", "recompute=layer", "offload.ratio=0"]
+Capture = pytest.CaptureFixture[str]
+
+
+def tuned(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    assert run(["tune", *SMALL, *arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["ok"]) == (1, True)
+    found: dict[str, Any] = answer["tune"]
+    return found
+
+
+def failure(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = run(["tune", *arguments, "--json"])
+    error: dict[str, Any] = json.loads(capsys.readouterr().out)["error"]
+    return code, error
+
+
+def test_json_has_the_best_in_order(capsys: Capture) -> None:
+    found = tuned(capsys)
+    best = found["best"]
+    assert 1 < len(best) <= 5 and best[0]["slower"] == 1 and best[0]["behind"] == ""
+    assert [one["step_s"] for one in best] == sorted(one["step_s"] for one in best)
+    assert found["recipe_step_s"] >= best[0]["step_s"]
+    assert found["fixed"] == ["recompute", "offload.ratio"]
+    assert {(one["recompute"], one["offload.ratio"]) for one in best} == {("layer", 0.0)}
+    for one in best:
+        assert one["peak"] <= one["device_total"]
+        assert one["device_ms_per_token"] == pytest.approx(8000 / one["tokens_per_s"])
+    assert all(one["count"] > 0 for one in found["fallen"])
+
+
+def test_the_written_recipe_is_the_best(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "best.yaml"
+    found = tuned(capsys, "--out", str(file))
+    best = found["best"][0]
+    written = load([f"recipe={file}"])
+    changed = {line.split(":")[0] for line in diff(load(SMALL), written)}
+    searched = {"parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity"}
+    assert changed <= {"recipe", "run.out", *searched} and written.recipe == "best"
+    assert (written.parallel.tp, written.parallel.pp, written.zero.stage) == (
+        best["tp"],
+        best["pp"],
+        best["zero.stage"],
+    )
+    assert (written.capacity, written.run.out) == (best["capacity"], "runs/best")
+    assert run(["simulate", "--config", str(file), "--planners", "adaptive", "--json"]) == 0
+    (_, adaptive) = json.loads(capsys.readouterr().out)["runs"]
+    assert adaptive["step_s"] == best["step_s"]
+
+
+def test_a_file_of_ones_own_is_built_on(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [llama7b-256k]\nrun:\n  steps: 7\n")
+    (tmp_path / "out").mkdir()
+    file = tmp_path / "out" / "best.yaml"
+    own = [text for text in SMALL if not text.startswith("recipe=")]
+    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, "--out", str(file)]) == 0
+    assert "- ./../mine.yaml" in file.read_text() and load([f"recipe={file}"]).run.steps == 7
+    assert "best.yaml; use it by --config" in capsys.readouterr().out
+
+
+def test_a_base_that_lacks_values_is_completed(capsys: Capture, tmp_path: Path) -> None:
+    """`lengths=file` needs a path, which only the command line sets."""
+    (tmp_path / "mine.yaml").write_text("defaults: [llama7b-256k, override /lengths: file]\n")
+    (tmp_path / "lengths.txt").write_text("1000\n30000\n")
+    file, path = tmp_path / "best.yaml", f"lengths.path={tmp_path / 'lengths.txt'}"
+    own = [text for text in SMALL if not text.startswith(("recipe=", "lengths"))]
+    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, path, "--out", str(file), "--json"]) == 0
+    written = load([f"recipe={file}"])
+    assert written.lengths.path == str(tmp_path / "lengths.txt") and written.run.out == "runs/best"
+    assert written.capacity == json.loads(capsys.readouterr().out)["tune"]["best"][0]["capacity"]
+
+
+def test_the_text_says_why_others_fall_off(capsys: Capture) -> None:
+    assert run(["tune", *SMALL, "--seconds", "50"]) == 0
+    text = capsys.readouterr().out
+    for part in ("What do they set?", "How fast are they?", "the settings of llama7b-256k:", "break a rule"):
+        assert part in text
+    assert "kept as set: recompute, offload.ratio" in text
+
+
+def test_nothing_fits(capsys: Capture) -> None:
+    code, error = failure(capsys, *SMALL, "cluster.device_memory=4GiB")
+    assert code == 10 and "device memory" in error["message"] and error["hint"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [(["--seconds", "0"], "--seconds"), (["--steps", "0"], "--steps"), (["--out", "best.txt"], "--out")],
+)
+def test_wrong_flags_are_refused(capsys: Capture, arguments: list[str], key: str) -> None:
+    code, error = failure(capsys, *SMALL, *arguments)
+    assert (code, error["key"]) == (2, key) and error["hint"]
+
+
+def test_an_existing_file_is_refused_before_the_search(capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "best.yaml"
+    file.write_text("")
+    code, error = failure(capsys, *SMALL, "--out", str(file))
+    assert (code, error["key"]) == (2, "--out") and "exists" in error["message"] and file.read_text() == ""

@@ -1,0 +1,156 @@
+"""The search finds what simulating every candidate finds, and every candidate is accounted for."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from engine.config.checks import check
+from engine.config.load import load
+from engine.config.schema import Config
+from engine.data.lengths import step_lengths
+from engine.fit.estimate import estimate
+from engine.fit.problem import fit_problem
+from engine.planner.settings import PlanSettings
+from engine.simulator.compare import mean_outcome
+from engine.tune.search import (
+    BOUNDED,
+    INVALID,
+    SHOWN,
+    SLOWER,
+    TOO_LARGE,
+    UNPLANNED,
+    UNTRIED,
+    Search,
+    behind,
+    by_layout,
+    search,
+)
+from engine.tune.space import SEARCHED, capacities, layouts
+from engine.units import Ints
+
+SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=2", "context=64K", "batch_tokens=512K"]
+SMALL += ["lengths=byted", "lengths.max=64K"]
+NEVER = float("inf")
+FIXED = ["offload.ratio", "recompute"]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return load([*SMALL, "offload.ratio=0", "recompute=layer"])
+
+
+@pytest.fixture(scope="module")
+def steps(config: Config) -> list[Ints]:
+    return list(step_lengths(config, 1))
+
+
+@pytest.fixture(scope="module")
+def whole(config: Config, steps: list[Ints]) -> Search:
+    """A search that ends by itself."""
+    return search(config, steps, NEVER, FIXED)
+
+
+def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: list[Ints], whole: Search) -> None:
+    """If a lower bound were too high, a faster candidate would be left out."""
+    every = list(Search(steps).candidates(config, FIXED))
+    fastest: dict[tuple[object, ...], float] = {}
+    for one in every:
+        step_s = float(mean_outcome(steps, one.settings)["step_s"])
+        assert one.bound_s <= step_s
+        fastest[one.layout] = min(step_s, fastest.get(one.layout, step_s))
+    assert [one.step_s for one in whole.best()] == sorted(fastest.values())[:SHOWN]
+
+
+def test_some_candidates_are_left_out_by_their_bound(whole: Search) -> None:
+    assert whole.fallen[BOUNDED].count > 0 and UNTRIED not in whole.fallen
+
+
+def test_every_candidate_is_counted_once(config: Config, steps: list[Ints], whole: Search) -> None:
+    fits = len(list(Search(steps).candidates(config, FIXED)))
+    dropped = {reason: one.count for reason, one in whole.fallen.items()}
+    late = sum(dropped.get(reason, 0) for reason in (BOUNDED, UNTRIED, SLOWER, UNPLANNED))
+    assert fits == len(whole.best()) + late
+    assert dropped.keys() >= {INVALID, TOO_LARGE}
+
+
+def test_the_best_are_valid_fit_and_have_different_layouts(whole: Search) -> None:
+    best = whole.best()
+    assert len({one.candidate.layout for one in best}) == len(best) == SHOWN
+    for one in best:
+        assert check(one.candidate.config) == [] and fit_problem(one.candidate.config, one.candidate.settings) is None
+        assert one.memory.fits and sum(one.parts().values()) == pytest.approx(one.step_s)
+
+
+def test_a_search_out_of_time_says_what_it_left(config: Config, steps: list[Ints]) -> None:
+    found = search(config, steps, time.monotonic() - 1, FIXED)
+    assert len(found.trials) == 1 and found.fallen[UNTRIED].count > 0
+
+
+@pytest.mark.parametrize("keys", [["parallel.tp=2", "capacity=9000"], ["offload.ratio=0.5", "zero.stage=2"]])
+def test_the_config_itself_is_a_candidate(keys: list[str], steps: list[Ints]) -> None:
+    """So the best is never slower than what the user has, even if there is no time."""
+    own = load([*SMALL, "recompute=layer", *keys])
+    found = search(own, steps, time.monotonic() - 1)
+    assert found.own is not None and found.own.candidate.config == own and found.trials == [found.own]
+    assert found.own.step_s == mean_outcome(steps, PlanSettings.of(own))["step_s"]
+
+
+def test_the_first_of_each_layout_come_before_the_second(config: Config, steps: list[Ints]) -> None:
+    ranked = by_layout(Search(steps).candidates(config, FIXED))
+    firsts = len({one.layout for one in ranked})
+    assert len({one.layout for one in ranked[:firsts]}) == firsts < len(ranked)
+    assert [one.bound_s for one in ranked[:firsts]] == sorted(one.bound_s for one in ranked[:firsts])
+
+
+def test_fixed_keys_keep_their_value(config: Config) -> None:
+    found = list(layouts(config, SEARCHED))
+    assert [(one["parallel.tp"], one["zero.stage"]) for one in found] == [(config.parallel.tp, config.zero.stage)]
+    assert {one["offload.ratio"] for one in layouts(config, [])} == {0.0, "auto"}
+
+
+def test_degrees_divide_the_model() -> None:
+    found = list(layouts(load([*SMALL, "model.heads=12", "model.kv_heads=6", "model.hidden=1536"]), []))
+    assert {one["parallel.tp"] for one in found} == {1, 2}
+
+
+def test_weights_on_the_host_are_given_up_below_zero3() -> None:
+    own = load([*SMALL, "zero.stage=3", "zero.weights_on_host=true"])
+    for one in layouts(own, []):
+        assert (one["zero.stage"] == 3) != ("zero.weights_on_host" in one)
+
+
+def test_capacities_fit_and_are_readable(config: Config) -> None:
+    settings = PlanSettings.of(config)
+    sizes = capacities(config, settings)
+    assert sizes == sorted(set(sizes), reverse=True) and len(sizes) > 1
+    for size in sizes:
+        assert size % 1024 == 0
+        sized = config.model_copy(update={"capacity": size})
+        assert estimate(sized, PlanSettings.of(sized)).fits
+
+
+def test_what_is_behind_is_the_part_that_grows_most(whole: Search) -> None:
+    first, *others = whole.best()
+    for one in others:
+        parts = {name: seconds - first.parts()[name] for name, seconds in one.parts().items()}
+        assert behind(one, first).endswith(max(parts, key=lambda name: parts[name]))
+
+
+def test_nothing_fits(config: Config) -> None:
+    tiny = config.model_copy(update={"cluster": config.cluster.model_copy(update={"device_memory": 2**30})})
+    found = search(tiny, [np.array([1024])], NEVER)
+    assert found.best() == [] and found.own is None and found.fallen.keys() == {INVALID, TOO_LARGE}
+
+
+def test_fewer_stages_are_faster_than_a_pipeline_at_8192_devices() -> None:
+    """For 70B at 2M with ZeRO-1, tp 8 without a pipeline is about 1.3 times as fast as tp 8, pp 4."""
+    keys = ["recipe=llama70b-2m-paper", "zero.stage=1", "recompute=layer_keep_attention", "offload.ratio=0"]
+    fixed = ["parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio"]
+    step_s = {}
+    for stages in (1, 4):
+        config = load([*keys, f"parallel.pp={stages}"])
+        step_s[stages] = search(config, list(step_lengths(config, 1)), NEVER, fixed).best()[0].step_s
+    assert 1.25 < step_s[4] / step_s[1] < 1.45
