@@ -138,8 +138,9 @@ class Costs:
         return reduce(np.maximum, later, peak)
 
     def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False) -> Ints:
-        """Peak bytes of micro-batches on the first stage without states and ring buffers: the largest of three instants (docs/memory.md).
+        """Peak bytes of micro-batches without states and ring buffers: the largest of three instants (docs/memory.md).
 
+        In a pipeline those of the first stage, with the micro-batches that wait for their backward pass.
         When the backward pass begins: all activations that were not offloaded. When two layers are left: the
         activations of these layers, copied back if they were offloaded, and the passing gradients of the others. At its
         end: all passing gradients. At the first two, a step's first micro-batch has not yet allocated `filling_bytes`.
@@ -147,9 +148,8 @@ class Costs:
         left, layer = min(2, self.layers), self.instants[0].of(tokens)
         fill = np.where(first, self.filling_bytes, 0)
         begins = self.token_bytes * self.resident_here(tokens, offload) + self.working(tokens) - fill
-        two = -(
-            -self.token_bytes * left * tokens // (self.layers * self.in_flight)
-        )  # exact: `most_tokens` relies on it
+        # Exact: `most_tokens` relies on it.
+        two = -(-self.token_bytes * left * tokens // (self.layers * self.in_flight))
         # The other micro-batches in flight have not begun their backward passes.
         waiting = self.token_bytes * self.resident_here(tokens, offload) * (self.in_flight - 1) // self.in_flight
         others = (self.layers - left) * self.passing_bytes // self.layers

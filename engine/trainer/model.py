@@ -106,19 +106,16 @@ def make_model(
 def make_offload(config: Config, device: torch.device, host_bytes: int, part: Part | None = None) -> Offload:
     """Create the activation offload of a device with a part of the model, or all of it.
 
-    Plans offload at most `host_bytes` on a device, for as many micro-batches as it has in flight in a pipeline, each
-    with an arena of its own. The limit of an arena
-    is larger by the padding that aligns tensors, which plans do not count. Without it, the last tensors of a
-    micro-batch that offloads all of `host_bytes` would stay on the device.
+    Plans offload at most `host_bytes` on a device, for all micro-batches that it has in flight in a pipeline, each with
+    an arena of its own. The limit of an arena is larger by the padding that aligns tensors, which plans do not count.
+    Without it, the last tensors of a micro-batch that offloads all of `host_bytes` would stay on the device.
     """
     part = part or Part.whole(config.model)
     own, cut = len(part.layers), stages(config)
     in_flight = len(cut) - cut.index(part.layers)
-    saved = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // (
-        config.model.layers * part.tp
-    )
+    layer_bytes = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // config.model.layers
     limit = -(-host_bytes // in_flight) + own * GAPS
-    return Offload(own, device, [Arena(device, limit) for _ in range(in_flight)], saved)
+    return Offload(own, device, [Arena(device, limit) for _ in range(in_flight)], layer_bytes // part.tp)
 
 
 def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload) -> Problem | None:
