@@ -64,6 +64,7 @@ TABLES = {
         "simulate {small} --sweep cluster.ranks_per_node=4,8 --sweep lengths=github,byted --planners adaptive",
     ],
     "train": ["train --dry-run run.out={folder}/new"],
+    "tune": ["tune {small} parallel.pp=1 recompute=none offload.ratio=0"],
 }
 # Lists, records and sentences that are not tables.
 OTHERS = [
