@@ -34,6 +34,9 @@ class Calibration:
     half_tokens: float  # reading the weights once per micro-batch takes as long as this many tokens in linear layers
     micro_batch_s: float  # fixed time of a micro-batch outside its layers, forward and backward together
     layer_s: float  # fixed time of a layer of a micro-batch, forward and backward together: kernel launches
+    gather_s: (
+        float  # fixed time of a layer of a micro-batch if ZeRO-3 gathers its weights, in addition: DeepSpeed's hooks
+    )
     sequence_s: float  # fixed time of a shard in a layer, forward and backward together
     round_s: float  # fixed time of a round of rings in a layer: launching kernels
     ring_s: float  # fixed time of each ring in a round, in a layer: merging its block, posting its transfers
@@ -59,7 +62,7 @@ _LEAST, _MOST = 1e-12, 1e30  # values beyond these are mistakes, and products wo
 NEVER_S = _MOST  # as `plan_build_s`: no shape gets a plan
 _MAY_BE_ZERO = (
     *("half_tokens", "micro_batch_s", "layer_s", "sequence_s", "round_s", "ring_s", "latency_s", "overlap", "step_s"),
-    "plan_build_s",
+    *("gather_s", "plan_build_s"),
 )
 _OLD = ("saved_ratio",)  # terms of earlier versions, ignored
 _NEW: dict[str, Any] = {"plan_build_s": PLAN_BUILD_S}  # terms that files of earlier versions lack

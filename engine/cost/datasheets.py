@@ -67,6 +67,7 @@ def nominal(cluster: str) -> Calibration:
             half_tokens=16.0,
             micro_batch_s=2e-3,
             layer_s=500e-6,
+            gather_s=5e-3,
             sequence_s=50e-6,
             round_s=150e-6,
             ring_s=50e-6,
@@ -96,6 +97,7 @@ def nominal(cluster: str) -> Calibration:
         half_tokens=linear / sheet.memory,  # a bf16 weight is 2 bytes and 2 operations a token
         micro_batch_s=1e-3,
         layer_s=60e-6,
+        gather_s=0.0,  # not known; the host runs ahead of long kernels
         sequence_s=1e-6,
         round_s=10e-6,
         ring_s=10e-6,

@@ -77,6 +77,7 @@ class Costs:
         kv_elements = 2 * model.layers * model.kv_heads * model.head_dim
         devices = tp * config.parallel.pp
         sent, reduce_rate = collectives(config, cluster.ranks), _reduce_rate(rates, cluster)
+        hooks = model.layers * rates.gather_s if config.zero.stage == 3 else 0.0
         costs = cls(
             source=f"{rates.device} ({rates.source})",
             parameters=parameters(model),
@@ -88,7 +89,7 @@ class Costs:
             nics=rates.nics_per_node / tp,  # each of a rank's devices sends its part
             # Stage 3 gathers the weights of the next layer while a layer computes, so only the first layer of a pass
             # waits for its own. Gradients are reduced when no layer computes (`overlap_comm` in zero/settings.py).
-            slot=round(NS * (2 * sent.layer + sent.reduction) / reduce_rate),
+            slot=round(NS * ((2 * sent.layer + sent.reduction) / reduce_rate + hooks)),
             gathers=_nanoseconds(sent.forward - sent.layer, sent.backward - sent.layer, reduce_rate),
             step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, cluster.ranks))),
             forward_hop_bytes=kv_elements * b,

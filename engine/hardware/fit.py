@@ -25,9 +25,9 @@ from engine.cost import flops
 from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives
 from engine.cost.datasheets import nominal, sheet_peak
-from engine.cost.model import rates_of
+from engine.cost.model import Costs, rates_of
 from engine.cost.sizes import parameters, update_bytes
-from engine.cost.times import together, unsplit
+from engine.cost.times import hide, together, unsplit
 from engine.errors import PreflightError
 from engine.hardware.measured import Case, Measured, Network, Timing
 from engine.hardware.prepare import with_layers
@@ -84,6 +84,8 @@ def calibrate(measured: Measured, config: Config) -> Calibration:
     if measured.network is not None:
         latency = max(latency, found.latency_s)  # the cost model has one latency, inside a node and between nodes
     found = replace(found, latency_s=latency, node_bytes_per_s=rate, overlap=measured.overlap)
+    if measured.sharded is not None:
+        found = replace(found, gather_s=fit_gather(*measured.sharded, found, config))
     return fit_rings([timed for timed in measured.micro_batches if timed[0].ring], found, config)
 
 
@@ -164,6 +166,23 @@ def between_nodes(network: Network) -> tuple[float, float, float]:
     total = network.pairs * link(network.together)[1]
     cards = max(1, round(total / alone))
     return latency, total / cards, float(cards)
+
+
+def fit_gather(whole: Timing, sharded: Timing, known: Calibration, config: Config) -> float:
+    """Return the seconds of a layer that ZeRO-3 adds to a micro-batch, in addition to the bytes that it moves.
+
+    `whole` is the micro-batch with ZeRO-1, `sharded` the same one with ZeRO-3.
+    """
+    unknown = sharded.total_s - sharded_s(whole, replace(known, gather_s=0.0), config)
+    return max(0.0, unknown / config.model.layers)
+
+
+def sharded_s(whole: Timing, calibration: Calibration, config: Config) -> float:
+    """Predict the seconds of a micro-batch with ZeRO-3 from its time `whole` with ZeRO-1, as a lockstep slot."""
+    zero = config.zero.model_copy(update={"stage": 3})
+    costs = Costs.of(config.model_copy(update={"zero": zero}), calibration)
+    passes = zip((whole.forward_s, whole.backward_s), costs.gathers, strict=True)
+    return sum(hide(costs.rates, NS * seconds, gather) for seconds, gather in passes) / NS + costs.slot / NS
 
 
 def fit_rings(timed: Sequence[tuple[Case, Timing]], known: Calibration, config: Config) -> Calibration:

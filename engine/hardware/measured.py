@@ -103,6 +103,7 @@ class Measured:
     product_flops_per_s: float  # of the fastest product of square matrices
     micro_batches: tuple[tuple[Case, Timing], ...]
     transfers: tuple[tuple[int, float], ...]  # (bytes each way, s); empty on one rank
+    sharded: tuple[Timing, Timing] | None  # a micro-batch with ZeRO-1 and with ZeRO-3; None on one rank
     overlap: float  # of transfer and compute, 0 to 1, as in the calibration; 0 on one rank
     updates: tuple[tuple[int, float], ...]  # (parameters, s) of an optimizer step, for models of two sizes
     copies: Copies
@@ -133,6 +134,7 @@ def read(path: Path) -> Measured:
         **found
         | {name: _pairs(found[name]) for name in ("transfers", "updates")}
         | {"micro_batches": timed, "copies": Copies(**found["copies"])}
+        | {"sharded": found["sharded"] and tuple(Timing(**timing) for timing in found["sharded"])}
         | {"shape_build_s": tuple(found["shape_build_s"]), "network": found["network"] and _network(found["network"])}
     )
 

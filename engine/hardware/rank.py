@@ -29,7 +29,8 @@ from engine.zero.engine import ZeroEngine
 _STEPS, _WARM = 14, 4  # training steps; the first ones, which warm up, are not counted
 _TOO_LONG_S = 2.0  # micro-batches that take longer are skipped
 # Approximate fractions of the time: each measurement is repeated at least twice, however long it takes.
-_MICRO_BATCHES, _TRANSFERS, _OVERLAP, _UPDATES, _HALF, _PRODUCT, _COPIES = 0.78, 0.04, 0.02, 0.06, 0.02, 0.02, 0.03
+_MICRO_BATCHES, _SHARDED, _TRANSFERS, _OVERLAP, _UPDATES = 0.75, 0.03, 0.04, 0.02, 0.06
+_HALF, _PRODUCT, _COPIES = 0.02, 0.02, 0.03
 _WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied": False}  # a few large matrices
 _WIDE_VOCAB = {"cpu": 1 << 15, "cuda": 1 << 20}
 
@@ -65,6 +66,7 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
         layers=shape.layers,
         micro_batches=_micro_batches(config, groups, trainer, _MICRO_BATCHES * seconds),
         transfers=device.transfers(context.comm, groups, _TRANSFERS * seconds) if several else (),
+        sharded=_sharded(config, groups, trainer, _SHARDED * seconds) if several else None,
         overlap=device.overlap(context.comm, groups, _OVERLAP * seconds) if several else 0.0,
         updates=_updates(config, groups, trainer, _UPDATES * seconds),
         half_tokens=device.half_tokens(shape, dtype, groups, _HALF * seconds),
@@ -99,6 +101,17 @@ def _micro_batches(config: Config, groups: Groups, trainer: Trainer, seconds: fl
     )
     runs = micro_batches.runs(todo, engines, trainer.context, groups.mesh.hdp, config.model.vocab)
     return tuple(zip(todo, interleaved(runs, groups, seconds, _TOO_LONG_S), strict=False))
+
+
+def _sharded(config: Config, groups: Groups, trainer: Trainer, seconds: float) -> tuple[Timing, Timing]:
+    """Time a short micro-batch of the trained model with ZeRO-1 and with ZeRO-3."""
+    case, layers = Case(config.model.layers, (32,)), config.model.layers
+    stage_3 = config.model_copy(update={"zero": config.zero.model_copy(update={"stage": 3})})
+    engines = (trainer.engine, _engine(stage_3, groups))
+    ranks, vocab = groups.mesh.hdp, config.model.vocab
+    todo = [micro_batches.runs([case], {layers: engine}, trainer.context, ranks, vocab)[0] for engine in engines]
+    whole, sharded = interleaved(todo, groups, seconds)
+    return whole, sharded
 
 
 def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -> tuple[tuple[int, float], ...]:

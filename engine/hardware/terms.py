@@ -20,6 +20,7 @@ _HOW = {
     "half_tokens": "one linear layer, with one token and with many",
     "micro_batch_s": f"{_MICRO}, with two different layer counts",
     "layer_s": f"{_MICRO}, with two different layer counts",
+    "gather_s": "a short micro-batch with ZeRO-3, and the same one with ZeRO-1",
     "sequence_s": _MICRO,
     "round_s": _RING,
     "ring_s": f"{_RING}, with different numbers of rings",
@@ -33,7 +34,7 @@ _HOW = {
 # Terms that need two nodes, or two ranks, to be measured; without them they keep the value of the data sheet.
 _NEED_NODES = ("network_bytes_per_s", "nics_per_node")
 _NEED_RANKS = (
-    *("round_s", "ring_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap"),
+    *("gather_s", "round_s", "ring_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap"),
     "reduce_bytes_per_s",
 )
 _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s", 1e-3, "ms"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import nominal
-from engine.hardware.fit import predict
+from engine.hardware.fit import predict, sharded_s
 from engine.hardware.measured import Case, Copies, Measured, Network, Timing, cases
 from engine.hardware.prepare import measuring
 
@@ -25,6 +25,7 @@ TRUE = replace(
     half_tokens=12.0,
     micro_batch_s=1.1e-3,
     layer_s=5.4e-4,
+    gather_s=9e-3,
     sequence_s=3.5e-5,
     round_s=7e-4,
     ring_s=8e-5,
@@ -62,6 +63,7 @@ def measured(ranks: int = 2) -> Measured:
         product_flops_per_s=TRUE.peak_flops_per_s,
         micro_batches=tuple((case, _timing(case, ours)) for case in todo),
         transfers=tuple((size, TRUE.latency_s + size / TRUE.node_bytes_per_s) for size in sizes if ranks > 1),
+        sharded=_sharded(ours) if ranks > 1 else None,
         overlap=TRUE.overlap if ranks > 1 else 0.0,
         updates=tuple((count, 2e-3 + count * (update + travel)) for count in parameters),
         copies=Copies(to_host=TRUE.copy_bytes_per_s, to_device=1.1 * TRUE.copy_bytes_per_s, at_once=8e9),
@@ -80,6 +82,13 @@ def network(pairs: int, cards: int, latency_s: float = 2e-5, card: float = 4e10)
         tuple((size, latency_s + size / card) for size in sizes),
         tuple((size, latency_s + size / each) for size in sizes),
     )
+
+
+def _sharded(ours: Config) -> tuple[Timing, Timing]:
+    """A micro-batch with ZeRO-1, and the same with ZeRO-3."""
+    whole = _timing(Case(ours.model.layers, (32,)), ours)
+    total = sharded_s(whole, TRUE, ours)
+    return whole, Timing(total / 3, 2 * total / 3, spread=0.0)
 
 
 def _timing(case: Case, ours: Config) -> Timing:

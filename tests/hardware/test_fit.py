@@ -15,7 +15,16 @@ from engine.units import Floats
 from tests.hardware.machines import TRUE, config, measured, network
 
 NETWORK = {"network_bytes_per_s", "nics_per_node"}
-RING = {"round_s", "ring_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap", "reduce_bytes_per_s"}
+RING = {
+    "gather_s",
+    "round_s",
+    "ring_s",
+    "merge_bytes_per_s",
+    "latency_s",
+    "node_bytes_per_s",
+    "overlap",
+    "reduce_bytes_per_s",
+}
 CASES = [Case(2, ring=(32 << doubling,)) for doubling in range(10)]
 CASES += [Case(2, ring=(length,) * count) for length, count in ((32, 8), (32, 64), (128, 16), (512, 4))]
 
