@@ -60,6 +60,9 @@ class Cluster:
         device and the memory of its smallest.
         """
         tp, pp = parallel.tp, parallel.pp
+        if self.ranks // (tp * pp) % parallel.ep:
+            message = f"{parallel.ep} does not divide {counted(self.ranks // (tp * pp), 'HDP rank')}"
+            raise ConfigError(message, key="parallel.ep", hint="choose a divisor of the number of HDP ranks")
         if tp == pp == 1:
             return self
         if self.ranks % (tp * pp):

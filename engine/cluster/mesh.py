@@ -24,7 +24,8 @@ from engine.units import Ints
 
 # A group on an axis: the ranks that differ only in this coordinate. `ep`: a block of ep ranks on the hdp axis.
 # `model`: all global ranks of one HDP rank.
-Group = Literal["hdp", "tp", "pp", "ep", "model"]
+# `experts`: the ranks of an hdp group that store the same experts.
+Group = Literal["hdp", "tp", "pp", "ep", "experts", "model"]
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,11 @@ class Mesh:
         elif group == "model":
             places = [Place(here.hdp, tp, pp) for pp in range(self.pp) for tp in range(self.tp)]
         else:
-            first, count = (0, self.hdp) if group == "hdp" else (here.hdp - here.hdp % self.ep, self.ep)
-            places = [replace(here, hdp=hdp) for hdp in range(first, first + count)]
+            first = here.hdp - here.hdp % self.ep
+            of_group = {
+                "hdp": range(self.hdp),
+                "ep": range(first, first + self.ep),
+                "experts": range(here.hdp % self.ep, self.hdp, self.ep),
+            }
+            places = [replace(here, hdp=hdp) for hdp in of_group[group]]
         return [self.rank(place) for place in places]

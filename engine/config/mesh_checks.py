@@ -95,6 +95,42 @@ def mode_goes_with_stages(config: Config) -> Problem | None:
     return None
 
 
+def experts_can_be_shared(config: Config) -> Problem | None:
+    """ep divides the experts and the HDP ranks, and goes with no tensor parallelism, stages, ZeRO-3, tiles or free mode."""
+    parallel, experts, ep = config.parallel, config.model.experts, config.parallel.ep
+    if ep == 1:
+        return None
+    group = parallel.tp * parallel.pp
+    ranks = config.cluster.nodes * config.cluster.ranks_per_node // group
+    key = "parallel.ep"
+    if experts == 1:
+        return Problem(f"{ep} ranks cannot share experts, because the model has none", key, "set parallel.ep=1")
+    # A hostfile may have any ranks: `Mesh.of` refuses those that ep does not divide.
+    common = experts if config.cluster.hostfile else math.gcd(experts, ranks)
+    if common % ep:
+        wrong = [f"model.experts={experts}"] if experts % ep else []
+        wrong += [counted(ranks, "HDP rank")] if common != experts and ranks % ep else []
+        works = [degree for degree in range(1, common + 1) if common % degree == 0]
+        near = min(works, key=lambda degree: abs(degree - ep))
+        return Problem(f"{ep} does not divide {' and '.join(wrong)}", key, f"the nearest that works is {key}={near}")
+    other = {
+        "parallel.tp": (parallel.tp, 1),
+        "parallel.pp": (parallel.pp, 1),
+        "mlp_tile": (config.mlp_tile, 0),
+        "optimizer.on_host": (config.optimizer.on_host, False),
+    }
+    for name, (value, works_with) in other.items():
+        if value != works_with:
+            one = str(works_with).lower()
+            return Problem(f"{ep} cannot be combined with {name}={str(value).lower()}", key, f"set {name}={one}, or {key}=1")
+    if config.zero.stage == 3:
+        return Problem(f"{ep} cannot be combined with ZeRO-3", key, "set zero.stage=2, or parallel.ep=1")
+    if config.planner.mode == "free":
+        message = f"parallel.ep={ep} needs lockstep mode, not free: the ranks that share experts would wait forever"
+        return Problem(message, "planner.mode", "set planner.mode=auto")
+    return None
+
+
 def _forms_ranks(config: Config, tp: int, pp: int | None = None) -> bool:
     """Whether tp and pp divide the devices of the config's cluster. A hostfile may have any devices."""
     node, devices = config.cluster.ranks_per_node, config.cluster.nodes * config.cluster.ranks_per_node
@@ -108,4 +144,5 @@ RULES = (
     tp_divides_the_matrices,
     stages_have_layers,
     mode_goes_with_stages,
+    experts_can_be_shared,
 )

@@ -11,7 +11,6 @@ def not_built(key: str, value: object, available: str) -> Problem | None:
     `available` lists the values that can be chosen today.
     """
     key_or_group = key.removesuffix(".name")
-    expert_parallel = key_or_group == "parallel.ep" and type(value) is int and value > 1  # `true` is no degree
-    if (key_or_group, value) == ("data.runtime", "ray") or expert_parallel:
+    if (key_or_group, value) == ("data.runtime", "ray"):
         return Problem(f"{value} is not implemented yet", key, f"available: {available}")
     return None

@@ -287,7 +287,7 @@ class Planner(Section):
     )
     mode: Literal["auto", "free", "lockstep", "pipeline"] = Field(
         description="where ranks wait for each other; free: only in rings and at the end of a step; lockstep: at every "
-        "micro-batch; pipeline: between stages; auto: chosen from zero.stage and parallel.pp"
+        "micro-batch; pipeline: between stages; auto: chosen from zero.stage, parallel.pp and parallel.ep"
     )
     max_peers: int = Field(
         ge=1, le=2**20, description="maximum number of ranks that one rank communicates with in a step"
@@ -348,7 +348,9 @@ class Parallel(Section):
     stages: Literal["auto"] | tuple[PositiveInt, ...] = Field(
         description="layers of each stage, such as [20,20,20,20]; auto: stages whose linear layers take equal time"
     )
-    ep: Literal[1]
+    ep: int = Field(
+        ge=1, le=2**16, description="degree of expert parallelism: HDP ranks that share the experts of each layer"
+    )
 
 
 class Slurm(Section):

@@ -1,4 +1,4 @@
-"""Adds recompute, tiles, offload, compiled operations and tensor parallelism to a single-device model.
+"""Adds recompute, tiles, offload, compiled operations, tensor and expert parallelism to a single-device model.
 
 The code of the models contains none of these. Names and values of parameters do not change. Rings are not set here:
 callers pass an `engine.attention.context.AttentionContext` to a model's `forward` for each micro-batch.
@@ -22,6 +22,7 @@ from engine.models.mixtral import grouped
 from engine.models.mixtral.experts import Experts
 from engine.models.recompute import MODES
 from engine.offload.offload import Offload
+from engine.parallel.expert import ExpertParallel
 from engine.parallel.tensor import TensorParallel
 
 
@@ -31,9 +32,10 @@ def parallelize(
     device: torch.device,
     offload: Offload | None = None,
     tensor: TensorParallel | None = None,
+    experts: ExpertParallel | None = None,
 ) -> None:
     """Apply a config's `recompute`, `mlp_tile` and `compile` to a model, in place; with `offload`, offload activations;
-    with `tensor`, split its layers over a tp group.
+    with `tensor`, split its layers over a tp group; with `experts`, exchange tokens in an ep group.
 
     Call it once, after the model has been moved to `device`.
     """
@@ -56,3 +58,5 @@ def parallelize(
     fuse(model, config.model, device, DTYPES[config.dtype], config.compile)
     if tensor is not None:
         tensor.apply(model)
+    if experts is not None:
+        experts.apply(model)

@@ -25,6 +25,8 @@ class Axes:
     tp: dist.ProcessGroup  # ranks that split the matrices of a stage
     pp: dist.ProcessGroup  # the stages of a pipeline
     model: dist.ProcessGroup  # ranks that have the whole model together, tp x pp of them
+    ep: dist.ProcessGroup | None  # ranks that share the experts of each layer; None without expert parallelism
+    experts: dist.ProcessGroup | None  # ranks that store the same experts; None without expert parallelism
     tied: dist.ProcessGroup | None  # the first and the last stage, which share a tied weight; None on other stages
 
     @classmethod
@@ -39,6 +41,8 @@ class Axes:
             new_group(mesh.members(rank, "tp")),
             new_group(stages),
             new_group(mesh.members(rank, "model")),
+            new_group(mesh.members(rank, "ep")) if mesh.ep > 1 else None,
+            new_group(mesh.members(rank, "experts")) if mesh.ep > 1 else None,
             # Last: PyTorch names a group after how many its members have created, and inner stages do not create it.
             new_group([stages[0], stages[-1]]) if on_an_end else None,
         )

@@ -3,7 +3,7 @@
 - default: all ranks; for ZeRO's collectives if all ranks are HDP ranks;
 - rings: all HDP ranks of this rank's hdp group, for batched sends and receives of K,V, dK,dV and expert counts. A ring
   is a list of HDP ranks in this group and needs no communicator of its own (ByteScale, communicators);
-- with tensor or pipeline parallelism, those of axes.py.
+- with tensor, pipeline or expert parallelism, those of axes.py.
 
 Plan digests, checks and errors go through the agents of the nodes (`control`), not through a process group: gloo would
 connect every two ranks.
@@ -40,7 +40,7 @@ class Groups:
     rings: dist.ProcessGroup
     control: Control
     local_rank: int = 0  # the number of this process on its node
-    axes: Axes | None = None  # None if all ranks are HDP ranks
+    axes: Axes | None = None  # None if every rank has the whole model
 
     @property
     def hdp_rank(self) -> int:
@@ -95,5 +95,5 @@ def join_groups(config: Config, control: Control) -> Groups:
         return group
 
     rings = new_group(mesh.members(dist.get_rank(), "hdp"), options)
-    axes = Axes.of(mesh, dist.get_rank(), new_group) if mesh.tp * mesh.pp > 1 else None
+    axes = Axes.of(mesh, dist.get_rank(), new_group) if mesh.tp * mesh.pp * mesh.ep > 1 else None
     return Groups(dist.get_rank(), mesh, device, rings, control, local_rank, axes)

@@ -38,8 +38,10 @@ class PlanSettings:
         """
         ratio, costs, mode = config.offload.ratio, Costs.of(config), config.planner.mode
         if mode == "auto":
-            # Stages are a pipeline; ZeRO-2 and ZeRO-3 reduce or gather in every slot, ZeRO-1 only at the end of a step.
-            mode = "pipeline" if config.parallel.pp > 1 else "free" if config.zero.stage == 1 else "lockstep"
+            # Stages are a pipeline. ZeRO-2 and ZeRO-3 reduce or gather in every slot, ZeRO-1 only at the end of a step;
+            # expert parallelism exchanges tokens in every layer.
+            free = config.zero.stage == 1 and config.parallel.ep == 1
+            mode = "pipeline" if config.parallel.pp > 1 else "free" if free else "lockstep"
         return cls(
             planner=config.planner.name,
             mode=mode,

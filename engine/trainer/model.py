@@ -25,6 +25,7 @@ from engine.models.parallelize import parallelize
 from engine.offload.arena import Arena
 from engine.offload.offload import GAPS, Offload
 from engine.parallel.axes import Axes
+from engine.parallel.expert import ExpertParallel
 from engine.parallel.groups import Groups
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
@@ -51,7 +52,7 @@ def build(
     part = part_of(config, groups.mesh.place(groups.rank))
     offload = make_offload(config, device, settings.host_memory, part) if settings.offload else None
     model = make_model(config, device, weights, offload, axes)
-    engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config, axes)
+    engine = ZeroEngine(model, build_optimizer(model, config.optimizer, config.parallel.ep), config, axes)
     pipeline = None
     if axes is not None and config.parallel.pp > 1:
         dtype, hidden, tp = DTYPES[config.dtype], config.model.hidden, config.parallel.tp
@@ -63,7 +64,8 @@ def build(
 def part_of(config: Config, place: Place) -> Part:
     """Return the part of the model that the device at a place of the mesh stores."""
     cut, tp = stages(config), config.parallel.tp
-    return Part(cut[place.pp], place.pp == 0, place.pp == len(cut) - 1, tp, place.tp)
+    ep = config.parallel.ep
+    return Part(cut[place.pp], place.pp == 0, place.pp == len(cut) - 1, tp, place.tp, ep, place.hdp % ep)
 
 
 def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: float | None = None) -> Kernel:
@@ -99,7 +101,7 @@ def make_model(
         initialise(model, config.run.seed, device, stored)
     else:
         load_weights(model, config.model, Path(weights), gathered)
-    parallelize(model, config, device, offload, tensor)
+    parallelize(model, config, device, offload, tensor, ExpertParallel(axes.ep) if axes and axes.ep else None)
     return model
 
 

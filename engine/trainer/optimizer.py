@@ -9,15 +9,23 @@ from torch import nn
 
 from engine.config.schema import Optimizer
 from engine.models.common.norm import norm_weights
+from engine.models.split import is_of_experts
+from engine.zero.experts import EXPERT_GROUP
 from engine.zero.host_adam import host_adamw
 
 
-def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """Create the AdamW or SGD optimizer of a model. Weight decay applies to matrices, not to norms."""
+def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch.optim.Optimizer:
+    """Create the AdamW or SGD optimizer of a model. Weight decay applies to matrices, not to norms.
+
+    With an `ep` degree above 1 the experts have a group of their own, because other ranks store the same ones.
+    """
     parameters, norms = [p for p in model.parameters() if p.requires_grad], norm_weights(model)
-    groups = [
-        {"params": [p for p in parameters if p not in norms], "weight_decay": settings.weight_decay},
+    experts = {p for name, p in model.named_parameters() if ep > 1 and is_of_experts(name)}
+    matrices = [p for p in parameters if p not in norms and p not in experts]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p in norms], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p in experts], "weight_decay": settings.weight_decay} | EXPERT_GROUP,
     ]
     groups = [group for group in groups if group["params"]]
     # Fused, because other implementations allocate up to two temporary tensors as large as the states in each step.

@@ -21,6 +21,7 @@ from engine.config.schema import Config
 from engine.control import progress
 from engine.cost.sizes import is_bf16_optimizer
 from engine.parallel.axes import Axes
+from engine.zero.experts import experts_known
 from engine.zero.mpu import ModelParallelUnit, mark, sum_copies
 from engine.zero.norm import find_overflow_by_norm
 from engine.zero.reshard import load_resharded
@@ -43,7 +44,7 @@ class ZeroEngine:
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, axes: Axes | None = None
     ) -> None:
-        """`axes` are the groups of this rank; None if all ranks are HDP ranks."""
+        """`axes` are the groups of this rank; None if every rank has the whole model."""
         init_deepspeed()
         self._axes = axes
         groups.mpu = groups.mesh_device = None  # DeepSpeed keeps those of the engine before
@@ -51,13 +52,14 @@ class ZeroEngine:
             mark(model, axes, config.model.tied)
         self._clears_low_precision = is_bf16_optimizer(config)
         self._config = config
-        self._engine: Any = deepspeed.initialize(
-            model=model,
-            optimizer=optimizer,
-            config=deepspeed_settings(config),
-            mpu=None if axes is None else ModelParallelUnit(axes),
-            dist_init_required=False,
-        )[0]
+        with experts_known(model, axes):
+            self._engine: Any = deepspeed.initialize(
+                model=model,
+                optimizer=optimizer,
+                config=deepspeed_settings(config),
+                mpu=None if axes is None else ModelParallelUnit(axes),
+                dist_init_required=False,
+            )[0]
         find_overflow_by_norm(self._engine.optimizer)
         optimizer.register_step_pre_hook(lambda *_: progress.report("update"))
         self._snapshot = Snapshot(self._engine.device, config.cluster.ranks_per_node)
@@ -110,8 +112,11 @@ class ZeroEngine:
         """
         self._snapshot.copies = copies
         parallel = self._config.parallel
-        written = Written(parallel.tp, parallel.pp, self._config.model.vocab)
+        written = Written(parallel.tp, parallel.pp, self._config.model.vocab, parallel.ep)
+        # Otherwise DeepSpeed would save experts one by one.
+        has_experts, self._engine.has_moe_layers = self._engine.has_moe_layers, False
         self._engine.save_checkpoint(".", tag=_TAG, client_state=written.to_client_state(), save_latest=False)
+        self._engine.has_moe_layers = has_experts
         return self._snapshot
 
     def reserve_snapshot(self) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import Tensor
 
+from engine.models.split import is_of_experts
 from engine.parallel.axes import Axes
 from engine.zero.partition import places
 from engine.zero.states import MASTER, SavedStates
@@ -25,7 +26,7 @@ _MASTERS = ("single_partition_of_fp32_groups", "fp32_groups_flat_partition", "fp
 def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | None = None) -> None:
     """Load `saved` into a DeepSpeed engine of ZeRO stage `stage` that has not run yet. All ranks must call it.
 
-    `axes` are the groups of this rank; None if all ranks are HDP ranks.
+    `axes` are the groups of this rank; None if every rank has the whole model.
 
     Allocates the moments, and nothing else but what the low-precision weights take while they are gathered.
     """
@@ -41,11 +42,14 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
     ]
     for flat in masters:
         flat.zero_()  # the padding
+    ep = axes.mesh.ep if axes else 1
     for name, place in places(groups, [len(flat) for flat in masters], stage, ranks).items():
-        start, stop, at = place.on_rank(rank)
+        # Every ep-th rank stores the same share of the experts.
+        ep_rank, edp_rank = (rank % ep, rank // ep) if is_of_experts(name) else (0, rank)
+        start, stop, at = place.on_rank(edp_rank)
         if start < stop:
             for key, flat in states[place.group].items():
-                saved.read(name, key, start, flat[at : at + stop - start], tp, tp_rank)
+                saved.read(name, key, ep_rank * place.size + start, flat[at : at + stop - start], tp, tp_rank)
 
     for flat, of_flat in zip(masters, states, strict=True):
         moments = {key: tensor for key, tensor in of_flat.items() if key != MASTER}

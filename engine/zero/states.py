@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import CheckpointError
-from engine.models.split import dim_of, runs, whole_shape
+from engine.models.split import dim_of, is_of_experts, runs, whole_shape
 from engine.zero.partition import places
 
 MASTER = "master"  # the key of the fp32 master weights among the states of a parameter
@@ -63,6 +63,7 @@ class Written:
     tp: int = 1
     pp: int = 1
     vocab: int = 0
+    ep: int = 1
 
     def to_client_state(self) -> dict[str, Any]:
         """What DeepSpeed saves with the model states."""
@@ -80,7 +81,11 @@ class _Device:
         """`number` is stage x tp + tp rank, DeepSpeed's model parallel rank."""
         model = model_states(checkpoint, number)
         self.written, self.stage = _written(model), int(model["ds_config"]["zero_optimization"]["stage"])
-        self.shapes = {name: at for group in model["param_shapes"] for name, at in group.items()}
+        self.shapes = {
+            name: torch.Size([at[0] * self.written.ep, *at[1:]]) if is_of_experts(name) else at
+            for group in model["param_shapes"]
+            for name, at in group.items()
+        }
         self.buffers = {name: model["module"][name] for name in model["buffer_names"]}
         matches = {
             match: path for path in (checkpoint / "zero").iterdir() if (match := _OPTIMIZER.fullmatch(path.name))
@@ -103,11 +108,19 @@ class _Device:
         return self._states(0)[0]
 
     def read(self, name: str, key: str, start: int, out: Tensor) -> None:
-        """Copy elements of the flattened part of a parameter's state, beginning with `start`, into `out`."""
+        """Copy elements of the flattened part of a parameter's state, beginning with `start`, into `out`.
+
+        The shares of experts that the ranks of an ep group store are one part, in the order of these ranks.
+        """
         place, done = self._places[name], 0
-        for rank, at, count in place.pieces(start, start + len(out)):
-            out[done : done + count] = self._states(rank)[place.group][key][at : at + count]
-            done += count
+        ep = self.written.ep if is_of_experts(name) else 1
+        while done < len(out):
+            # The ranks ep_rank, ep_rank + ep, ... store one share of the experts.
+            ep_rank, inside = divmod(start + done, place.size)
+            for rank, at, count in place.pieces(inside, min(place.size, inside + len(out) - done)):
+                states = self._states(rank * ep + ep_rank)[place.group]
+                out[done : done + count] = states[key][at : at + count]
+                done += count
 
     def _states(self, rank: int) -> list[dict[str, Any]]:
         """The flat tensors of a rank, by key, in the order of the groups."""
@@ -165,11 +178,19 @@ def model_weights(checkpoint: Path) -> Weights:
             **master_weights(checkpoint),
         }
     written, found = _written(model_states(checkpoint, 0)), dict[str, Callable[[], Tensor]]()
+    masters = master_weights(checkpoint) if written.ep > 1 else {}
     for stage in range(written.pp):
         slices = [model_states(checkpoint, stage * written.tp + rank)["module"] for rank in range(written.tp)]
         for name in slices[0]:
+            if written.ep > 1 and is_of_experts(name):  # the file has the share of one rank
+                found[name] = partial(_rounded, masters[name], slices[0][name].dtype)
             found.setdefault(name, partial(_joined, name, slices, written))
     return found
+
+
+def _rounded(master: Callable[[], Tensor], dtype: torch.dtype) -> Tensor:
+    """The weight that an update copies from a master weight."""
+    return master().to(dtype)
 
 
 def _joined(name: str, slices: Sequence[Mapping[str, Tensor]], written: Written) -> Tensor:
