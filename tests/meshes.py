@@ -13,13 +13,14 @@ from torch import Tensor
 from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.close import error
-from engine.cluster.mesh import Mesh
+from engine.cluster.mesh import Mesh, Place
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
 from engine.models.build import Transformer, build_model, end_step
 from engine.models.parallelize import parallelize
-from engine.models.split import slice_of
+from engine.models.split import is_of_experts, slice_of
 from engine.parallel.axes import Axes
+from engine.parallel.expert import ExpertParallel
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
 from engine.planner.make import plan_step
@@ -33,11 +34,11 @@ from tests.covering import Case
 from tests.helpers import Batch, batch, config, llama, mixtral
 
 CPU, WORLD, CAPACITY, LAYERS = torch.device("cpu"), 4, 40, 5
-EXPERTS = ["model.experts=5", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
+EXPERTS = ["model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
 
 
 def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
-    tp, pp = case["tp_pp"]
+    tp, pp, *ep = case["tp_pp"]
     hdp = world // (tp * pp)
     more = [
         f"model.layers={LAYERS}",
@@ -47,8 +48,8 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
         f"mlp_tile={case.get('mlp_tile', 0)}",
     ]
     if balance := case.get("balance"):
-        more += [*EXPERTS, f"balance.by={balance}", "balance.bias_rate=0.01"]
-    mesh = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"cluster.ranks_per_node={world}"]
+        more += [*EXPERTS, f"model.experts={case.get('experts', 5)}", f"balance.by={balance}", "balance.bias_rate=0.01"]
+    mesh = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.ep={ep[0] if ep else 1}", f"cluster.ranks_per_node={world}"]
     return config(hdp, capacity, case["planner"], *more, *mesh)
 
 
@@ -82,12 +83,12 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
         model = build_model(settings, part).to(dtype)
     tensor = TensorParallel(axes.tp, settings.model.vocab) if mesh.tp > 1 else None
     offload = make_offload(settings, CPU, 1 << 30, part)
-    parallelize(model, settings, CPU, offload, tensor)
+    parallelize(model, settings, CPU, offload, tensor, ExpertParallel(axes.ep) if axes.ep else None)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             source = whole["embedding.weight" if settings.model.tied and name == "head.weight" else name]
             with gathered(parameter):
-                parameter.copy_(slice_of(name, source, mesh.tp, axes.place.tp))
+                parameter.copy_(own_slice(name, source, mesh, axes.place))
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
     width = settings.model.hidden
@@ -99,6 +100,13 @@ def build(settings: Config, dtype: torch.dtype, made: Groups) -> Built:
     pipeline = Pipeline(axes.pp, stream) if mesh.pp > 1 else None
     kernel = choose(CPU, narrow, settings.model.head_dim)
     return model, RankContext(axes.place.hdp, CPU, RingComm(axes.hdp), kernel, offload, pipeline), axes
+
+
+def own_slice(name: str, whole: Tensor, mesh: Mesh, place: Place) -> Tensor:
+    """What the device at a place stores of a parameter."""
+    if mesh.ep > 1 and is_of_experts(name):
+        return whole.chunk(mesh.ep)[place.hdp % mesh.ep]
+    return slice_of(name, whole, mesh.tp, place.tp)
 
 
 def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
@@ -197,10 +205,13 @@ class Variant(NamedTuple):
     clip: float
     balance: str | None = None  # of experts
     stage: int = 1
+    shared: bool = False  # experts over several HDP ranks
 
     @property
-    def meshes(self) -> list[tuple[int, int]]:
+    def meshes(self) -> list[tuple[int, ...]]:
         """ZeRO-2 and ZeRO-3 have no pipelines."""
+        if self.shared:
+            return [(1, 1), (1, 1, 2), (1, 1, 4)]
         return [mesh for mesh in MESHES if self.stage == 1 or mesh[1] == 1]
 
 
@@ -216,12 +227,16 @@ VARIANTS = [
     Variant("fp32", tied=False, clip=0.0, stage=3),
     Variant("bf16", tied=True, clip=0.4, stage=3),
     Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True),
+    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True),
 ]
 
 
-def zero_settings(mesh: tuple[int, int], variant: Variant) -> Config:
+def zero_settings(mesh: tuple[int, ...], variant: Variant) -> Config:
     """The context is the same on every mesh, so the same documents serve all of them."""
     case = {"tp_pp": mesh, "planner": "adaptive", "tied": variant.tied, "recompute": "none", "balance": variant.balance}
+    case["experts"] = 4 if variant.shared else 5
     settings = settings_of(case, WORLD, 2 * CAPACITY * mesh[0] * mesh[1] // WORLD)
     optimizer = settings.optimizer.model_copy(update={"clip_norm": variant.clip})
     zero = settings.zero.model_copy(update={"stage": variant.stage})
@@ -232,7 +247,7 @@ def batches() -> list[Batch]:
     return [batch(2, CAPACITY, step) for step in range(STEPS)]
 
 
-def through_deepspeed(mesh: tuple[int, int], variant: Variant, made: Groups) -> dict[str, Any]:
+def through_deepspeed(mesh: tuple[int, ...], variant: Variant, made: Groups) -> dict[str, Any]:
     """Train some steps with ZeRO on this device of a mesh: its norms, and the fp32 weights before and after."""
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -240,7 +255,7 @@ def through_deepspeed(mesh: tuple[int, int], variant: Variant, made: Groups) -> 
 
     settings = zero_settings(mesh, variant)
     model, context, axes = build(settings, torch.float32, made)
-    engine, norms = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings, axes), []
+    engine, norms = ZeroEngine(model, build_optimizer(model, settings.optimizer, axes.mesh.ep), settings, axes), []
     before = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}
     for table, reader in batches():
         plan = plan_step(table.length, PlanSettings.of(settings))

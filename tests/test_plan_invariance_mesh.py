@@ -21,7 +21,7 @@ from torch import Tensor
 
 from engine.close import error
 from engine.cluster.mesh import Mesh
-from engine.models.split import dim_of, slice_of
+from engine.models.split import dim_of, is_of_experts
 from tests.covering import Case, every, pairwise
 from tests.helpers import steps_alone
 from tests.meshes import (
@@ -32,6 +32,7 @@ from tests.meshes import (
     batches,
     compare,
     gradients_of,
+    own_slice,
     settings_of,
     through_deepspeed,
     whole_of,
@@ -121,18 +122,18 @@ def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> Non
         if tied:
             expected["head.weight"], end["head.weight"] = expected["embedding.weight"], end["embedding.weight"]
         errors = []
-        for mesh in (Mesh(WORLD // (tp * pp), tp, pp) for tp, pp in variant.meshes):
+        for mesh in (Mesh(WORLD // (tp * pp), tp, pp, *ep) for tp, pp, *ep in variant.meshes):
             number += 1
             found = {rank: ranks[rank][number] for rank in range(WORLD)}
             worst, squares, count = 0.0, 0.0, 0
             for rank, one in found.items():
-                tp = mesh.place(rank).tp
+                place = mesh.place(rank)
                 assert one["norms"] == found[0]["norms"], (variant, mesh, "ranks have different norms")
                 assert one["norms"] == pytest.approx(norms, rel=1e-5 if dtype == "fp32" else 2e-2), (variant, mesh)
                 for name, after in one["after"].items():
                     change = after - one["before"][name]
-                    worst = max(worst, error(change, slice_of(name, expected[name], mesh.tp, tp)))
-                    squares += float((after - slice_of(name, end[name], mesh.tp, tp)).square().sum())
+                    worst = max(worst, error(change, own_slice(name, expected[name], mesh, place)))
+                    squares += float((after - own_slice(name, end[name], mesh, place)).square().sum())
                     count += after.numel()
             check_copies(found, mesh, tied)
             errors.append(worst if dtype == "fp32" else (squares / count) ** 0.5)
@@ -143,8 +144,14 @@ def test_steps_through_deepspeed_on_every_mesh_are_those_of_one_process() -> Non
 def check_copies(found: dict[int, dict[str, Any]], mesh: Mesh, tied: bool) -> None:
     """What several devices store must be equal to the last bit: norms over tp, all over HDP, a tied weight's copies."""
     for rank, one in found.items():
-        for other in mesh.members(rank, "hdp"):
+        for other in mesh.members(rank, "experts"):
             assert equal(one["after"], found[other]["after"]), f"HDP ranks of {rank}, {mesh}"
+        for other in mesh.members(rank, "hdp"):
+            ours, theirs = (
+                {name: value for name, value in found[which]["after"].items() if not is_of_experts(name)}
+                for which in (rank, other)
+            )
+            assert equal(ours, theirs), f"HDP ranks of {rank}, {mesh}"
         norms = [name for name in one["after"] if dim_of(name) is None]
         for other in mesh.members(rank, "tp"):
             for name in norms:

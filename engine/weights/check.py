@@ -16,6 +16,7 @@ from torch import nn
 from engine.config.schema import Config, Model
 from engine.errors import Problem
 from engine.models.build import build_model
+from engine.models.split import is_of_experts
 from engine.weights.architectures import HEAD, tensor_names
 from engine.weights.config_json import CONFIG, model_values, override_value, read_config
 from engine.weights.finite import STORED
@@ -82,11 +83,15 @@ def places(model: nn.Module, shape: Model) -> dict[str, Place]:
 
     A part with the head but without the embedding has its own copy of a tied weight.
     """
-    names, found = tensor_names(shape), {}
+    names, found, part = tensor_names(shape), {}, getattr(model, "part", None)
     for ours, parameter in model.named_parameters():
         theirs = names[_EMBEDDING if shape.tied and ours == HEAD else ours]
-        for expert, name in enumerate(theirs):
-            found[name] = Place(ours, parameter, expert if len(theirs) > 1 else None)
+        stacked, first, count = len(theirs) > 1, 0, len(theirs)
+        if part is not None and is_of_experts(ours):
+            count //= part.ep
+            first = part.ep_rank * count
+        for place, name in enumerate(theirs[first : first + count]):
+            found[name] = Place(ours, parameter, place if stacked else None)
     return found
 
 
