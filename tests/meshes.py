@@ -49,7 +49,12 @@ def settings_of(case: Case, world: int, capacity: int = CAPACITY) -> Config:
     ]
     if balance := case.get("balance"):
         more += [*EXPERTS, f"model.experts={case.get('experts', 5)}", f"balance.by={balance}", "balance.bias_rate=0.01"]
-    mesh = [f"parallel.tp={tp}", f"parallel.pp={pp}", f"parallel.ep={ep[0] if ep else 1}", f"cluster.ranks_per_node={world}"]
+    mesh = [
+        f"parallel.tp={tp}",
+        f"parallel.pp={pp}",
+        f"parallel.ep={ep[0] if ep else 1}",
+        f"cluster.ranks_per_node={world}",
+    ]
     return config(hdp, capacity, case["planner"], *more, *mesh)
 
 

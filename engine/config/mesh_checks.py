@@ -96,7 +96,10 @@ def mode_goes_with_stages(config: Config) -> Problem | None:
 
 
 def experts_can_be_shared(config: Config) -> Problem | None:
-    """ep divides the experts and the HDP ranks, and goes with no tensor parallelism, stages, ZeRO-3, tiles or free mode."""
+    """ep divides the experts and the HDP ranks.
+
+    It cannot be combined with tensor parallelism, stages, tiles, an optimizer on the host, ZeRO-3 or free mode.
+    """
     parallel, experts, ep = config.parallel, config.model.experts, config.parallel.ep
     if ep == 1:
         return None
@@ -122,7 +125,9 @@ def experts_can_be_shared(config: Config) -> Problem | None:
     for name, (value, works_with) in other.items():
         if value != works_with:
             one = str(works_with).lower()
-            return Problem(f"{ep} cannot be combined with {name}={str(value).lower()}", key, f"set {name}={one}, or {key}=1")
+            return Problem(
+                f"{ep} cannot be combined with {name}={str(value).lower()}", key, f"set {name}={one}, or {key}=1"
+            )
     if config.zero.stage == 3:
         return Problem(f"{ep} cannot be combined with ZeRO-3", key, "set zero.stage=2, or parallel.ep=1")
     if config.planner.mode == "free":

@@ -54,12 +54,31 @@ def collectives(config: Config, ranks: int) -> Collectives:
     sent = (ranks - 1) / ranks / (config.parallel.tp * config.parallel.pp)
     whole = parameters(model)
     if stage < 3:
+        ep, experts = config.parallel.ep, 3 * model.layers * model.experts * model.hidden * model.ffn
+        if ep > 1:  # a share of the experts is reduced over the ranks that store it
+            sent, whole = sent * (whole - experts) + (ranks - ep) / ranks * experts / ep, 1
         gradients, weights = sent * 2 * whole * w, sent * whole * b
         return Collectives(0.0, 0.0, 0.0, gradients if stage == 2 else 0.0, weights + (gradients if stage == 1 else 0))
     layer, head = layer_weights(model, experts=model.experts), model.hidden * model.vocab
     live = min(LIVE_LAYERS, model.layers) * layer
     kept = live + head if head <= live else 0
     return Collectives(sent * whole * b, sent * (whole - kept) * b, sent * layer * b, sent * whole * w, 0.0)
+
+
+def expert_collectives(config: Config) -> tuple[float, float]:
+    """Return the bytes per token that each device of an ep group sends in the forward and in the backward pass.
+
+    The rows of a token's experts go there and back; in the backward pass those of its gradient and its input go there,
+    and the gradient of its input returns. Their weights go there, and the gradients of the weights return. Experts are
+    taken to be chosen equally often.
+    """
+    model, ep = config.model, config.parallel.ep
+    b, w = element_bytes(config.dtype)
+    rows, weights = model.hidden * b, w
+    forward = 2 * rows + weights
+    backward = 3 * rows + 2 * weights + (forward if config.recompute != "none" else 0)
+    sent = model.layers * model.top_k * (ep - 1) / ep
+    return sent * forward, sent * backward
 
 
 def tensor_collectives(config: Config) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from engine.config.schema import Config
 from engine.cost import activations, calibration, flops
 from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
-from engine.cost.collectives import collectives, tensor_collectives
+from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
 from engine.cost.datasheets import nominal
 from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages
@@ -241,6 +241,10 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     inside = tp <= min(node.devices for node in Cluster.of(config.cluster).nodes)
     link = rates.node_bytes_per_s if inside else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
     sent_f, sent_b = (sent / link for sent in tensor_collectives(config))
+    # Blocks of consecutive ranks share experts.
+    near = config.parallel.ep <= min(node.devices for node in cluster.nodes)
+    between = rates.node_bytes_per_s if near else min(rates.node_bytes_per_s, rates.network_bytes_per_s)
+    shared_f, shared_b = (sent / between for sent in expert_collectives(config))
     tiled = flops.ffn_ratio(model) if config.mlp_tile else 0.0
     recomputed = {"none": tiled, "layer": 1.0, "layer_keep_attention": 1.0}[config.recompute]
     kv = 2 * model.layers * model.kv_heads * model.head_dim / tp / rates.node_bytes_per_s
@@ -252,8 +256,8 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     fixed = rates.half_tokens * linear * (1 + rates.linear_backward)
     merged = 3 * w * model.layers * model.heads * model.head_dim / tp  # bytes per token: read twice, written once
     return Rates(
-        token_f=NS * (linear + sent_f),
-        token_b=NS * ((rates.linear_backward + recomputed) * linear + sent_b),
+        token_f=NS * (linear + sent_f + shared_f),
+        token_b=NS * ((rates.linear_backward + recomputed) * linear + sent_b + shared_b),
         pair_f=NS * pair,
         pair_b=NS * rates.attention_backward * pair,
         micro=NS * (fixed + rates.micro_batch_s + model.layers * rates.layer_s),

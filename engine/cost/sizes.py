@@ -24,15 +24,18 @@ def parameters(model: schema.Model) -> int:
     return matrices + norms + (1 if model.tied else 2) * model.hidden * model.vocab
 
 
-def device_parameters(config: schema.Config, stage: int) -> int:
+def device_parameters(config: schema.Config, stage: int, ep: int | None = None) -> int:
     """Number of parameters on a device of a stage: those of its layers, and at the ends the embedding and the head.
 
     Tensor parallelism splits all matrices except routers, and the vocabulary in equal parts, the last one padded. A
-    head that shares the embedding's weights is a copy of them if it is on another stage.
+    head that shares the embedding's weights is a copy of them if it is on another stage. `ep` devices share the
+    experts; by default as many as the config says.
     """
     model, tp, pp = config.model, config.parallel.tp, config.parallel.pp
     router = model.hidden * model.experts if model.experts > 1 else 0
-    layer = (layer_weights(model, experts=model.experts) - router) // tp + router + 2 * model.hidden
+    away = model.experts - model.experts // (ep or config.parallel.ep)  # experts on other devices
+    of_experts = 3 * model.hidden * model.ffn * away
+    layer = (layer_weights(model, experts=model.experts) - router - of_experts) // tp + router + 2 * model.hidden
     rows, first, last = -(-model.vocab // tp) * model.hidden, stage == 0, stage == pp - 1
     ends = rows * (first + last - (first and last and model.tied)) + model.hidden * last
     return len(stages(config)[stage]) * layer + ends

@@ -28,7 +28,7 @@ LETTERS = {
     "h, f, V, N, e, k": "hidden size, ffn, vocabulary, layers, experts, experts per token (top_k)",
     "q, kv": "heads x head_dim, kv_heads x head_dim",
     "P": "parameters of the model; for model states, those of a device",
-    "S": "P / ranks: size of a ZeRO partition",
+    "S": "size of a ZeRO partition: P / ranks, where P counts the experts of the whole ep group",
     "H, Y, E, L": "parameters of the head; of a layer's matrices; of one SwiGLU matrix of all experts; L = max(H, E)",
     "n": "tensors of the optimizer: 3 with AdamW; SGD 2, or 1 without momentum",
     "BUCKET, B": "67,108,864 elements (`reduce_bucket_size`); B = min(P, BUCKET)",
@@ -258,17 +258,21 @@ def letters(config: schema.Config, ranks: int = 1, stage: int | None = None, las
     tp = 1 if stage is None else config.parallel.tp
     ends = (True, last) if stage is None else (stage == 0, stage == config.parallel.pp - 1)
     rows = -(-model.vocab // tp) * model.hidden  # of the embedding and the head on a device
-    experts = model.experts * model.ffn * model.hidden // tp
+    ep = 1 if stage is None else config.parallel.ep
+    experts = model.experts // ep * model.ffn * model.hidden // tp
+    count = parameters(model) if stage is None else device_parameters(config, stage)
+    # The ranks that store the same experts partition them, and they are fewer by the factor of the shares.
+    sharded = count if stage is None else device_parameters(config, stage, ep=1)
     found |= {
         "last": ends[1],
-        "P": parameters(model) if stage is None else device_parameters(config, stage),
+        "P": count,
         "H": rows if ends[1] else 0,
-        "Y": -(-layer_weights(model, experts=model.experts) // tp),
+        "Y": -(-layer_weights(model, experts=model.experts // ep) // tp),
         "E": experts,
         "L": max(rows if any(ends) else 0, experts),
     }
     found |= {
-        "S": -(-found["P"] // ranks),
+        "S": -(-sharded // ranks),
         "B": min(found["P"], sizes.BUCKET),
         "BUCKET": sizes.BUCKET,
         "REDUCED": sizes.REDUCED,

@@ -47,7 +47,8 @@ def _import_muon() -> None:
 def sharded(config: Config, axes: Axes | None = None) -> AbstractContextManager[object]:
     """Return a context in which to create a model, so that under ZeRO-3 each rank stores only its shards of parameters.
 
-    `axes` are the groups of this rank; None if every rank has the whole model. In stages 1 and 2 the context does nothing.
+    `axes` are the groups of this rank; None if every rank has the whole model. In stages 1 and 2 the context does
+    nothing.
     """
     if config.zero.stage < 3:
         return nullcontext()

@@ -34,13 +34,29 @@ from tests.world import run_world
 
 pytestmark = pytest.mark.world
 
-# (tp, pp) and ZeRO stage, one after the other; a step is trained on each, and its checkpoint continues on the next.
-CHAIN = [((1, 1), 1), ((2, 1), 1), ((2, 2), 1), ((1, 2), 1), ((2, 1), 3), ((1, 1), 2), ((2, 2), 1), ((1, 1), 3)]
+# (tp, pp, ep) and ZeRO stage, one after the other; a step is trained on each, and its checkpoint continues on the next.
+Chain = list[tuple[tuple[int, ...], int]]
+CHAIN: Chain = [((1, 1), 1), ((2, 1), 1), ((2, 2), 1), ((1, 2), 1), ((2, 1), 3), ((1, 1), 2), ((2, 2), 1), ((1, 1), 3)]
+OF_SHARES: Chain = [
+    ((1, 1, 2), 1),
+    ((2, 1), 1),
+    ((1, 1, 4), 2),
+    ((1, 1), 3),
+    ((1, 1, 2), 2),
+    ((1, 1, 4), 1),
+    ((2, 2), 1),
+]
 VARIANTS = {
     "tied": Variant("fp32", tied=True, clip=0.4),
     "bf16": Variant("bf16", tied=False, clip=0.4),
     "experts": Variant("fp32", tied=True, clip=0.4, balance="bias"),
+    "shares": Variant("fp32", tied=True, clip=0.4, balance="bias", shared=True),
+    "bf16 shares": Variant("bf16", tied=False, clip=0.4, balance="loss", shared=True),
 }
+
+
+def chain_of(variant: Variant) -> Chain:
+    return OF_SHARES if variant.shared else CHAIN
 
 
 def states_of(folder: Path) -> dict[str, Tensor]:
@@ -59,12 +75,12 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
 
     made: Groups = {}
     found = []
-    for number, (mesh, stage) in enumerate(CHAIN):
+    for number, (mesh, stage) in enumerate(chain_of(variant)):
         settings = zero_settings(mesh, variant._replace(stage=stage))
         adam = settings.optimizer.model_copy(update={"name": "adamw", "betas": (0.9, 0.99)})
         settings = settings.model_copy(update={"optimizer": adam})
         model, context, axes = build(settings, torch.float32, made)
-        engine = ZeroEngine(model, build_optimizer(model, settings.optimizer), settings, axes)
+        engine = ZeroEngine(model, build_optimizer(model, settings.optimizer, axes.mesh.ep), settings, axes)
         if number:
             engine.load(Path(root) / "trained-0")
             save_run(engine, settings, RunFolder(Path(root) / f"first-{number}"))
@@ -94,16 +110,17 @@ def save_run(engine: Any, settings: Config, run: RunFolder) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
     variant = VARIANTS[name]
+    meshes = chain_of(variant)
     with tempfile.TemporaryDirectory() as root:
         ranks = run_world(WORLD, chain, variant, root)
         assert all(rank == ranks[0] for rank in ranks), "all ranks have the same norms"
-        for before, after in pairwise(range(len(CHAIN))):
+        for before, after in pairwise(range(len(meshes))):
             old, new = states_of(Path(root) / f"trained-{before}"), states_of(Path(root) / f"loaded-{after}")
             for key, value in (old | new).items():
                 # A tied model has one weight, or a copy of it on the last stage.
                 source = key if key in old else key.replace("head.weight", "embedding.weight")
                 target = key if key in new else key.replace("head.weight", "embedding.weight")
-                assert torch.equal(new[target], old[source]), (CHAIN[after], key)
+                assert torch.equal(new[target], old[source]), (meshes[after], key)
                 assert value.abs().sum() > 0
             ours, theirs = (
                 model_weights(Path(root) / f"{kind}-{number}")
@@ -111,15 +128,15 @@ def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
             )
             for key in ours.keys() & theirs.keys():
                 wide = torch.bfloat16 if variant.dtype == "bf16" else torch.float32
-                assert torch.equal(ours[key]().to(wide), theirs[key]().to(wide)), (CHAIN[after], key)
-        check_exports(Path(root))
+                assert torch.equal(ours[key]().to(wide), theirs[key]().to(wide)), (meshes[after], key)
+        check_exports(Path(root), meshes)
 
 
-def check_exports(root: Path) -> None:
+def check_exports(root: Path, meshes: Chain) -> None:
     """In the run's dtype and in fp32, in several shards."""
     for dtype in (None, "fp32"):
         expected: dict[str, bytes] = {}
-        for number, (mesh, stage) in enumerate(CHAIN):
+        for number, (mesh, stage) in enumerate(meshes):
             out = root / f"export-{dtype}-{number}"
             export_weights(root / f"first-{number}", out, dtype, 20_000, say=lambda line: None)
             found = {path.name: path.read_bytes() for path in out.iterdir()}
