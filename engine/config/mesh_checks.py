@@ -108,11 +108,11 @@ def experts_can_be_shared(config: Config) -> Problem | None:
     key = "parallel.ep"
     if experts == 1:
         return Problem(f"{ep} ranks cannot share experts, because the model has none", key, "set parallel.ep=1")
-    # A hostfile may have any ranks: `Mesh.of` refuses those that ep does not divide.
+    # A hostfile may have any ranks: `Cluster.of` refuses those that ep does not divide.
     common = experts if config.cluster.hostfile else math.gcd(experts, ranks)
     if common % ep:
         wrong = [f"model.experts={experts}"] if experts % ep else []
-        wrong += [counted(ranks, "HDP rank")] if common != experts and ranks % ep else []
+        wrong += [counted(ranks, "HDP rank")] if ranks % ep and not config.cluster.hostfile else []
         works = [degree for degree in range(1, common + 1) if common % degree == 0]
         near = min(works, key=lambda degree: abs(degree - ep))
         return Problem(f"{ep} does not divide {' and '.join(wrong)}", key, f"the nearest that works is {key}={near}")

@@ -11,7 +11,7 @@ from engine.config.schema import Config
 from engine.fit.largest import largest_capacity
 from engine.planner.settings import PlanSettings
 
-# parallel.ep has one value only.
+# parallel.ep keeps the recipe's value.
 SEARCHED = ("parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity")
 _DEGREES = (1, 2, 4, 8, 16)
 _ROUND = 1024  # tokens: capacities are multiples of this, which are easier to read

@@ -11,7 +11,14 @@ from engine.config.schema import Parallel
 
 SIZE = st.integers(1, 5)
 MESHES = st.builds(lambda blocks, tp, pp, ep: Mesh(blocks * ep, tp, pp, ep), SIZE, SIZE, SIZE, st.integers(1, 3))
-COORDINATES = {"hdp": ("hdp",), "tp": ("tp",), "pp": ("pp",), "ep": ("hdp",), "model": ("tp", "pp")}
+COORDINATES = {
+    "hdp": ("hdp",),
+    "tp": ("tp",),
+    "pp": ("pp",),
+    "ep": ("hdp",),
+    "experts": ("hdp",),
+    "model": ("tp", "pp"),
+}
 GROUPS = tuple(COORDINATES)
 
 
@@ -27,10 +34,11 @@ def test_ranks_and_places_are_a_bijection(mesh: Mesh) -> None:
 @given(MESHES, st.sampled_from(GROUPS))
 def test_groups_of_a_name_partition_the_ranks(mesh: Mesh, group: str) -> None:
     """Each rank is in exactly one, all its members list the same, and only the group's coordinates differ."""
-    size = {"hdp": mesh.hdp, "tp": mesh.tp, "pp": mesh.pp, "ep": mesh.ep, "model": mesh.tp * mesh.pp}[group]
+    size = {"hdp": mesh.hdp, "tp": mesh.tp, "pp": mesh.pp, "ep": mesh.ep, "model": mesh.tp * mesh.pp}
+    size["experts"] = mesh.hdp // mesh.ep
     for rank in range(mesh.ranks):
         members = mesh.members(rank, group)  # type: ignore[arg-type]
-        assert rank in members and len(set(members)) == size and members == sorted(members)
+        assert rank in members and len(set(members)) == size[group] and members == sorted(members)
         for member in members:
             assert mesh.members(member, group) == members  # type: ignore[arg-type]
             here, there = vars(mesh.place(rank)), vars(mesh.place(member))

@@ -24,6 +24,7 @@ def config(*overrides: str) -> Config:
     return found
 
 
+EXPERTS = ["model.experts=4", "model.top_k=2", "cluster.ranks_per_node=8"]
 MISTAKES = [
     (["cluster.nodes=65536", *WIDE], "cluster.nodes", "524,288 HDP ranks exceed the maximum of 65,536", "parallel.tp"),
     (
@@ -188,6 +189,15 @@ MISTAKES = [
     (["+data.sources={web: {path: [a, 'az://b/c?sig=s3cret']}}"], "data.sources.web.path", "signature", "its config"),
     (["run.weights='simplecache::ftp://me:s3cret@host/a'"], "run.weights", "the run folder would show", "fsspec"),
     (["planner.mode=free", "zero.stage=3"], "planner.mode", "ZeRO-3 needs lockstep mode", "planner.mode=auto"),
+    (["parallel.ep=2"], "parallel.ep", "2 ranks cannot share experts, because the model has none", "parallel.ep=1"),
+    ([*EXPERTS, "parallel.ep=3"], "parallel.ep", "3 does not divide model.experts=4 and 8 HDP ranks", "parallel.ep=2"),
+    ([*EXPERTS, "parallel.ep=8"], "parallel.ep", "8 does not divide model.experts=4", "parallel.ep=4"),
+    ([*EXPERTS, "parallel.ep=2", "parallel.tp=2"], "parallel.ep", "combined with parallel.tp=2", "parallel.tp=1"),
+    ([*EXPERTS, "parallel.ep=2", "parallel.pp=2"], "parallel.ep", "combined with parallel.pp=2", "parallel.pp=1"),
+    ([*EXPERTS, "parallel.ep=2", "mlp_tile=64"], "parallel.ep", "combined with mlp_tile=64", "mlp_tile=0"),
+    ([*EXPERTS, "parallel.ep=2", "optimizer.on_host=true"], "parallel.ep", "optimizer.on_host=true", "on_host=false"),
+    ([*EXPERTS, "parallel.ep=2", "zero.stage=3"], "parallel.ep", "cannot be combined with ZeRO-3", "zero.stage=2"),
+    ([*EXPERTS, "parallel.ep=2", "planner.mode=free"], "planner.mode", "needs lockstep mode", "planner.mode=auto"),
     (
         ["planner.mode=lockstep", "parallel.pp=2", "context=1K"],
         "planner.mode",

@@ -29,7 +29,7 @@ def test_every_key_has_one_description() -> None:
         ("data.spool", "whole number", "bytes", ["more than 0"], "64GiB"),
         ("mlp_tile", "whole number", "tokens", ["at least 0"], "0"),
         ("optimizer.name", "adamw or sgd", None, [], "adamw"),
-        ("parallel.ep", "1", None, [], "1"),
+        ("parallel.ep", "whole number", None, ["at least 1", "at most 65,536"], "1"),
         ("offload.ratio", "auto or number", None, [], "auto"),
         ("data.path", "path or list", None, [], "stdlib"),
         ("run.weights", "path or null", None, [], "null"),

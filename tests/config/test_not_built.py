@@ -12,10 +12,7 @@ from engine.config.not_built import not_built
     [
         ("data.runtime", "ray", True),
         ("data.runtime", "rya", False),
-        ("parallel.ep", 2, True),
-        ("parallel.ep", 1, False),
-        ("parallel.ep", True, False),
-        ("parallel.ep", "2", False),
+        ("data.format", "ray", False),
     ],
 )
 def test_a_mistake_is_not_taken_for_a_value_to_come(key: str, value: object, refused: bool) -> None:

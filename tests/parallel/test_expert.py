@@ -14,6 +14,7 @@ from engine.attention.layout import layout
 from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.config.schema import Config
+from engine.cost.collectives import expert_collectives
 from engine.data.slices import micro_batch_slices
 from engine.models.build import build_model, end_step
 from engine.models.common import initialise as initialising
@@ -33,6 +34,7 @@ from tests.world import run_world
 
 WORLD, CAPACITY = 4, 40
 EXPERTS = ["model.experts=4", "model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
+BYTES = [*EXPERTS, "parallel.ep=2", "cluster.ranks_per_node=2"]
 FACTORS: dict[str, list[Any]] = {
     "ep": [2, 4],
     "planner": ["static", "naive", "balanced", "adaptive"],
@@ -70,8 +72,7 @@ def on_rank(cases: list[Case], fault: bool = False) -> list[dict[str, Any]]:
         whole = mixtral(settings).state_dict()
         part = Part(range(settings.model.layers), ep=parallel.size, ep_rank=parallel.rank)
         model = build_model(settings, part).double()
-        parallelize(model, settings, torch.device("cpu"))
-        parallel.apply(model)
+        parallelize(model, settings, torch.device("cpu"), experts=parallel)
         model.load_state_dict({name: share_of(name, x, parallel.size, parallel.rank) for name, x in whole.items()})
         table, reader = batch_of(case)
         plan = plan_step(table.length, PlanSettings.of(settings))
@@ -160,3 +161,35 @@ def test_shares_are_initialised_as_in_the_whole_model(monkeypatch: pytest.Monkey
         initialise(model, 7)
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, share_of(name, whole.get_parameter(name), 2, rank)), (name, rank)
+
+
+def bytes_sent(recompute: str) -> tuple[list[int], int]:
+    """On a rank of two: the bytes of rows and weights that each pass exchanges, and the rank's tokens."""
+    settings, sent, tokens = config(2, CAPACITY, "static", *BYTES, f"recompute={recompute}"), [0, 0], torch.arange(9)
+    exchange = ExpertParallel.exchange
+
+    def counted(self: ExpertParallel, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        sent[0] += rows.nbytes
+        return exchange(self, rows, send, receive)
+
+    ExpertParallel.exchange = counted  # type: ignore[method-assign]
+    part = Part(range(settings.model.layers), ep=2, ep_rank=dist.get_rank())
+    model = build_model(settings, part)
+    initialise(model, 3)
+    parallelize(model, settings, torch.device("cpu"), experts=ExpertParallel(dist.group.WORLD))
+    loss = model(tokens + dist.get_rank(), tokens, tokens)
+    forward, sent[0] = sent[0], 0
+    loss.backward()
+    ExpertParallel.exchange = exchange  # type: ignore[method-assign]
+    return [forward, sent[0]], len(tokens)
+
+
+@pytest.mark.world
+@pytest.mark.parametrize("recompute", ["none", "layer", "layer_keep_attention"])
+def test_bytes_are_those_of_the_cost_model(recompute: str) -> None:
+    """Rows that stay on their rank are counted here; the cost model leaves out 1 / ep of all rows."""
+    ranks = run_world(2, bytes_sent, recompute)
+    expected = expert_collectives(config(2, CAPACITY, "static", *BYTES, f"recompute={recompute}"))
+    tokens = sum(count for _, count in ranks)
+    found = [sum(sent[place] for sent, _ in ranks) / tokens for place in (0, 1)]
+    assert found == pytest.approx([2 * each for each in expected])
