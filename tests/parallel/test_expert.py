@@ -193,3 +193,14 @@ def test_bytes_are_those_of_the_cost_model(recompute: str) -> None:
     tokens = sum(count for _, count in ranks)
     found = [sum(sent[place] for sent, _ in ranks) / tokens for place in (0, 1)]
     assert found == pytest.approx([2 * each for each in expected])
+
+
+@pytest.mark.world
+@pytest.mark.slow
+def test_fifty_steps_with_idle_ranks_end() -> None:
+    case = pairwise(FACTORS)[0] | {"planner": "adaptive", "few": True}
+    cases = [case | {"ep": ep} for _ in range(25) for ep in FACTORS["ep"]]
+    ranks = run_world(WORLD, on_rank, cases)
+    for number, each in enumerate(cases):
+        compare(each, [of_rank[number] for of_rank in ranks])
+    assert any(one["idle"] for of_rank in ranks for one in of_rank), "no idle rank: the test shows too little"
