@@ -50,6 +50,7 @@ def settings_of(model: str, context: str) -> PlanSettings:
             f"cluster.nodes={assumed['devices'][model] // 8}",
             f"cluster.device_memory={assumed['device_memory']}",
             "cluster.host_memory=64TiB",
+            f"model.heads={assumed['heads'][model]}",
             f"model.kv_heads={assumed['kv_heads'][model]}",
             f"parallel.tp={assumed['tensor_parallel'][model]}",
             f"parallel.pp={assumed['pipeline'][model]}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.cluster.cluster import Cluster
 from engine.config.devices import uses_gpus
-from engine.config.schema import Config
+from engine.config.schema import Config, Parallel
 
 _CONTEXT = 1 << 30  # of a GPU: CUDA context, handles and workspaces of libraries
 # NCCL on a GPU, if there are several. A communicator has buffers for its collectives: 688 MiB were measured with four
@@ -38,7 +38,7 @@ class Allowance:
         if not uses_gpus(config):
             return cls(_PROCESS, _PROCESS_PERCENT)
         devices, parallel = devices or Cluster.of(config.cluster).ranks, config.parallel
-        return cls(_CONTEXT + (_nccl(devices, parallel.tp, parallel.pp) if devices > 1 else 0), _FRAGMENTATION)
+        return cls(_CONTEXT + (_nccl(devices, parallel) if devices > 1 else 0), _FRAGMENTATION)
 
     def usable(self, memory: int) -> int:
         """Most bytes of tensors that fit on a device of `memory` bytes beside context and fragmentation."""
@@ -49,7 +49,8 @@ class Allowance:
         return -(-tensors * self.percent // 100)
 
 
-def _nccl(devices: int, tp: int, pp: int) -> int:
+def _nccl(devices: int, parallel: Parallel) -> int:
     """Bytes of NCCL's buffers on each of `devices` devices."""
-    communicators = 2 + (tp > 1) + (pp > 1)
+    tp, pp = parallel.tp, parallel.pp
+    communicators = 2 + (tp > 1) + (pp > 1) + 2 * (parallel.ep > 1)
     return communicators * _COMMUNICATOR + max(0, min(PEERS, devices // (tp * pp) - 1)) * _PEER

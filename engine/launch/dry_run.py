@@ -31,6 +31,7 @@ def dry_run_of(launch: Launch, start: Start, refused: list[Problem]) -> dict[str
         "hdp_ranks": settings.ranks,
         "tp": config.parallel.tp,
         "pp": config.parallel.pp,
+        "ep": config.parallel.ep,
         "out": str(launch.folder.root),
         "source": config.data.place,
         "plan_source": source(config),
