@@ -49,7 +49,7 @@ def measuring(config: Config, ranks: int, folder: Path) -> Config:
         "planner": {"name": "static", "mode": "auto"},
         "optimizer": {"on_host": False},
         "zero": {"stage": 1, "weights_on_host": False},
-        "parallel": {"tp": 1, "pp": 1, "stages": "auto"},
+        "parallel": {"tp": 1, "pp": 1, "stages": "auto", "ep": 1},
     }
     top = {"recompute": "none", "mlp_tile": 0, "context": _LEAST, "capacity": _LEAST, "batch_tokens": _STEP}
     parts = {name: getattr(config, name).model_copy(update=values) for name, values in sections.items()}

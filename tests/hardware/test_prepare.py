@@ -30,6 +30,12 @@ def test_a_large_model_is_cut_to_few_layers(tmp_path: Path) -> None:
     assert measuring(load(["model.layers=32"]), 2, tmp_path).model.layers == 4
 
 
+@pytest.mark.parametrize("mesh", [["parallel.tp=2", "parallel.pp=2"], ["model.experts=4", "parallel.ep=4"]])
+def test_one_rank_measures_for_any_mesh(tmp_path: Path, mesh: list[str]) -> None:
+    parallel = measuring(load(["cluster.ranks_per_node=4", *mesh]), 1, tmp_path).parallel
+    assert (parallel.tp, parallel.pp, parallel.ep) == (1, 1, 1)
+
+
 def test_layers_that_do_not_fit_are_cut_too(tmp_path: Path) -> None:
     whole = measuring(load([]), 2, tmp_path)
     least = next(size for size in range(1, 64) if fits(f"{PROCESS + size}M", tmp_path))
