@@ -14,6 +14,7 @@ from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.cost.sizes import device_parameters
 from engine.cost.stages import stages
+from engine.cost.states import states
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.part import Between
@@ -49,6 +50,18 @@ def test_parameters_are_those_of_the_part_that_a_device_builds(tp: int, pp: int,
         with torch.device("meta"):
             model = build_model(asked, part_of(asked, Place(pp=stage, hdp=0, tp=tp - 1)))
         assert device_parameters(asked, stage) == sum(parameter.numel() for parameter in model.parameters()), stage
+
+
+@pytest.mark.parametrize("ep", [2, 4])
+def test_parameters_with_shares_of_the_experts(ep: int) -> None:
+    """The states are partitioned over fewer ranks, so that a rank has as much of them as without shares."""
+    asked = config(1, 1, *EXPERTS, f"parallel.ep={ep}", f"cluster.ranks_per_node={ep}")
+    whole = config(1, 1, *EXPERTS, f"cluster.ranks_per_node={ep}")
+    with torch.device("meta"):
+        model = build_model(asked, part_of(asked, Place(hdp=ep - 1)))
+    assert device_parameters(asked, 0) == sum(parameter.numel() for parameter in model.parameters())
+    assert states(asked, ep).optimizer == states(whole, ep).optimizer
+    assert states(asked, ep).parameters < states(whole, ep).parameters
 
 
 def test_each_micro_batch_in_flight_keeps_two_layers() -> None:

@@ -1,4 +1,4 @@
-"""A run with tensor and pipeline parallelism logs the losses and the norms of a run without, and draws its stages."""
+"""A run with tensor, pipeline or expert parallelism logs the losses and norms of a run without, and draws its stages."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ MESHES = {
     "pp 2": (2, ["parallel.pp=2", "parallel.stages=[3,1]"]),
     "tp 2, pp 2, tied": (4, ["parallel.tp=2", "parallel.pp=2", "model.tied=true"]),
     "pp 2, rings of 2": (4, ["parallel.pp=2", "capacity=96"]),
+    "ep 2": (2, ["parallel.ep=2", "capacity=96", "model.experts=4", "model.top_k=2"]),
     "pp 4, micro-batches of half the size": (4, ["parallel.pp=4", "context=96", "capacity=96"]),
 }
 
@@ -55,8 +56,8 @@ def config_of(out: Path, data: Path, ranks: int, *more: str) -> Config:
 def test_a_mesh_changes_no_loss(tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     ranks, mesh = MESHES[name]
     in_worlds(monkeypatch, STEPS)
-    tied = [key for key in mesh if "tied" in key or "context" in key]
-    alone, split = config_of(tmp_path / "alone", data, 1, *tied), config_of(tmp_path / "split", data, ranks, *mesh)
+    same = [key for key in mesh if key.startswith(("model.", "context"))]
+    alone, split = config_of(tmp_path / "alone", data, 1, *same), config_of(tmp_path / "split", data, ranks, *mesh)
     for config in (alone, split):
         train(config, say=lambda line: None)
     expected = logged(tmp_path / "alone")
