@@ -1,4 +1,4 @@
-"""A run with tensor, pipeline or expert parallelism logs the losses and norms of a run without, and draws its stages."""
+"""A run with tensor, pipeline or expert parallelism logs the losses and norms of one without, and draws its stages."""
 
 from __future__ import annotations
 
