@@ -98,7 +98,7 @@ class Ledger:
             self._remove_from(step)
         shards = np.empty(len(plan.ring_ranks), dtype=SHARD)
         shards["step"], shards["rank"] = step, plan.ring_ranks
-        shards["sequence"] = plan.shard_sequence
+        shards["sequence"] = plan.slice_sequence[plan.shard_slice]
         # Synced, so that no checkpoint is newer than the ledger.
         for kind, new in (("documents", rows), ("ranks", shards)):
             path = self._path(kind, _number(step))

@@ -93,7 +93,7 @@ def boxes(plan: StepPlan, spans: Sequence[Span], ranks: Ints, end_s: float | Non
 def largest_rings(plan: StepPlan) -> Ints:
     """Degree of the largest ring of each micro-batch, [micro-batches]: 1 if all sequences are unsplit, 0 if idle."""
     largest = np.zeros(plan.micro_batches, dtype=np.int64)
-    np.maximum.at(largest, plan.shard_micro, plan.degrees[plan.shard_sequence])
+    np.maximum.at(largest, plan.shard_micro, plan.degrees[plan.shard_slice])
     return largest
 
 

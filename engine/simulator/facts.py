@@ -87,22 +87,22 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
     hops, and the expert counts of a shard make D - 1. So each member receives the K,V of all tokens except its own, and
     the dK,dV of all tokens.
     """
-    ring, leaves = plan.degrees[plan.shard_sequence] > 1, crossing(plan, settings.cluster) == 1
+    ring, leaves = plan.degrees[plan.shard_slice] > 1, crossing(plan, settings.cluster) == 1
     return _sent(plan, settings, ring & ~leaves), _sent(plan, settings, ring & leaves)
 
 
 def rank_ring_bytes(plan: StepPlan, settings: PlanSettings) -> list[int]:
     """Return the bytes that each rank sends in its rings in a step, all layers and passes."""
-    ring = plan.degrees[plan.shard_sequence] > 1
+    ring = plan.degrees[plan.shard_slice] > 1
     return [_sent(plan, settings, ring & (plan.ring_ranks == rank)) for rank in range(plan.ranks)]
 
 
 def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> int:
     """Return the bytes of the selected hops, [K]: hop k leads from the rank of shard k to the next one in its ring."""
     costs = settings.costs
-    tokens = plan.lengths[plan.shard_sequence]
+    tokens = plan.lengths[plan.shard_slice]
     others = tokens - loads.shard_loads(plan)[0][plan.next_shard]
     # Tokens are summed before they become Python integers: bytes exceed 2^63 at 16,384 ranks and 2M tokens.
     kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
-    counts = int((plan.degrees[plan.shard_sequence][hops] - 1).sum()) * costs.counts_bytes
+    counts = int((plan.degrees[plan.shard_slice][hops] - 1).sum()) * costs.counts_bytes
     return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes + counts

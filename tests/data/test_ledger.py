@@ -50,7 +50,7 @@ def plan_of(step: int) -> Any:
     random = np.random.default_rng(1000 + step)
     degrees = random.integers(1, 4, len(table_of(step)))
     ranks = np.concatenate([random.permutation(4)[:degree] for degree in degrees])
-    return SimpleNamespace(ring_ranks=ranks, shard_sequence=np.repeat(np.arange(len(degrees)), degrees))
+    return SimpleNamespace(ring_ranks=ranks, shard_slice=np.repeat(np.arange(len(degrees)), degrees))
 
 
 def record(ledger: Ledger, step: int, **changes: Any) -> None:
@@ -72,7 +72,7 @@ def assert_has(ledger: Ledger, steps: range) -> None:
             assert rows[name].tolist() == getattr(table, name).tolist()
         assert set(rows["step"].tolist()) == set(shards["step"].tolist()) == {step}
         assert shards["rank"].tolist() == plan_of(step).ring_ranks.tolist()
-        assert shards["sequence"].tolist() == plan_of(step).shard_sequence.tolist()
+        assert shards["sequence"].tolist() == plan_of(step).shard_slice.tolist()
     found = [(rows["step"].tolist(), shards["step"].tolist()) for rows, shards in ledger.parts()]
     assert all({*rows} == {*shards} for rows, shards in found)
     assert sorted({*chain.from_iterable(rows for rows, _ in found)}) == list(steps)
@@ -211,7 +211,7 @@ def test_other_documents_in_a_step_that_is_run_again_are_not_refused(tmp_path: P
 def test_sources_keep_their_numbers_when_others_are_added_or_left_out(tmp_path: Path) -> None:
     zeros = np.zeros(1, dtype=np.int64)
     table = SequenceTable(zeros, zeros, zeros, zeros, zeros + 1, zeros + 1, zeros.astype(np.uint64))
-    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_sequence=zeros)
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_slice=zeros)
     for step, names in enumerate((["web", "code"], ["code"], ["books", "code"], ["web"]), start=1):
         Ledger(tmp_path, names).record(step, table, plan)
     ledger = Ledger(tmp_path)

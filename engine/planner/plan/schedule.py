@@ -17,6 +17,10 @@ that holds the chunk, of queries on the left and of keys in the triangle:
    5  A  A B C C B A
 ```
 
+The chunks of a slice are those of its own tokens. Each part also has its shards of the earlier slices of the sequence,
+its prefix: the K,V that it sends around the ring are those of its prefix and of its shard. All queries of the slice
+attend to all keys of all prefixes.
+
 In round t, part i computes with the K,V of part (i - t) mod D and sends them on to part i + 1 at the same time. In the
 backward pass the dK,dV of a part follow its K,V one round later, and return to their owner in round D.
 
@@ -26,6 +30,7 @@ once per micro-batch, all layers together, after its last layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from numba.extending import register_jitable
@@ -46,17 +51,15 @@ class Span(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Queries q_start .. q_stop - 1 of a shard attend to keys 0 .. kv_stop - 1 of a shard of the same sequence."""
+    """Queries q_start .. q_stop - 1 of a shard attend to keys 0 .. kv_stop - 1 of the same or another part of the ring.
+
+    The keys of a part are its prefix, followed by its shard. A causal block has the keys of the shard alone.
+    """
 
     q_start: int
     q_stop: int
     kv_stop: int
     causal: bool
-
-    @property
-    def empty(self) -> bool:
-        """True if one side has no token; such a block must never reach an attention kernel."""
-        return self.q_start == self.q_stop or self.kv_stop == 0
 
 
 class Transfer(NamedTuple):
@@ -93,17 +96,27 @@ def shard_tokens(length: int, degree: int, part: int) -> int:
     return low.tokens + high.tokens
 
 
-def block(length: int, degree: int, q_part: int, kv_part: int) -> Block:
-    """Return which queries of shard `q_part` attend to which keys of shard `kv_part`, as offsets into the shards."""
+def prefix_tokens(earlier: Sequence[int], degree: int, part: int) -> int:
+    """Return the tokens of a part's prefix, for earlier slices of so many tokens."""
+    return sum(shard_tokens(length, degree, part) for length in earlier)
+
+
+def blocks(length: int, degree: int, q_part: int, kv_part: int, earlier: Sequence[int] = ()) -> list[Block]:
+    """Return which queries of shard `q_part` attend to which keys of part `kv_part`, as offsets.
+
+    `length` is that of the slice, `earlier` has those of the slices before it. No block is empty.
+    """
     q_low, q_high = shard_spans(length, degree, q_part)
     kv_low, kv_high = shard_spans(length, degree, kv_part)
-    queries = q_low.tokens + q_high.tokens
+    queries, prefix = q_low.tokens + q_high.tokens, prefix_tokens(earlier, degree, kv_part)
     if kv_part == q_part:
-        return Block(0, queries, queries, causal=True)
-    if kv_part < q_part:  # the low chunk of the keys precedes both chunks of the queries, the high one follows both
-        return Block(0, queries, kv_low.tokens, causal=False)
-    keys = kv_low.tokens + kv_high.tokens  # both chunks of the keys lie between the two chunks of the queries
-    return Block(q_low.tokens, queries, keys, causal=False)
+        found = [Block(0, queries, queries, causal=True), Block(0, queries, prefix, causal=False)]
+    elif kv_part < q_part:  # the low chunk of the keys precedes both chunks of the queries, the high one follows both
+        found = [Block(0, queries, prefix + kv_low.tokens, causal=False)]
+    else:  # both chunks of the keys lie between the two chunks of the queries
+        keys = prefix + kv_low.tokens + kv_high.tokens
+        found = [Block(0, q_low.tokens, prefix, causal=False), Block(q_low.tokens, queries, keys, causal=False)]
+    return [one for one in found if one.q_start < one.q_stop and one.kv_stop > 0]
 
 
 def kv_part(degree: int, part: int, round_: int) -> int:

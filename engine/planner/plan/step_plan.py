@@ -1,8 +1,19 @@
 """The StepPlan: which rank computes which part of which sequence, in which order, and in rings of which ranks.
 
 A step is planned once and read three times: the engine runs the plan, the simulator times it, and the report draws it.
-Letters: S sequences, P HDP ranks, K shards (the sum of all ring degrees), M micro-batches, G gangs. ppm is parts per
-million.
+
+In a pipeline a long sequence may be cut into slices along its tokens, each in a micro-batch of its own, so that a stage
+can start on the first slice while the stage before it computes the next one (Seq1F1B, arXiv 2406.03488):
+
+```
+ sequence of 10 tokens in 3 slices    tokens 0 .. 4 | 5 .. 7 | 8 9       earlier slices are cheaper per token
+```
+A slice attends to itself and to the earlier slices of its sequence, whose K,V stay on their ranks until their backward
+pass. So all slices of a sequence have the same ring, and backward passes run from the last slice to the first. A
+sequence that is not cut is one slice.
+
+Letters: S slices, P HDP ranks, K shards (the sum of all ring degrees), M micro-batches, G gangs, L micro-batches of the
+rank that has the most. ppm is parts per million.
 """
 
 from __future__ import annotations
@@ -23,16 +34,28 @@ from engine.units import PPM, Ints
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of one sequence, as a small view for people and for the engine."""
+    """One rank's part of one slice of a sequence, as a small view for people and for the engine."""
 
-    sequence: int
-    length: int  # tokens of the whole sequence
+    sequence: int  # number in the step
+    length: int  # tokens of the slice
     ring: tuple[int, ...]  # the ordered ranks that share the sequence
     part: int  # index of this shard in the ring
+    earlier: tuple[int, ...] = ()  # tokens of each earlier slice of the sequence
+    later: int = 0  # tokens of all later slices
 
     @property
     def degree(self) -> int:
         return len(self.ring)
+
+    @property
+    def sliced(self) -> bool:
+        """Whether the sequence has more than one slice."""
+        return bool(self.earlier) or self.later > 0
+
+    @property
+    def whole(self) -> int:
+        """Tokens of the whole sequence."""
+        return sum(self.earlier) + self.length + self.later
 
 
 @dataclass(frozen=True)
@@ -53,12 +76,12 @@ class StepPlan:
 
     ```
     rank r --micro_start--> micro-batches --shard_start--> shard_order --> shard k
-    sequence s --ring_start--> shards k = ring_start[s] + part --> ring_ranks[k], the rank that holds it
+    slice s --ring_start--> shards k = ring_start[s] + part --> ring_ranks[k], the rank that holds it
     ```
-    A shard's number is its index in `ring_ranks`.
+    A shard's number is its index in `ring_ranks`. The slices of a sequence follow each other.
     All arrays are int64. Units: lengths and capacity in tokens (inputs), offload in ppm.
     Modes: in "free" ranks wait for each other only in rings and at the end of the step, in "lockstep" also in every
-    slot, and in "pipeline" each rank is a pipeline of stages that runs 1F1B (order.py).
+    slot, and in "pipeline" each rank is a pipeline of stages, whose passes run in the order of `passes` (order.py).
     """
 
     planner: str
@@ -66,7 +89,8 @@ class StepPlan:
     stages: int  # 1 except in a pipeline
     ranks: int  # P
     capacity: int  # tokens that a rank holds in one micro-batch
-    lengths: Ints  # [S] inputs of each sequence
+    lengths: Ints  # [S] inputs of each slice
+    before: Ints  # [S] inputs of the earlier slices of its sequence; 0 for a first slice
     ring_start: Ints  # [S + 1]
     ring_ranks: Ints  # [K]
     micro_start: Ints  # [P + 1] rank r runs micro-batches micro_start[r] .. micro_start[r + 1] - 1, in that order
@@ -75,10 +99,29 @@ class StepPlan:
     gang: Ints  # [M] micro-batches that share rings run at the same time and have the same gang
     slot: Ints  # [M] place in the lockstep order; -1 in other modes
     offload: Ints  # [M] offload ratio, ppm
+    passes: Ints  # [2 stages L] in a pipeline, all passes of a rank with L micro-batches, in order (order.py); else empty
 
     @property
-    def sequences(self) -> int:
+    def slices(self) -> int:
+        """The number of slices S."""
         return len(self.lengths)
+
+    @cached_property
+    def sequences(self) -> int:
+        """The number of sequences."""
+        return int((self.before == 0).sum())
+
+    @cached_property
+    def sequence_lengths(self) -> Ints:
+        """The inputs of each sequence, [sequences]."""
+        if self.sequences == self.slices:
+            return self.lengths
+        return np.add.reduceat(self.lengths, np.flatnonzero(self.before == 0))
+
+    @cached_property
+    def slice_sequence(self) -> Ints:
+        """The sequence of each slice, [S]."""
+        return np.cumsum(self.before == 0) - 1
 
     @property
     def micro_batches(self) -> int:
@@ -92,12 +135,12 @@ class StepPlan:
 
     @cached_property
     def degrees(self) -> Ints:
-        """The ring degree of each sequence, [S]."""
+        """The ring degree of each slice, [S]."""
         return np.diff(self.ring_start)
 
     @cached_property
-    def shard_sequence(self) -> Ints:
-        """The sequence of each shard, [K]."""
+    def shard_slice(self) -> Ints:
+        """The slice of each shard, [K]."""
         return row_of_each(self.ring_start)
 
     @cached_property
@@ -119,17 +162,22 @@ class StepPlan:
         """The rank that runs each micro-batch, [M]."""
         return row_of_each(self.micro_start)
 
-    def ring(self, sequence: int) -> tuple[int, ...]:
-        """Return the ordered ranks that share a sequence."""
-        return tuple(self.ring_ranks[self.ring_start[sequence] : self.ring_start[sequence + 1]].tolist())
+    def ring(self, slice_: int) -> tuple[int, ...]:
+        """Return the ordered ranks that share a slice."""
+        return tuple(self.ring_ranks[self.ring_start[slice_] : self.ring_start[slice_ + 1]].tolist())
 
     def micro_batch(self, index: int) -> MicroBatch:
         """Return micro-batch `index`, counted over all ranks, as an object."""
         shards = []
         for shard in self.shard_order[self.shard_start[index] : self.shard_start[index + 1]].tolist():
-            sequence = int(self.shard_sequence[shard])
-            part = shard - int(self.ring_start[sequence])
-            shards.append(Shard(sequence, int(self.lengths[sequence]), self.ring(sequence), part))
+            at = int(self.shard_slice[shard])
+            sequence, part = int(self.slice_sequence[at]), shard - int(self.ring_start[at])
+            first, length, before = at, int(self.lengths[at]), int(self.before[at])
+            while self.before[first] > 0:
+                first -= 1
+            earlier = tuple(self.lengths[first:at].tolist())
+            later = int(self.sequence_lengths[sequence]) - before - length
+            shards.append(Shard(sequence, length, self.ring(at), part, earlier, later))
         rank, gang, slot = int(self.micro_rank[index]), int(self.gang[index]), int(self.slot[index])
         return MicroBatch(index, rank, gang, slot, tuple(shards), int(self.offload[index]) / PPM)
 

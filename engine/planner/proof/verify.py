@@ -86,12 +86,12 @@ def rule_1_every_token_once(plan: StepPlan) -> None:
     times = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
     shard = first_true(times != 1)
     if shard >= 0:
-        sequence = plan.shard_sequence[shard]
+        sequence = plan.shard_slice[shard]
         raise PlanError(1, f"shard {shard} of sequence {sequence} is in {times[shard]} micro-batches, not in one")
     runs_on = plan.micro_rank[plan.shard_micro]
     shard = first_true(runs_on != plan.ring_ranks)
     if shard >= 0:
-        sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        sequence, rank = plan.shard_slice[shard], plan.ring_ranks[shard]
         raise PlanError(1, f"rank {runs_on[shard]} runs the shard of sequence {sequence} that belongs to rank {rank}")
 
 
@@ -121,7 +121,7 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
     """
     shard = duplicate_in_row(plan.ring_start, plan.ring_ranks, plan.ranks)
     if shard >= 0:
-        sequence, rank = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        sequence, rank = plan.shard_slice[shard], plan.ring_ranks[shard]
         raise PlanError(3, f"rank {rank} appears twice in the ring of sequence {sequence}")
     label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
     micro = first_true(plan.gang != plan.gang[label])
@@ -170,7 +170,7 @@ def rule_6_messages(plan: StepPlan) -> None:
     """
     shard = crossed_shard(plan.next_shard, plan.ring_ranks, plan.shard_order, plan.ranks)
     if shard >= 0:
-        sequence, sender = plan.shard_sequence[shard], plan.ring_ranks[shard]
+        sequence, sender = plan.shard_slice[shard], plan.ring_ranks[shard]
         receiver = plan.ring_ranks[plan.next_shard[shard]]
         raise PlanError(6, f"rank {sender} sends sequence {sequence} later than rank {receiver} expects it")
 

@@ -66,7 +66,7 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
         members=members,
         shard_start=plan.shard_start,
         shard_order=plan.shard_order,
-        degree=plan.degrees[plan.shard_sequence],
+        degree=plan.degrees[plan.shard_slice],
         tokens=tokens,
         pairs=pairs,
         cross=crossing(plan, cluster),
