@@ -123,7 +123,7 @@ def measure(
 
 def hops(plan: StepPlan, settings: PlanSettings) -> float:
     """Sum of tokens x (degree - 1), divided by the same sum at the needed degrees; 1 if both are 0."""
-    work = settings.costs.sequence(plan.lengths)
+    work = settings.costs.sequence(plan.sequence_lengths)
     needed = np.maximum(-(-plan.lengths // plan.capacity), np.ceil(work / (work.sum() / plan.ranks)).astype(np.int64))
     least = int((plan.lengths * (np.minimum(needed, plan.ranks) - 1)).sum())
     made = int((plan.lengths * (plan.degrees - 1)).sum())

@@ -122,7 +122,7 @@ def _without_offload(plan: StepPlan, settings: PlanSettings) -> dict[str, Any] |
         return None
     plain = settings.without_offload()
     try:
-        return dict(facts(plan_step(plan.lengths, plain), plain))
+        return dict(facts(plan_step(plan.sequence_lengths, plain), plain))
     except MemoryFitError:
         return None
 

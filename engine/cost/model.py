@@ -6,6 +6,7 @@ alone: no measured time of a run enters a plan. Memory and traffic are whole byt
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -32,8 +33,8 @@ class Costs:
     """Nanoseconds, FLOPs and bytes of one HDP rank. A rank is d_tp x d_pp devices; bytes are those of each device.
 
     In a pipeline, the fields that count layers and bytes are those of the first stage, and `later_stages` has those of
-    the others. Methods return bytes of the stage that decides. All micro-batches in flight are counted as if they were
-    as large as the one in question.
+    the others. Methods return bytes of the stage that decides. If they are not told which micro-batches are in flight
+    besides the one in question, they count those of 1F1B, as if all were equally large.
     """
 
     source: str  # where the rates come from
@@ -61,6 +62,7 @@ class Costs:
     closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
     filling_bytes: int = 0  # part of `fixed_bytes` not yet allocated when a step's first backward pass begins
     in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
+    kept_bytes: int = 0  # of a sliced sequence, per token in addition: K,V of its slices, and their gradients
     later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
 
     @classmethod
@@ -126,19 +128,29 @@ class Costs:
         pairs = sum(length * (length + 1) // 2 for length in lengths.tolist())
         return flops.PASSES * (self.linear_flops * tokens + self.attention_flops * pairs)
 
-    def peak_bytes(self, tokens: Ints, ring_tokens: Ints, offload: Ints | int = 0, first: Any = False) -> Ints:
+    def peak_bytes(
+        self,
+        tokens: Ints,
+        ring_tokens: Ints,
+        offload: Ints | int = 0,
+        first: Any = False,
+        waiting: Sequence[Ints] | None = None,
+    ) -> Ints:
         """Peak bytes on a device of a rank in micro-batches of `tokens` [M] with offload ratio `offload` (ppm).
 
         `ring_tokens` [M] is the size of the ring buffers: the sum of the largest shards of all rings of a micro-batch.
-        `first` is true for the first micro-batch of a rank in a step. The result is at least the bytes at the end of
-        the step (`closing_bytes`), where activations are already released.
+        `first` is true for the first micro-batch of a rank in a step. `waiting` has for each stage the tokens [M] of
+        other micro-batches in flight whose activations are on the device (planner/plan/loads.py). The result is at
+        least the bytes at the end of the step (`closing_bytes`), where activations are already released.
         """
-        during = self.fullest(tokens, offload, first) + self.ring_bytes * ring_tokens
-        peak = self.fixed_bytes + np.maximum(during, self.closing_bytes)
-        later = (stage.peak_bytes(tokens, ring_tokens, offload, first) for stage in self.later_stages)
-        return reduce(np.maximum, later, peak)
+        during = self.fullest(tokens, offload, first, None if waiting is None else waiting[0])
+        peak = self.fixed_bytes + np.maximum(during + self.ring_bytes * ring_tokens, self.closing_bytes)
+        for number, stage in enumerate(self.later_stages, start=1):
+            own = None if waiting is None else waiting[number : number + 1]
+            peak = np.maximum(peak, stage.peak_bytes(tokens, ring_tokens, offload, first, own))
+        return peak
 
-    def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False) -> Ints:
+    def fullest(self, tokens: Ints, offload: Ints | int, first: Any = False, waiting: Ints | None = None) -> Ints:
         """Peak bytes of micro-batches without states and ring buffers: the largest of three instants (docs/memory.md).
 
         In a pipeline those of the first stage, with the micro-batches that wait for their backward pass.
@@ -148,13 +160,16 @@ class Costs:
         """
         left, layer = min(2, self.layers), self.instants[0].of(tokens)
         fill = np.where(first, self.filling_bytes, 0)
-        begins = self.token_bytes * self.resident_here(tokens, offload) + self.working(tokens) - fill
+        own = self.resident_here(tokens, offload)
+        if waiting is None:
+            waiting = (self.in_flight - 1) * own
+        begins = -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens) - fill
         # Exact: `most_tokens` relies on it.
         two = -(-self.token_bytes * left * tokens // (self.layers * self.in_flight))
         # The other micro-batches in flight have not begun their backward passes.
-        waiting = self.token_bytes * self.resident_here(tokens, offload) * (self.in_flight - 1) // self.in_flight
-        others = (self.layers - left) * self.passing_bytes // self.layers
-        two_left = two + waiting + others + layer - fill * left // self.layers
+        others = self.token_bytes * waiting // self.in_flight
+        passing = (self.layers - left) * self.passing_bytes // self.layers
+        two_left = two + others + passing + layer - fill * left // self.layers
         return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
 
     def working(self, tokens: Any) -> Any:
@@ -211,6 +226,7 @@ def _bytes(config: Config, ranks: int, stage: int) -> dict[str, Any]:
         "in_flight": in_flight,
         "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) * own * in_flight // (model.layers * tp)),
         "instants": activations.instants(config, stage),
+        "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * sum(element_bytes(dtype)) // tp),
         "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
         "passing_bytes": held.passing,

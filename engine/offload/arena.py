@@ -30,6 +30,10 @@ class Arena:
         self._used = self._largest = 0
         self._short = 0  # most bytes that a micro-batch needed, within `limit`, but the host could not allocate
 
+    def another(self) -> Arena:
+        """Create an empty arena for the same device, with the same limit."""
+        return Arena(self._device, self._configured_limit)
+
     @property
     def size(self) -> int:
         """Allocated bytes, used or not."""

@@ -95,25 +95,31 @@ class Offload:
 
     For each micro-batch: call `begin`, run the forward pass of each layer in order in the context `layer`, then run the
     backward pass. `layers` is the number of layers of the device, `token_bytes` the bytes that one layer saves per
-    token. Micro-batches take the `arenas` in turn: the backward pass of one must be complete before `begin` reaches its
-    arena again. After an exception, `begin` discards the old state.
+    token. Each micro-batch takes one of `arenas` until its backward pass is complete; if all are taken, another one is
+    created. After an exception, `make_room` discards the old state.
     """
 
     def __init__(self, layers: int, device: torch.device, arenas: Sequence[Arena], token_bytes: int) -> None:
-        self._last, self._device, self.arenas, self._token_bytes = layers - _LAYERS_KEPT, device, arenas, token_bytes
+        self._last, self._device, self._token_bytes = layers - _LAYERS_KEPT, device, token_bytes
+        self.arenas = list(arenas)
         self._out, self._back = CopyStream(device), CopyStream(device)
-        self._turn = 0
-        self._arena = arenas[0]  # of the current micro-batch, as the next two
+        # By arena: the layers of the micro-batch that took it; a backward pass removes them.
+        self._taken: list[list[_Layer]] = [[] for _ in arenas]
+        self._arena = self.arenas[0]  # of the current micro-batch, as the next two
         self._layers: list[_Layer] = []
         self._ratio = 0.0
         self.saved_bytes = self.moved_bytes = 0  # totals over all micro-batches: saved by layers, and offloaded
 
-    def make_room(self, ratio: float, tokens: int) -> None:
-        """Allocate the host memory to offload `ratio` of the activations of `tokens` tokens.
+    def make_room(self, ratio: float, tokens: int, micro_batches: int = 1) -> None:
+        """Allocate the host memory to offload `ratio` of the activations of `tokens` tokens, as often as
+        `micro_batches` are in flight at once.
 
         The last two layers need none. Call it only between steps. Raises MemoryFitError as `Arena.reset` does.
         """
-        for arena in self.arenas:
+        while len(self.arenas) < micro_batches:
+            self.arenas.append(self.arenas[0].another())
+        self._taken = [[] for _ in self.arenas]
+        for arena in self.arenas[:micro_batches]:
             arena.reset(self._need(ratio, tokens))
 
     def _need(self, ratio: float, tokens: int) -> int:
@@ -136,8 +142,13 @@ class Offload:
         self._out.computing_waits()
         self._back.computing_waits()
         self._layers, self._ratio = [], ratio
-        self._turn = (self._turn + 1) % len(self.arenas)
-        self._arena = self.arenas[self._turn]
+        if not ratio:
+            return
+        turn = next((number for number, layers in enumerate(self._taken) if not layers), len(self.arenas))
+        if turn == len(self.arenas):
+            self.arenas.append(self.arenas[0].another())
+            self._taken.append([])
+        self._taken[turn], self._arena = self._layers, self.arenas[turn]
         self._arena.reset(self._need(ratio, tokens))
 
     @contextmanager

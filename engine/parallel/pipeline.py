@@ -1,16 +1,18 @@
 """Pipeline parallelism on one device: its stage, and the transfers between neighbouring stages.
 
-Activations go to the next stage after a forward pass, and gradients to the previous one after a backward pass. The send
-after a pass and the receive before the next one are one batch if they have the same neighbour, else one after the
-other, and the device waits for each. So a device never has two transfers at once, and one process group suffices: two
-NCCL communicators of a device have no guarantee that both make progress. `verify` proves that no plan it accepts can
-hang in this order.
+Activations go to the next stage after a forward pass, and gradients to the previous one after a backward pass. Both
+devices start their transfers in the order of `engine.planner.plan.order.actions`, and compute while a transfer is under
+way; only the pass that needs what arrives waits for it. On GPUs all transfers of a device are on one stream of one
+process group, so it never has two at once, and starts each after the passes that it has launched before: this is the
+graph that `verify` proves to have no cycle. Two NCCL communicators for the two directions would have no guarantee that
+both make progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,14 +20,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from engine.planner.plan.order import Pass
-
-
-class Transfer(NamedTuple):
-    """A tensor to send to another stage, or to fill with what it sends."""
-
-    way: Callable[..., Any]  # dist.isend or dist.irecv
-    tensor: Tensor
-    stage: int
 
 
 class Pipeline:
@@ -38,41 +32,64 @@ class Pipeline:
     def __init__(self, group: dist.ProcessGroup, stream: Callable[[int], Tensor]) -> None:
         self._group, self.stream = group, stream
         self.stage, self.stages = dist.get_rank(group), dist.get_world_size(group)
+        self._number = 0
+        self._arriving: dict[Pass, _Started] = {}
+        self._leaving: list[_Started] = []  # in the order in which they were started
 
     @property
     def last(self) -> bool:
         """Whether this is the stage with the head."""
         return self.stage == self.stages - 1
 
-    def exchange(self, done: Pass | None, result: Tensor | None, coming: Pass | None, tokens: int) -> Tensor | None:
-        """Send the result of the pass that is done, receive what the next pass needs, and wait for both.
+    def send(self, done: Pass, result: Tensor) -> None:
+        """Start to send the result of a pass: the residual stream after a forward pass, its gradient after a backward
+        pass."""
+        target = self.stage + (1 if done.forward else -1)
+        self._leaving.append(self._start(dist.isend, result.contiguous(), target))
 
-        `result` is the residual stream after a forward pass, or its gradient after a backward pass. `coming` is the
-        next pass, of a micro-batch of `tokens` tokens. Before the first pass `done` is None, after the last one
-        `coming`. Returns what was received; None if the next pass needs nothing from another stage.
-        """
-        send = receive = None
-        if done is not None and 0 <= (target := self.stage + (1 if done.forward else -1)) < self.stages:
-            assert result is not None
-            send = Transfer(dist.isend, result.contiguous(), target)
-        if coming is not None and 0 <= (source := self.stage - (1 if coming.forward else -1)) < self.stages:
-            receive = Transfer(dist.irecv, self.stream(tokens), source)
-        if send and receive and send.stage == receive.stage:
-            self._batch(send, receive)
-        else:
-            for transfer in (send, receive):
-                if transfer:
-                    self._batch(transfer)
-        return receive.tensor if receive else None
+    def receive(self, done: Pass, tokens: int) -> None:
+        """Start to receive the result of a neighbour's pass of a micro-batch of `tokens` tokens."""
+        source = self.stage - (1 if done.forward else -1)
+        self._arriving[done] = self._start(dist.irecv, self.stream(tokens), source)
 
-    def _batch(self, *transfers: Transfer) -> None:
-        """Run transfers at once, and wait for them. Empty tensors are left out: both ends know that they are."""
-        operations = [
-            dist.P2POp(way, tensor, group=self._group, group_peer=stage)
-            for way, tensor, stage in transfers
-            if tensor.numel()
-        ]
-        for work in dist.batch_isend_irecv(operations) if operations else []:
+    def input_of(self, coming: Pass) -> Tensor | None:
+        """Wait for what a pass of this stage needs, and return it; None if it needs nothing from another stage."""
+        if coming not in self._arriving:
+            return None
+        arrived = self._arriving.pop(coming)
+        arrived.wait()
+        # The neighbour has started all earlier transfers between the two, so what was sent to it can be freed now.
+        sent = [one for one in self._leaving if one.stage == arrived.stage and one.number < arrived.number]
+        for one in sent:
+            one.wait()
+        self._leaving = [one for one in self._leaving if one not in sent]
+        return arrived.tensor
+
+    def finish(self) -> None:
+        """Wait until all results have been sent, at the end of a step."""
+        for one in self._leaving:
+            one.wait()
+        self._leaving = []
+
+    def _start(self, way: Callable[..., Any], tensor: Tensor, stage: int) -> _Started:
+        """Start a transfer. Empty tensors are not transferred: both ends know that they are empty."""
+        self._number += 1
+        # As a batch, because NCCL would build a communicator for each pair of ranks otherwise.
+        batch = [dist.P2POp(way, tensor, group=self._group, group_peer=stage)] if tensor.numel() else []
+        return _Started(tensor, dist.batch_isend_irecv(batch) if batch else [], stage, self._number)
+
+
+@dataclass(frozen=True, eq=False)
+class _Started:
+    """A transfer that has been started: what is sent, or where it arrives, and the other stage."""
+
+    tensor: Tensor
+    works: list[dist.Work]
+    stage: int
+    number: int  # transfers of this device that were started before it
+
+    def wait(self) -> None:
+        for work in self.works:
             work.wait()
 
 

@@ -63,7 +63,7 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
         plan = lockstep(plan)
         plan = plan if settings.mode == "lockstep" else pipelined(plan, settings.stages)
     plan = ratios.fitted(plan, settings)
-    if not np.array_equal(plan.lengths, lengths):
+    if not np.array_equal(plan.sequence_lengths, lengths):
         raise PlanError(0, "the plan's sequences differ from the given ones")
     verify(plan, settings)
     return plan

@@ -36,7 +36,7 @@ def plan_page(planned: Planned) -> Page:
     """Build the page of some plans. Its charts show the first step."""
     plan, settings = planned.plans[0], planned.settings
     found = simulated(plan, settings)
-    lengths = describe(Documents(plan.lengths), planned.config.context)
+    lengths = describe(Documents(plan.sequence_lengths), planned.config.context)
     marks = {name: lengths[name] for name in PERCENTILES}
     curve = cost_curve(plan, settings, float(planned.facts[0]["makespan_s"]))
     box = "one pass of a micro-batch through the first stage" if plan.mode == "pipeline" else "one micro-batch"

@@ -23,7 +23,7 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
     more, and `ring_bytes` the bytes that all ranks send in rings.
     """
     makespan = simulate(plan, settings).makespan
-    workload = workload_of(plan.lengths, settings)
+    workload = workload_of(plan.sequence_lengths, settings)
     tokens = int(plan.lengths.sum())
     stay = settings.costs.resident(loads.micro_tokens(plan), plan.offload)  # tokens whose activations are not offloaded
     return {
@@ -38,7 +38,7 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
         "max_peers": int(loads.peers(plan).max()),
         "makespan_s": settings.costs.seconds(makespan),
         "lower_bound_s": settings.costs.seconds(workload.bound / plan.stages),
-        "balance": useful(plan.lengths, settings) / makespan,
+        "balance": useful(plan.sequence_lengths, settings) / makespan,
         "ring_bytes": sum(ring_bytes(plan, settings)),
         "offloaded_micro_batches": int((plan.offload > 0).sum()),
         "offloaded_share": 1.0 - int(stay.sum()) / tokens,
@@ -66,7 +66,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
         "compute_s": costs.seconds(timeline.compute),
         "exposed_comm_s": costs.seconds(timeline.exposed),
         "bubble": max(0.0, 1 - (timeline.compute + timeline.exposed + costs.step) / step),
-        "mfu": costs.flops(plan.lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
+        "mfu": costs.flops(plan.sequence_lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
         "ring_bytes_in_nodes": inside,
         "ring_bytes_between_nodes": between,
         "peak_bytes": int(costs.peak_bytes(*loads.micro_loads(plan), plan.offload).max()),
@@ -100,8 +100,8 @@ def rank_ring_bytes(plan: StepPlan, settings: PlanSettings) -> list[int]:
 def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> int:
     """Return the bytes of the selected hops, [K]: hop k leads from the rank of shard k to the next one in its ring."""
     costs = settings.costs
-    tokens = plan.lengths[plan.shard_slice]
-    others = tokens - loads.shard_loads(plan)[0][plan.next_shard]
+    tokens = (plan.before + plan.lengths)[plan.shard_slice]  # of the slice and the earlier ones
+    others = tokens - loads.carried_tokens(plan)[plan.next_shard]
     # Tokens are summed before they become Python integers: bytes exceed 2^63 at 16,384 ranks and 2M tokens.
     kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
     counts = int((plan.degrees[plan.shard_slice][hops] - 1).sum()) * costs.counts_bytes

@@ -46,7 +46,7 @@ def simulate(plan: StepPlan, settings: PlanSettings) -> Timeline:
 
 def balance(plan: StepPlan, settings: PlanSettings) -> float:
     """Balance of a plan: the mean useful work of a rank divided by the makespan; 1 is perfect."""
-    return useful(plan.lengths, settings) / simulate(plan, settings).makespan
+    return useful(plan.sequence_lengths, settings) / simulate(plan, settings).makespan
 
 
 def useful(lengths: Ints, settings: PlanSettings) -> float:

@@ -269,7 +269,8 @@ class Trainer:
         """
         if self.context.offload is None:
             return
-        problem = reserve_host(plan, self.groups.hdp_rank, self.context.offload)
+        stage = self.context.pipeline.stage if self.context.pipeline else 0
+        problem = reserve_host(plan, self.groups.hdp_rank, self.context.offload, stage)
         if problems := self.control.gather(problem and asdict(problem)):
             if self.step > self.saved:
                 self.save()

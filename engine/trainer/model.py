@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -30,6 +31,7 @@ from engine.parallel.groups import Groups
 from engine.parallel.pipeline import Pipeline
 from engine.parallel.tensor import TensorParallel
 from engine.planner.plan.loads import micro_tokens
+from engine.planner.plan.order import actions
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
@@ -113,23 +115,24 @@ def make_offload(config: Config, device: torch.device, host_bytes: int, part: Pa
     Without it, the last tensors of a micro-batch that offloads all of `host_bytes` would stay on the device.
     """
     part = part or Part.whole(config.model)
-    own, cut = len(part.layers), stages(config)
-    in_flight = len(cut) - cut.index(part.layers)
+    own = len(part.layers)
     layer_bytes = layers_bytes(config.model, config.dtype, config.recompute, config.mlp_tile) // config.model.layers
-    limit = -(-host_bytes // in_flight) + own * GAPS
-    return Offload(own, device, [Arena(device, limit) for _ in range(in_flight)], layer_bytes // part.tp)
+    return Offload(own, device, [Arena(device, host_bytes + own * GAPS)], layer_bytes // part.tp)
 
 
-def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload) -> Problem | None:
-    """Allocate a rank's host memory, as much as the micro-batch that offloads the most needs.
+def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload, stage: int = 0) -> Problem | None:
+    """Allocate the host memory of a rank, or of one stage of it: as much as the micro-batch that offloads the most
+    needs, for each of those that are in flight at once.
 
     Returns the problem if the allocation fails, else None.
     """
     mine = slice(plan.micro_start[hdp_rank], plan.micro_start[hdp_rank + 1])
-    loads = zip(plan.offload[mine].tolist(), micro_tokens(plan)[mine].tolist(), strict=True)
-    ratio, tokens = max(loads, key=lambda load: load[0] * load[1])
+    ratios = plan.offload[mine].tolist()
+    ratio, tokens = max(zip(ratios, micro_tokens(plan)[mine].tolist(), strict=True), key=lambda load: load[0] * load[1])
+    done = [action.done for action in actions(plan, hdp_rank, stage) if action.kind == "run"]
+    in_flight = accumulate((1 if one.forward else -1) * (ratios[one.place] > 0) for one in done)
     try:
-        offload.make_room(ratio / PPM, tokens)
+        offload.make_room(ratio / PPM, tokens, max(1, *in_flight))
     except MemoryFitError as error:
         problem = error.problems[0]
         return replace(problem, message=f"rank {hdp_rank}: {problem.message}")

@@ -221,7 +221,7 @@ class _Planner:
         ended = self.steps.ended(after)  # may open the next window, so before `unusable` is taken
         unusable, self.unusable = self.unusable, []
         makespan = simulate(plan, self.settings).makespan
-        balance = useful(plan.lengths, self.settings) / makespan
+        balance = useful(plan.sequence_lengths, self.settings) / makespan
         step_s = self.settings.costs.seconds(makespan + self.settings.costs.step)
         return table, plan.to_bytes(), balance, step_s, after, unusable, ended
 

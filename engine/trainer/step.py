@@ -27,7 +27,7 @@ from engine.data.slices import Slices, idle_slices
 from engine.models.common.part import Between
 from engine.offload.offload import Offload
 from engine.parallel.pipeline import Pipeline, with_gradient
-from engine.planner.plan.order import Pass, passes
+from engine.planner.plan.order import Action, Pass, actions
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
 # (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage
@@ -77,7 +77,7 @@ class StepTimes:
 def run_step(
     plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], slicer: Slicer, context: RankContext
 ) -> tuple[Tensor, StepTimes]:
-    """Run forward and backward of all micro-batches of this rank; in a pipeline, of its stage, in 1F1B order.
+    """Run forward and backward of all micro-batches of this rank; in a pipeline, of its stage, in the plan's order.
 
     `slicer` reads the slices of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the times.
     Stages other than the last return the loss of their own layers, which balances experts, or 0.
@@ -86,40 +86,46 @@ def run_step(
     times = StepTimes(_mark(context.device))
     start, pipeline = times.began, context.pipeline
     micros = list(plan.of_rank(context.hdp_rank))
-    order = passes(len(micros), pipeline.stage, pipeline.stages) if pipeline else passes(len(micros))
-    result: Tensor | None
+    order = actions(plan, context.hdp_rank, pipeline.stage if pipeline else 0)
     running: dict[int, tuple[Tensor, Any]] = {}  # input and output of forward passes whose backward is to come
-    arrived = _exchange(pipeline, None, None, order[0], micros)
+    results: dict[Pass, Tensor] = {}  # of passes, until they are sent
     progress.report("data")
-    with closing(_load_ahead(iter(micros), slicer, context.device)) as loaded:
-        for number, (place, is_forward) in enumerate(order):
-            index = micros[place].index
-            if is_forward:
+    with closing(_load_ahead(_forward_order(order, micros), slicer, context.device)) as loaded:
+        for kind, done in order:
+            micro = micros[done.place]
+            if kind != "run":
+                _transfer(pipeline, kind, done, micro, results)
+                continue
+            arrived = pipeline.input_of(done) if pipeline else None
+            if pipeline:
+                start = _mark(context.device)  # a span does not include the wait for a stage
+            if done.forward:
                 micro, inputs, waited_s = next(loaded)
                 times.data_wait_s += waited_s
                 if context.offload is not None:
                     context.offload.begin(micro.offload, len(inputs.tokens))
-                progress.report("forward", index)
+                progress.report("forward", micro.index)
                 given = inputs.tokens if arrived is None else arrived.requires_grad_()
                 out = micro_batch_output(forward, micro, inputs._replace(tokens=given), context)
                 stream, loss = out if isinstance(out, Between) else (out, out)
-                running[place], result = (given, out), stream.detach()
+                running[done.place], results[done] = (given, out), stream.detach()
                 if loss is not None:
                     loss_sum += loss.detach()
-                    times.losses.append((index, loss.detach()))
+                    times.losses.append((micro.index, loss.detach()))
             else:
-                given, out = running.pop(place)
-                progress.report("backward", index)
+                given, out = running.pop(done.place)
+                progress.report("backward", micro.index)
                 backward(out if arrived is None else _loss_of(out, arrived))
-                result = given.grad
-                progress.report("data", index + 1)
+                if given.grad is not None:
+                    results[done] = given.grad
+                progress.report("data", micro.index + 1)
             end = _mark(context.device)
-            if times.marks and times.marks[-1][0] == index:  # one span, if the backward pass follows directly
+            if times.marks and times.marks[-1][0] == micro.index:  # one span, if the backward pass follows directly
                 start = times.marks.pop()[1]
-            times.marks.append((index, start, end))
-            following = order[number + 1] if number + 1 < len(order) else None
-            arrived = _exchange(pipeline, order[number], result, following, micros)
-            start = end if pipeline is None else _mark(context.device)  # a span does not include the wait for a stage
+            times.marks.append((micro.index, start, end))
+            start = end
+    if pipeline:
+        pipeline.finish()
     return loss_sum, times
 
 
@@ -129,14 +135,19 @@ def _loss_of(out: Between, gradient: Tensor) -> Tensor:
     return loss if out.loss is None else loss + out.loss
 
 
-def _exchange(
-    pipeline: Pipeline | None, done: Pass | None, result: Tensor | None, coming: Pass | None, micros: list[MicroBatch]
-) -> Tensor | None:
-    """Run `Pipeline.exchange` between two passes. Returns None without a pipeline."""
-    if pipeline is None:
-        return None
+def _forward_order(order: list[Action], micros: list[MicroBatch]) -> Iterator[MicroBatch]:
+    """Yield micro-batches in the order of their forward passes."""
+    return (micros[done.place] for kind, done in order if kind == "run" and done.forward)
+
+
+def _transfer(pipeline: Pipeline | None, kind: str, done: Pass, micro: MicroBatch, results: dict[Pass, Tensor]) -> None:
+    """Start to send the result of a pass of this stage, or to receive that of a neighbour's pass."""
+    assert pipeline is not None
     progress.reach("transfer")
-    return pipeline.exchange(done, result, coming, _tokens(micros[coming.place]) if coming else 0)
+    if kind == "send":
+        pipeline.send(done, results.pop(done))
+    else:
+        pipeline.receive(done, _tokens(micro))
 
 
 @torch.no_grad()
@@ -149,17 +160,25 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     model.eval()
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     pipeline, micros = context.pipeline, list(plan.of_rank(context.hdp_rank))
-    order = [Pass(place, forward=True) for place in range(len(micros))]
+    order = actions(plan, context.hdp_rank, pipeline.stage if pipeline else 0, backward=False)
+    results: dict[Pass, Tensor] = {}
     progress.report("validate")
-    arrived = _exchange(pipeline, None, None, order[0], micros)
-    with closing(_load_ahead(iter(micros), slicer, context.device)) as loaded:
-        for done, following, (micro, inputs, _) in zip(order, [*order[1:], None], loaded, strict=True):
+    with closing(_load_ahead(_forward_order(order, micros), slicer, context.device)) as loaded:
+        for kind, done in order:
+            if kind != "run":
+                _transfer(pipeline, kind, done, micros[done.place], results)
+                continue
+            micro, inputs, _ = next(loaded)
             progress.report("validate", micro.index)
+            arrived = pipeline.input_of(done) if pipeline else None
             given = inputs.tokens if arrived is None else arrived
             out = micro_batch_output(model, micro, inputs._replace(tokens=given), context)
-            if not isinstance(out, Between):
+            if isinstance(out, Between):
+                results[done] = out.stream
+            else:
                 loss_sum += out
-            arrived = _exchange(pipeline, done, out.stream if isinstance(out, Between) else out, following, micros)
+    if pipeline:
+        pipeline.finish()
     model.train()
     return loss_sum
 

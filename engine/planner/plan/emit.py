@@ -28,22 +28,25 @@ import numpy as np
 from engine.compiled import njit
 from engine.errors import PlanError
 from engine.planner.plan.gangs import components, numbered
+from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.rows import first_out_of_range, first_short_row, grouped
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Ints
 
+_NONE = np.empty(0, dtype=np.int64)
 Ring = Sequence[int] | Ints
 Group = Sequence[tuple[int, Ring]]  # (sequence, ordered ranks of its ring)
 
 
 class Placement(NamedTuple):
-    """Group and ring of each sequence. Groups run in ascending order of their numbers, which should have few gaps."""
+    """Group and ring of each slice. Groups run in ascending order of their numbers, which should have few gaps."""
 
     lengths: Ints  # [S]
     group: Ints  # [S]
-    ring_start: Ints  # [S + 1] the ring of sequence s is ring_ranks[ring_start[s] : ring_start[s + 1]]
+    ring_start: Ints  # [S + 1] the ring of slice s is ring_ranks[ring_start[s] : ring_start[s + 1]]
     ring_ranks: Ints  # [K]
-    offload: Ints | None = None  # [S] ppm; a micro-batch gets the largest ratio of its sequences
+    offload: Ints | None = None  # [S] ppm; a micro-batch gets the largest ratio of its slices
+    before: Ints | None = None  # [S] tokens of the earlier slices of its sequence; none if no sequence is cut
 
 
 def emit(
@@ -72,11 +75,11 @@ def emit(
 
 
 def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, stages: int = 1) -> StepPlan:
-    """Build a plan from a placement. In lockstep mode a group's number is its slot.
+    """Build a plan from a placement. In lockstep mode a group's number is its slot; a pipeline runs 1F1B.
 
     `name` is the planner's name. Raises PlanError(0) for ring ranks or groups that are out of range.
     """
-    lengths, group, ring_start, ring_ranks, offload = placed
+    lengths, group, ring_start, ring_ranks, offload, before = placed
     # Compiled code does not check bounds, so check here what it indexes with; `verify` checks the rest.
     at = first_out_of_range(ring_ranks, 0, ranks)
     if at >= 0:
@@ -109,6 +112,7 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
         ranks=ranks,
         capacity=capacity,
         lengths=lengths,
+        before=np.zeros_like(lengths) if before is None else before,
         ring_start=ring_start,
         ring_ranks=ring_ranks,
         micro_start=micro_start,
@@ -117,6 +121,7 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
         gang=numbered(components(shard_micro, ring_start, micro_batches), global_order),
         slot=micro_group if mode == "lockstep" else np.full(micro_batches, -1),
         offload=most_offload,
+        passes=one_f_one_b(int(np.diff(micro_start).max()), stages) if mode == "pipeline" else _NONE,
     )
 
 

@@ -6,9 +6,12 @@ Letters: S sequences, P ranks, K shards, M micro-batches (step_plan.py).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from engine.compiled import njit
+from engine.cost.model import Costs
 from engine.planner.plan.schedule import chunk_start
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Ints
@@ -16,7 +19,13 @@ from engine.units import Ints
 
 def shard_loads(plan: StepPlan) -> tuple[Ints, Ints]:
     """Return the tokens and the (query, key) pairs of each shard, [K] each: the query at position p has p + 1 keys."""
-    return _shard_loads(plan.lengths, plan.ring_start)
+    return _shard_loads(plan.lengths, plan.before, plan.ring_start)
+
+
+def carried_tokens(plan: StepPlan) -> Ints:
+    """Return the tokens whose K,V each part brings to its ring, [K]: those of its shard, and of its prefix."""
+    tokens = shard_loads(plan)[0]
+    return tokens if plan.sequences == plan.slices else _carried(tokens, plan.before, plan.ring_start)
 
 
 def micro_tokens(plan: StepPlan) -> Ints:
@@ -27,9 +36,9 @@ def micro_tokens(plan: StepPlan) -> Ints:
 def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
     """Return the tokens of each micro-batch, [M], and the tokens that its ring buffers hold, [M].
 
-    A ring's buffers must fit the shard of any member, so each ring adds the tokens of its largest shard.
+    A ring's buffers must fit the shard of any member, and its prefix, so each ring adds the tokens of its largest.
     """
-    return _micro_loads(plan.lengths, plan.ring_start, plan.shard_micro, plan.micro_batches)
+    return _micro_loads(plan.lengths, plan.before, plan.ring_start, plan.shard_micro, plan.micro_batches)
 
 
 def peers(plan: StepPlan) -> Ints:
@@ -40,8 +49,67 @@ def peers(plan: StepPlan) -> Ints:
     return _peers(plan.micro_start, plan.shard_start, plan.shard_order, target, source)
 
 
+class InFlight(NamedTuple):
+    """What each stage of a pipeline holds when the backward pass of a micro-batch begins, besides that micro-batch."""
+
+    tokens: Ints  # [n, M] tokens of other micro-batches whose activations are on the device
+    offloading: Ints  # [n, M] how many other micro-batches have activations on the host
+
+
+def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
+    """Return what is in flight on each stage of a pipeline.
+
+    K,V and their gradients that a sliced sequence keeps until its first slice has run backward (`Costs.kept_bytes`)
+    count as tokens too. The micro-batches of a stage fill its memory the most when one of these passes begins, because
+    only backward passes free memory.
+    """
+    tokens = micro_tokens(plan)
+    sliced = np.zeros(plan.micro_batches, dtype=np.int64)
+    of_sliced = plan.lengths[plan.shard_slice] != plan.sequence_lengths[plan.slice_sequence[plan.shard_slice]]
+    np.add.at(sliced, plan.shard_micro[of_sliced], shard_loads(plan)[0][of_sliced])
+    held = np.empty((plan.stages, plan.micro_batches), dtype=np.int64)
+    for number, stage in enumerate(costs.stages):
+        kept = -(-sliced * stage.kept_bytes * stage.in_flight // max(1, stage.token_bytes))
+        held[number] = stage.resident_here(tokens, plan.offload) + kept
+    return InFlight(*_in_flight(held, plan.offload, plan.micro_start, plan.passes))
+
+
+def host_bytes(plan: StepPlan, costs: Costs, held: InFlight) -> Ints:
+    """Return the bytes that each micro-batch of a pipeline and those in flight with it put on the host, [M].
+
+    The host reserves as much for each of them as the largest one of its rank needs.
+    """
+    most = np.zeros(plan.micro_batches, dtype=np.int64)
+    tokens = micro_tokens(plan)
+    for number, stage in enumerate(costs.stages):
+        largest = np.zeros(plan.ranks, dtype=np.int64)
+        np.maximum.at(largest, plan.micro_rank, stage.host_bytes(tokens, plan.offload))
+        count = held.offloading[number] + (plan.offload > 0)
+        most = np.maximum(most, -(-largest[plan.micro_rank] * count // stage.in_flight))
+    return most
+
+
 @njit
-def _shard_loads(lengths: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
+def _in_flight(held: Ints, offload: Ints, micro_start: Ints, passes: Ints) -> tuple[Ints, Ints]:
+    """Compiled part of `in_flight`: each micro-batch holds held [n, M] tokens from its forward to its backward pass."""
+    stages = len(held)
+    tokens, offloading = np.zeros_like(held), np.zeros_like(held)
+    for rank in range(len(micro_start) - 1):
+        live, away = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+        for number in passes:
+            micro, stage = micro_start[rank] + number // (2 * stages), number // 2 % stages
+            if micro >= micro_start[rank + 1]:
+                continue
+            sign = 1 - 2 * (number % 2)
+            live[stage] += sign * held[stage, micro]
+            away[stage] += sign * int(offload[micro] > 0)
+            if sign < 0:
+                tokens[stage, micro], offloading[stage, micro] = live[stage], away[stage]
+    return tokens, offloading
+
+
+@njit
+def _shard_loads(lengths: Ints, before: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
     """Compiled part of `shard_loads`: tokens and (query, key) pairs of each shard, [K] each."""
     tokens, pairs = np.zeros(ring_start[-1], np.int64), np.zeros(ring_start[-1], np.int64)
     for sequence in range(len(lengths)):
@@ -51,24 +119,45 @@ def _shard_loads(lengths: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
             for chunk in (part, 2 * degree - 1 - part):
                 start, stop = chunk_start(size, longer, chunk), chunk_start(size, longer, chunk + 1)
                 tokens[first + part] += stop - start
+                start, stop = start + before[sequence], stop + before[sequence]
                 pairs[first + part] += (stop * (stop + 1) - start * (start + 1)) // 2
     return tokens, pairs
 
 
 @njit
-def _micro_loads(lengths: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int) -> tuple[Ints, Ints]:
+def _carried(tokens: Ints, before: Ints, ring_start: Ints) -> Ints:
+    """Compiled part of `carried_tokens`: each slice adds its own `tokens` [K] to those of the slice before it."""
+    carried = tokens.copy()
+    for at in range(1, len(before)):
+        if before[at] > 0:
+            degree = ring_start[at + 1] - ring_start[at]
+            for shard in range(ring_start[at], ring_start[at + 1]):
+                carried[shard] += carried[shard - degree]
+    return carried
+
+
+@njit
+def _micro_loads(
+    lengths: Ints, before: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int
+) -> tuple[Ints, Ints]:
     """Compiled part of `micro_loads`: tokens, and tokens of ring buffers, of each micro-batch, [M] each."""
     tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
-    for sequence in range(len(lengths)):
-        first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
+    prefix = 0  # tokens of the largest prefix of the slice
+    for at in range(len(lengths)):
+        first, degree = ring_start[at], ring_start[at + 1] - ring_start[at]
+        prefix = prefix if before[at] > 0 else 0
         if degree == 1:  # the most frequent case, and integer divisions are slow
-            tokens[shard_micro[first]] += lengths[sequence]
+            tokens[shard_micro[first]] += lengths[at]
+            buffers[shard_micro[first]] += prefix
+            prefix += lengths[at]
             continue
-        size, longer = divmod(lengths[sequence], 2 * degree)
+        size, longer = divmod(lengths[at], 2 * degree)
+        largest = -(-lengths[at] // degree)
         for part in range(degree):
             micro = shard_micro[first + part]
             tokens[micro] += 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
-            buffers[micro] += -(-lengths[sequence] // degree)
+            buffers[micro] += prefix + largest
+        prefix += largest
     return tokens, buffers
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine.compiled import njit
 from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.rows import grouped
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Ints
@@ -30,7 +31,7 @@ def lockstep(plan: StepPlan) -> StepPlan:
 
 
 def pipelined(plan: StepPlan, stages: int) -> StepPlan:
-    """Convert a lockstep plan to a pipeline of `stages` stages: the slots of a rank become its micro-batches, in order.
+    """Convert a lockstep plan to a 1F1B pipeline of `stages` stages: the slots of a rank become its micro-batches.
 
     Idle micro-batches after a rank's last work are dropped, so ranks may run different numbers of micro-batches.
     Earlier idle ones stay: so each gang is the i-th micro-batch on all of its ranks, and such a plan cannot deadlock
@@ -48,6 +49,7 @@ def pipelined(plan: StepPlan, stages: int) -> StepPlan:
         shard_start=np.concatenate([[0], plan.shard_start[1:][kept]]),
         gang=np.unique(plan.gang[kept], return_inverse=True)[1],
         slot=np.full(int(kept.sum()), -1, dtype=np.int64),
+        passes=one_f_one_b(int(last.max()) + 1, stages),
         offload=plan.offload[kept],
     )
 

@@ -99,7 +99,9 @@ class StepPlan:
     gang: Ints  # [M] micro-batches that share rings run at the same time and have the same gang
     slot: Ints  # [M] place in the lockstep order; -1 in other modes
     offload: Ints  # [M] offload ratio, ppm
-    passes: Ints  # [2 stages L] in a pipeline, all passes of a rank with L micro-batches, in order (order.py); else empty
+    passes: (
+        Ints  # [2 stages L] in a pipeline, all passes of a rank with L micro-batches, in order (order.py); else empty
+    )
 
     @property
     def slices(self) -> int:

@@ -26,7 +26,7 @@ from engine.compiled import njit
 from engine.errors import PlanError
 from engine.planner.plan import loads
 from engine.planner.plan.gangs import components
-from engine.planner.plan.order import node_order
+from engine.planner.plan.order import node_order, out_of_order
 from engine.planner.plan.rows import first_out_of_range, first_short_row, first_true
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -61,18 +61,23 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     for name, array in plan.arrays().items():
         if array.ndim != 1 or array.dtype != np.int64:
             raise PlanError(0, f"{name} is not a one-dimensional array of 64-bit integers")
-    sequences, shards, micro_batches = len(plan.lengths), len(plan.ring_ranks), len(plan.gang)
-    if sequences == 0:
+    slices, shards, micro_batches = len(plan.lengths), len(plan.ring_ranks), len(plan.gang)
+    if slices == 0:
         raise PlanError(0, "the plan has no sequences")
-    _check_rows("ring_start", plan.ring_start, rows=sequences, end=shards, least=1)
+    _check_rows("ring_start", plan.ring_start, rows=slices, end=shards, least=1)
     _check_rows("micro_start", plan.micro_start, rows=plan.ranks, end=micro_batches, least=1)
     _check_rows("shard_start", plan.shard_start, rows=micro_batches, end=shards, least=0)
-    _check_range("lengths", plan.lengths, sequences, 1, _MOST_TOKENS)
+    _check_range("lengths", plan.lengths, slices, 1, _MOST_TOKENS)
     _check_range("ring_ranks", plan.ring_ranks, shards, 0, plan.ranks)
     _check_range("shard_order", plan.shard_order, shards, 0, shards)
     _check_range("gang", plan.gang, micro_batches, 0, micro_batches)
     _check_range("slot", plan.slot, micro_batches, -1, micro_batches)
     _check_range("offload", plan.offload, micro_batches, 0, settings.offload + 1)
+    passes = 2 * plan.stages * int(np.diff(plan.micro_start).max()) if plan.mode == "pipeline" else 0
+    _check_range("passes", plan.passes, passes, 0, passes)
+    if len(np.unique(plan.passes)) != passes:
+        raise PlanError(0, "passes does not list every pass once")
+    _check_range("before", plan.before, slices, 0, _MOST_TOKENS)
     if int(plan.lengths.sum()) > _MOST_TOKENS:
         raise PlanError(0, f"the plan has {plan.lengths.sum()} tokens, but a step has at most {_MOST_TOKENS}")
 
@@ -80,9 +85,16 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
 def rule_1_every_token_once(plan: StepPlan) -> None:
     """Every token of every sequence is on exactly one rank.
 
-    A sequence is split by a fixed rule (schedule.chunk_start) that covers each token once. So it is enough that each
-    shard is in exactly one micro-batch, and that this micro-batch runs on the rank that holds the shard in its ring.
+    The slices of a sequence must follow each other without gaps. A slice is split by a fixed rule
+    (schedule.chunk_start) that covers each token once. So it is enough that each shard is in exactly one micro-batch,
+    and that this micro-batch runs on the rank that holds the shard in its ring.
     """
+    ends = np.concatenate([[0], (plan.before + plan.lengths)[:-1]])
+    at = first_true((plan.before != 0) & (plan.before != ends))
+    if at >= 0:
+        raise PlanError(
+            1, f"slice {at} starts at token {plan.before[at]} of its sequence, the one before ends at {ends[at]}"
+        )
     times = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
     shard = first_true(times != 1)
     if shard >= 0:
@@ -105,20 +117,27 @@ def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
     tokens, buffers = loads.micro_loads(plan)
     memory, offload = settings.cluster.memory, plan.offload
     some = bool(offload.any())
+    held = loads.in_flight(plan, costs) if plan.mode == "pipeline" else None
     _check_bound("holds {} tokens", costs.resident(tokens, offload) if some else tokens, settings.capacities, rank)
     # If the largest one fits the smallest device even without offload, all fit.
-    if costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():
-        _check_bound("needs {} bytes", costs.peak_bytes(tokens, buffers, offload), memory, rank)
+    if held is not None or costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():
+        waiting = None if held is None else list(held.tokens)
+        _check_bound("needs {} bytes", costs.peak_bytes(tokens, buffers, offload, waiting=waiting), memory, rank)
     if some:
         host = np.full(plan.ranks, settings.host_memory)
-        _check_bound("offloads {} bytes", costs.host_bytes(tokens, offload), host, rank)
+        away = costs.host_bytes(tokens, offload) if held is None else loads.host_bytes(plan, costs, held)
+        _check_bound("offloads {} bytes", away, host, rank)
 
 
 def rule_3_rings_and_gangs(plan: StepPlan) -> None:
     """A ring's ranks are distinct; a gang is exactly the micro-batches that rings connect, at most one per rank.
 
-    The members of a ring agree on its order because the plan lists each ring once.
+    The members of a ring agree on its order because the plan lists each ring once. All slices of a sequence have the
+    same ring, because each rank keeps the K,V of its shards for the later slices.
     """
+    at = _changes_ring(plan)
+    if at >= 0:
+        raise PlanError(3, f"slice {at} has another ring than the slice that it continues")
     shard = duplicate_in_row(plan.ring_start, plan.ring_ranks, plan.ranks)
     if shard >= 0:
         sequence, rank = plan.shard_slice[shard], plan.ring_ranks[shard]
@@ -136,8 +155,16 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
 
 
 def rule_4_no_deadlock(plan: StepPlan) -> None:
-    """The graph of the gangs' passes, with an edge for each step of each stage's execution order, has no cycle."""
+    """The graph of passes and transfers (plan/order.py) has no cycle, and slices of a sequence run in their order.
+
+    On each stage, forward passes run from its first slice to the last, and backward passes from the last to the first.
+    """
     node_order(plan)
+    if plan.sequences < plan.slices:
+        shard = first_true(out_of_order(plan))
+        if shard >= 0:
+            at = plan.shard_slice[shard]
+            raise PlanError(4, f"on rank {plan.ring_ranks[shard]} slice {at} runs before the slice that it continues")
 
 
 def rule_5_slots(plan: StepPlan) -> None:
@@ -181,6 +208,17 @@ def rule_7_peers(plan: StepPlan, most: int) -> None:
     rank = int(peers.argmax())
     if peers[rank] > most:
         raise PlanError(7, f"rank {rank} has {peers[rank]} peers, more than {most}")
+
+
+def _changes_ring(plan: StepPlan) -> int:
+    """Return the first slice whose ring is not that of the slice that it continues, or -1."""
+    later = np.flatnonzero(plan.before > 0)
+    changes = plan.degrees[later] != plan.degrees[later - 1]
+    if not changes.any():
+        shard = np.flatnonzero(plan.before[plan.shard_slice] > 0)
+        differs = plan.ring_ranks[shard] != plan.ring_ranks[shard - plan.degrees[plan.shard_slice[shard]]]
+        return int(plan.shard_slice[shard[differs][0]]) if differs.any() else -1
+    return int(later[changes][0])
 
 
 @njit

@@ -50,6 +50,7 @@ class _Rows(NamedTuple):
     shard_order: Ints  # [K]
     degree: Ints  # [K]
     tokens: Ints  # [K]
+    carried: Ints  # [K] tokens whose K,V the shard's part brings to the ring
     pairs: Ints  # [K]
     cross: Ints  # [K] 1 if the shard's hop leaves the node
     node: Ints  # [M]
@@ -68,6 +69,7 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
         shard_order=plan.shard_order,
         degree=plan.degrees[plan.shard_slice],
         tokens=tokens,
+        carried=loads.carried_tokens(plan),
         pairs=pairs,
         cross=crossing(plan, cluster),
         node=cluster.node_of[plan.micro_rank],
@@ -204,7 +206,7 @@ def _round(
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             if rows.cross[k]:
-                sent, _ = _sent(rates, rows.degree[k], rows.tokens[k], pass_, round_)
+                sent, _ = _sent(rates, rows.degree[k], rows.carried[k], pass_, round_)
                 leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
     longest, busiest = 0.0, 0.0
     for m in members:
@@ -216,7 +218,7 @@ def _round(
                 continue
             if round_ < degree and rows.tokens[k] > 0:
                 work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k] + rates.ring
-            sent, messages = _sent(rates, degree, rows.tokens[k], pass_, round_)
+            sent, messages = _sent(rates, degree, rows.carried[k], pass_, round_)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
         if work > 0.0:

@@ -2,9 +2,9 @@
 
 Planners compare plans by the makespan, and the simulator shows it. In free mode a gang starts when all of its ranks
 have finished their earlier gangs; in lockstep mode a slot starts when all ranks have finished the previous slot. In a
-pipeline of n stages each pass of a gang runs on a stage as early as the order of passes allows (1F1B on each stage of
-each rank, order.py). A stage has 1/n of the layers, so it takes 1/n of a gang's time. The transfers of activations
-between stages are small and are not counted.
+pipeline of n stages each pass of a gang runs on a stage as early as the order of passes and transfers allows
+(order.py). A stage has 1/n of the layers, so it takes 1/n of a gang's time. The transfers of activations between stages
+are small: they take no time, but each waits for the earlier ones of its two devices.
 Letters: G gangs, M micro-batches.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from engine.compiled import njit
 from engine.cost.model import Costs
-from engine.planner.plan.order import edges, gang_order, node_order
+from engine.planner.plan.order import edges, gang_order, node_order, nodes
 from engine.planner.plan.rows import grouped
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -49,7 +49,8 @@ def timing(plan: StepPlan, gangs: Gangs, costs: Costs) -> Timing:
         start, stop = _free(gang_order(plan), first, members, plan.micro_rank, gangs.forward + gangs.backward)
         return Timing(start, stop, float(stop.max()))
     stages = plan.stages
-    durations = np.repeat(np.stack([gangs.forward, gangs.backward], axis=1) / stages, stages, axis=0).ravel()  # by node
+    passes = np.repeat(np.stack([gangs.forward, gangs.backward], axis=1) / stages, stages, axis=0).ravel()
+    durations = np.concatenate([passes, np.zeros(nodes(plan) - len(passes))])  # by node
     before, after = edges(plan)
     first_edge, edge = grouped(before, len(durations))
     end = _longest_paths(node_order(plan), first_edge, after[edge], durations)
