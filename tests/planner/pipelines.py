@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.order import nodes, one_f_one_b
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Ints
 from tests.planner.samples import by_hand, ints
@@ -28,7 +29,13 @@ def any_pipelines(draw: st.DrawFn) -> StepPlan:
         order = draw(st.one_of(st.just(own), st.permutations(own)))
         micros.append([[sequence] for sequence in order] or [[]])
     plan = by_hand([8] * len(rings), rings, micros)
-    return replace(plan, mode="pipeline", stages=draw(st.integers(2, 4)))
+    return staged(plan, draw(st.integers(2, 4)))
+
+
+def staged(plan: StepPlan, stages: int) -> StepPlan:
+    """Make a pipeline that runs 1F1B of a plan of another mode."""
+    places = int(np.diff(plan.micro_start).max())
+    return replace(plan, mode="pipeline", stages=stages, passes=one_f_one_b(places, stages))
 
 
 def aligned_pipeline(rng: np.random.Generator) -> StepPlan:
@@ -55,5 +62,4 @@ def passes_agree(plan: StepPlan, order: Ints, before: Ints, after: Ints) -> bool
     """True if `order` has every node once and all edges point forward in it."""
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    nodes = 2 * plan.stages * plan.gangs
-    return sorted(order.tolist()) == list(range(nodes)) and bool((place[before] < place[after]).all())
+    return sorted(order.tolist()) == list(range(nodes(plan))) and bool((place[before] < place[after]).all())
