@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.planner.adaptive.free import LARGE, best_candidate, free_plan
-from engine.planner.adaptive.slots import price, slot_candidates
+from engine.planner.adaptive.pipeline import pipeline_plan
+from engine.planner.adaptive.slots import price, slot_candidates, slots_plan
 from engine.planner.adaptive.workload import workload_of
 from engine.planner.baselines.static import static
-from engine.planner.plan.modes import lockstep, pipelined
+from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
@@ -26,7 +27,8 @@ _FEW = 1024  # lockstep mode: with at most this many sequences, the converted fr
 
 def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan a step of sequences of `lengths` [S], in tokens, in the mode of the settings."""
-    return _in_free_mode(lengths, settings) if settings.mode == "free" else _in_slots(lengths, settings)
+    plans = {"free": _in_free_mode, "lockstep": _in_slots, "pipeline": pipeline_plan}
+    return plans[settings.mode](lengths, settings)
 
 
 def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
@@ -52,9 +54,9 @@ def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
 
 def _in_slots(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan in lockstep or pipeline mode: the candidate with the lowest `price`."""
-    plans = slot_candidates(workload_of(lengths, settings), settings)
-    if settings.mode == "lockstep" and len(lengths) <= _FEW:
+    """Plan in lockstep mode: the candidate with the lowest `price`."""
+    workload = workload_of(lengths, settings)
+    plans = [slots_plan(workload, slots, settings) for slots in slot_candidates(workload, settings)]
+    if len(lengths) <= _FEW:
         plans.append(lockstep(_in_free_mode(lengths, replace(settings, mode="free"))))
-    best = min(plans, key=lambda plan: price(plan, settings))
-    return best if settings.mode == "lockstep" else pipelined(best, settings.stages)
+    return min(plans, key=lambda plan: price(plan, settings))

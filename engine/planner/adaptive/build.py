@@ -1,6 +1,11 @@
-"""The emit step of the adaptive planner: builds a StepPlan from groups and rings on neighbouring ranks."""
+"""The emit step of the adaptive planner: builds a StepPlan from groups and rings on neighbouring ranks.
+
+Letters: S sequences, N slices of them.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,17 +18,25 @@ from engine.planner.settings import PlanSettings
 from engine.units import Ints
 
 
-def build_plan(workload: Workload, group: Ints, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
-    """Build the plan in which each sequence has a group number, a ring degree and a first rank, [S] each.
+class Cut(NamedTuple):
+    """The slices of sequences, which have the workload's order."""
+
+    sequence: Ints  # [N] ascending
+    lengths: Ints  # [N] tokens
+    before: Ints  # [N] tokens of the earlier slices of its sequence
+    number: Ints  # [N] its group
+
+
+def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
+    """Build the plan in which each sequence has a ring degree and a first rank, [S] each, and each slice a group.
 
     The arrays are in the workload's order; the plan lists sequences in the step's order. A group's number is its place
     in the global order (emit.py). Each ring is folded over `degree` neighbouring ranks and gets the smallest offload
     ratio at which it fits in memory.
     """
-    back = np.empty_like(workload.order)
-    back[workload.order] = np.arange(len(back))
-    lengths = workload.lengths[back]
-    ring_start, ring_ranks = all_folded(first[back], degree[back])
+    back = np.argsort(workload.order[cut.sequence], kind="stable")
+    sequence, lengths = cut.sequence[back], cut.lengths[back]
+    ring_start, ring_ranks = all_folded(first[sequence], degree[sequence])
     offload = ratios.of_rings(lengths, ring_start, ring_ranks, settings)
-    placement = Placement(lengths, group[back], ring_start, ring_ranks, offload)
+    placement = Placement(lengths, cut.number[back], ring_start, ring_ranks, offload, cut.before[back])
     return build("adaptive", settings.mode, settings.ranks, settings.capacity, placement, settings.stages)

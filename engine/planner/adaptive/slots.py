@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import fsum
+from typing import NamedTuple
 
 import numpy as np
 
-from engine.planner.adaptive.build import build_plan
+from engine.planner.adaptive.build import Cut, build_plan
 from engine.planner.adaptive.fill import Slot, fill_slots
 from engine.planner.adaptive.workload import Workload
 from engine.planner.plan.step_plan import StepPlan
@@ -28,8 +29,16 @@ _SLOT = 0.01  # least price of a slot, as a fraction of a mean slot's time
 _FEW_SLOTS, _MANY_SLOTS = 3, 1.3  # slots beyond both 3 and 1.3 times the least number cost a mean slot's time each
 
 
-def slot_candidates(workload: Workload, settings: PlanSettings) -> list[StepPlan]:
-    """Build candidate plans in lockstep mode, with offload and, if that differs, without.
+class Slots(NamedTuple):
+    """A slot, and a ring of neighbouring ranks, for each sequence in the workload's order, [S] each."""
+
+    number: Ints
+    degree: Ints
+    first: Ints
+
+
+def slot_candidates(workload: Workload, settings: PlanSettings) -> list[Slots]:
+    """Fill slots in several ways, with offload and, if that differs, without.
 
     Candidates also differ in the fixed cost of a slot that they assume or, for a pipeline, in the longest slot allowed.
     From _LARGE sequences on, there is one candidate only.
@@ -41,18 +50,24 @@ def slot_candidates(workload: Workload, settings: PlanSettings) -> list[StepPlan
         tops = [top * workload.bound for top in _TOPS]
         mosts = (with_offload, holds) if (with_offload > holds).any() else (holds,)
         return [_filled(workload, settings, most, top=top) for most in mosts for top in tops]
-    plans = [_filled(workload, settings, with_offload)]
+    found = [_filled(workload, settings, with_offload)]
     if len(holds) < _LARGE:
-        plans.append(_filled(workload, settings, with_offload, charge=_FEWER_SLOTS))
+        found.append(_filled(workload, settings, with_offload, charge=_FEWER_SLOTS))
         if (with_offload > holds).any():
-            plans.append(_filled(workload, settings, holds))  # gain: 0.16 % in the mean, 7 % at most
-    return plans
+            found.append(_filled(workload, settings, holds))  # gain: 0.16 % in the mean, 7 % at most
+    return found
+
+
+def slots_plan(workload: Workload, slots: Slots, settings: PlanSettings) -> StepPlan:
+    """Build the lockstep plan of a candidate."""
+    whole = Cut(np.arange(len(slots.number)), workload.lengths, np.zeros_like(slots.number), slots.number)
+    return build_plan(workload, whole, slots.degree, slots.first, replace(settings, mode="lockstep", stages=1))
 
 
 def _filled(
     workload: Workload, settings: PlanSettings, most: Floats, charge: float = 1.0, top: float = np.inf
-) -> StepPlan:
-    """Build the lockstep plan of one candidate.
+) -> Slots:
+    """Fill the slots of one candidate.
 
     A rank of a ring gets at most `most` [S] tokens of a sequence. `charge` is a factor on the fixed cost of a slot. No
     slot should take longer than `top` ns.
@@ -64,7 +79,7 @@ def _filled(
     slot = Slot(settings.least_capacity, ranks.holds, ranks.slow, power, ranks.node, settings.ranks, charge, top)
     degree, first, number = np.ones(len(lengths), dtype=np.int64), np.zeros_like(lengths), np.zeros_like(lengths)
     fill_slots(workload.rates, lengths, most, slot, degree, first, number)
-    return build_plan(workload, number, degree, first, replace(settings, mode="lockstep", stages=1))
+    return Slots(number, degree, first)
 
 
 def slots_time(plan: StepPlan, settings: PlanSettings) -> float:

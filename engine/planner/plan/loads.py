@@ -63,15 +63,19 @@ def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
     count as tokens too. The micro-batches of a stage fill its memory the most when one of these passes begins, because
     only backward passes free memory.
     """
-    tokens = micro_tokens(plan)
-    sliced = np.zeros(plan.micro_batches, dtype=np.int64)
+    return InFlight(*_in_flight(held_tokens(plan, costs), plan.offload, plan.micro_start, plan.passes))
+
+
+def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
+    """Return the tokens that each micro-batch holds on each stage from its forward to its backward pass, [n, M]."""
+    tokens, sliced = micro_tokens(plan), np.zeros(plan.micro_batches, dtype=np.int64)
     of_sliced = plan.lengths[plan.shard_slice] != plan.sequence_lengths[plan.slice_sequence[plan.shard_slice]]
     np.add.at(sliced, plan.shard_micro[of_sliced], shard_loads(plan)[0][of_sliced])
-    held = np.empty((plan.stages, plan.micro_batches), dtype=np.int64)
+    held = np.empty((len(costs.stages), plan.micro_batches), dtype=np.int64)
     for number, stage in enumerate(costs.stages):
         kept = -(-sliced * stage.kept_bytes * stage.in_flight // max(1, stage.token_bytes))
         held[number] = stage.resident_here(tokens, plan.offload) + kept
-    return InFlight(*_in_flight(held, plan.offload, plan.micro_start, plan.passes))
+    return held
 
 
 def host_bytes(plan: StepPlan, costs: Costs, held: InFlight) -> Ints:

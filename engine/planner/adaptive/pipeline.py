@@ -1,0 +1,101 @@
+"""Plans for a pipeline: slots that are cut into slices, and an order of their passes.
+
+Slots are filled as in lockstep mode (slots.py), and cut into slots of several lengths (slices.py). For the promising
+ones the order of passes is searched (interleave.py). A plan without slices in 1F1B order is a candidate too: it needs
+the least memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from engine.planner.adaptive.build import build_plan
+from engine.planner.adaptive.interleave import Jobs, interleave
+from engine.planner.adaptive.slices import cut_slots
+from engine.planner.adaptive.slots import Slots, price, slot_candidates, slots_plan
+from engine.planner.adaptive.workload import Workload, workload_of
+from engine.planner.plan import loads
+from engine.planner.plan.modes import pipelined
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.planner.time.durations import by_slot, gang_times
+from engine.planner.time.makespan import makespan
+from engine.units import Ints
+
+_TARGETS = (np.inf, 0.5, 0.25, 0.125, 0.0625, 0.03125)  # lengths of slots that are tried, as fractions of the bound
+_SEARCHED = 3  # candidates whose order is searched
+
+
+def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Plan a step of sequences of `lengths` [S] as a pipeline: the candidate with the shortest step."""
+    workload = workload_of(lengths, settings)
+    candidates = slot_candidates(workload, settings)
+    whole = min((slots_plan(workload, slots, settings) for slots in candidates), key=lambda one: price(one, settings))
+    best = pipelined(whole, settings.stages)
+    end = makespan(best, settings)
+    found = []
+    for slots in candidates:
+        for target in _TARGETS:
+            plan = cut_plan(workload, slots, settings, target * workload.bound)
+            jobs, most = jobs_of(plan, settings)
+            found.append((interleave(jobs, most, sweeps=0).makespan, plan, jobs, most))
+    for _, plan, jobs, most in sorted(found, key=lambda one: one[0])[:_SEARCHED]:
+        order = interleave(jobs, most)
+        if order.makespan < end:
+            ordered = replace(pipelined(plan, settings.stages), passes=order.passes)
+            ends = makespan(ordered, settings)
+            if ends < end and _fits_host(ordered, settings):
+                best, end = ordered, ends
+    return best
+
+
+def _fits_host(plan: StepPlan, settings: PlanSettings) -> bool:
+    """Whether the host has memory for what all micro-batches in flight offload."""
+    if not plan.offload.any():
+        return True
+    away = loads.host_bytes(plan, settings.costs, loads.in_flight(plan, settings.costs))
+    return int(away.max()) <= settings.host_memory
+
+
+def cut_plan(workload: Workload, slots: Slots, settings: PlanSettings, target: float) -> StepPlan:
+    """Build the lockstep plan of slots that are cut into slots of about `target` ns."""
+    lengths, ranks = workload.lengths, workload.ranks
+    cut = cut_slots(
+        workload.rates,
+        lengths,
+        slots.degree,
+        slots.first,
+        slots.number,
+        settings.least_capacity,
+        settings.ranks,
+        ranks.node,
+        target,
+    )
+    return build_plan(workload, cut, slots.degree, slots.first, replace(settings, mode="lockstep", stages=1))
+
+
+def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
+    """Return the slots of a lockstep plan as jobs of a pipeline, and how many tokens each stage may hold at once, [n].
+
+    The memory of the smallest device counts, without what the largest micro-batch needs besides its saved activations.
+    """
+    costs, slots = settings.costs, int(plan.slot.max()) + 1
+    forward, backward = by_slot(plan, gang_times(plan, costs, settings.cluster), costs)
+    tokens, buffers = loads.micro_loads(plan)
+    held = loads.held_tokens(plan, costs)
+    in_slot = np.zeros((len(held), slots), dtype=np.int64)
+    for stage, of_stage in enumerate(held):
+        np.maximum.at(in_slot[stage], plan.slot, of_stage)
+    linked = np.zeros(slots, dtype=np.bool_)
+    linked[plan.slot[plan.shard_micro[plan.before[plan.shard_slice] > 0]]] = True
+    largest, most = int(tokens.max()), np.zeros(settings.stages, dtype=np.int64)
+    for number, one in enumerate(costs.stages):
+        besides = one.passing_bytes + int(one.working(largest)) + one.ring_bytes * int(buffers.max())
+        if plan.offload.any():  # two layers are copied back
+            besides += one.token_bytes * 2 * largest // (one.layers * one.in_flight)
+        saved = int(settings.cluster.memory.min()) - one.fixed_bytes - besides
+        most[number] = max(0, saved) * one.in_flight // max(1, one.token_bytes)
+    jobs = Jobs(forward / settings.stages, backward / settings.stages, in_slot, linked)
+    return jobs, most

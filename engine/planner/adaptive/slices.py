@@ -1,0 +1,123 @@
+"""Cuts the slots of a pipeline, and the long sequences in them, into shorter slots, so that stages wait less.
+
+All stages of a pipeline wait for its longest micro-batch, stages - 1 times. So a slot in which a ring takes long is cut
+into k slots. The ring's sequence is cut into k slices of equal time, one in each; shorter sequences are divided among
+the k slots, the longest first, each to the slot that ends the earliest:
+
+```
+ before   |[ ring of 3, 12 s                     ]        after   |[ slice 0 ][ slice 1 ][ slice 2 ][ slice 3 ]
+          |[ 5 s       ][ 4 s     ][ 3 s   ]              |[ 5 s, cut in 2    ][ 4 s    ][ 3 s    ]
+```
+A slice attends to all earlier slices, so the last one has the fewest tokens. Their K,V travel around the ring again for
+every slice: with k slices the ring carries (k + 1) / 2 times the bytes.
+
+Letters: S sequences, P ranks, N slices.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.compiled import njit
+from engine.cost.times import Rates
+from engine.planner.adaptive.build import Cut
+from engine.planner.plan.rows import grouped
+from engine.planner.time.bound import ring_time
+from engine.units import Ints
+
+_LEAST = 64  # tokens of a slice on each rank: with fewer, rounds cost more than they compute
+_CLOSE = 0.1  # a sequence that is longer than a slot by this fraction of it is not cut for that
+
+
+def cut_slots(
+    rates: Rates,
+    lengths: Ints,
+    degree: Ints,
+    first: Ints,
+    number: Ints,
+    holds: int,
+    ranks: int,
+    node: int,
+    target: float,
+) -> Cut:
+    """Cut slots into slots of about `target` ns.
+
+    Sequence s of lengths [S] runs in slot number[s] on the ranks first[s] .. first[s] + degree[s] - 1. No rank gets
+    more than `holds` tokens in a slot, except by a single sequence. `node` is the number of ranks of a node.
+    """
+    parts, slots = _parts(rates, lengths, degree, first, number, holds, ranks, node, target)
+    sequence = np.repeat(np.arange(len(lengths)), parts)
+    index = np.arange(len(sequence)) - (np.cumsum(parts) - parts)[sequence]
+    before = _tokens_of_work(rates, lengths[sequence], index, parts[sequence])
+    ends = _tokens_of_work(rates, lengths[sequence], index + 1, parts[sequence])
+    return Cut(sequence, ends - before, before, np.unique(slots[sequence] + index, return_inverse=True)[1])
+
+
+def _tokens_of_work(rates: Rates, lengths: Ints, index: Ints, parts: Ints) -> Ints:
+    """Return how many tokens of each sequence take index / parts of its time, [N]; at least `index` tokens.
+
+    The time of the first n tokens is a n^2 + b n: attention, and linear layers.
+    """
+    a = ((1.0 + rates.recompute_factor) * rates.pair_f + rates.pair_b) / 2.0
+    b = rates.token_f + rates.token_b
+    work = (a * lengths * lengths + b * lengths) * index / parts
+    tokens = np.where(a > 0.0, (np.sqrt(b * b + 4.0 * a * work) - b) / max(2.0 * a, 1e-300), work / max(b, 1e-300))
+    tokens = np.where(index == parts, lengths, np.floor(tokens).astype(np.int64))
+    return np.maximum(index, np.minimum(tokens, lengths - (parts - index)))
+
+
+@njit
+def _parts(
+    rates: Rates,
+    lengths: Ints,
+    degree: Ints,
+    first: Ints,
+    number: Ints,
+    holds: int,
+    ranks: int,
+    node: int,
+    target: float,
+) -> tuple[Ints, Ints]:
+    """Return the number of slices of each sequence, and the slot of its first one, [S] each.
+
+    Slots are numbered in their order, with gaps.
+    """
+    count = len(lengths)
+    parts, slots, times = np.ones(count, np.int64), np.zeros(count, np.int64), np.empty(count)
+    for at in range(count):
+        times[at] = ring_time(rates, float(lengths[at]), degree[at], node, 0.0)
+    start, members = grouped(number, int(number.max()) + 1)
+    base = 0
+    for slot in range(len(start) - 1):
+        own = members[start[slot] : start[slot + 1]]
+        busy = np.zeros(ranks)
+        for at in own:
+            busy[first[at] : first[at] + degree[at]] += times[at]
+        pieces = max(1, int(np.rint(busy.max() / target)))
+        long = busy.max() / pieces
+        # Slots beyond `pieces` are for sequences that find no room.
+        height, tokens = np.zeros((pieces, ranks)), np.zeros((pieces, ranks), np.int64)
+        for at in own[np.argsort(-times[own], kind="mergesort")]:
+            a, b = first[at], first[at] + degree[at]
+            most = max(1, lengths[at] // (degree[at] * _LEAST))
+            cut = min(pieces, most, max(1, int(np.ceil(times[at] / long - _CLOSE))))
+            each = -(-lengths[at] // (degree[at] * cut))
+            best, chosen = np.inf, -1
+            for begin in range(len(height) - cut + 1):
+                end = 0.0
+                for piece in range(begin, begin + cut):
+                    end = max(end, height[piece, a:b].max())
+                    full = tokens[piece, a:b].max()
+                    if full > 0 and full + each > holds:
+                        end = np.inf
+                if end < best:
+                    best, chosen = end, begin
+            if chosen < 0:
+                chosen = len(height)
+                height = np.concatenate((height, np.zeros((cut, ranks))))
+                tokens = np.concatenate((tokens, np.zeros((cut, ranks), np.int64)))
+            height[chosen : chosen + cut, a:b] += times[at] / cut
+            tokens[chosen : chosen + cut, a:b] += each
+            parts[at], slots[at] = cut, base + chosen
+        base += len(height)
+    return parts, slots
