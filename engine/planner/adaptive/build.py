@@ -27,6 +27,11 @@ class Cut(NamedTuple):
     number: Ints  # [N] its group
 
 
+def uncut(workload: Workload, number: Ints) -> Cut:
+    """Return every sequence as one slice, in group number [S]."""
+    return Cut(np.arange(len(number)), workload.lengths, np.zeros_like(workload.lengths), number)
+
+
 def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
     """Build the plan in which each sequence has a ring degree and a first rank, [S] each, and each slice a group.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.planner.adaptive.build import build_plan
+from engine.planner.adaptive.build import build_plan, uncut
 from engine.planner.adaptive.skyline import Rings, Rule, place_rings
 from engine.planner.adaptive.unsplit import deal, even_out, pack
 from engine.planner.adaptive.workload import Workload
@@ -132,7 +132,7 @@ def free_plan(workload: Workload, best: Candidate, settings: PlanSettings) -> St
     group[placed:][ring >= 0] = group[ring[ring >= 0]]
     first = rings.first.copy()
     first[placed:] = best.rank_of
-    return build_plan(workload, group, rings.degree, first, settings)
+    return build_plan(workload, uncut(workload, group), rings.degree, first, settings)
 
 
 def joined_ring(lengths: Ints, best: Candidate, holds: Ints) -> Ints:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.planner.adaptive.build import Cut, build_plan
+from engine.planner.adaptive.build import build_plan, uncut
 from engine.planner.adaptive.fill import Slot, fill_slots
 from engine.planner.adaptive.workload import Workload
 from engine.planner.plan.step_plan import StepPlan
@@ -60,7 +60,7 @@ def slot_candidates(workload: Workload, settings: PlanSettings) -> list[Slots]:
 
 def slots_plan(workload: Workload, slots: Slots, settings: PlanSettings) -> StepPlan:
     """Build the lockstep plan of a candidate."""
-    whole = Cut(np.arange(len(slots.number)), workload.lengths, np.zeros_like(slots.number), slots.number)
+    whole = uncut(workload, slots.number)
     return build_plan(workload, whole, slots.degree, slots.first, replace(settings, mode="lockstep", stages=1))
 
 
