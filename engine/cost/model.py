@@ -27,6 +27,8 @@ from engine.cost.states import states
 from engine.cost.times import Rates, unsplit_times
 from engine.units import NS, PPM, Ints
 
+_LARGEST_TEAM = 4  # of a ring: larger ones send more queries than they save K,V, and have more peers
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -63,6 +65,9 @@ class Costs:
     filling_bytes: int = 0  # part of `fixed_bytes` not yet allocated when a step's first backward pass begins
     in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
     kept_bytes: int = 0  # of a sliced sequence, per token in addition: K,V of its slices, and their gradients
+    query_bytes: int = 0  # queries of a token in all layers, sent once
+    result_bytes: int = 0  # output of a token in all layers, or the gradient of its queries, sent once
+    team_bytes: int = 0  # per token of the other members of a team: queries and results of one layer
     later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
 
     @classmethod
@@ -96,6 +101,8 @@ class Costs:
             step=round(NS * (rates.step_s + sent.step / reduce_rate + _update_seconds(config, rates, cluster.ranks))),
             forward_hop_bytes=kv_elements * b,
             backward_hop_bytes=kv_elements * w,
+            query_bytes=model.layers * model.heads * model.head_dim * b,
+            result_bytes=model.layers * model.heads * model.head_dim * w,
             forward_rings=3 if config.recompute == "layer" else 2,
             counts_bytes=activations.counts_bytes(model, config.parallel.pp) if config.balance.by == "loss" else 0,
             **_bytes(config, cluster.ranks, 0),
@@ -227,6 +234,7 @@ def _bytes(config: Config, ranks: int, stage: int) -> dict[str, Any]:
         "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) * own * in_flight // (model.layers * tp)),
         "instants": activations.instants(config, stage),
         "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * sum(element_bytes(dtype)) // tp),
+        "team_bytes": model.heads * model.head_dim * (3 * element_bytes(dtype)[0] + 3 * element_bytes(dtype)[1]) // tp,
         "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
         "fixed_bytes": held.device,
         "passing_bytes": held.passing,
@@ -284,9 +292,13 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         latency=NS * model.layers * rates.latency_s,
         kv=NS * kv * b,
         dkv=NS * kv * w,
+        query=NS * kv * b * model.heads / (2 * model.kv_heads),
+        result=NS * kv * w * model.heads / (2 * model.kv_heads),
         inter_node_slowdown=max(1.0, slowdown),
         overlap=rates.overlap,
         recompute_factor=1.0 if config.recompute == "layer" else 0.0,
+        # Only pipelines cut sequences into slices, whose rounds would be too short without teams.
+        team=_LARGEST_TEAM if config.parallel.pp > 1 else 1,
         copy=NS * copied,
     )
 

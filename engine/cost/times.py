@@ -20,6 +20,10 @@ import numpy as np
 from engine.compiled import njit
 from engine.units import Ints
 
+# Tensors of the size of the queries that members of a team send each other: in a backward pass also the output and its
+# gradient.
+QUERIES_F, QUERIES_B = 1.0, 3.0
+
 
 class Rates(NamedTuple):
     """Nanoseconds of one HDP rank, all layers together."""
@@ -40,6 +44,9 @@ class Rates(NamedTuple):
     overlap: float  # fraction of the shorter of compute and transfer that the longer hides
     recompute_factor: float  # 1 if the backward pass runs the ring's forward pass again, else 0
     copy: float  # to copy all of a token's saved activations that may be offloaded, each way
+    query: float = 0.0  # to send a token's queries to a rank of the same node, in the model's dtype
+    result: float = 0.0  # to send a token's output, or the gradient of its queries, in the wider dtype
+    team: int = 1  # largest team of a ring (planner/plan/schedule.py) that is tried
 
 
 @njit
@@ -49,19 +56,30 @@ def hide(rates: Rates, compute: float, transfer: float) -> float:
 
 
 @njit
-def forward_ring(rates: Rates, degree: int, compute: float, kv: float) -> float:
+def forward_ring(rates: Rates, degree: float, compute: float, kv: float) -> float:
     """Forward time of a ring; `compute` and `kv` are the times of one round's compute and transfer of K,V."""
     return (degree - 1) * hide(rates, compute, kv) + compute
 
 
 @njit
-def backward_ring(rates: Rates, degree: int, compute: float, kv: float, dkv: float) -> float:
-    """Backward time of a ring of degree 2 or more, without recomputation of its forward pass.
+def backward_ring(rates: Rates, degree: float, compute: float, kv: float, dkv: float) -> float:
+    """Backward time of a ring, without recomputation of its forward pass.
 
     `compute`, `kv` and `dkv` are the times of one round.
     """
+    if degree == 1:
+        return compute
     middle = (degree - 2) * hide(rates, compute, kv + dkv)
     return hide(rates, compute, kv) + middle + hide(rates, compute, dkv) + dkv
+
+
+@njit
+def exchange(rates: Rates, tokens: float, team: int, slowdown: float, queries: float) -> float:
+    """Time in which a rank of a team sends the queries of its shard of `tokens`, and gets their results, in one pass.
+
+    `queries` is `QUERIES_F` or `QUERIES_B`.
+    """
+    return 2.0 * rates.latency + slowdown * (team - 1) * tokens * (queries * rates.query + rates.result)
 
 
 @njit
@@ -81,20 +99,58 @@ def shared(rates: Rates, tokens: float, degree: int, slowdown: float) -> float:
     """
     if degree == 1:
         return unsplit(rates, tokens)
-    return together(rates, tokens, tokens * (tokens + 1.0) / 2.0, 1, degree, slowdown)
+    pairs = tokens * (tokens + 1.0) / 2.0
+    best, team = together(rates, tokens, pairs, 1, degree, slowdown), 2
+    while team <= min(rates.team, degree // 2):  # of any degree, so that times fall and rise smoothly with it
+        best = min(best, together(rates, tokens, pairs, 1, degree, slowdown, team))
+        team *= 2
+    return best
 
 
 @njit
-def together(rates: Rates, tokens: float, pairs: float, count: int, degree: int, slowdown: float) -> float:
+def in_team(rates: Rates, tokens: float, before: float, degree: int, slowdown: float) -> tuple[float, int]:
+    """Return the time of a slice on a ring of 2 ranks or more, in the teams in which it is the shortest, and their
+    size, which divides the degree.
+
+    The slice has `tokens` tokens, and its sequence `before` tokens before it. The arguments are as in `shared`.
+    """
+    pairs = tokens * (tokens + 1.0) / 2.0 + tokens * before
+    best, team, size = np.inf, 1, 1
+    while size <= rates.team:
+        if degree % size == 0:
+            time = together(rates, tokens, pairs, 1, degree, slowdown, size, before)
+            if time < best:
+                best, team = time, size
+        size *= 2
+    return best, team
+
+
+@njit
+def together(
+    rates: Rates,
+    tokens: float,
+    pairs: float,
+    count: int,
+    degree: int,
+    slowdown: float,
+    team: int = 1,
+    before: float = 0.0,
+) -> float:
     """Time of `count` sequences on rings of the same ranks, in ns, both passes, without that of their micro-batch.
 
-    `tokens` and `pairs` are sums over the sequences. The rings advance together, round by round.
+    `tokens` and `pairs` are sums over the sequences. The rings advance together, round by round, in teams of `team`.
+    `before` are the tokens of earlier slices, whose K,V travel too.
     """
-    part, each = tokens / degree, pairs / (degree * degree)  # of a rank; of one round
-    fixed = rates.round + rates.ring * count + rates.merge * part
-    kv, dkv = rates.latency + slowdown * rates.kv * part, rates.latency + slowdown * rates.dkv * part
-    forward = forward_ring(rates, degree, rates.pair_f * each + fixed, kv)
-    backward = backward_ring(rates, degree, rates.pair_b * each + fixed, kv, dkv)
+    turns = degree / team
+    part, each = tokens / degree, pairs / (degree * turns)  # of a rank; of one round
+    carried = part + before / degree
+    fixed = rates.round + rates.ring * count + rates.merge * part * team
+    kv, dkv = rates.latency + slowdown * rates.kv * carried, rates.latency + slowdown * rates.dkv * carried
+    forward = forward_ring(rates, turns, rates.pair_f * each + fixed, kv)
+    backward = backward_ring(rates, turns, rates.pair_b * each + fixed, kv, dkv)
+    if team > 1:
+        forward += exchange(rates, part, team, slowdown, QUERIES_F)
+        backward += exchange(rates, part, team, slowdown, QUERIES_B)
     linear = (rates.token_f + rates.token_b) * part
     return linear + forward * (1.0 + rates.recompute_factor) + backward + rates.sequence * count
 

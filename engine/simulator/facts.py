@@ -85,7 +85,7 @@ def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
 
     In a ring of degree D, the K,V of a token make D - 1 hops in each pass that runs the ring forward, its dK,dV make D
     hops, and the expert counts of a shard make D - 1. So each member receives the K,V of all tokens except its own, and
-    the dK,dV of all tokens.
+    the dK,dV of all tokens. Teams make fewer hops, and exchange queries and results (planner/plan/schedule.py).
     """
     ring, leaves = plan.degrees[plan.shard_slice] > 1, crossing(plan, settings.cluster) == 1
     return _sent(plan, settings, ring & ~leaves), _sent(plan, settings, ring & leaves)
@@ -98,11 +98,14 @@ def rank_ring_bytes(plan: StepPlan, settings: PlanSettings) -> list[int]:
 
 
 def _sent(plan: StepPlan, settings: PlanSettings, hops: NDArray[np.bool_]) -> int:
-    """Return the bytes of the selected hops, [K]: hop k leads from the rank of shard k to the next one in its ring."""
+    """Return the bytes that the ranks of the selected shards, [K], send to the next ones and to their team."""
     costs = settings.costs
-    tokens = (plan.before + plan.lengths)[plan.shard_slice]  # of the slice and the earlier ones
-    others = tokens - loads.carried_tokens(plan)[plan.next_shard]
+    team, passing = plan.team[plan.shard_slice], loads.passing_tokens(plan)
+    others = passing - loads.carried_tokens(plan)[plan.next_shard]
     # Tokens are summed before they become Python integers: bytes exceed 2^63 at 16,384 ranks and 2M tokens.
     kv = int(others[hops].sum()) * costs.forward_rings * costs.forward_hop_bytes
     counts = int((plan.degrees[plan.shard_slice][hops] - 1).sum()) * costs.counts_bytes
-    return kv + int(tokens[hops].sum()) * costs.backward_hop_bytes + counts
+    dkv = int(passing[hops & (plan.degrees[plan.shard_slice] > team)].sum()) * costs.backward_hop_bytes
+    shared = int(((team - 1) * loads.shard_loads(plan)[0])[hops].sum())
+    forward = costs.query_bytes + costs.result_bytes  # of each forward pass; a backward pass sends three queries
+    return kv + dkv + counts + shared * (costs.forward_rings * forward + 2 * costs.query_bytes)

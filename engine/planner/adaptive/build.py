@@ -25,11 +25,12 @@ class Cut(NamedTuple):
     lengths: Ints  # [N] tokens
     before: Ints  # [N] tokens of the earlier slices of its sequence
     number: Ints  # [N] its group
+    team: Ints  # [N] parts of its ring that form a team
 
 
 def uncut(workload: Workload, number: Ints) -> Cut:
     """Return every sequence as one slice, in group number [S]."""
-    return Cut(np.arange(len(number)), workload.lengths, np.zeros_like(workload.lengths), number)
+    return Cut(np.arange(len(number)), workload.lengths, np.zeros_like(workload.lengths), number, np.ones_like(number))
 
 
 def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings: PlanSettings) -> StepPlan:
@@ -43,5 +44,5 @@ def build_plan(workload: Workload, cut: Cut, degree: Ints, first: Ints, settings
     sequence, lengths = cut.sequence[back], cut.lengths[back]
     ring_start, ring_ranks = all_folded(first[sequence], degree[sequence])
     offload = ratios.of_rings(lengths, ring_start, ring_ranks, settings)
-    placement = Placement(lengths, cut.number[back], ring_start, ring_ranks, offload, cut.before[back])
+    placement = Placement(lengths, cut.number[back], ring_start, ring_ranks, offload, cut.before[back], cut.team[back])
     return build("adaptive", settings.mode, settings.ranks, settings.capacity, placement, settings.stages)

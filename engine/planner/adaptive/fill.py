@@ -189,6 +189,8 @@ def _least_ranks(rates: Rates, rest: _Rest, slot: Slot, limit: float, at: int) -
     """Fewest ranks on which sequence `at` fits and finishes within `limit` ns; all ranks if no number is enough."""
     floor, most = _degrees(rest, slot, at)
     need = least_degree(rates, float(rest.lengths[at]), floor, most, slot.node, 0.0, limit)
+    if need >= 2 * rates.team:  # whole teams
+        need = min(slot.ranks, -(-need // rates.team) * rates.team)
     return need if need > 0 else slot.ranks
 
 

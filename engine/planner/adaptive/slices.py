@@ -19,7 +19,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.compiled import njit
-from engine.cost.times import Rates
+from engine.cost.times import Rates, in_team
 from engine.planner.adaptive.build import Cut
 from engine.planner.plan.rows import grouped
 from engine.planner.time.bound import ring_time
@@ -50,7 +50,20 @@ def cut_slots(
     index = np.arange(len(sequence)) - (np.cumsum(parts) - parts)[sequence]
     before = _tokens_of_work(rates, lengths[sequence], index, parts[sequence])
     ends = _tokens_of_work(rates, lengths[sequence], index + 1, parts[sequence])
-    return Cut(sequence, ends - before, before, np.unique(slots[sequence] + index, return_inverse=True)[1])
+    number = np.unique(slots[sequence] + index, return_inverse=True)[1]
+    team = _teams(rates, ends - before, before, degree[sequence], node)
+    return Cut(sequence, ends - before, before, number, np.maximum.reduceat(team, np.cumsum(parts) - parts)[sequence])
+
+
+@njit
+def _teams(rates: Rates, lengths: Ints, before: Ints, degree: Ints, node: int) -> Ints:
+    """Return the size of the teams in which each slice takes the shortest time, [N]."""
+    found = np.ones(len(lengths), np.int64)
+    for at in range(len(lengths)):
+        if degree[at] > 1:
+            slowdown = rates.inter_node_slowdown if degree[at] > node else 1.0
+            found[at] = in_team(rates, float(lengths[at]), float(before[at]), degree[at], slowdown)[1]
+    return found
 
 
 def _tokens_of_work(rates: Rates, lengths: Ints, index: Ints, parts: Ints) -> Ints:

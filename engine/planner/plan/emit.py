@@ -47,6 +47,7 @@ class Placement(NamedTuple):
     ring_ranks: Ints  # [K]
     offload: Ints | None = None  # [S] ppm; a micro-batch gets the largest ratio of its slices
     before: Ints | None = None  # [S] tokens of the earlier slices of its sequence; none if no sequence is cut
+    team: Ints | None = None  # [S] parts of its ring that form a team; 1 if none
 
 
 def emit(
@@ -79,7 +80,7 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
 
     `name` is the planner's name. Raises PlanError(0) for ring ranks or groups that are out of range.
     """
-    lengths, group, ring_start, ring_ranks, offload, before = placed
+    lengths, group, ring_start, ring_ranks, offload, before, team = placed
     # Compiled code does not check bounds, so check here what it indexes with; `verify` checks the rest.
     at = first_out_of_range(ring_ranks, 0, ranks)
     if at >= 0:
@@ -113,6 +114,7 @@ def build(name: str, mode: str, ranks: int, capacity: int, placed: Placement, st
         capacity=capacity,
         lengths=lengths,
         before=np.zeros_like(lengths) if before is None else before,
+        team=np.ones_like(lengths) if team is None else team,
         ring_start=ring_start,
         ring_ranks=ring_ranks,
         micro_start=micro_start,

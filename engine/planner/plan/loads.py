@@ -43,10 +43,16 @@ def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
 
 def peers(plan: StepPlan) -> Ints:
     """Return the number of distinct ranks that each rank sends to or receives from, [P]."""
-    target = plan.ring_ranks[plan.next_shard]
-    source = np.empty_like(target)
-    source[plan.next_shard] = plan.ring_ranks
-    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, target, source)
+    largest = int(plan.team.max())
+    hops = [plan.next_shard] + [plan.mates(turn) for turn in range(1, largest)]
+    if largest > 1:  # expert counts go to the next part
+        hops.append(plan.hops(np.ones_like(plan.team)))
+    near = []
+    for hop in hops:
+        source = np.empty_like(hop)
+        source[hop] = plan.ring_ranks
+        near += [plan.ring_ranks[hop], source]
+    return _peers(plan.micro_start, plan.shard_start, plan.shard_order, np.stack(near))
 
 
 class InFlight(NamedTuple):
@@ -67,13 +73,20 @@ def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
 
 
 def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
-    """Return the tokens that each micro-batch holds on each stage from its forward to its backward pass, [n, M]."""
+    """Return the tokens that each micro-batch holds on each stage from its forward to its backward pass, [n, M].
+
+    What a team needs while a layer attends counts too.
+    """
     tokens, sliced = micro_tokens(plan), np.zeros(plan.micro_batches, dtype=np.int64)
     of_sliced = plan.lengths[plan.shard_slice] != plan.sequence_lengths[plan.slice_sequence[plan.shard_slice]]
     np.add.at(sliced, plan.shard_micro[of_sliced], shard_loads(plan)[0][of_sliced])
+    mates = np.zeros(plan.micro_batches, dtype=np.int64)
+    if int(plan.team.max()) > 1:
+        np.add.at(mates, plan.shard_micro, shard_loads(plan)[0] * (plan.team[plan.shard_slice] - 1))
     held = np.empty((len(costs.stages), plan.micro_batches), dtype=np.int64)
     for number, stage in enumerate(costs.stages):
-        kept = -(-sliced * stage.kept_bytes * stage.in_flight // max(1, stage.token_bytes))
+        kept = sliced * stage.kept_bytes + mates * stage.team_bytes
+        kept = -(-kept * stage.in_flight // max(1, stage.token_bytes))
         held[number] = stage.resident_here(tokens, plan.offload) + kept
     return held
 
@@ -128,6 +141,27 @@ def _shard_loads(lengths: Ints, before: Ints, ring_start: Ints) -> tuple[Ints, I
     return tokens, pairs
 
 
+def passing_tokens(plan: StepPlan) -> Ints:
+    """Return the tokens whose K,V pass through the rank of each shard in one pass, [K]: those of its column of teams.
+
+    Without teams these are all tokens of the slice and of the earlier ones.
+    """
+    if int(plan.team.max()) == 1:
+        return (plan.before + plan.lengths)[plan.shard_slice]
+    return _passing(carried_tokens(plan), plan.team, plan.ring_start)
+
+
+@njit
+def _passing(carried: Ints, team: Ints, ring_start: Ints) -> Ints:
+    """Compiled part of `passing_tokens`."""
+    passing = np.zeros_like(carried)
+    for at in range(len(team)):
+        first, end = ring_start[at], ring_start[at + 1]
+        for place in range(team[at]):
+            passing[first + place : end : team[at]] = carried[first + place : end : team[at]].sum()
+    return passing
+
+
 @njit
 def _carried(tokens: Ints, before: Ints, ring_start: Ints) -> Ints:
     """Compiled part of `carried_tokens`: each slice adds its own `tokens` [K] to those of the slice before it."""
@@ -166,14 +200,14 @@ def _micro_loads(
 
 
 @njit
-def _peers(micro_start: Ints, shard_start: Ints, shard_order: Ints, target: Ints, source: Ints) -> Ints:
-    """Count the peers of each rank, [P]: the rank of shard k sends to target[k] and receives from source[k]."""
+def _peers(micro_start: Ints, shard_start: Ints, shard_order: Ints, near: Ints) -> Ints:
+    """Count the peers of each rank, [P]: the rank of shard k exchanges messages with the ranks near[:, k]."""
     ranks = len(micro_start) - 1
     counted_by = np.full(ranks, -1)  # by peer: the last rank that counted it
     count = np.zeros(ranks, np.int64)
     for rank in range(ranks):
         for place in range(shard_start[micro_start[rank]], shard_start[micro_start[rank + 1]]):
-            for peer in (target[shard_order[place]], source[shard_order[place]]):
+            for peer in near[:, shard_order[place]]:
                 if peer != rank and counted_by[peer] != rank:
                     counted_by[peer] = rank
                     count[rank] += 1

@@ -24,8 +24,22 @@ attend to all keys of all prefixes.
 In round t, part i computes with the K,V of part (i - t) mod D and sends them on to part i + 1 at the same time. In the
 backward pass the dK,dV of a part follow its K,V one round later, and return to their owner in round D.
 
+Teams. With many ranks a round has little work, and the K,V of the whole sequence pass through every rank. So the parts
+of a ring may form teams of c consecutive parts. The members of a team first send each other their queries. Then each
+one computes with the queries of the whole team, but only with the K,V of the parts at its own place in their teams:
+these travel in a ring of D / c ranks. At the end each member gets the partial results of its queries from the others.
+D = 6 in teams of 2, K,V travel along the columns:
+
+```
+ team 0   part 0   part 1       K,V of parts 0, 2, 4 meet all queries on parts 0, 2, 4
+ team 1   part 2   part 3       K,V of parts 1, 3, 5 meet all queries on parts 1, 3, 5
+ team 2   part 4   part 5
+```
+K,V make D / c - 1 hops instead of D - 1, and there are as many fewer rounds, for (c - 1) messages of queries and of
+results (StarTrail, arXiv 2407.00611). With grouped-query attention queries are larger than K,V, so teams are small.
+
 The expert counts of a sequence (tokens per expert, of mixture-of-experts models) travel as K,V do in a forward pass:
-once per micro-batch, all layers together, after its last layer.
+once per micro-batch, all layers together, after its last layer. Teams do not matter for them.
 """
 
 from __future__ import annotations
@@ -119,22 +133,35 @@ def blocks(length: int, degree: int, q_part: int, kv_part: int, earlier: Sequenc
     return [one for one in found if one.q_start < one.q_stop and one.kv_stop > 0]
 
 
-def kv_part(degree: int, part: int, round_: int) -> int:
+def kv_part(degree: int, part: int, round_: int, team: int = 1) -> int:
     """Return the part whose K,V part `part` computes with in round `round_`."""
-    return (part - round_) % degree
+    return (part - round_ * team) % degree
 
 
-def rounds(degree: int, direction: Direction) -> int:
-    """Return the number of rounds in which a part computes or sends: D, and in a backward pass D + 1 if D > 1."""
-    return degree + 1 if direction == "backward" and degree > 1 else degree
+def mates(part: int, team: int) -> list[int]:
+    """Return the other parts of a part's team, in ascending order."""
+    first = part - part % team
+    return [mate for mate in range(first, first + team) if mate != part]
 
 
-def transfers(degree: int, part: int, round_: int, direction: Direction) -> tuple[Transfer, ...]:
-    """Return what a part sends to part + 1 and receives from part - 1 during a round, in posting order."""
-    posted = []
-    if round_ < degree - 1:
+def rounds(degree: int, direction: Direction, team: int = 1) -> int:
+    """Return the number of rounds in which a part computes or sends: D / c, and in a backward pass one more if it is
+    above 1."""
+    turns = degree if direction == "counts" else degree // team
+    return turns + 1 if direction == "backward" and turns > 1 else turns
+
+
+def transfers(degree: int, part: int, round_: int, direction: Direction, team: int = 1) -> tuple[Transfer, ...]:
+    """Return what a part sends to part + c and receives from part - c during a round, in posting order.
+
+    c is 1 for expert counts. The messages between the members of a team are not among them.
+    """
+    if direction == "counts":
+        team = 1
+    posted, turns = [], degree // team
+    if round_ < turns - 1:
         kind: Kind = "counts" if direction == "counts" else "kv"
-        posted.append(Transfer(kind, kv_part(degree, part, round_), kv_part(degree, part, round_ + 1)))
-    if direction == "backward" and degree > 1 and 1 <= round_ <= degree:
-        posted.append(Transfer("dkv", kv_part(degree, part, round_ - 1), kv_part(degree, part, round_)))
+        posted.append(Transfer(kind, kv_part(degree, part, round_, team), kv_part(degree, part, round_ + 1, team)))
+    if direction == "backward" and turns > 1 and 1 <= round_ <= turns:
+        posted.append(Transfer("dkv", kv_part(degree, part, round_ - 1, team), kv_part(degree, part, round_, team)))
     return tuple(posted)

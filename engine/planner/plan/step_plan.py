@@ -42,6 +42,7 @@ class Shard:
     part: int  # index of this shard in the ring
     earlier: tuple[int, ...] = ()  # tokens of each earlier slice of the sequence
     later: int = 0  # tokens of all later slices
+    team: int = 1  # parts of the ring that share their queries (schedule.py)
 
     @property
     def degree(self) -> int:
@@ -91,6 +92,7 @@ class StepPlan:
     capacity: int  # tokens that a rank holds in one micro-batch
     lengths: Ints  # [S] inputs of each slice
     before: Ints  # [S] inputs of the earlier slices of its sequence; 0 for a first slice
+    team: Ints  # [S] parts of its ring that form a team (schedule.py); 1 without teams
     ring_start: Ints  # [S + 1]
     ring_ranks: Ints  # [K]
     micro_start: Ints  # [P + 1] rank r runs micro-batches micro_start[r] .. micro_start[r + 1] - 1, in that order
@@ -154,10 +156,22 @@ class StepPlan:
 
     @cached_property
     def next_shard(self) -> Ints:
-        """The next shard in each shard's ring, [K]; a shard alone in its ring is followed by itself."""
-        following = np.arange(1, len(self.ring_ranks) + 1)
-        following[self.ring_start[1:] - 1] = self.ring_start[:-1]
-        return following
+        """The shard to which the K,V of each shard go next, [K]: that of the next team in its ring.
+
+        A shard alone is followed by itself.
+        """
+        return self.hops(self.team)
+
+    def hops(self, parts: Ints) -> Ints:
+        """Return for each shard the one that is parts[s] places further in the ring of its slice s, [K]."""
+        first, degree = self.ring_start[self.shard_slice], self.degrees[self.shard_slice]
+        return first + (np.arange(len(self.ring_ranks)) - first + parts[self.shard_slice]) % degree
+
+    def mates(self, turn: int) -> Ints:
+        """Return for each shard the one `turn` places further in its team, [K]; itself if the team is not larger."""
+        team = self.team[self.shard_slice]
+        place = (np.arange(len(self.ring_ranks)) - self.ring_start[self.shard_slice]) % team
+        return np.arange(len(self.ring_ranks)) - place + (place + turn * (turn < team)) % team
 
     @cached_property
     def micro_rank(self) -> Ints:
@@ -179,7 +193,7 @@ class StepPlan:
                 first -= 1
             earlier = tuple(self.lengths[first:at].tolist())
             later = int(self.sequence_lengths[sequence]) - before - length
-            shards.append(Shard(sequence, length, self.ring(at), part, earlier, later))
+            shards.append(Shard(sequence, length, self.ring(at), part, earlier, later, int(self.team[at])))
         rank, gang, slot = int(self.micro_rank[index]), int(self.gang[index]), int(self.slot[index])
         return MicroBatch(index, rank, gang, slot, tuple(shards), int(self.offload[index]) / PPM)
 

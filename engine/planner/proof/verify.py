@@ -78,6 +78,10 @@ def rule_0_well_formed(plan: StepPlan, settings: PlanSettings) -> None:
     if len(np.unique(plan.passes)) != passes:
         raise PlanError(0, "passes does not list every pass once")
     _check_range("before", plan.before, slices, 0, _MOST_TOKENS)
+    _check_range("team", plan.team, slices, 1, plan.ranks + 1)
+    at = first_true(plan.degrees % plan.team != 0)
+    if at >= 0:
+        raise PlanError(0, f"slice {at} has a ring of {plan.degrees[at]} ranks in teams of {plan.team[at]}")
     if int(plan.lengths.sum()) > _MOST_TOKENS:
         raise PlanError(0, f"the plan has {plan.lengths.sum()} tokens, but a step has at most {_MOST_TOKENS}")
 
@@ -193,13 +197,17 @@ def rule_6_messages(plan: StepPlan) -> None:
     part, which receives exactly this buffer (schedule.transfers; tests/planner/plan/test_schedule.py checks many
     degrees). The same is true of the rounds of the expert counts, after the last layer. All members go through layers,
     passes and rounds in the same order. So all messages from one rank to another pair up if both ranks run the rings
-    that connect them in the same order: the order of micro-batches, then of shards in a micro-batch.
+    that connect them in the same order: the order of micro-batches, then of shards in a micro-batch. The members of a
+    team exchange queries before the rounds, and results after them, also ring by ring.
     """
-    shard = crossed_shard(plan.next_shard, plan.ring_ranks, plan.shard_order, plan.ranks)
-    if shard >= 0:
-        sequence, sender = plan.shard_slice[shard], plan.ring_ranks[shard]
-        receiver = plan.ring_ranks[plan.next_shard[shard]]
-        raise PlanError(6, f"rank {sender} sends sequence {sequence} later than rank {receiver} expects it")
+    hops = [plan.next_shard] + [plan.mates(turn) for turn in range(1, int(plan.team.max()))]
+    if len(hops) > 1:
+        hops.append(plan.hops(np.ones_like(plan.team)))  # expert counts
+    for hop in hops:
+        shard = crossed_shard(hop, plan.ring_ranks, plan.shard_order, plan.ranks)
+        if shard >= 0:
+            at, sender, receiver = plan.shard_slice[shard], plan.ring_ranks[shard], plan.ring_ranks[hop[shard]]
+            raise PlanError(6, f"rank {sender} sends slice {at} later than rank {receiver} expects it")
 
 
 def rule_7_peers(plan: StepPlan, most: int) -> None:

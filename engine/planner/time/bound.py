@@ -203,4 +203,7 @@ def _slowed(rates: Rates, slow: float) -> Rates:
         rates.overlap,
         rates.recompute_factor,
         rates.copy,
+        rates.query,
+        rates.result,
+        rates.team,
     )

@@ -14,7 +14,7 @@ import numpy as np
 from engine.cluster.cluster import Cluster
 from engine.compiled import njit
 from engine.cost.model import Costs
-from engine.cost.times import Rates, hide
+from engine.cost.times import QUERIES_B, QUERIES_F, Rates, exchange, hide
 from engine.planner.plan import loads
 from engine.planner.plan.rows import grouped
 from engine.planner.plan.step_plan import StepPlan
@@ -39,6 +39,7 @@ class _Pass(NamedTuple):
     pair: float  # ns per (query, key) pair
     dkv: float  # ns per token to send dK,dV to the next rank; 0 in the forward pass
     runs: float  # how many times the pass runs
+    queries: float  # tensors of the size of the queries that members of a team send each other
 
 
 class _Rows(NamedTuple):
@@ -49,6 +50,7 @@ class _Rows(NamedTuple):
     shard_start: Ints  # [M + 1]
     shard_order: Ints  # [K]
     degree: Ints  # [K]
+    team: Ints  # [K]
     tokens: Ints  # [K]
     carried: Ints  # [K] tokens whose K,V the shard's part brings to the ring
     pairs: Ints  # [K]
@@ -68,6 +70,7 @@ def gang_times(plan: StepPlan, costs: Costs, cluster: Cluster) -> Gangs:
         shard_start=plan.shard_start,
         shard_order=plan.shard_order,
         degree=plan.degrees[plan.shard_slice],
+        team=plan.team[plan.shard_slice],
         tokens=tokens,
         carried=loads.carried_tokens(plan),
         pairs=pairs,
@@ -95,9 +98,13 @@ def by_slot(plan: StepPlan, gangs: Gangs, costs: Costs) -> tuple[Floats, Floats]
 
 
 def crossing(plan: StepPlan, cluster: Cluster) -> Ints:
-    """Return 1 for each shard whose hop to the next part of its ring leaves the node, else 0, [K]."""
+    """Return 1 for each shard whose K,V leave the node in their next hop, or whose team has ranks on other nodes, else
+    0, [K]."""
     node = cluster.node_of[plan.ring_ranks]
-    return (node != node[plan.next_shard]).astype(np.int64)
+    leaves = node != node[plan.next_shard]
+    for turn in range(1, int(plan.team.max())):
+        leaves |= node != node[plan.mates(turn)]
+    return leaves.astype(np.int64)
 
 
 @njit
@@ -108,8 +115,8 @@ def _gangs(rates: Rates, nics: float, rows: _Rows, nodes: int) -> tuple[Floats, 
     linear_f, linear_b, tokens = _linear(rates, rows)
     compute = linear_f + linear_b
     leaving = np.zeros(nodes)
-    forward_pass = _Pass(rates.pair_f, 0.0, 1.0 + rates.recompute_factor)
-    backward_pass = _Pass(rates.pair_b, rates.dkv, 1.0)
+    forward_pass = _Pass(rates.pair_f, 0.0, 1.0 + rates.recompute_factor, QUERIES_F)
+    backward_pass = _Pass(rates.pair_b, rates.dkv, 1.0, QUERIES_B)
     for g in range(gangs):
         members = rows.members[rows.member_start[g] : rows.member_start[g + 1]]
         f, b = 0.0, 0.0
@@ -161,16 +168,17 @@ def _rounds(
     largest = 1
     for m in members:
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
-            largest = max(largest, rows.degree[rows.shard_order[place]])
+            k = rows.shard_order[place]
+            largest = max(largest, rows.degree[k] // rows.team[k])
     # A ring of degree D does something new in rounds 0, 1, D - 1, D, and stops before round D + 1 (schedule.transfers).
     changes = np.zeros(largest + 2, np.bool_)
     changes[0] = changes[1] = changes[largest + 1] = True
     for m in members:
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
-            degree = rows.degree[rows.shard_order[place]]
-            if degree > 1:
-                changes[degree - 1] = changes[degree] = changes[degree + 1] = True
-    total, waits = 0.0, 0.0
+            turns = rows.degree[rows.shard_order[place]] // rows.team[rows.shard_order[place]]
+            if turns > 1:
+                changes[turns - 1] = changes[turns] = changes[turns + 1] = True
+    total = waits = _exchanges(rates, rows, members, pass_)
     round_ = 0
     while round_ <= largest:
         equal = 1
@@ -206,7 +214,7 @@ def _round(
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             if rows.cross[k]:
-                sent, _ = _sent(rates, rows.degree[k], rows.carried[k], pass_, round_)
+                sent, _ = _sent(rates, rows.degree[k] // rows.team[k], rows.carried[k], pass_, round_)
                 leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
     longest, busiest = 0.0, 0.0
     for m in members:
@@ -216,9 +224,11 @@ def _round(
             degree = rows.degree[k]
             if degree == 1:
                 continue
-            if round_ < degree and rows.tokens[k] > 0:
-                work += pass_.pair * rows.pairs[k] / degree + rates.merge * rows.tokens[k] + rates.ring
-            sent, messages = _sent(rates, degree, rows.carried[k], pass_, round_)
+            team = rows.team[k]
+            turns = degree // team
+            if round_ < turns and rows.tokens[k] > 0:
+                work += pass_.pair * rows.pairs[k] / turns + rates.merge * rows.tokens[k] * team + rates.ring
+            sent, messages = _sent(rates, turns, rows.carried[k], pass_, round_)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
         if work > 0.0:
@@ -228,6 +238,21 @@ def _round(
         busiest = max(busiest, work)
         longest = max(longest, hide(rates, work, max(transfer, leaving[rows.node[m]]) + delay))
     return longest, busiest
+
+
+@njit
+def _exchanges(rates: Rates, rows: _Rows, members: Ints, pass_: _Pass) -> float:
+    """Return the time in which the teams of a gang exchange queries and results, before and after the rounds."""
+    longest = 0.0
+    for m in members:
+        time = 0.0
+        for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
+            k = rows.shard_order[place]
+            if rows.team[k] > 1:
+                slowdown = rates.inter_node_slowdown if rows.cross[k] else 1.0
+                time += exchange(rates, float(rows.tokens[k]), rows.team[k], slowdown, pass_.queries)
+        longest = max(longest, time)
+    return longest
 
 
 @njit
