@@ -29,7 +29,7 @@ from engine.planner.plan.schedule import Kind
 class _Shape(NamedTuple):
     """Everything that determines the size of buffers."""
 
-    tokens: tuple[int, ...]  # tokens of the largest shard of each ring
+    tokens: tuple[int, ...]  # most tokens that a part of each ring sends
     heads: tuple[int, ...]  # G, D
     dtype: torch.dtype
     device: torch.device
@@ -47,7 +47,7 @@ class Buffers:
 
         Existing buffers of the same shape are reused. Allocating new "kv" buffers also frees the "dkv" buffers.
         """
-        largest = tuple(-(-ring.length // ring.degree) for ring in layout.rings)
+        largest = tuple(ring.largest for ring in layout.rings)
         shape = _Shape(largest, tuple(like.shape[1:]), like.dtype, like.device)
         if self._shapes.get(kind) == shape:
             return
@@ -62,7 +62,7 @@ class Buffers:
     def take(self, kind: Kind, ring: int, turn: int, tokens: int) -> Tensor:
         """Return a contiguous view [2,tokens,G,D] of a ring's first buffer for even turns, of its second for odd turns.
 
-        `ring` is the ring's index in the layout; `tokens` is at most the size of the ring's largest shard. `fit` must
+        `ring` is the ring's index in the layout; `tokens` is at most `RingShard.largest`. `fit` must
         have allocated buffers of this kind.
         """
         flat = self._pairs[kind][ring][turn % 2]

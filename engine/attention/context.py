@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,25 +10,32 @@ from torch import Tensor
 from engine.attention.comm import Comm
 from engine.attention.kernels.call import Kernel
 from engine.attention.layout import Layout
+from engine.attention.prefix import Prefixes
 from engine.attention.ring import attend
 from engine.attention.sums import sum_over_rings
-from engine.models.common.attention import Shards
+from engine.models.common.attention import Shards, SliceOfShard
 
 
 @dataclass(frozen=True)
 class AttentionContext:
     """Attention for one micro-batch on one rank, including its rings: implements `PackedAttention` for a model.
 
-    `comm` may be None if the layout has no rings.
+    `comm` may be None if the layout has no rings. `prefixes` are shared by all micro-batches of a step.
     """
 
     layout: Layout
     comm: Comm | None
     kernel: Kernel
+    prefixes: Prefixes = field(default_factory=Prefixes)
+    layer: int = 0
+
+    def at(self, layer: int) -> AttentionContext:
+        """Return the attention of one layer."""
+        return replace(self, layer=layer)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute causal attention within each sequence: q [T,H,D], k and v [T,G,D] to the output [T,H,D]."""
-        return attend(q, k, v, self.layout, self.comm, self.kernel)
+        return attend(q, k, v, self.layout, self.comm, self.kernel, self.prefixes, self.layer)
 
     def shards(self, device: torch.device) -> Shards:
         """Return the shards of this rank as tensors on `device`. An idle micro-batch has none."""
@@ -41,8 +48,18 @@ class AttentionContext:
         return Shards(ids.to(device, non_blocking=True), lengths.to(device, non_blocking=True))
 
     def sum_over_sequences(self, counts: Tensor) -> Tensor:
-        """Sum integers over all shards of each sequence: [S,N] to [S,N], one row per shard of this rank.
+        """Sum integers over all shards of each sequence, or of its slice: [S,N] to [S,N], one row per local shard.
 
         Collective: all ranks of a ring must call it.
         """
         return sum_over_rings(counts, self.layout, self.comm)
+
+    def slices(self) -> list[SliceOfShard]:
+        """Return the shards of sequences that run in several slices."""
+        rings = iter(self.layout.rings)
+        shards = [(row, next(rings).shard) for row, shard in enumerate(self.layout.shards) if shard.ring]
+        return [
+            SliceOfShard(row, self.prefixes.totals(shard.sequence), last=not shard.later)
+            for row, shard in shards
+            if shard.sliced
+        ]

@@ -1,6 +1,12 @@
 """The layout of a micro-batch: the position of each shard in a rank's packed tokens, and the shards that are in rings.
 
-The rounds and transfers of a ring are defined in `engine/planner/plan/schedule.py`.
+The rounds and transfers of a ring, slices and teams are defined in `engine/planner/plan/schedule.py`. In a team, a rank
+also computes with the queries of its mates: their rows follow the rank's own packed tokens.
+
+```
+ rows   | shard 0 | shard 1 | shard 2 | mate of shard 1 | mate of shard 2 |
+        0            own tokens       T                                   R
+```
 """
 
 from __future__ import annotations
@@ -10,46 +16,78 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.attention.kernels.call import Call
-from engine.planner.plan.schedule import Block, Direction, Transfer, block, kv_part, rounds, shard_tokens, transfers
-from engine.planner.plan.step_plan import MicroBatch
+from engine.planner.plan.schedule import (
+    Direction,
+    Transfer,
+    blocks,
+    kv_part,
+    mates,
+    prefix_tokens,
+    rounds,
+    shard_tokens,
+    transfers,
+)
+from engine.planner.plan.step_plan import MicroBatch, Shard
+
+
+class Mate(NamedTuple):
+    """Another part of this rank's team."""
+
+    part: int
+    rank: int  # HDP rank
+    rows: slice  # of its queries
 
 
 @dataclass(frozen=True)
 class RingShard:
-    """This rank's shard of a sequence that is split over a ring."""
+    """This rank's shard of a sequence that is split over a ring, or that runs in slices."""
 
+    shard: Shard
     offset: int  # of its first token in the rank's packed tokens
     tokens: int
-    length: int  # tokens of the whole sequence
-    degree: int
-    part: int  # position of this rank in the ring
-    next_rank: int  # HDP ranks, as in the plan
-    previous_rank: int
+    mates: tuple[Mate, ...]
 
     @property
     def rows(self) -> slice:
         """The rows of the shard in the rank's packed tokens."""
         return slice(self.offset, self.offset + self.tokens)
 
-    def block(self, round_: int) -> Block:
-        """Return which queries of this shard attend to which keys in a round, as offsets into the two shards.
+    @property
+    def prefix(self) -> int:
+        """Tokens of the earlier slices of the sequence on this rank."""
+        return prefix_tokens(self.shard.earlier, self.shard.degree, self.shard.part)
 
-        The keys are those of the shard whose K,V this rank holds in that round; in round 0 its own.
-        """
-        return block(self.length, self.degree, self.part, kv_part(self.degree, self.part, round_))
+    @property
+    def largest(self) -> int:
+        """Most tokens whose K,V any part of the ring sends: those of its prefix and its shard."""
+        return sum(-(-length // self.shard.degree) for length in (*self.shard.earlier, self.shard.length))
+
+    def rank(self, direction: Direction, step: int) -> int:
+        """Return the HDP rank to which messages go (`step` 1), or from which they come (-1)."""
+        hop = step if direction == "counts" else step * self.shard.team
+        return self.shard.ring[(self.shard.part + hop) % self.shard.degree]
+
+    def kv_part(self, round_: int) -> int:
+        """Return the part whose K,V this rank computes with in a round."""
+        return kv_part(self.shard.degree, self.shard.part, round_, self.shard.team)
+
+    def rounds(self, direction: Direction) -> int:
+        """Return the number of rounds in which this rank computes or sends."""
+        return rounds(self.shard.degree, direction, self.shard.team)
 
     def transfers(self, round_: int, direction: Direction) -> tuple[Transfer, ...]:
         """Return the messages that this rank sends and receives in a round, in posting order."""
-        return transfers(self.degree, self.part, round_, direction)
+        return transfers(self.shard.degree, self.shard.part, round_, direction, self.shard.team)
 
     def tokens_of(self, part: int) -> int:
-        """Return the number of tokens of the shard at position `part` of the ring."""
-        return shard_tokens(self.length, self.degree, part)
+        """Return the tokens of the prefix and the shard of part `part`."""
+        lengths = (*self.shard.earlier, self.shard.length)
+        return prefix_tokens(lengths, self.shard.degree, part)
 
 
 class RingBlock(NamedTuple):
-    """One ring's part of a round: queries `rows` of this rank attend to keys 0 .. keys - 1 of the shard whose K,V the
-    rank holds in that round. Neither is empty."""
+    """One ring's part of a round: queries `rows` attend to keys 0 .. keys - 1 of the part whose K,V the rank holds in
+    that round. Neither is empty."""
 
     ring: int  # index in `Layout.rings`
     rows: slice
@@ -62,58 +100,78 @@ class ShardRows(NamedTuple):
     start: int
     stop: int
     length: int  # tokens of the whole sequence
-    ring: bool  # whether the sequence is split over a ring
+    ring: bool  # whether it is in `Layout.rings`
 
 
 @dataclass(frozen=True)
 class Layout:
     """The packed tokens of a rank in one micro-batch: its shards, one after the other."""
 
-    tokens: int
+    tokens: int  # T
     bounds: tuple[int, ...]  # cumulative lengths, from 0, of the shards that are not empty
     rings: tuple[RingShard, ...]
     shards: tuple[ShardRows, ...]  # all shards, with or without a ring; empty for an idle micro-batch
 
+    @property
+    def rows(self) -> int:
+        """Rows R of queries: own tokens, and those of mates."""
+        return max((mate.rows.stop for ring in self.rings for mate in ring.mates), default=self.tokens)
+
+    @property
+    def teams(self) -> bool:
+        """Whether some ring has teams. Its members exchange messages, also if the rows of some are empty."""
+        return any(ring.mates for ring in self.rings)
+
     def rounds(self, direction: Direction) -> int:
         """Return the number of rounds of the largest ring, because all rings advance together; 1 without rings."""
-        return max((rounds(ring.degree, direction) for ring in self.rings), default=1)
+        return max((ring.rounds(direction) for ring in self.rings), default=1)
 
     def blocks(self, round_: int) -> list[RingBlock]:
-        """Return the blocks of a round after round 0, which are computed in one kernel call.
+        """Return the blocks of a round that are not causal, which are computed in one kernel call.
 
         Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
         """
-        blocks = []
+        found = []
         for number, ring in enumerate(self.rings):
-            if round_ < ring.degree and not (block := ring.block(round_)).empty:
-                rows = slice(ring.offset + block.q_start, ring.offset + block.q_stop)
-                blocks.append(RingBlock(number, rows, block.kv_stop))
-        return blocks
+            shard = ring.shard
+            if round_ >= ring.rounds("forward"):
+                continue
+            for part, first in [(shard.part, ring.offset), *((mate.part, mate.rows.start) for mate in ring.mates)]:
+                for block in blocks(shard.length, shard.degree, part, ring.kv_part(round_), shard.earlier):
+                    if not block.causal:
+                        rows = slice(first + block.q_start, first + block.q_stop)
+                        found.append(RingBlock(number, rows, block.kv_stop))
+        return found
 
-    def call(self, round_: int, overlapped: bool = False) -> Call | None:
-        """Return the kernel call of a round, or None if the rank computes nothing in it.
+    def causal_call(self, overlapped: bool = False) -> Call | None:
+        """Return the kernel call of all shards, each by itself, in round 0; None without tokens.
 
-        Round 0 is one causal call over all shards; a later round packs its blocks one after the other. `overlapped`
-        says that transfers run at the same time.
+        `overlapped` says that transfers run at the same time.
         """
-        if round_ == 0:
-            return Call(self.bounds, self.bounds, True, overlapped) if self.tokens else None
-        blocks = self.blocks(round_)
-        queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
-        keys = accumulate((block.keys for block in blocks), initial=0)
-        return Call(tuple(queries), tuple(keys), False, overlapped) if blocks else None
+        return Call(self.bounds, self.bounds, True, overlapped) if self.tokens else None
+
+
+def call_of(blocks: list[RingBlock], overlapped: bool = False) -> Call:
+    """Return the kernel call of the blocks of a round, packed one after the other. `overlapped`: see `causal_call`."""
+    queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
+    keys = accumulate((block.keys for block in blocks), initial=0)
+    return Call(tuple(queries), tuple(keys), False, overlapped)
 
 
 def layout(micro: MicroBatch) -> Layout:
     """Create the layout of a micro-batch with at least one shard. Shards may be empty."""
     sizes = [shard_tokens(shard.length, shard.degree, shard.part) for shard in micro.shards]
     offsets = list(accumulate(sizes, initial=0))
-    rings, rows = [], []
+    rings, rows, end = [], [], offsets[-1]
     for shard, offset, size in zip(micro.shards, offsets, sizes, strict=False):
-        rows.append(ShardRows(offset, offset + size, shard.length, shard.degree > 1))
-        if shard.degree > 1:
-            following, previous = (shard.ring[(shard.part + step) % shard.degree] for step in (1, -1))
-            rings.append(RingShard(offset, size, shard.length, shard.degree, shard.part, following, previous))
+        in_ring = shard.degree > 1 or shard.sliced
+        rows.append(ShardRows(offset, offset + size, shard.whole, in_ring))
+        if in_ring:
+            team = []
+            for part in mates(shard.part, shard.team):
+                begin, end = end, end + shard_tokens(shard.length, shard.degree, part)
+                team.append(Mate(part, shard.ring[part], slice(begin, end)))
+            rings.append(RingShard(shard, offset, size, tuple(team)))
     return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows))
 
 

@@ -29,7 +29,8 @@ def sum_over_rings(counts: Tensor, layout: Layout, comm: Comm | None) -> Tensor:
         for number, ring in enumerate(layout.rings):
             if ring.transfers(round_, "counts"):
                 arrived[number] = torch.empty_like(held[number])
-                exchanges.append(Exchange(held[number], ring.next_rank, arrived[number], ring.previous_rank))
+                there, back = ring.rank("counts", 1), ring.rank("counts", -1)
+                exchanges.append(Exchange(held[number], there, arrived[number], back))
         if exchanges and comm is not None:
             comm.post(exchanges).wait()
         for number, numbers in arrived.items():

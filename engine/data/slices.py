@@ -47,7 +47,8 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
     for shard in micro.shards:
         sequence = shard.sequence
         place = int(table.source[sequence]), int(table.block[sequence]), int(table.document[sequence])
-        begin, content = int(table.start[sequence]), int(table.hash[sequence])
+        before, content = sum(shard.earlier), int(table.hash[sequence])
+        begin = int(table.start[sequence]) + before
         for span in shard_spans(shard.length, shard.degree, shard.part):
             if not span.tokens:
                 continue
@@ -56,7 +57,7 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
             counted = reader.counted(*place, begin + span.start + 1, begin + span.stop + 1)
             tokens.append(read[:-1])
             labels.append(read[1:] if counted is None else np.where(counted, read[1:], IGNORE))
-            positions.append(np.arange(span.start, span.stop, dtype=np.int64))
+            positions.append(np.arange(before + span.start, before + span.stop, dtype=np.int64))
     return Slices(np.concatenate(tokens), np.concatenate(labels), np.concatenate(positions))
 
 

@@ -22,6 +22,7 @@ from engine.attention.comm import RingComm
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
+from engine.attention.prefix import Prefixes
 from engine.control import progress
 from engine.data.slices import Slices, idle_slices
 from engine.models.common.part import Between
@@ -50,6 +51,7 @@ class RankContext:
     kernel: Kernel
     offload: Offload | None = None
     pipeline: Pipeline | None = None
+    prefixes: Prefixes = field(default_factory=Prefixes)
 
 
 class Inputs(NamedTuple):
@@ -89,6 +91,7 @@ def run_step(
     order = actions(plan, context.hdp_rank, pipeline.stage if pipeline else 0)
     running: dict[int, tuple[Tensor, Any]] = {}  # input and output of forward passes whose backward is to come
     results: dict[Pass, Tensor] = {}  # of passes, until they are sent
+    context.prefixes.clear()
     progress.report("data")
     with closing(_load_ahead(_forward_order(order, micros), slicer, context.device)) as loaded:
         for kind, done in order:
@@ -162,6 +165,7 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     pipeline, micros = context.pipeline, list(plan.of_rank(context.hdp_rank))
     order = actions(plan, context.hdp_rank, pipeline.stage if pipeline else 0, backward=False)
     results: dict[Pass, Tensor] = {}
+    context.prefixes.clear()
     progress.report("validate")
     with closing(_load_ahead(_forward_order(order, micros), slicer, context.device)) as loaded:
         for kind, done in order:
@@ -189,7 +193,7 @@ def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, cont
     The loss of an idle micro-batch is a zero that is connected to the autograd graph.
     """
     shards = layout(micro) if micro.shards else idle(len(inputs.positions))
-    attention = AttentionContext(shards, context.comm, context.kernel)
+    attention = AttentionContext(shards, context.comm, context.kernel, context.prefixes)
     return forward(inputs.tokens, inputs.positions, inputs.labels, attention)
 
 

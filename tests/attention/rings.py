@@ -1,7 +1,9 @@
 """Rings for tests: split and joined tensors of sequences, dense attention, and a transport within one process.
 
 A case is a list of sequences, each with its length and its ring; every rank has one micro-batch, with its shards in the
-order of the sequences. Splitting is implemented here a second time, with NumPy, to detect mistakes in `schedule`.
+order of the sequences. A sequence may be cut into slices: then each rank has a micro-batch for each number of a slice,
+runs all of them forward, and then backward in reverse order. Splitting is implemented here a second time, with NumPy,
+to detect mistakes in `schedule`.
 Letters: N tokens of all sequences of a case, T tokens of one rank, H query heads, G key and value heads, D head size.
 """
 
@@ -24,6 +26,7 @@ from engine.attention.comm import Comm, Exchange
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, unsplit
+from engine.attention.prefix import Prefixes
 from engine.attention.ring import attend
 from engine.close import error
 from engine.planner.plan.step_plan import MicroBatch, Shard
@@ -37,10 +40,16 @@ Four = tuple[Tensor, ...]  # out, dq, dk, dv
 
 
 class Placed(NamedTuple):
-    """A sequence and the ordered ranks that share it."""
+    """A sequence, the ordered ranks that share it, the lengths of its slices if it is cut, and its teams' size."""
 
     length: int
     ring: tuple[int, ...]
+    slices: tuple[int, ...] = ()
+    team: int = 1
+
+    @property
+    def cut(self) -> tuple[int, ...]:
+        return self.slices or (self.length,)
 
 
 @dataclass(frozen=True)
@@ -69,23 +78,36 @@ class Case:
         q, k, v, dout = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
         return tuple(x.to(self.dtype) for x in (q * self.scale, k * self.scale, v, dout))
 
-    def micro_batch(self, rank: int) -> MicroBatch:
-        shards = (
-            Shard(number, length, ring, ring.index(rank))
-            for number, (length, ring) in enumerate(self.sequences)
-            if rank in ring
-        )
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches of each rank."""
+        return max(len(sequence.cut) for sequence in self.sequences)
+
+    def micro_batch(self, rank: int, turn: int = 0) -> MicroBatch:
+        """Return a rank's micro-batch with the slices number `turn`."""
+        shards = []
+        for number, one in enumerate(self.sequences):
+            if rank in one.ring and turn < len(one.cut):
+                earlier, later = one.cut[:turn], sum(one.cut[turn + 1 :])
+                part = one.ring.index(rank)
+                shards.append(Shard(number, one.cut[turn], one.ring, part, earlier, later, one.team))
         return MicroBatch(index=rank, rank=rank, gang=0, slot=-1, shards=tuple(shards))
 
-    def rows(self, rank: int) -> Tensor:
-        """Return which of the N tokens a rank holds, in its order: [T]."""
+    def rows_of(self, rank: int, turn: int) -> Tensor:
+        """Return which of the N tokens a micro-batch of a rank holds, in its order: [T]."""
         rows, start = [np.zeros(0, dtype=np.int64)], 0
-        for length, ring in self.sequences:
-            if rank in ring:
-                chunks, part = np.array_split(np.arange(start, start + length), 2 * len(ring)), ring.index(rank)
+        for one in self.sequences:
+            if rank in one.ring and turn < len(one.cut):
+                begin = start + sum(one.cut[:turn])
+                chunks = np.array_split(np.arange(begin, begin + one.cut[turn]), 2 * len(one.ring))
+                part = one.ring.index(rank)
                 rows += [chunks[part], chunks[-1 - part]]
-            start += length
+            start += one.length
         return torch.from_numpy(np.concatenate(rows))
+
+    def rows(self, rank: int) -> Tensor:
+        """Return which of the N tokens a rank holds, in its order, micro-batch by micro-batch."""
+        return torch.cat([self.rows_of(rank, turn) for turn in range(self.micro_batches)])
 
 
 def dense(case: Case) -> Four:
@@ -95,7 +117,7 @@ def dense(case: Case) -> Four:
     """
     q, k, v, dout = (x.double() for x in case.inputs())
     parts, start = [], 0
-    for length, _ in case.sequences:
+    for length, *_ in case.sequences:
         rows = slice(start, start + length)
         by = attention if length <= LONGEST_PLAIN else one_call
         parts.append(by(q[rows], k[rows], v[rows], dout[rows], causal=True))
@@ -122,13 +144,19 @@ def one_call(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> Fou
 
 
 def on_rank(case: Case, rank: int, comm: Comm) -> Four:
-    """Return out, dq, dk, dv of one rank's micro-batch, forward and backward through the ring."""
-    micro, rows = case.micro_batch(rank), case.rows(rank)
-    q, k, v, dout = (x[rows] for x in case.inputs())
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
+    """Return out, dq, dk, dv of a rank's micro-batches, forward and backward through the rings."""
     kernel = GPU_LIKE if case.kernel == "gpu_like" else choose(CPU, case.dtype, case.head_dim, case.kernel)
-    out = attend(q, k, v, layout(micro) if micro.shards else unsplit(0), comm, strict(kernel))
-    return (out.detach(), *torch.autograd.grad(out, (q, k, v), dout))
+    prefixes, ran, found = Prefixes(), list[tuple[Tensor, Four, Tensor]](), list[Four]()
+    for turn in range(case.micro_batches):
+        micro, rows = case.micro_batch(rank, turn), case.rows_of(rank, turn)
+        q, k, v, dout = (x[rows] for x in case.inputs())
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        one = layout(micro) if micro.shards else unsplit(0)
+        ran.append((attend(q, k, v, one, comm, strict(kernel), prefixes, layer=7), (q, k, v), dout))
+    for out, inputs, dout in reversed(ran):
+        found.append((out.detach(), *torch.autograd.grad(out, inputs, dout)))
+    assert len(prefixes) == 0, "K,V are kept after the last backward pass"
+    return tuple(torch.cat(parts) for parts in zip(*reversed(found), strict=True))
 
 
 def strict(kernel: Kernel) -> Kernel:

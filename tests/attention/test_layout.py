@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.kernels.call import Call
-from engine.attention.layout import Layout, RingBlock, ShardRows, layout, unsplit
-from engine.planner.plan.schedule import Block, Transfer
+from engine.attention.layout import Layout, RingBlock, ShardRows, call_of, layout, unsplit
+from engine.planner.plan.schedule import Transfer
 from engine.planner.plan.step_plan import MicroBatch, Shard
 
 
@@ -30,9 +30,9 @@ def test_shards_lie_one_after_the_other() -> None:
 
 def test_only_shards_of_rings_are_listed_with_their_neighbours() -> None:
     middle, last = layout(MIXED).rings
-    assert (middle.length, middle.degree, middle.part) == (13, 3, 1)
-    assert (middle.previous_rank, middle.next_rank) == (7, 2)
-    assert (last.previous_rank, last.next_rank) == (5, 1), "the ring closes"
+    assert (middle.shard.length, middle.shard.degree, middle.shard.part) == (13, 3, 1)
+    assert [middle.rank("forward", step) for step in (-1, 1)] == [7, 2]
+    assert [last.rank("forward", step) for step in (-1, 1)] == [5, 1], "the ring closes"
 
 
 def test_a_member_with_an_empty_shard_still_passes_messages_on() -> None:
@@ -40,27 +40,51 @@ def test_a_member_with_an_empty_shard_still_passes_messages_on() -> None:
     assert [last.tokens_of(part) for part in range(4)] == [1, 1, 0, 0]
     assert last.transfers(0, "forward") == (Transfer("kv", send=3, receive=2),)
     assert last.transfers(2, "forward") == (Transfer("kv", send=1, receive=0),)
-    assert all(last.block(round_).empty for round_ in range(4))
+    found = layout(MIXED)
+    assert all(block.ring == 0 for round_ in range(4) for block in found.blocks(round_))
 
 
 def test_blocks_of_a_ring_follow_the_keys_that_it_holds() -> None:
     """Part 1 of 13 tokens on 3 ranks: chunks of 3 2 2 2 2 2 tokens, ours are chunks 1 and 4."""
-    ring = layout(MIXED).rings[0]
-    assert ring.block(0) == Block(0, 4, 4, causal=True)
-    assert ring.block(1) == Block(0, 4, 3, causal=False), "part 0: its low chunk only"
-    assert ring.block(2) == Block(2, 4, 4, causal=False), "part 2: before our high chunk only"
+    found = layout(micro(MIXED.shards[1]))
+    assert found.blocks(0) == []
+    assert found.blocks(1) == [RingBlock(0, slice(0, 4), 3)], "part 0: its low chunk only"
+    assert found.blocks(2) == [RingBlock(0, slice(2, 4), 4)], "part 2: before our high chunk only"
+
+
+def test_a_slice_attends_to_all_keys_of_earlier_slices() -> None:
+    """Part 1 of 13 tokens on 3 ranks, after slices of 6 and 3 tokens, of which each part has 3."""
+    found = layout(micro(Shard(0, 13, (7, 4, 2), 1, earlier=(6, 3), later=5)))
+    (ring,) = found.rings
+    assert (ring.prefix, ring.largest, ring.tokens_of(0)) == (3, 2 + 1 + 5, 3 + 5)
+    assert found.shards == ((0, 4, 27, True),)
+    assert found.blocks(0) == [RingBlock(0, slice(0, 4), 3)]
+    assert found.blocks(1) == [RingBlock(0, slice(0, 4), 3 + 3)]
+    assert found.blocks(2) == [RingBlock(0, slice(0, 2), 3), RingBlock(0, slice(2, 4), 3 + 4)]
+
+
+def test_in_a_team_a_rank_computes_for_its_mates_and_sends_further() -> None:
+    """Part 1 of 4 in teams of 2, of 16 tokens: chunks of 2 tokens. Part 0 is its mate, K,V come from part 3."""
+    found = layout(micro(Shard(0, 16, (7, 4, 2, 5), 1, team=2)))
+    (ring,) = found.rings
+    assert [(mate.part, mate.rank, mate.rows) for mate in ring.mates] == [(0, 7, slice(4, 8))] and found.rows == 8
+    assert [ring.rank("forward", step) for step in (-1, 1)] == [5, 5]
+    assert [ring.rank("counts", step) for step in (-1, 1)] == [7, 2]
+    assert found.rounds("forward") == 2
+    assert found.blocks(0) == [RingBlock(0, slice(6, 8), 4)], "the mate's high chunk follows both of ours"
+    assert found.blocks(1) == [RingBlock(0, slice(2, 4), 4), RingBlock(0, slice(6, 8), 4)]
 
 
 def test_a_round_is_one_call_over_the_blocks_of_all_rings() -> None:
     found = layout(MIXED)
-    assert found.call(0) == Call((0, 5, 9, 12), (0, 5, 9, 12), causal=True)
+    assert found.causal_call() == Call((0, 5, 9, 12), (0, 5, 9, 12), causal=True)
     assert found.blocks(1) == [RingBlock(0, slice(5, 9), 3)], "the other ring's blocks are empty"
-    assert found.call(1) == Call((0, 4), (0, 3), causal=False)
-    assert found.call(2, overlapped=True) == Call((0, 2), (0, 4), causal=False, overlapped=True)
-    assert found.call(3) is None
+    assert call_of(found.blocks(1)) == Call((0, 4), (0, 3), causal=False)
+    assert call_of(found.blocks(2), overlapped=True) == Call((0, 2), (0, 4), causal=False, overlapped=True)
+    assert found.blocks(3) == []
     two = layout(micro(Shard(0, 13, (7, 4, 2), 1), Shard(1, 8, (4, 5), 0)))
     assert two.blocks(1) == [RingBlock(0, slice(0, 4), 3), RingBlock(1, slice(6, 8), 4)]
-    assert two.call(1) == Call((0, 4, 6), (0, 3, 7), causal=False)
+    assert call_of(two.blocks(1)) == Call((0, 4, 6), (0, 3, 7), causal=False)
 
 
 def test_all_rings_advance_together_as_far_as_the_largest() -> None:

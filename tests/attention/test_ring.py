@@ -23,6 +23,7 @@ from engine.attention.comm import Comm, Exchange, RingComm
 from engine.attention.kernels.call import Kernel
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout, unsplit
+from engine.attention.prefix import Prefixes
 from engine.attention.ring import attend
 from tests.attention.rings import (
     CPU,
@@ -149,6 +150,80 @@ def test_one_ring_of_any_length_order_and_shape(one: Case) -> None:
 @example(one=case((5, (0, 1)), (5, (1, 0)), (5, (0, 1)), world=2))
 def test_any_rings_and_unsplit_sequences_in_one_micro_batch(one: Case) -> None:
     check(one, in_process(one))
+
+
+SLICED = {  # slices of sequences, and teams
+    "a whole sequence in teams": case((61, (0, 1, 2, 3), (), 2), world=4),
+    "one team": case((61, (2, 0, 1), (), 3), (7, (1,)), world=3),
+    "teams of which some parts are empty": case((3, (0, 1, 2, 3), (), 2), (5, (3, 2, 1, 0), (), 4), world=4),
+    "slices on one rank": case((20, (0,), (9, 6, 5)), (4, (0,)), world=1),
+    "slices on a ring": case((50, (0, 1, 2), (20, 17, 13)), (9, (1,)), world=3),
+    "slices shorter than the ring": case((9, (0, 1, 2, 3), (1, 2, 1, 1, 4)), world=4),
+    "slices in teams": case((70, (3, 1, 0, 2), (30, 25, 15), 2), (41, (0, 1, 2, 3), (40, 1), 4), world=4),
+    "slices and sequences of other rings": case(
+        (64, (0, 1, 2, 3, 4, 5), (20, 20, 12, 12), 3),
+        (37, (5, 4), (30, 7)),
+        (16, (2,), (8, 8)),
+        (11, (3,)),
+        (29, (1, 0, 4), (9, 9, 11)),
+        world=6,
+    ),
+}
+
+
+@pytest.mark.parametrize("kernel", ["fused_cpu", "reference"])
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_and_teams_are_dense_attention(name: str, kernel: str) -> None:
+    one = replace(SLICED[name], heads=4, groups=2, kernel=kernel)
+    check(one, in_process(one))
+
+
+@st.composite
+def sliced_cases(draw: st.DrawFn) -> Case:
+    """Draw sequences on rings of any members, some in teams, cut into up to seven slices at any tokens."""
+    world, sequences = draw(st.integers(1, 8)), []
+    for _ in range(draw(st.integers(1, 4))):
+        degree = draw(st.integers(1, world))
+        ring = tuple(draw(st.permutations(range(world)))[:degree])
+        slices = tuple(draw(st.lists(st.integers(1, 40), min_size=1, max_size=7)))
+        team = draw(st.sampled_from([size for size in range(1, degree + 1) if degree % size == 0]))
+        sequences.append(Placed(sum(slices), ring, slices, team))
+    heads, groups, head_dim = draw(st.sampled_from(SHAPES))
+    return Case(tuple(sequences), world, heads, groups, head_dim, seed=draw(st.integers(0, 99)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(one=sliced_cases())
+def test_any_slices_and_teams(one: Case) -> None:
+    check(one, in_process(one))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_in_bf16_does_not_grow_with_slices_or_teams(name: str) -> None:
+    """It would if the gradients of earlier slices, or results of a team, were added or sent in bf16."""
+    shape = {"heads": 2, "groups": 1, "head_dim": 32, "dtype": torch.bfloat16, "world": 4}
+    ring, cut = (0, 1, 2, 3), (500, 400, 337, 300)
+    found = {
+        kind: rms(in_process(one), dense(one))[name]
+        for kind, one in {
+            "one call": case((1537, (0,)), **shape),
+            "ring": case((1537, ring), **shape),
+            "sliced": case((1537, ring, cut), **shape),
+            "sliced, in teams": case((1537, ring, cut, 2), **shape),
+        }.items()
+    }
+    assert max(found.values()) <= 1.3 * found["one call"], found
+
+
+def test_validation_keeps_nothing_after_the_last_slice() -> None:
+    one, prefixes = case((20, (0,), (9, 6, 5)), world=1), Prefixes()
+    comm, expected = ThreadComm(0, links_between(1)), dense(one)[0]
+    with torch.no_grad():
+        for turn in range(3):
+            q, k, v, _ = (x[one.rows_of(0, turn)] for x in one.inputs())
+            out = attend(q, k, v, layout(one.micro_batch(0, turn)), comm, choose(CPU, q.dtype, 4), prefixes)
+            torch.testing.assert_close(out, expected[one.rows_of(0, turn)], rtol=0, atol=1e-12)
+            assert len(prefixes) == (turn < 2)
 
 
 def test_blocks_with_large_scores_are_merged() -> None:

@@ -7,15 +7,19 @@ no buffer hides a wrong order. If a send matches the receive of another buffer, 
 lockstep mode all ranks wait for each other before every micro-batch.
 
 In a pipeline each stage of each rank is a separate line, number rank x stages + stage, and rings connect the lines of
-one stage. Activations go to the next stage and gradients to the previous one: the send after a pass and the receive
-before the next one are one group if they have the same neighbour, else one after the other. The line waits for each, so
-it never has two transfers at once (engine/parallel/pipeline.py).
+one stage. Activations go to the next stage and gradients to the previous one. A line puts its transfers in a queue in
+the order of the plan's list of passes, and goes on. A transfer takes place when it is first in the queues of both
+lines, so a line has one at a time, and no buffer hides a wrong order. Only the pass that needs what arrives waits.
+
+A slice that runs forward before the slice that it continues, or backward after it, would miss K,V or their gradients:
+such a plan counts as not finishing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from engine.planner.plan import schedule
@@ -28,11 +32,16 @@ Tag = tuple[object, ...]
 
 @dataclass
 class Group:
-    """One batched group: (peer, tag) of each send and receive, in posting order; none in a barrier."""
+    """One batched group: (peer, tag) of each send and receive, in posting order; none in a barrier.
+
+    Or a place where a transfer is put in the queue (`start`), or is waited for (`need`); the two lines share its tag.
+    """
 
     sends: list[tuple[int, Tag]] = field(default_factory=list)
     receives: list[tuple[int, Tag]] = field(default_factory=list)
     barrier: bool = False
+    start: tuple[int, Tag] | None = None  # the other line, tag
+    need: Tag | None = None
 
 
 Messages = dict[tuple[int, int], list[Tag]]  # by (source, target), in posting order
@@ -41,13 +50,13 @@ Messages = dict[tuple[int, int], list[Tag]]  # by (source, target), in posting o
 class Executor:
     """The state of all lines (called ranks here): the place of each in its program, and the messages posted so far."""
 
-    def __init__(self, plan: StepPlan, fused: bool) -> None:
-        self.programs = [
-            _program(plan, rank, stage, fused) for rank in range(plan.ranks) for stage in range(plan.stages)
-        ]
+    def __init__(self, plan: StepPlan) -> None:
+        self.programs = [_program(plan, rank, stage) for rank in range(plan.ranks) for stage in range(plan.stages)]
         self.at = [-1] * len(self.programs)
         self.sent: Messages = defaultdict(list)
         self.received: Messages = defaultdict(list)
+        self.queues: list[list[tuple[int, Tag]]] = [[] for _ in self.programs]
+        self.arrived: set[Tag] = set()
 
     def finishes(self) -> bool:
         """True if every rank reaches its end and every message is the one that its receiver expected."""
@@ -55,9 +64,11 @@ class Executor:
         while moving:
             for rank in moving:
                 self._advance(rank)
+            self._transfer()
             moving = [rank for rank in range(len(self.programs)) if self._complete(rank)]
         ended = all(self._group(rank) is None for rank in range(len(self.programs)))
-        return ended and all(self.sent[link] == self.received[link] for link in [*self.sent, *self.received])
+        matched = all(self.sent[link] == self.received[link] for link in [*self.sent, *self.received])
+        return ended and matched and not any(self.queues)
 
     def _group(self, rank: int) -> Group | None:
         program = self.programs[rank]
@@ -71,12 +82,28 @@ class Executor:
             self.sent[rank, peer].append(tag)
         for peer, tag in group.receives:
             self.received[peer, rank].append(tag)
+        if group.start:
+            self.queues[rank].append(group.start)
+
+    def _transfer(self) -> None:
+        """Complete all transfers that are first in both queues."""
+        rank = 0
+        while rank < len(self.queues):
+            queue = self.queues[rank]
+            if queue and (queue[0][0] > rank) and self.queues[queue[0][0]][:1] == [(rank, queue[0][1])]:
+                self.queues[queue[0][0]].pop(0)
+                self.arrived.add(queue.pop(0)[1])
+                rank = 0
+            else:
+                rank += 1
 
     def _complete(self, rank: int) -> bool:
         """True if all messages of the rank's group are matched; the other side may already be further."""
         group = self._group(rank)
         if group is None:
             return False
+        if group.need is not None:
+            return group.need in self.arrived
         if group.barrier:
             others = [self._group(other) for other in range(len(self.programs))]
             return all(other is not None and other.barrier for other in others)
@@ -87,63 +114,111 @@ class Executor:
         )
 
 
-def finishes(plan: StepPlan, fused: bool = True) -> bool:
-    """Whether all ranks finish. Without `fused`, a send and a receive are never one group in a pipeline."""
-    return Executor(plan, fused).finishes()
+def finishes(plan: StepPlan) -> bool:
+    """Whether all ranks finish."""
+    return slices_in_order(plan) and Executor(plan).finishes()
 
 
-def _program(plan: StepPlan, rank: int, stage: int, fused: bool) -> list[Group]:
+def slices_in_order(plan: StepPlan) -> bool:
+    """Whether each stage of each rank runs the slices of each sequence forward in their order, and backward in reverse.
+
+    Every slice has a micro-batch of its own, and no micro-batch runs backward before it has run forward.
+    """
+    for rank in range(plan.ranks):
+        micros = list(plan.of_rank(rank))
+        for stage in range(plan.stages):
+            forward, backward, seen = defaultdict(list), defaultdict(list), set()
+            for place, direction in order_of(plan, len(micros), stage):
+                if direction == "backward" and place not in seen:
+                    return False
+                seen.add(place)
+                ran = forward if direction == "forward" else backward
+                for shard in micros[place].shards:
+                    ran[shard.sequence].append((len(shard.earlier), place))
+            for sequence, found in forward.items():
+                numbers = [number for number, _ in found]
+                if numbers != sorted(numbers) or backward[sequence] != found[::-1]:
+                    return False
+                if any(one[1] == other[1] for one, other in pairwise(found)):
+                    return False
+                if plan.mode != "pipeline" and len(found) > 1:  # backward passes follow at once
+                    return False
+    return True
+
+
+def order_of(plan: StepPlan, count: int, stage: int) -> list[tuple[int, Direction]]:
+    """Return the passes of one stage over `count` micro-batches, in order."""
+    if plan.mode != "pipeline":
+        ways: tuple[Direction, Direction] = ("forward", "backward")
+        return [(place, direction) for place in range(count) for direction in ways]
+    found: list[tuple[int, Direction]] = []
+    for number in plan.passes.tolist():
+        place, rest = divmod(number, 2 * plan.stages)
+        if rest // 2 == stage and place < count:
+            found.append((place, "backward" if rest % 2 else "forward"))
+    return found
+
+
+def _program(plan: StepPlan, rank: int, stage: int) -> list[Group]:
     """Return all groups of one stage of a rank, in order."""
-    micros = list(plan.of_rank(rank))
-    order = [(micros[index], direction) for index, direction in passes(len(micros), stage, plan.stages)]
-    neighbours = [_neighbours(micro, stage, plan.stages, direction) for micro, direction in order]
-    groups = [Group(receives=neighbours[0][0])]
-    for number, (micro, direction) in enumerate(order):
-        if plan.mode == "lockstep" and direction == "forward":
-            groups.append(Group(barrier=True))
-        for layer in range(LAYERS) if direction == "forward" else reversed(range(LAYERS)):
-            groups += _rounds(micro, layer, direction, stage, plan.stages)
-        if direction == "forward":
-            groups += _rounds(micro, LAYERS, "counts", stage, plan.stages)
-        sends, receives = neighbours[number][1], neighbours[number + 1][0] if number + 1 < len(order) else []
-        if fused and sends and receives and sends[0][0] == receives[0][0]:
-            groups.append(Group(sends, receives))
-        else:
-            groups += [Group(sends), Group(receives=receives)]
+    micros, line = list(plan.of_rank(rank)), rank * plan.stages + stage
+    groups: list[Group] = []
+    if plan.mode != "pipeline":
+        for place, direction in order_of(plan, len(micros), stage):
+            if plan.mode == "lockstep" and direction == "forward":
+                groups.append(Group(barrier=True))
+            groups += _pass(micros[place], direction, stage, plan.stages)
+        return groups
+    for number in plan.passes.tolist():
+        place, rest = divmod(number, 2 * plan.stages)
+        if place >= len(micros):
+            continue
+        at, step = rest // 2, -1 if rest % 2 else 1
+        direction: Direction = "backward" if rest % 2 else "forward"
+        tag = (micros[place].index, at, direction)  # of the transfer of this pass's result
+        if at == stage:
+            if 0 <= at - step < plan.stages:
+                groups.append(Group(need=(micros[place].index, at - step, direction)))
+            groups += _pass(micros[place], direction, stage, plan.stages)
+            if 0 <= at + step < plan.stages:
+                groups.append(Group(start=(line + step, tag)))
+        elif at + step == stage:
+            groups.append(Group(start=(line - step, tag)))
     return groups
 
 
-def passes(count: int, stage: int, stages: int) -> list[tuple[int, Direction]]:
-    """Return the passes of a stage over `count` micro-batches in 1F1B order."""
-    ahead = min(stages - 1 - stage, count)
-    order: list[tuple[int, Direction]] = [(index, "forward") for index in range(ahead)]
-    for index in range(ahead, count):
-        order += [(index, "forward"), (index - ahead, "backward")]
-    return order + [(index, "backward") for index in range(count - ahead, count)]
-
-
-def _neighbours(
-    micro: MicroBatch, stage: int, stages: int, direction: Direction
-) -> tuple[list[tuple[int, Tag]], list[tuple[int, Tag]]]:
-    """Return what a pass receives from the previous stage, and what it sends to the next one."""
-    step = 1 if direction == "forward" else -1
-    line = micro.rank * stages + stage
-    before = [(line - step, (micro.index, direction))] if 0 <= stage - step < stages else []
-    after = [(line + step, (micro.index, direction))] if 0 <= stage + step < stages else []
-    return before, after
+def _pass(micro: MicroBatch, direction: Direction, stage: int, stages: int) -> list[Group]:
+    """Return the groups of one pass of a micro-batch."""
+    layers = range(LAYERS) if direction == "forward" else reversed(range(LAYERS))
+    groups = [group for layer in layers for group in _rounds(micro, layer, direction, stage, stages)]
+    return groups + (_rounds(micro, LAYERS, "counts", stage, stages) if direction == "forward" else [])
 
 
 def _rounds(micro: MicroBatch, layer: int, direction: schedule.Direction, stage: int, stages: int) -> list[Group]:
     """Return the groups of one layer. All rings of the micro-batch advance together."""
-    groups = []
-    for round_ in range(max((schedule.rounds(s.degree, direction) for s in micro.shards), default=0)):
+    groups = [] if direction == "counts" else [_in_teams(micro, (layer, direction, "queries"), stage, stages)]
+    for round_ in range(max((schedule.rounds(s.degree, direction, s.team) for s in micro.shards), default=0)):
         group = Group()
         for shard in micro.shards:
-            following = shard.ring[(shard.part + 1) % shard.degree] * stages + stage
-            previous = shard.ring[shard.part - 1] * stages + stage
-            for transfer in schedule.transfers(shard.degree, shard.part, round_, direction):
-                place = (micro.gang, layer, direction, round_, shard.sequence, transfer.kind)
+            hop = 1 if direction == "counts" else shard.team
+            following = shard.ring[(shard.part + hop) % shard.degree] * stages + stage
+            previous = shard.ring[(shard.part - hop) % shard.degree] * stages + stage
+            for transfer in schedule.transfers(shard.degree, shard.part, round_, direction, shard.team):
+                place = (micro.gang, layer, direction, round_, shard.sequence, len(shard.earlier), transfer.kind)
                 group.sends.append((following, (*place, transfer.send)))
                 group.receives.append((previous, (*place, transfer.receive)))
         groups.append(group)
-    return groups
+    return (
+        groups if direction == "counts" else [*groups, _in_teams(micro, (layer, direction, "results"), stage, stages)]
+    )
+
+
+def _in_teams(micro: MicroBatch, what: Tag, stage: int, stages: int) -> Group:
+    """Return the group in which the members of teams send each other queries or results."""
+    group = Group()
+    for shard in micro.shards:
+        for mate in schedule.mates(shard.part, shard.team):
+            peer, place = shard.ring[mate] * stages + stage, (micro.gang, *what, shard.sequence, len(shard.earlier))
+            group.sends.append((peer, (*place, shard.part, mate)))
+            group.receives.append((peer, (*place, mate, shard.part)))
+    return group

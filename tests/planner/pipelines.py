@@ -16,20 +16,53 @@ from tests.planner.samples import by_hand, ints
 
 @st.composite
 def any_pipelines(draw: st.DrawFn) -> StepPlan:
-    """Make a plan in which each rank runs its sequences one by one, in a random order or in the common one.
+    """Make a plan in which each rank runs its slices one by one, in a random order or in the common one.
 
-    Each micro-batch has one sequence, so a gang is one ring: no member finishes a pass before all have started it.
+    Each micro-batch has one slice, so a gang is one ring: no member finishes a pass before all have started it. The
+    order of passes is 1F1B, or any other one in which each pass may come after those that it needs, or not.
     """
     ranks = draw(st.integers(1, 4))
     ring = st.permutations(range(ranks)).flatmap(lambda order: st.integers(1, ranks).map(lambda d: tuple(order[:d])))
-    rings = draw(st.lists(ring, min_size=1, max_size=7))
+    rings, before, teams = list[tuple[int, ...]](), list[int](), list[int]()
+    for one in draw(st.lists(ring, min_size=1, max_size=6)):
+        slices = draw(st.sampled_from([1, 1, 1, 2, 3, 4]))
+        team = draw(st.sampled_from([size for size in range(1, len(one) + 1) if len(one) % size == 0]))
+        rings += [one] * slices
+        before += [8 * number for number in range(slices)]
+        teams += [team] * slices
     micros = []
     for rank in range(ranks):
-        own = [sequence for sequence, members in enumerate(rings) if rank in members]
-        order = draw(st.one_of(st.just(own), st.permutations(own)))
-        micros.append([[sequence] for sequence in order] or [[]])
-    plan = by_hand([8] * len(rings), rings, micros)
-    return staged(plan, draw(st.integers(2, 4)))
+        own = [at for at, members in enumerate(rings) if rank in members]
+        order = draw(st.one_of(st.just(own), st.just(own), st.permutations(own)))
+        micros.append([[at] for at in order] or [[]])
+    plan = replace(by_hand([8] * len(rings), rings, micros), before=ints(*before), team=ints(*teams))
+    plan = staged(plan, draw(st.integers(2, 4)))
+    return replace(plan, passes=draw(orders(len(plan.passes) // (2 * plan.stages), plan.stages)))
+
+
+@st.composite
+def orders(draw: st.DrawFn, places: int, stages: int) -> Ints:
+    """Make an order of passes: 1F1B, backward passes in reverse, a random one, or one with mistakes."""
+    kind = draw(st.sampled_from(["1f1b", "reverse", "random", "mistakes"]))
+    if kind == "1f1b":
+        return one_f_one_b(places, stages)
+    forward = [2 * (place * stages + stage) for place in range(places) for stage in range(stages)]
+    backward = [2 * (p * stages + s) + 1 for p in reversed(range(places)) for s in reversed(range(stages))]
+    if kind == "reverse":
+        return ints(*forward, *backward)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # Each micro-batch goes through the stages and back; a random one of them goes on.
+    ways = [[2 * (p * stages + s) for s in range(stages)] for p in range(places)]
+    ways = [way + [number + 1 for number in reversed(way)] for way in ways]
+    order = []
+    while any(ways):
+        way = ways[rng.choice([at for at, left in enumerate(ways) if left])]
+        order.append(way.pop(0))
+    if kind == "mistakes":
+        for _ in range(int(rng.integers(1, 4))):
+            at, other = rng.integers(0, len(order), 2)
+            order[at], order[other] = order[other], order[at]
+    return ints(*order)
 
 
 def staged(plan: StepPlan, stages: int) -> StepPlan:

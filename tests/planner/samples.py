@@ -105,7 +105,7 @@ def settings(
         max_peers=max_peers,
         offload=0,
         host_memory=0,
-        costs=COSTS,
+        costs=replace(COSTS, later_stages=(COSTS,) * (stages - 1)),
     )
 
 
@@ -143,6 +143,8 @@ def by_hand(
         ranks=len(micros),
         capacity=capacity,
         lengths=ints(*lengths),
+        before=np.zeros(len(lengths), dtype=np.int64),
+        team=np.ones(len(lengths), dtype=np.int64),
         ring_start=ring_start,
         ring_ranks=np.array([rank for ring in rings for rank in ring], dtype=np.int64),
         micro_start=np.cumsum([0, *map(len, micros)]),
@@ -151,4 +153,5 @@ def by_hand(
         gang=np.unique(label, return_inverse=True)[1],
         slot=np.full(len(flat), -1, dtype=np.int64),
         offload=np.zeros(len(flat), dtype=np.int64),
+        passes=ints(),
     )

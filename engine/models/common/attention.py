@@ -9,6 +9,7 @@ Letters: T tokens, C hidden size, H query heads, G key and value heads, D head s
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -30,11 +31,34 @@ class Shards(NamedTuple):
     lengths: Tensor  # int64 [S], tokens of the whole sequence of each shard
 
 
+@dataclass(eq=False)
+class SliceTotals:
+    """What the slices of one sequence have in common for the loss that balances experts (models/mixtral/balance.py).
+
+    Complete after the forward pass of the last slice, which comes before the first backward pass.
+    """
+
+    counts: Tensor | float = 0.0  # sum over the slices so far of what `sum_over_sequences` returned for each
+    probabilities: Tensor | float = 0.0  # sum over this rank's tokens of the slices so far
+    weight: Tensor | None = None
+
+
+class SliceOfShard(NamedTuple):
+    """A shard that is part of a slice of a sequence, as its index in `Shards.lengths`."""
+
+    shard: int
+    totals: SliceTotals
+    last: bool
+
+
 class PackedAttention(Protocol):
     """The attention function of a micro-batch, which the caller of a model passes to it.
 
     Implementations: `LocalAttention` for one device, `AttentionContext` for rings.
     """
+
+    def at(self, layer: int) -> PackedAttention:
+        """Return the attention function of one layer, by its number in the whole model."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute causal attention within each sequence: q [T,H,D], k and v [T,G,D] to the output [T,H,D]."""
@@ -43,7 +67,10 @@ class PackedAttention(Protocol):
         """Return the sequences (or shards of them) that the tokens belong to."""
 
     def sum_over_sequences(self, counts: Tensor) -> Tensor:
-        """Sum integers over all shards of each sequence: [S,N] to [S,N], one row per local shard."""
+        """Sum integers over all shards of each sequence, or of its slice: [S,N] to [S,N], one row per local shard."""
+
+    def slices(self) -> list[SliceOfShard]:
+        """Return the shards of sequences that run in several slices."""
 
 
 class LocalAttention:
@@ -52,6 +79,10 @@ class LocalAttention:
     def __init__(self, positions: Tensor) -> None:
         starts = (positions == 0).nonzero().flatten().tolist()
         self._lengths = [stop - start for start, stop in pairwise([*starts, len(positions)])]
+
+    def at(self, layer: int) -> LocalAttention:
+        """Return the same function: all layers attend alike."""
+        return self
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Compute causal attention within each sequence: q [T,H,D], k and v [T,G,D] to the output [T,H,D]."""
@@ -70,6 +101,10 @@ class LocalAttention:
     def sum_over_sequences(self, counts: Tensor) -> Tensor:
         """Return `counts` [S,N] unchanged, because every sequence is complete on this device."""
         return counts
+
+    def slices(self) -> list[SliceOfShard]:
+        """Return none: sequences run whole."""
+        return []
 
 
 class Attention(nn.Module):

@@ -87,8 +87,8 @@ class Llama(nn.Module):
         attention = LocalAttention(positions) if attention is None else attention
         x = tokens if self.embedding is None else self.embedding(tokens)
         rotation = rotary_embedding(positions, self.shape, x.dtype)
-        for layer in self.layers.values():
-            x = self.run_layer(layer, x, rotation, attention)
+        for number, layer in self.layers.items():
+            x = self.run_layer(layer, x, rotation, attention.at(int(number)))
         if self.head is None or self.norm is None:
             return Between(x)
         return self.head(self.norm(x), labels)  # type: ignore[no-any-return]

@@ -17,13 +17,15 @@ tokens, `own`, with the expert counts of all devices. Rows of the router after t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from engine.data.slices import IGNORE
-from engine.models.common.attention import Shards
+from engine.models.common.attention import PackedAttention, Shards, SliceOfShard
 from engine.models.mixtral.experts import Routed, count_each
 
 
@@ -52,22 +54,50 @@ def load_balancing_loss(
     labels: Tensor,
     shards: Shards,
     own: slice,
-    sum_over_sequences: Callable[[Tensor], Tensor],
+    attention: PackedAttention,
 ) -> Tensor:
     """Compute the part of the tokens `own` in the load balancing loss: a scalar.
 
     The losses of sequences, times their loss tokens, are summed over sequences and layers.
     `counts` [S,L,E] is the result of `expert_counts`, summed over devices; `labels` are those of all tokens.
-    `sum_over_sequences` sums integers [S,N] over the shards of each sequence. It is collective, so all ranks of a ring
-    must call this function.
+    Collective, because counts are summed over the shards of each sequence: all ranks of a ring must call this function.
+
+    If a sequence runs in slices, its counts are known after the last one. So the last slice returns the loss of all of
+    them, and the earlier ones 0; in the backward pass each one has its own gradient.
     """
     ids, experts = shards.ids, counts.shape[-1]
     is_loss_token = (labels[: len(ids)] != IGNORE).long()
     loss_tokens = counts.new_zeros(len(counts)).scatter_add_(0, ids, is_loss_token)
-    totals = sum_over_sequences(torch.cat((counts.flatten(1), loss_tokens[:, None]), dim=1))
+    totals = attention.sum_over_sequences(torch.cat((counts.flatten(1), loss_tokens[:, None]), dim=1))
+    for part in attention.slices():
+        part.totals.counts = part.totals.counts + totals[part.shard]
+        totals[part.shard] = part.totals.counts if part.last else 0
     probabilities = torch.stack([layer.logits for layer in routed]).softmax(-1)  # [L,T,E]
     totals, lengths = totals.to(probabilities.dtype), shards.lengths.to(probabilities.dtype)
     per_count = totals[:, -1] * experts / (routed[0].chosen.shape[-1] * lengths**2)  # [S]
     weight = (totals[:, :-1] * per_count[:, None]).view(counts.shape)  # [S,L,E]
     ids = ids[own]
-    return (weight[ids].transpose(0, 1) * probabilities[:, : len(ids)]).sum()
+    chosen = probabilities[:, : len(ids)]
+    deferred = chosen.new_zeros(())
+    for part in attention.slices():
+        if part.last:
+            part.totals.weight = weight[part.shard].clone()
+        weight[part.shard] = 0
+        deferred = deferred + _OfSlice.apply(chosen[:, ids == part.shard].sum(1), part)
+    return (weight[ids].transpose(0, 1) * chosen).sum() + deferred
+
+
+class _OfSlice(torch.autograd.Function):
+    """The loss of a sequence, from the sums [L,E] of the probabilities of one of its slices: 0 before the last one."""
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, part: SliceOfShard) -> Tensor:
+        totals = part.totals
+        totals.probabilities = totals.probabilities + sums
+        ctx.totals = totals
+        return sums.new_zeros(()) if totals.weight is None else (totals.weight * totals.probabilities).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.totals.weight, None

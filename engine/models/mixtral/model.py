@@ -134,7 +134,7 @@ class Mixtral(nn.Module):
         self.tally.expert_counts = self.tally.expert_counts + counts.sum(0)
         share = balance.z_weight * z_loss(routed, labels[own])
         if balance.by == "loss":
-            total = load_balancing_loss(routed, counts, labels, shards, own, attention.sum_over_sequences)
+            total = load_balancing_loss(routed, counts, labels, shards, own, attention)
             share = share + balance.loss_weight * total
         return self.rows.total(share)
 
@@ -142,8 +142,8 @@ class Mixtral(nn.Module):
         """Compute the residual stream [R,C] after the last layer, and the router decisions of each layer."""
         x = tokens if self.embedding is None else self.embedding(tokens)
         rotation, routes = rotary_embedding(positions, self.shape, x.dtype), []
-        for layer in self.layers.values():
-            x, routed = self.run_layer(layer, x, rotation, attention)
+        for number, layer in self.layers.items():
+            x, routed = self.run_layer(layer, x, rotation, attention.at(int(number)))
             routes.append(routed)
         return x, routes
 

@@ -186,8 +186,9 @@ def _micro_loads(
         prefix = prefix if before[at] > 0 else 0
         if degree == 1:  # the most frequent case, and integer divisions are slow
             tokens[shard_micro[first]] += lengths[at]
-            buffers[shard_micro[first]] += prefix
             prefix += lengths[at]
+            if before[at] > 0 or (at + 1 < len(before) and before[at + 1] > 0):
+                buffers[shard_micro[first]] += prefix
             continue
         size, longer = divmod(lengths[at], 2 * degree)
         largest = -(-lengths[at] // degree)

@@ -16,9 +16,9 @@ import numpy as np
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
-from tests.planner.executor import passes
+from tests.planner.executor import order_of, slices_in_order
 
-Node = tuple[int, int, str]  # gang, stage, direction
+Node = tuple[str, int, int, str]  # "pass", gang, stage, direction; or "move", micro-batch, stage, direction
 
 
 @dataclass
@@ -59,8 +59,13 @@ def _well_formed(plan: StepPlan, settings: PlanSettings) -> bool:
             return False
         if any(after - before < least for before, after in pairwise(row)):
             return False
+    staged = plan.mode == "pipeline"
+    passes = 2 * plan.stages * max(end - first for first, end in pairwise(rows["micro_start"])) if staged else 0
     bounds = {
         "lengths": (sequences, 1, 2**35 - 1),
+        "before": (sequences, 0, 2**35 - 1),
+        "team": (sequences, 1, plan.ranks),
+        "passes": (passes, 0, passes - 1),
         "ring_ranks": (shards, 0, plan.ranks - 1),
         "shard_order": (shards, 0, shards - 1),
         "gang": (micros, 0, micros - 1),
@@ -70,7 +75,10 @@ def _well_formed(plan: StepPlan, settings: PlanSettings) -> bool:
     for name, (count, low, high) in bounds.items():
         if len(rows[name]) != count or any(not low <= value <= high for value in rows[name]):
             return False
-    return sequences > 0 and sum(rows["lengths"]) <= 2**35
+    degrees = [end - first for first, end in pairwise(rows["ring_start"])]
+    if any(degree % team for degree, team in zip(degrees, rows["team"], strict=True)):
+        return False
+    return sequences > 0 and sum(rows["lengths"]) <= 2**35 and len(set(rows["passes"])) == passes
 
 
 def _micros(plan: StepPlan, start: list[int]) -> list[Micro]:
@@ -89,34 +97,95 @@ def _row(start: list[int], row: int) -> range:
 
 
 def _tokens(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
-    """Every shard is in one micro-batch of its rank."""
+    """Every shard is in one micro-batch of its rank, and each slice begins where the one before it ends, or at 0."""
+    ends = [0, *(int(before + length) for before, length in zip(plan.before, plan.lengths, strict=True))]
+    if any(before not in (0, end) for before, end in zip(plan.before.tolist(), ends, strict=False)):
+        return False
     found = sorted(shard for micro in micros for shard in micro.shards)
     every = [(sequence, part) for sequence, ring in enumerate(rings) for part in range(len(ring))]
     return found == every and all(rings[s][part] == micro.rank for micro in micros for s, part in micro.shards)
 
 
 def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
+    """Each micro-batch fits, on each stage beside those whose backward pass is to come."""
     costs = settings.costs
     for micro in micros:
-        tokens = sum(schedule.shard_tokens(int(plan.lengths[s]), len(rings[s]), part) for s, part in micro.shards)
-        buffers = sum(ceil(Fraction(int(plan.lengths[s]), len(rings[s]))) for s, _ in micro.shards if len(rings[s]) > 1)
+        tokens = _held(plan, rings, micro)
         ratio = Fraction(micro.offload, 1_000_000)
         stays = ceil(tokens * (2 + (1 - ratio) * (costs.layers - 2)) / costs.layers)
-        layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
-        saved = costs.token_bytes * stays
-        left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
-        two_left = ceil(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
-        fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
-        peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
-        host = costs.token_bytes * (tokens - stays)
-        memory = int(settings.cluster.memory[micro.rank])
-        if stays > settings.capacities[micro.rank] or peak > memory or host > settings.host_memory:
+        if stays > settings.capacities[micro.rank]:
             return False
+    for rank in range(plan.ranks):
+        own = [micro for micro in micros if micro.rank == rank]
+        for stage in range(plan.stages):
+            live: set[int] = set()
+            for place, direction in order_of(plan, len(own), stage):
+                if direction == "forward":
+                    live.add(place)
+                    continue
+                others = [own[other] for other in live - {place}] if plan.mode == "pipeline" else []
+                live -= {place}
+                if not _fits(plan, settings, rings, own[place], others, own):
+                    return False
     return True
 
 
+def _held(plan: StepPlan, rings: list[list[int]], micro: Micro) -> int:
+    """Return the tokens of a micro-batch."""
+    return sum(schedule.shard_tokens(int(plan.lengths[s]), len(rings[s]), part) for s, part in micro.shards)
+
+
+def _stays(plan: StepPlan, rings: list[list[int]], micro: Micro, layers: int) -> int:
+    ratio = Fraction(micro.offload, 1_000_000)
+    return ceil(_held(plan, rings, micro) * (2 + (1 - ratio) * (layers - 2)) / layers)
+
+
+def _besides(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro: Micro) -> int:
+    """Return what slices keep and teams exchange, as tokens."""
+    total = 0
+    for s, part in micro.shards:
+        tokens = schedule.shard_tokens(int(plan.lengths[s]), len(rings[s]), part)
+        cut = plan.before[s] > 0 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
+        total += tokens * settings.costs.kept_bytes * bool(cut)
+        total += tokens * (int(plan.team[s]) - 1) * settings.costs.team_bytes
+    return ceil(Fraction(total, settings.costs.token_bytes))
+
+
+def _fits(
+    plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro: Micro, others: list[Micro], own: list[Micro]
+) -> bool:
+    costs = settings.costs
+    tokens, stays = _held(plan, rings, micro), _stays(plan, rings, micro, costs.layers)
+    buffers = 0
+    for s, _ in micro.shards:
+        earlier, at = [int(plan.lengths[s])], s
+        while plan.before[at] > 0:
+            at -= 1
+            earlier.append(int(plan.lengths[at]))
+        cut = len(earlier) > 1 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
+        if len(rings[s]) > 1 or cut:
+            buffers += sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
+    waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, settings, rings, other) for other in others)
+    layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
+    saved = costs.token_bytes * (stays + waiting)
+    left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
+    two_left = ceil(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
+    two_left += costs.token_bytes * waiting
+    fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
+    peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
+    if plan.mode == "pipeline":  # the host reserves as much for each as the largest one of the rank needs
+        count = (micro.offload > 0) + sum(other.offload > 0 for other in others)
+        host = count * max(_held(plan, rings, one) - _stays(plan, rings, one, costs.layers) for one in own)
+        host *= costs.token_bytes
+    else:
+        host = costs.token_bytes * (tokens - stays)
+    return peak <= int(settings.cluster.memory[micro.rank]) and host <= settings.host_memory
+
+
 def _gangs(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
-    """The ranks of a ring are distinct; gangs are the connected sets, and have distinct ranks."""
+    """Slices keep their ring; the ranks of a ring are distinct; gangs are the connected sets, of distinct ranks."""
+    if any(plan.before[at] > 0 and rings[at] != rings[at - 1] for at in range(len(rings))):
+        return False
     connected = [{at} for at in range(len(micros))]
     for sequence in range(len(rings)):
         together = [at for at, micro in enumerate(micros) if sequence in [s for s, _ in micro.shards]]
@@ -134,27 +203,44 @@ def _gangs(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro
 
 
 def _order(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
-    """No chain of passes, each waiting for the one before it, returns to its start."""
+    """No chain of passes and transfers, each waiting for the one before it, returns to its start."""
     last = plan.stages - 1
     waits: dict[Node, set[Node]] = defaultdict(set)
     for gang in {micro.gang for micro in micros}:
-        way: list[Node] = [(gang, stage, "forward") for stage in range(plan.stages)]
-        way += [(gang, last - stage, "backward") for stage in range(plan.stages)]
-        for before, after in pairwise(way):
-            waits[after].add(before)
+        waits["pass", gang, last, "backward"].add(("pass", gang, last, "forward"))
     for rank in range(plan.ranks):
-        own = [micro for micro in micros if micro.rank == rank]
+        own = [at for at, micro in enumerate(micros) if micro.rank == rank]
         for stage in range(plan.stages):
-            line = [(own[index].gang, stage, direction) for index, direction in passes(len(own), stage, plan.stages)]
+            line: list[Node] = []
+            for place, direction in order_of(plan, len(own), stage):
+                line.append(("pass", micros[own[place]].gang, stage, direction))
             for before, after in pairwise(line):
                 waits[after].add(before)
+        ran: dict[int, Node] = {}
+        moved: dict[int, Node] = {}
+        for number in plan.passes.tolist():
+            place, rest = divmod(number, 2 * plan.stages)
+            if place >= len(own):
+                continue
+            stage, direction = rest // 2, "backward" if rest % 2 else "forward"
+            target = stage + (-1 if rest % 2 else 1)
+            ran[stage] = ("pass", micros[own[place]].gang, stage, direction)
+            if not 0 <= target <= last:
+                continue
+            move: Node = ("move", own[place], stage, direction)
+            waits[move] |= {
+                ran[stage],
+                *(row[at] for row, at in ((ran, target), (moved, stage), (moved, target)) if at in row),
+            }
+            waits["pass", micros[own[place]].gang, target, direction].add(move)
+            moved[stage] = moved[target] = move
     left = {node for edge in waits.items() for node in (edge[0], *edge[1])}
     while left:
         free = {node for node in left if not waits[node] & left}
         if not free:
             return False
         left -= free
-    return True
+    return slices_in_order(plan)
 
 
 def _slots(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
@@ -166,20 +252,31 @@ def _slots(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro
 
 
 def _messages(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
+    """Of each kind of message: K,V to the next team, expert counts to the next part, and queries to each mate."""
     sent, received = defaultdict(list), defaultdict(list)
     for micro in micros:
         for sequence, part in micro.shards:
-            ring = rings[sequence]
-            if len(ring) > 1:
-                sent[micro.rank, ring[(part + 1) % len(ring)]].append(sequence)
-                received[ring[part - 1], micro.rank].append(sequence)
+            ring, team = rings[sequence], int(plan.team[sequence])
+            hops = {"kv": (part + team, part - team), "counts": (part + 1, part - 1)}
+            for kind, (there, back) in hops.items():
+                if len(ring) > 1:
+                    sent[kind, micro.rank, ring[there % len(ring)]].append(sequence)
+                    received[kind, ring[back % len(ring)], micro.rank].append(sequence)
+            for mate in _mates(part, team):
+                sent[(mate - part) % team, micro.rank, ring[mate]].append(sequence)
+                received[(part - mate) % team, ring[mate], micro.rank].append(sequence)
     return sent == received
+
+
+def _mates(part: int, team: int) -> list[int]:
+    """Return the other parts of a part's team."""
+    return [other for other in range(part // team * team, part // team * team + team) if other != part]
 
 
 def _peers(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micros: list[Micro]) -> bool:
     peers = defaultdict(set)
-    for ring in rings:
+    for ring, team in zip(rings, plan.team.tolist(), strict=True):
         for at, rank in enumerate(ring):
-            if len(ring) > 1:
-                peers[rank] |= {ring[at - 1], ring[(at + 1) % len(ring)]}
+            near = [at - 1, at + 1, at - team, at + team, *_mates(at, team)]
+            peers[rank] |= {ring[other % len(ring)] for other in near} - {rank}
     return all(len(found) <= settings.max_peers for found in peers.values())

@@ -14,12 +14,13 @@ from engine.errors import PlanError
 from engine.planner.plan import loads
 from engine.planner.plan.emit import emit
 from engine.planner.plan.modes import lockstep
+from engine.planner.plan.order import one_f_one_b
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 from tests.planner.executor import finishes
-from tests.planner.pipelines import aligned_pipeline, aligned_pipelines, any_pipelines
+from tests.planner.pipelines import aligned_pipeline, aligned_pipelines, any_pipelines, staged
 from tests.planner.proof.slow_verify import broken
 from tests.planner.samples import COSTS, by_hand, settings
 
@@ -70,14 +71,27 @@ def test_every_plan_that_hangs_is_refused() -> None:
     assert {4, 6} <= rules
 
 
-@hypothesis.settings(max_examples=2000)
-@given(any_pipelines())
-def test_a_pipeline_is_accepted_exactly_if_it_finishes(plan: StepPlan) -> None:
-    try:
-        verify(plan, settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages))
-        assert finishes(plan)
-    except PlanError as error:
-        assert error.rule == 4 and not finishes(plan)
+def test_a_pipeline_is_accepted_exactly_if_it_finishes() -> None:
+    """With slices, teams, unequal counts of micro-batches, and orders of any kind."""
+    seen: Counter[tuple[bool, bool, bool]] = Counter()
+
+    @hypothesis.settings(max_examples=2500)
+    @given(any_pipelines())
+    def check(plan: StepPlan) -> None:
+        asked = settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages, max_peers=9)
+        try:
+            verify(plan, asked)
+            accepted = True
+        except PlanError as error:
+            assert error.rule == 4
+            accepted = False
+        assert finishes(plan) == accepted
+        in_1f1b = np.array_equal(plan.passes, one_f_one_b(len(plan.passes) // (2 * plan.stages), plan.stages))
+        seen[accepted, plan.slices > plan.sequences, in_1f1b] += 1
+
+    check()
+    kinds = [(accepted, sliced, False) for accepted in (True, False) for sliced in (True, False)]
+    assert min(seen[kind] for kind in [*kinds, (True, False, True), (False, False, True)]) >= 25, seen
 
 
 @given(aligned_pipelines)
@@ -86,21 +100,15 @@ def test_a_pipeline_finishes_if_each_gang_has_one_place_on_all_its_ranks(plan: S
     assert finishes(plan)
 
 
-def test_a_send_and_a_receive_with_one_neighbour_must_be_one_group() -> None:
-    """Stage 0 sends micro-batch 1 and waits for the gradient of 0, which stage 1 sends before it receives."""
-    plan = replace(by_hand([8, 8], [(0,), (0,)], [[[0], [1]]]), mode="pipeline", stages=2)
-    assert finishes(plan) and not finishes(plan, fused=False)
-
-
 def test_unequal_counts_may_deadlock_a_pipeline_but_not_free_ranks() -> None:
     """Rank 0 runs a micro-batch between two rings, and rank 1 does not: in 1F1B order they wait for each other."""
     plan = by_hand([8, 8, 8], [(0, 1), (0,), (0, 1)], [[[0], [1], [2]], [[0], [2]]])
     verify(plan, settings(ranks=2))
     assert finishes(plan)
-    staged = replace(plan, mode="pipeline", stages=2)
+    piped = staged(plan, 2)
     with pytest.raises(PlanError, match="gangs 0, 1, 2 wait for each other") as caught:
-        verify(staged, settings(ranks=2, mode="pipeline", stages=2))
-    assert caught.value.rule == 4 and not finishes(staged)
+        verify(piped, settings(ranks=2, mode="pipeline", stages=2))
+    assert caught.value.rule == 4 and not finishes(piped)
 
 
 def meaning(plan: StepPlan) -> object:
