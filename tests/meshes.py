@@ -32,6 +32,7 @@ from engine.units import PPM
 from engine.zero.shards import gathered, sharded
 from tests.covering import Case
 from tests.helpers import Batch, batch, config, llama, mixtral
+from tests.planner.pipelines import sliced
 
 CPU, WORLD, CAPACITY, LAYERS = torch.device("cpu"), 4, 40, 5
 EXPERTS = ["model.top_k=2", "balance.loss_weight=0.5", "balance.z_weight=0.1"]
@@ -120,6 +121,8 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     model, context, axes = build(settings, torch.float64, made)
     table, reader = batch(axes.mesh.hdp, CAPACITY)
     plan = plan_step(table.length, PlanSettings.of(settings))
+    if slices := case.get("slices", 0):
+        plan = sliced(plan, slices, max(1, axes.mesh.pp), seed=slices + axes.mesh.pp)
     plan.offload[:] = round(case["offload"] * PPM)
     loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
     evaluated = evaluate(plan, model, partial(micro_batch_slices, reader, table), context)
@@ -132,6 +135,8 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
         "counts": [len(list(plan.of_rank(rank))) for rank in range(plan.ranks)],
         "degree": int(plan.degrees.max()),
+        "team": int(plan.team.max()),
+        "kept": len(context.prefixes),
         "moved": context.offload.moved_bytes if context.offload else 0,
     }
 

@@ -51,6 +51,7 @@ FACTORS: dict[str, list[Any]] = {
     "mlp_tile": [0, 3],
     "offload": [0.0, 0.5, 1.0],
     "balance": [None, "loss", "bias"],
+    "slices": [0, 1, 2, 3, 7],  # 0: as planned; else every sequence is cut, and runs in an order of its own
 }
 
 
@@ -72,16 +73,19 @@ def in_one_world(cases: list[Case]) -> Iterator[tuple[Case, list[dict[str, Any]]
 
 def test_float64_gradients_on_every_mesh_are_those_of_one_process() -> None:
     """A covering set of all factors."""
-    cases, unequal, moved, rings = pairwise(FACTORS, fits), False, False, set[str]()
+    cases, unequal, moved, teams, rings = pairwise(FACTORS, fits), False, False, False, set[str]()
     for world in FACTORS["world"]:
         for case, found in in_one_world([case for case in cases if case["world"] == world]):
             compare(case, found)
             mesh = Mesh.of(world, settings_of(case, world).parallel)
             unequal |= mesh.pp > 1 and len(set(found[0]["counts"])) > 1
             rings |= {axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1 and found[0]["degree"] > 1}
+            teams |= case["slices"] > 1 and found[0]["team"] > 1
+            assert not any(one["kept"] for one in found), "K,V of slices are kept after the step"
             moved |= mesh.pp > 1 and any(one["moved"] for one in found)
     assert unequal, "no pipeline had unequal numbers of micro-batches: the test shows too little"
     assert moved, "no pipeline offloaded anything: the test shows too little"
+    assert teams, "no slice had a team: the test shows too little"
     assert rings == {"tp", "pp"}, "no rings beside tp or pp: the test shows too little"
 
 
@@ -97,11 +101,33 @@ MESHES = [
 @pytest.mark.parametrize(("world", "tp_pp"), MESHES)
 def test_float64_gradients_of_all_combinations(world: int, tp_pp: tuple[int, int]) -> None:
     """2,016 cases on 14 meshes."""
-    cases = every(FACTORS | {"world": [world], "tp_pp": [tp_pp], "mlp_tile": [0], "balance": [None, "loss"]})
+    cases = every(
+        FACTORS | {"world": [world], "tp_pp": [tp_pp], "mlp_tile": [0], "balance": [None, "loss"], "slices": [0]}
+    )
     errors = list[float]()
     for start in range(0, len(cases), 72):  # results are kept until their world ends
         errors += [compare(case, found) for case, found in in_one_world(cases[start : start + 72])]
     print(f"world {world}, tp and pp {tp_pp}: {len(errors)} cases, largest error {max(errors):.1e}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("slices", [1, 2, 3, 7])
+def test_float64_gradients_of_slices_on_all_meshes(slices: int) -> None:
+    """Slices on every mesh, with every recompute mode, ties, offload and experts."""
+    fixed = {
+        "planner": ["adaptive"],
+        "mlp_tile": [0],
+        "offload": [0.0, 0.5],
+        "slices": [slices],
+        "balance": [None, "loss"],
+    }
+    cases, errors = [case for case in every(FACTORS | fixed) if fits(case)], list[float]()
+    for world in FACTORS["world"]:
+        own = [case for case in cases if case["world"] == world]
+        for start in range(0, len(own), 72):
+            errors += [compare(case, found) for case, found in in_one_world(own[start : start + 72])]
+    print(f"{slices} slices: {len(errors)} cases, largest error {max(errors):.1e}")
 
 
 def all_through_deepspeed() -> list[dict[str, Any]]:

@@ -20,13 +20,18 @@ NUMBERS = 3
 def cases(draw: st.DrawFn) -> Case:
     world = draw(st.integers(1, 5))
     rings = st.permutations(range(world)).flatmap(lambda ranks: st.integers(1, world).map(lambda n: tuple(ranks[:n])))
-    placed = st.builds(Placed, st.integers(1, 12), rings)
+    placed = rings.flatmap(lambda ring: st.builds(Placed, st.integers(1, 12), st.just(ring), team=teams(ring)))
     return Case(tuple(draw(st.lists(placed, min_size=1, max_size=6))), world)
+
+
+def teams(ring: tuple[int, ...]) -> st.SearchStrategy[int]:
+    """Return the sizes of teams that a ring may have, which change nothing here."""
+    return st.sampled_from([size for size in range(1, len(ring) + 1) if len(ring) % size == 0])
 
 
 def counts_of(case: Case, rank: int) -> tuple[list[int], Tensor]:
     """Return the sequences of a rank, and random counts of its shards, [S,N]."""
-    held = [number for number, (_, ring) in enumerate(case.sequences) if rank in ring]
+    held = [number for number, one in enumerate(case.sequences) if rank in one.ring]
     generator = torch.Generator().manual_seed(rank)
     return held, torch.randint(0, 2**40, (len(held), NUMBERS), generator=generator)
 

@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from engine.planner.plan.emit import Placement, build
+from engine.planner.plan.modes import lockstep, pipelined
 from engine.planner.plan.order import nodes, one_f_one_b
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Ints
@@ -86,6 +87,57 @@ def aligned_pipeline(rng: np.random.Generator) -> StepPlan:
     flat = ints(*(rank for ring in rings for rank in ring))
     lengths, stages = rng.integers(1, 30, len(rings)), int(rng.integers(2, 5))
     return build("aligned", "pipeline", len(counts), 30, Placement(lengths, ints(*places), start, flat), stages)
+
+
+def sliced(plan: StepPlan, slices: int, stages: int, seed: int) -> StepPlan:
+    """Make a pipeline in which every sequence of a plan is cut into slices, with random teams and a random order.
+
+    Each micro-batch becomes `slices` ones, and each sequence has one slice in each, as far as it has tokens for them.
+    """
+    rng = np.random.default_rng(seed)
+    slotted = plan if plan.mode == "lockstep" else lockstep(plan) if plan.mode == "free" else plan
+    place = np.arange(slotted.micro_batches) - slotted.micro_start[slotted.micro_rank]
+    rows: dict[str, list[int]] = {"lengths": [], "before": [], "group": [], "team": []}
+    rings: list[tuple[int, ...]] = []
+    for at, length in zip(np.flatnonzero(slotted.before == 0).tolist(), slotted.sequence_lengths.tolist(), strict=True):
+        parts = [len(part) for part in np.array_split(np.arange(length), min(slices, length))]
+        ring = slotted.ring(at)
+        team = int(rng.choice([size for size in range(1, len(ring) + 1) if len(ring) % size == 0]))
+        group = int(place[slotted.shard_micro[slotted.ring_start[at]]]) * slices
+        for number, part in enumerate(parts):
+            rows["lengths"].append(part)
+            rows["before"].append(sum(parts[:number]))
+            rows["group"].append(group + number)
+            rows["team"].append(team)
+            rings.append(ring)
+    start = np.cumsum([0, *map(len, rings)])
+    flat = ints(*(rank for ring in rings for rank in ring))
+    lengths, before, group, team = (ints(*rows[name]) for name in ("lengths", "before", "group", "team"))
+    placed = Placement(lengths, group, start, flat, before=before, team=team)
+    made = pipelined(build(plan.planner, "lockstep", plan.ranks, plan.capacity, placed), stages)
+    return replace(made, passes=order_of_slices(int(np.diff(made.micro_start).max()), slices, stages, rng))
+
+
+def order_of_slices(places: int, slices: int, stages: int, rng: np.random.Generator) -> Ints:
+    """Make a random order in which blocks of `slices` places run forward in their order, and backward in reverse."""
+    forward, backward = np.zeros((places, stages), dtype=bool), np.zeros((places, stages), dtype=bool)
+    order: list[int] = []
+    while not backward.all():
+        ready = []
+        for at in range(places):
+            earlier, later = at - 1 if at % slices else None, at + 1 if (at + 1) % slices and at + 1 < places else None
+            for stage in range(stages):
+                if not forward[at, stage]:
+                    if (stage == 0 or forward[at, stage - 1]) and (earlier is None or forward[earlier, stage]):
+                        ready.append((at, stage, 0))
+                elif not backward[at, stage] and (later is None or backward[later, stage]):
+                    arrived = forward[at, stage] if stage == stages - 1 else backward[at, stage + 1]
+                    if arrived:
+                        ready.append((at, stage, 1))
+        at, stage, back = ready[int(rng.integers(len(ready)))]
+        (backward if back else forward)[at, stage] = True
+        order.append(2 * (at * stages + stage) + back)
+    return ints(*order)
 
 
 aligned_pipelines = st.integers(0, 2**32 - 1).map(lambda seed: aligned_pipeline(np.random.default_rng(seed)))

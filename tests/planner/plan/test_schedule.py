@@ -49,29 +49,55 @@ def positions(length: int, degree: int, part: int) -> list[int]:
 def test_blocks_cover_the_causal_mask_each_pair_once(degree: int) -> None:
     lengths = {1, 2, 3, 7, 29, degree, 2 * degree - 1, 2 * degree, 2 * degree + 1, 4 * degree + 3}
     for length in sorted(lengths):
-        met = np.zeros((length, length), dtype=int)
+        check_mask(degree, 1, (length,))
+
+
+@pytest.mark.parametrize("team", [1, 2, 3, 4])
+@pytest.mark.parametrize("degree", [4, 6, 12])
+def test_blocks_of_slices_and_teams_cover_the_causal_mask_each_pair_once(degree: int, team: int) -> None:
+    if degree % team == 0:
+        for slices in ((5, 9), (3, 1, 2 * degree + 1), (30, 20, 10, 1)):
+            check_mask(degree, team, slices)
+
+
+def held(slices: tuple[int, ...], number: int, degree: int, part: int) -> list[int]:
+    """Return the positions in the sequence of a shard's tokens of slice `number`, in the order of `positions`."""
+    return [sum(slices[:number]) + one for one in positions(slices[number], degree, part)]
+
+
+def check_mask(degree: int, team: int, slices: tuple[int, ...]) -> None:
+    """Check which queries meet which keys, over all slices, parts and rounds: those of the causal mask, once each."""
+    met = np.zeros((sum(slices), sum(slices)), dtype=int)
+    for at, length in enumerate(slices):
+        earlier = slices[:at]
         for part in range(degree):
-            for round_ in range(degree):
-                kv = schedule.kv_part(degree, part, round_)
-                block = schedule.block(length, degree, part, kv)
-                queries = positions(length, degree, part)[block.q_start : block.q_stop]
-                keys = positions(length, degree, kv)[: block.kv_stop]
-                for i, query in enumerate(queries):
-                    met[query, keys[: i + 1] if block.causal else keys] += 1
-                assert block.empty == (not queries or not keys)
-        assert np.array_equal(met, np.tril(np.ones((length, length), dtype=int)))
+            for round_ in range(schedule.rounds(degree, "forward", team)):
+                kv = schedule.kv_part(degree, part, round_, team)
+                keys = [one for number in range(at + 1) for one in held(slices, number, degree, kv)]
+                for q_part in (part, *schedule.mates(part, team)):
+                    for block in schedule.blocks(length, degree, q_part, kv, earlier):
+                        queries = held(slices, at, degree, q_part)[block.q_start : block.q_stop]
+                        own = held(slices, at, degree, kv) if block.causal else keys
+                        assert queries and block.kv_stop > 0
+                        for i, query in enumerate(queries):
+                            met[query, own[: i + 1] if block.causal else own[: block.kv_stop]] += 1
+    assert np.array_equal(met, np.tril(np.ones(met.shape, dtype=int)))
+
+
+TEAMS = [(degree, 1) for degree in DEGREES] + [(4, 2), (4, 4), (9, 3), (16, 2), (16, 4)]
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("degree", DEGREES)
-def test_every_send_has_its_receive_in_the_same_order(degree: int, direction: schedule.Direction) -> None:
+@pytest.mark.parametrize(("degree", "team"), TEAMS)
+def test_every_send_has_its_receive_in_the_same_order(degree: int, team: int, direction: schedule.Direction) -> None:
     """Rule 6 of `verify` rests on it."""
-    for round_ in range(schedule.rounds(degree, direction) + 1):
+    for round_ in range(schedule.rounds(degree, direction, team) + 1):
         for part in range(degree):
-            sent = schedule.transfers(degree, part, round_, direction)
-            received = schedule.transfers(degree, (part + 1) % degree, round_, direction)
+            sent = schedule.transfers(degree, part, round_, direction, team)
+            hop = 1 if direction == "counts" else team
+            received = schedule.transfers(degree, (part + hop) % degree, round_, direction, team)
             assert [(t.kind, t.send) for t in sent] == [(t.kind, t.receive) for t in received]
-            assert round_ < schedule.rounds(degree, direction) or not sent
+            assert round_ < schedule.rounds(degree, direction, team) or not sent
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

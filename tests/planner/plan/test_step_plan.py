@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,7 +55,7 @@ def test_the_digest_is_the_same_in_another_process() -> None:
 
 
 def test_the_digest_sees_every_array() -> None:
-    plan = small()
+    plan = replace(small(), passes=ints(0, 1))
     digests = {plan.digest}
     for name, array in plan.arrays().items():
         digests.add(StepPlan(**{**vars_of(plan), name: array + 1}).digest)

@@ -13,6 +13,7 @@ from math import ceil, floor
 
 import numpy as np
 
+from engine.cost.model import Costs
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -125,7 +126,8 @@ def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micr
                     continue
                 others = [own[other] for other in live - {place}] if plan.mode == "pipeline" else []
                 live -= {place}
-                if not _fits(plan, settings, rings, own[place], others, own):
+                costs = settings.costs.stages[stage]
+                if not _fits(plan, settings, costs, rings, own[place], others, own):
                     return False
     return True
 
@@ -140,21 +142,27 @@ def _stays(plan: StepPlan, rings: list[list[int]], micro: Micro, layers: int) ->
     return ceil(_held(plan, rings, micro) * (2 + (1 - ratio) * (layers - 2)) / layers)
 
 
-def _besides(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro: Micro) -> int:
+def _besides(plan: StepPlan, costs: Costs, rings: list[list[int]], micro: Micro) -> int:
     """Return what slices keep and teams exchange, as tokens."""
     total = 0
     for s, part in micro.shards:
         tokens = schedule.shard_tokens(int(plan.lengths[s]), len(rings[s]), part)
         cut = plan.before[s] > 0 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
-        total += tokens * settings.costs.kept_bytes * bool(cut)
-        total += tokens * (int(plan.team[s]) - 1) * settings.costs.team_bytes
-    return ceil(Fraction(total, settings.costs.token_bytes))
+        total += tokens * costs.kept_bytes * bool(cut)
+        total += tokens * (int(plan.team[s]) - 1) * costs.team_bytes
+    return ceil(Fraction(total, costs.token_bytes))
 
 
 def _fits(
-    plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micro: Micro, others: list[Micro], own: list[Micro]
+    plan: StepPlan,
+    settings: PlanSettings,
+    costs: Costs,
+    rings: list[list[int]],
+    micro: Micro,
+    others: list[Micro],
+    own: list[Micro],
 ) -> bool:
-    costs = settings.costs
+    """Whether a micro-batch fits on a stage beside `others`; `own` are all micro-batches of its rank."""
     tokens, stays = _held(plan, rings, micro), _stays(plan, rings, micro, costs.layers)
     buffers = 0
     for s, _ in micro.shards:
@@ -165,7 +173,7 @@ def _fits(
         cut = len(earlier) > 1 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
         if len(rings[s]) > 1 or cut:
             buffers += sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
-    waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, settings, rings, other) for other in others)
+    waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
     saved = costs.token_bytes * (stays + waiting)
     left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass

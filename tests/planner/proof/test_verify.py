@@ -83,6 +83,19 @@ def crossed_passes() -> StepPlan:
     return by_hand([8, 8], [(0, 1), (1, 0)], [[[0], [1]], [[1], [0]]])
 
 
+def pipeline(**more: object) -> StepPlan:
+    """Two slices on a ring of two ranks, and a sequence of rank 0, through two stages: F0 F1 F2 B1 B0 B2 on each."""
+    plan = by_hand([8, 6, 5], [(0, 1), (0, 1), (0,)], [[[0], [1], [2]], [[0], [1]]])
+    passes = ints(0, 2, 4, 6, 8, 10, 7, 5, 3, 1, 11, 9)
+    values: dict[str, object] = {"before": ints(0, 8, 0), "passes": passes, "mode": "pipeline", "stages": 2}
+    return replace(plan, **values | more)
+
+
+def sliced(**more: object) -> StepPlan:
+    """The pipeline in one stage, as verified with the settings of free mode: its slices cannot wait for each other."""
+    return replace(pipeline(), mode="free", stages=1, passes=ints(), **more)
+
+
 def crossed_shards() -> StepPlan:
     """Two rings in one micro-batch of each of two ranks, which list them in opposite order."""
     return by_hand([8, 8], [(0, 1), (0, 1)], [[[0, 1]], [[1, 0]]])
@@ -110,7 +123,14 @@ BROKEN: list[tuple[int, str, Callable[[], StepPlan]]] = [
     (0, "a length beyond the limit of a step", lambda: changed("lengths", 1, 2**35)),
     (0, "lengths that together exceed the limit of a step", lambda: replace(good(), lengths=np.full(4, 2**34))),
     (0, "rows that overflow", lambda: changed("shard_start", 2, -(2**63))),
-    *[(0, f"short {name}", lambda name=name: shortened(name)) for name in good().arrays()],
+    *[(0, f"short {name}", lambda name=name: shortened(name)) for name, array in good().arrays().items() if len(array)],
+    (0, "a slice that starts before its sequence", lambda: changed("before", 1, -1)),
+    (0, "a team of no rank", lambda: changed("team", 0, 0)),
+    (0, "teams that do not divide their ring", lambda: changed("team", 0, 3)),
+    (0, "passes without a pipeline", lambda: replace(good(), passes=ints(0, 1))),
+    (1, "a slice with a gap before it", lambda: sliced(before=ints(0, 7, 0))),
+    (1, "a slice of nothing before it", lambda: sliced(before=ints(3, 0, 0))),
+    (4, "slices without a pipeline, whose backward passes follow at once", sliced),
     (1, "a shard in two micro-batches, another in none", lambda: changed("shard_order", 0, 1)),
     (1, "a shard on another rank than its ring says", lambda: changed("ring_ranks", 2, 0)),
     (2, "a micro-batch above the capacity", lambda: changed("lengths", 3, 17)),
@@ -147,6 +167,46 @@ def test_a_broken_plan_is_refused_with_the_rule_that_it_breaks(rule: int, make: 
     mode = plan.mode if plan.mode == "lockstep" else "free"
     ranks = 2 if plan.ranks == 2 else 3
     assert refused(plan, mode, ranks) == rule
+
+
+STAGED: list[tuple[int, str, dict[str, object]]] = [
+    (0, "a pass twice", {"passes": ints(0, 2, 4, 6, 8, 10, 7, 5, 3, 1, 11, 11)}),
+    (0, "a pass of no micro-batch", {"passes": ints(0, 2, 4, 6, 8, 10, 7, 5, 3, 1, 11, 12)}),
+    (3, "a slice on another ring", {"ring_ranks": ints(0, 1, 1, 0, 0), "shard_order": ints(0, 3, 4, 1, 2)}),
+    (4, "a slice that runs forward too early", {"passes": ints(4, 6, 0, 2, 8, 10, 7, 5, 3, 1, 11, 9)}),
+    (4, "a slice that runs backward too late", {"passes": ints(0, 2, 4, 6, 8, 10, 3, 1, 7, 5, 11, 9)}),
+    (4, "a pass before the one whose result it needs", {"passes": ints(2, 0, 4, 6, 8, 10, 7, 5, 3, 1, 11, 9)}),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "change"), STAGED)
+def test_a_broken_pipeline_is_refused_with_the_rule_that_it_breaks(
+    rule: int, name: str, change: dict[str, object]
+) -> None:
+    asked = settings(ranks=2, mode="pipeline", stages=2)
+    verify(pipeline(), asked)
+    assert finishes(pipeline())
+    with pytest.raises(PlanError) as caught:
+        verify(pipeline(**change), asked)
+    assert caught.value.rule == rule
+    assert rule != 4 or not finishes(pipeline(**change))
+
+
+def test_micro_batches_in_flight_must_fit_together() -> None:
+    """At the first backward pass, that of 3 tokens, rank 0 holds 4 + 5 others, and K,V of the 4 as much as a token.
+
+    It needs the most when two of its four layers are left.
+    """
+    asked = settings(ranks=2, mode="pipeline", stages=2)
+    costs = replace(asked.costs, kept_bytes=10)
+    needs = 1000 + 100 * 3 // 2 + 100 * (4 + 5 + 1) + 500 // 2 + 10 * 3 + 5 * (4 + 3)
+    for spare, fits in ((0, True), (-1, False)):
+        own = replace(settings(ranks=2, mode="pipeline", stages=2, device_memory=needs + spare), costs=costs)
+        if fits:
+            verify(pipeline(), own)
+        else:
+            with pytest.raises(PlanError, match=f"needs {needs} bytes in micro-batch 1"):
+                verify(pipeline(), own)
 
 
 @pytest.mark.parametrize("plan", [crossed_passes(), cycle(3), cycle(5), crossed_shards(), unequal_slots()])

@@ -20,7 +20,7 @@ from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import Ints
 from tests.planner.executor import finishes
-from tests.planner.pipelines import aligned_pipeline, aligned_pipelines, any_pipelines, staged
+from tests.planner.pipelines import aligned_pipeline, aligned_pipelines, any_pipelines, sliced, staged
 from tests.planner.proof.slow_verify import broken
 from tests.planner.samples import COSTS, by_hand, settings
 
@@ -144,15 +144,22 @@ def verified(rng: np.random.Generator) -> tuple[StepPlan, PlanSettings]:
     plan = random_rings(rng)
     if rng.random() < 0.3:
         plan = aligned_pipeline(rng)
+        if rng.random() < 0.5:
+            plan = sliced(plan, int(rng.integers(1, 4)), plan.stages, int(rng.integers(2**31)))
     plan = replace(plan, capacity=40, offload=rng.choice([0, 250_000, 500_000], plan.micro_batches))
     if plan.mode == "free" and rng.random() < 0.5:
         plan = lockstep(plan)
     tokens, buffers = loads.micro_loads(plan)
-    peak = int(COSTS.peak_bytes(tokens, buffers, plan.offload).max())
-    host = int(COSTS.host_bytes(tokens, plan.offload).max())
+    costs = settings(stages=plan.stages).costs
+    costs = replace(
+        costs, kept_bytes=7, team_bytes=11, later_stages=(replace(COSTS, kept_bytes=5),) * (plan.stages - 1)
+    )
+    held = loads.in_flight(plan, costs) if plan.mode == "pipeline" else None
+    peak = int(costs.peak_bytes(tokens, buffers, plan.offload, waiting=held and list(held.tokens)).max())
+    host = int((loads.host_bytes(plan, costs, held) if held else costs.host_bytes(tokens, plan.offload)).max())
     capacity = int(COSTS.resident(tokens, plan.offload).max())
     asked = settings(ranks=plan.ranks, capacity=capacity, mode=plan.mode, device_memory=peak, stages=plan.stages)
-    asked = replace(asked, offload=500_000, host_memory=host, max_peers=int(loads.peers(plan).max()))
+    asked = replace(asked, costs=costs, offload=500_000, host_memory=host, max_peers=int(loads.peers(plan).max()))
     return replace(plan, capacity=capacity), asked
 
 
@@ -173,7 +180,8 @@ def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it() ->
         plan, asked = verified(rng)
         assert broken(plan, asked) is None
         verify(plan, asked)
-        name, kind = str(rng.choice(list(plan.arrays()))), str(rng.choice(KINDS, p=[0.4, 0.35, *[0.05] * 5]))
+        names = [name for name, array in plan.arrays().items() if len(array)]
+        name, kind = str(rng.choice(names)), str(rng.choice(KINDS, p=[0.4, 0.35, *[0.05] * 5]))
         damaged = replace(plan, **{name: changed(plan.arrays()[name], kind, rng)})
         rule = broken(damaged, asked)
         rules[rule] += 1
@@ -186,6 +194,7 @@ def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it() ->
         assert finishes(damaged), f"seed {seed}: an accepted plan does not finish"
         if damaged.digest != plan.digest:
             passed[name, kind, meaning(damaged) == meaning(plan)] += 1
-    assert all(same == (name == "gang") for name, _, same in passed), passed
+    # Two passes of different stages may change places without a change for any device.
+    assert all(same == (name == "gang") for name, _, same in passed if name != "passes"), passed
     assert {kind for _, kind, _ in passed} == {"an entry", "a swap"} and "slot" not in {name for name, _, _ in passed}
     assert rules[None] < 1000 and min(rules[rule] for rule in (0, 1, 2, 3)) > 20, rules
