@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.attention.kernels import cpu, reference
 from engine.attention.kernels.call import Backward, Call
-from engine.planner.plan.schedule import block, shard_spans
+from engine.planner.plan.schedule import blocks, shard_spans
 from tests.attention.gpu_like import GPU_LIKE
 
 DEGREES = (2, 4, 8, 16, 32, 64)
@@ -93,7 +93,7 @@ def gradients(
         sums = {way: [torch.zeros(len(own_rows), GROUPS, HEAD_DIM) for _ in range(2)] for way in WAYS}
         for distance in range(degree):
             rank = (owner + distance) % degree
-            one = block(tokens, degree, rank, owner)
+            (one,) = blocks(tokens, degree, rank, owner)
             queries, keys = rows[rank][one.q_start : one.q_stop], own_rows[: one.kv_stop]
             call = Call((0, len(queries)), (0, len(keys)), one.causal)
             inputs = (dout[queries], q[queries], k[keys], v[keys], out[queries], lse[queries])

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.attention.kernels.call import Call
 from engine.attention.kernels.plans import PlanCosts, Plans, Shape, batch
-from engine.attention.layout import layout
+from engine.attention.layout import call_of, layout
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import nominal
@@ -108,7 +108,9 @@ def rank_calls(plan: StepPlan, rank: int, config: Config) -> Iterator[ThreadCall
         if not micro.shards:
             continue
         one = layout(micro)
-        calls = [call for round_ in range(one.rounds("forward")) if (call := one.call(round_)) is not None]
+        causal = one.causal_call()
+        calls = [causal] if causal else []
+        calls += [call_of(blocks) for round_ in range(one.rounds("forward")) if (blocks := one.blocks(round_))]
         yield from (ThreadCall(False, False, call) for call in calls)
         if config.recompute == "layer":
             yield from (ThreadCall(True, False, call) for call in calls)

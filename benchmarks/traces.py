@@ -9,6 +9,7 @@ The model is the paper's 7B on nodes of eight H200s, with rates from the data sh
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator, Philox
@@ -21,7 +22,7 @@ from engine.units import Ints
 
 TRACES = ("lognormal", "github", "byted")
 _K = 1024
-_NOTHING = dict.fromkeys(("kv", "dkv", "latency", "round", "ring", "merge", "micro", "sequence"), 0.0)
+_NOTHING: dict[str, Any] = dict.fromkeys(("kv", "dkv", "latency", "round", "ring", "merge", "micro", "sequence"), 0.0)
 
 
 def settings_of(trace: str, ranks: int, mode: str = "free") -> PlanSettings:

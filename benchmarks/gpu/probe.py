@@ -41,6 +41,7 @@ from engine.attention.kernels.call import Call, Functions, Kernel, Merge, merge
 from engine.attention.kernels.plans import PlanCosts, Plans
 from engine.attention.layout import layout
 from engine.attention.merge import choose as choose_merge
+from engine.attention.prefix import Prefixes
 from engine.close import error
 from engine.planner.plan.schedule import shard_spans
 from engine.planner.plan.step_plan import MicroBatch, Shard
@@ -177,9 +178,9 @@ def planned_shapes(sizes: Sizes) -> list[_Shape]:
     whole, blocks = set(), set()
     for micro in (micro for step in plans.planned(config, steps=4) for micro in step):
         whole |= {(shard.length, shard.length, True) for shard in micro.shards if shard.degree == 1}
-        for shard in layout(micro).rings:
-            found = [shard.block(round_) for round_ in range(1, shard.degree)]
-            blocks |= {(block.q_stop - block.q_start, block.kv_stop, False) for block in found if not block.empty}
+        one = layout(micro)
+        for round_ in range(one.rounds("forward")):
+            blocks |= {(block.rows.stop - block.rows.start, block.keys, False) for block in one.blocks(round_)}
     longest = [sorted(shapes, key=lambda shape: -shape[0] * shape[1])[: sizes.shapes] for shapes in (whole, blocks)]
     return [*longest[0], *longest[1]]
 
@@ -279,9 +280,10 @@ def both_passes(tensors: Sequence[Tensor], one: Any, comm: Threads, kernel: Kern
     """
     q, k, v, dout = tensors
     with torch.no_grad():
-        out, lse = ring_attention._forward(q, k, v, one, comm, kernel)
+        rings = ring_attention.Rings(one, comm, kernel, Prefixes(), layer=0)
+        out, lse = ring_attention._forward(q, k, v, rings)
         saved = ring_attention._Saved(dout, q, k, v, out.to(q.dtype), lse)
-        return [out, *ring_attention._backward(saved, one, comm, kernel)]
+        return [out, *ring_attention._backward(saved, rings)]
 
 
 Links = dict[tuple[int, int], "Queue[Tensor]"]  # messages on their way, by (source, target)

@@ -19,7 +19,7 @@ from engine.config.schema import Config
 from engine.cost.allowance import Allowance
 from engine.cost.states import states
 from engine.cost.table import letters
-from engine.planner.plan.loads import micro_loads
+from engine.planner.plan.loads import in_flight, micro_loads, peak_bytes
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.ratios import Load, least_offload, most
 from engine.planner.settings import PlanSettings
@@ -101,12 +101,14 @@ def estimate_plans(config: Config, settings: PlanSettings, plans: Iterable[StepP
     for plan in plans:
         tokens, buffers = micro_loads(plan)
         first = np.isin(np.arange(plan.micro_batches), plan.micro_start)
-        peaks = costs.peak_bytes(tokens, buffers, plan.offload, first)
+        peaks = peak_bytes(plan, costs, first)
+        waiting = in_flight(plan, costs).tokens.T if plan.mode == "pipeline" else None
         for rank in _kinds(settings):
             own = np.flatnonzero(memory[plan.micro_rank] == memory[rank])
             if len(own):
                 at = own[np.argmax(peaks[own])]
-                load = Load(int(tokens[at]), int(buffers[at]), int(plan.offload[at]), bool(first[at]))
+                others = None if waiting is None else tuple(waiting[at].tolist())
+                load = Load(int(tokens[at]), int(buffers[at]), int(plan.offload[at]), bool(first[at]), others)
                 worst[rank] = max(worst.get(rank, (-1, load)), (int(peaks[at]), load), key=lambda found: found[0])
     return _nearest(_of(config, settings, rank, load) for rank, (_, load) in worst.items())
 
@@ -153,11 +155,20 @@ def _kinds(settings: PlanSettings) -> list[int]:
 def _of(config: Config, settings: PlanSettings, rank: int, load: Load) -> Estimate:
     """Estimate the micro-batch `load` on rank `rank`."""
     tokens, buffers = np.int64(load.tokens), np.int64(load.buffers)
-    peaks = [int(one.peak_bytes(tokens, buffers, load.offload, load.first)) for one in settings.costs.stages]
+    each = settings.costs.stages
+    waiting = [None] * len(each) if load.waiting is None else [[np.int64(others)] for others in load.waiting]
+    peaks = [
+        int(one.peak_bytes(tokens, buffers, load.offload, load.first, others))
+        for one, others in zip(each, waiting, strict=True)
+    ]
     peak = max(peaks)
     stage = peaks.index(peak)
     allowance, held, costs = Allowance.of(config), states(config, settings.ranks, stage), settings.costs.stages[stage]
     saved = costs.token_bytes * int(costs.resident(tokens, load.offload))
+    if load.waiting is not None:
+        saved = -(
+            -costs.token_bytes * (int(costs.resident(tokens, load.offload)) + load.waiting[stage]) // costs.in_flight
+        )
     working, layer = int(costs.working(load.tokens)), int(costs.instants[0].of(load.tokens))
     rings = costs.ring_bytes * load.buffers
     items = {

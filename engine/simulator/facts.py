@@ -69,7 +69,7 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
         "mfu": costs.flops(plan.sequence_lengths) / (devices * costs.peak_flops_per_s * costs.seconds(step)),
         "ring_bytes_in_nodes": inside,
         "ring_bytes_between_nodes": between,
-        "peak_bytes": int(costs.peak_bytes(*loads.micro_loads(plan), plan.offload).max()),
+        "peak_bytes": int(loads.peak_bytes(plan, costs).max()),
         "host_bytes": host_bytes(plan, settings),
     }
 
@@ -77,7 +77,10 @@ def outcome(plan: StepPlan, settings: PlanSettings, timeline: Timeline) -> Facts
 def host_bytes(plan: StepPlan, settings: PlanSettings) -> int:
     """Return the most bytes that a rank keeps on the host at once: model states and offloaded activations."""
     costs = settings.costs
-    return costs.host_fixed_bytes + int(costs.host_bytes(loads.micro_tokens(plan), plan.offload).max())
+    away = costs.host_bytes(loads.micro_tokens(plan), plan.offload)
+    if plan.mode == "pipeline":
+        away = loads.host_bytes(plan, costs, loads.in_flight(plan, costs))
+    return costs.host_fixed_bytes + int(away.max())
 
 
 def ring_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -35,13 +37,19 @@ def test_of_experts_those_that_a_token_meets_count_and_the_router() -> None:
 def test_linear_layers_against_pytorchs_own_count(kv_heads: int, experts: int, top_k: int) -> None:
     """Forward and backward of the real model, attention left out; the first layer's input needs its gradient too."""
     from engine.models.build import build_model
+    from engine.models.common.attention import LocalAttention
+
+    class Unchanged(LocalAttention):
+        def __call__(self, q: Any, k: Any, v: Any) -> Any:
+            return q
 
     sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": kv_heads, "ffn": 96, "vocab": 300}
     model_shape = shape(**sizes, experts=experts, top_k=top_k)
     tokens = 50
     model = build_model(load([]).model_copy(update={"model": model_shape}))
     with FlopCounterMode(display=False) as counted:
-        logits = model(torch.zeros(tokens, dtype=torch.long), torch.arange(tokens), attention=lambda q, k, v: q)
+        positions = torch.arange(tokens)
+        logits = model(torch.zeros(tokens, dtype=torch.long), positions, attention=Unchanged(positions))
         logits.sum().backward()
     unused = 4 * 2 * 2 * 64 * (64 // 4 * kv_heads) * tokens  # k and v get no gradient here: 4 operations a weight
     assert counted.get_total_flops() == 6 * linear_weights(model_shape) * tokens - unused

@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cost.times import Rates, backward_ring, forward_ring, hide, shared, unsplit, unsplit_times
+from engine.cost.times import (
+    QUERIES_B,
+    QUERIES_F,
+    Rates,
+    backward_ring,
+    exchange,
+    forward_ring,
+    hide,
+    in_team,
+    shared,
+    together,
+    unsplit,
+    unsplit_times,
+)
 from engine.planner.plan import schedule
 
 SOME = st.floats(0.0, 1e3, allow_subnormal=False)
@@ -20,6 +33,9 @@ RATES = st.builds(
     overlap=st.one_of(st.just(0.0), st.just(1.0), st.floats(0.0, 1.0)),
     recompute_factor=st.sampled_from([0.0, 1.0]),
     copy=SOME,
+    query=SOME,
+    result=SOME,
+    team=st.just(1),
 )
 DEGREES = st.integers(1, 9)
 EXACT = 1e-9
@@ -97,12 +113,41 @@ def test_a_round_has_about_as_many_pairs_as_any(rates: Rates, chunk: int, degree
     tokens, part = 2 * degree * chunk, data.draw(st.integers(0, degree - 1))
 
     def pairs(round_: int) -> float:
-        block = schedule.block(tokens, degree, part, schedule.kv_part(degree, part, round_))
+        (block,) = schedule.blocks(tokens, degree, part, schedule.kv_part(degree, part, round_))
         rows = block.q_stop - block.q_start
         return rows * (rows + 1) / 2 if block.causal else float(rows * block.kv_stop)
 
     slow = slow_shared(rates, float(tokens), degree, 1.0, pairs)
     assert shared(rates, float(tokens), degree, 1.0) == pytest.approx(slow, rel=1 / chunk)
+
+
+@given(RATES, st.integers(1, 10**6), st.integers(0, 10**6), st.integers(2, 16), st.sampled_from([1, 2, 4]))
+def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree: int, most: int) -> None:
+    """A team of c has D / c rounds, in which K,V of c times fewer parts pass, and exchanges queries and results."""
+    pairs, times = tokens * (tokens + 1) / 2 + tokens * before, {}
+    for team in [team for team in (1, 2, 4) if team <= most and degree % team == 0]:
+        turns, part, carried = degree // team, tokens / degree, (tokens + before) / degree
+        fixed = rates.round + rates.ring + rates.merge * part * team
+        work = [pair * pairs / degree / turns + fixed for pair in (rates.pair_f, rates.pair_b)]
+        forward = walk(rates, turns, 0, "forward", lambda _, w=work[0]: w, 3.0, carried)
+        backward = walk(rates, turns, 0, "backward", lambda _, w=work[1]: w, 3.0, carried)
+        if team > 1:
+            sent = 3.0 * (team - 1) * part
+            forward += 2 * rates.latency + sent * (rates.query + rates.result)
+            backward += 2 * rates.latency + sent * (3 * rates.query + rates.result)
+        linear = (rates.token_f + rates.token_b) * part
+        times[team] = linear + (1.0 + rates.recompute_factor) * forward + backward + rates.sequence
+    found, team = in_team(rates._replace(team=most), float(tokens), float(before), degree, 3.0)
+    assert found == pytest.approx(min(times.values()), rel=EXACT) == pytest.approx(times[team], rel=EXACT)
+    assert together(rates, float(tokens), pairs, 1, degree, 3.0, team, float(before)) == pytest.approx(found, rel=EXACT)
+
+
+def test_a_ring_that_waits_for_transfers_gets_faster_in_teams() -> None:
+    rates = FAST._replace(pair_f=1e-6, pair_b=1e-6, kv=1.0, dkv=2.0, query=4.0, result=8.0)
+    alone, in_teams = (shared(rates._replace(team=team), 2.0**20, 256, 1.0) for team in (1, 4))
+    assert in_teams < 0.35 * alone
+    assert exchange(rates, 10.0, 3, 2.0, QUERIES_F) == 2 * 2 * 10 * (4 + 8)
+    assert exchange(rates, 10.0, 3, 2.0, QUERIES_B) == 2 * 2 * 10 * (3 * 4 + 8)
 
 
 @given(RATES, st.integers(1, 10**6))

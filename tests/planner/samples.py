@@ -75,6 +75,8 @@ RATES = Rates(
     overlap=0.6,
     recompute_factor=0.0,
     copy=1500.7,
+    query=571.9,
+    result=1097.3,
 )
 LINKED_COSTS = replace(COSTS, rates=RATES, slot=997, gathers=(40_000, 70_000))  # with rings that wait for transfers
 PRIMES = (2, 3, 5, 7, 11, 13, 31, 61, 127, 251)
@@ -105,8 +107,15 @@ def settings(
         max_peers=max_peers,
         offload=0,
         host_memory=0,
-        costs=replace(COSTS, later_stages=(COSTS,) * (stages - 1)),
+        costs=staged_costs(stages),
     )
+
+
+def staged_costs(stages: int, costs: Costs = COSTS) -> Costs:
+    """Make the costs of a pipeline: stage p holds stages - p micro-batches at once in 1F1B order."""
+    bytes_ = costs.token_bytes
+    first, *later = (replace(costs, in_flight=count, token_bytes=count * bytes_) for count in range(stages, 0, -1))
+    return replace(first, later_stages=tuple(later))
 
 
 def device(tokens: int, offload: int = 0) -> int:

@@ -1,7 +1,7 @@
 """A slow simulator in plain Python, the reference for the fast one. Both share only the plan and the schedule.
 
 Both simplify a real ring in two ways: the pairs of a shard are spread evenly over the rounds, and every buffer that a
-member sends is as large as its own shard. Times are nanoseconds.
+member sends is as large as its own shard with its prefix. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import MicroBatch, Shard, StepPlan
 from engine.planner.settings import PlanSettings
+from tests.planner.executor import order_of
 
 
 class Pass(NamedTuple):
@@ -34,17 +37,23 @@ class Machine:
 
     def pairs(self, shard: Shard) -> int:
         """Count the keys of each query, one by one: the query at position p has p + 1."""
-        spans = schedule.shard_spans(shard.length, shard.degree, shard.part)
-        return sum(p + 1 for span in spans for p in range(span.start, span.stop))
+        spans, before = schedule.shard_spans(shard.length, shard.degree, shard.part), sum(shard.earlier)
+        return sum(before + p + 1 for span in spans for p in range(span.start, span.stop))
+
+    def carried(self, shard: Shard) -> int:
+        """Tokens whose K,V the shard's part sends: of all slices so far."""
+        lengths = (*shard.earlier, shard.length)
+        return sum(schedule.shard_tokens(length, shard.degree, shard.part) for length in lengths)
 
     def slow(self, rank: int) -> float:
         return 100.0 / float(self.settings.cluster.speed[rank])
 
     def leaves(self, shard: Shard) -> bool:
-        """True if the shard's hop to the next part leaves the node."""
-        following = shard.ring[(shard.part + 1) % shard.degree]
+        """True if the shard's hop to the next team, or one to a mate, leaves the node."""
+        first = shard.part - shard.part % shard.team
+        near = [(shard.part + shard.team) % shard.degree, *range(first, first + shard.team)]
         place = self.settings.cluster.place
-        return place(shard.ring[shard.part])[0] != place(following)[0]
+        return any(place(shard.ring[shard.part])[0] != place(shard.ring[other])[0] for other in near)
 
     def pass_(self, gang: list[MicroBatch], direction: schedule.Direction) -> Pass:
         """Return a gang's pass: the longest linear part, then the rounds, and at least the copies to the host."""
@@ -55,7 +64,10 @@ class Machine:
         if direction == "backward" and rates.recompute_factor:
             runs.append("forward")
         for run in runs:
-            for round_ in range(max((schedule.rounds(s.degree, run) for m in gang for s in m.shards), default=0)):
+            exchanged = max(sum(self.exchanged(shard, run) for shard in micro.shards) for micro in gang)
+            seconds, exposed = seconds + exchanged, exposed + exchanged
+            turns = (schedule.rounds(s.degree, run, s.team) for m in gang for s in m.shards)
+            for round_ in range(max(turns, default=0)):
                 work = {micro.rank: self.work(micro, round_, run) for micro in gang}
                 longest = max(self.hide(work[micro.rank], self.transfer(micro, gang, round_, run)) for micro in gang)
                 seconds += longest
@@ -78,12 +90,21 @@ class Machine:
             total += pair * self.pairs(shard) if shard.degree == 1 else 0.0
         return total * self.slow(micro.rank)
 
+    def exchanged(self, shard: Shard, direction: schedule.Direction) -> float:
+        """Return the time in which a rank sends the queries of a shard to its team, and gets their results."""
+        if shard.team == 1:
+            return 0.0
+        rates = self.settings.costs.rates
+        each = (1 if direction == "forward" else 3) * rates.query + rates.result
+        slowdown = rates.inter_node_slowdown if self.leaves(shard) else 1.0
+        return 2 * rates.latency + slowdown * (shard.team - 1) * self.tokens(shard) * each
+
     def work(self, micro: MicroBatch, round_: int, direction: schedule.Direction) -> float:
         """Return the compute of a rank in a round."""
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
-        busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree and self.tokens(s)]
-        work = sum(pair * self.pairs(shard) / shard.degree + rates.merge * self.tokens(shard) for shard in busy)
+        busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree // s.team and self.tokens(s)]
+        work = sum(pair * self.pairs(s) / (s.degree // s.team) + rates.merge * self.tokens(s) * s.team for s in busy)
         work += len(busy) * rates.ring
         return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
 
@@ -95,17 +116,17 @@ class Machine:
         cards = sum(self.sent(s, round_, direction) for m in same_node for s in m.shards if self.leaves(s))
         latency = 0.0
         for shard in micro.shards:
-            posted = len(schedule.transfers(shard.degree, shard.part, round_, direction))
-            if self.tokens(shard):
+            posted = len(schedule.transfers(shard.degree, shard.part, round_, direction, shard.team))
+            if self.carried(shard):
                 latency = max(latency, posted * rates.latency)
         return max(own, cards / self.settings.costs.nics) + latency
 
     def sent(self, shard: Shard, round_: int, direction: schedule.Direction) -> float:
         rates = self.settings.costs.rates
         one = {"kv": rates.kv, "dkv": rates.dkv}
-        posted = schedule.transfers(shard.degree, shard.part, round_, direction)
+        posted = schedule.transfers(shard.degree, shard.part, round_, direction, shard.team)
         times = rates.inter_node_slowdown if self.leaves(shard) else 1.0
-        return times * self.tokens(shard) * sum(one[transfer.kind] for transfer in posted)
+        return times * self.carried(shard) * sum(one[transfer.kind] for transfer in posted)
 
     def slot(self, forward: float, backward: float) -> float:
         """Return the time of a lockstep slot whose longest gang takes these times."""
@@ -175,21 +196,39 @@ def _in_slots(
 def _in_turn(
     plan: StepPlan, gangs: dict[int, list[MicroBatch]], seconds: dict[tuple[int, str], float], line: Line
 ) -> None:
-    """A pass runs when it is next on that stage of all its ranks and the gang's previous pass is done."""
+    """A pass runs when it is next on that stage of all its ranks and its input has arrived.
+
+    Results move in the order of the plan's list: each when its pass has ended, its two devices have ended the transfers
+    and the receiver the passes that come before it in the list.
+    """
     turns = {
-        (rank, stage): turns_of([micro.gang for micro in plan.of_rank(rank)], stage, plan.stages)
+        (rank, stage): [
+            (int(plan.gang[plan.micro_start[rank] + place]), stage, way)
+            for place, way in order_of(plan, int(np.diff(plan.micro_start)[rank]), stage)
+        ]
         for rank in range(plan.ranks)
         for stage in range(plan.stages)
     }
     free = dict.fromkeys(turns, 0.0)
+    moves = {rank: _moves(plan, rank) for rank in range(plan.ranks)}
+    moved: dict[tuple[int, int], float] = defaultdict(float)  # by device: when its last transfer ended
+    arrived: dict[tuple[int, Node], float] = {}  # by rank and pass that needs it
     ends: dict[Node, float] = {}
     while any(turns.values()):
-        ready = [row[0] for row in turns.values() if row and _can_run(row[0], gangs, turns, ends, plan.stages)]
+        for rank, left in moves.items():
+            while left and all(node in ends for node in left[0].after):
+                move = left.pop(0)
+                begin = max([ends[node] for node in move.after] + [moved[rank, stage] for stage in move.stages])
+                arrived[rank, move.needed_by] = begin
+                for stage in move.stages:
+                    moved[rank, stage] = begin
+        ready = [row[0] for row in turns.values() if row and _can_run(row[0], gangs, turns, ends, arrived, plan.stages)]
         assert ready, "deadlock"
         gang, stage, way = node = ready[0]
         lines = [(micro.rank, stage) for micro in gangs[gang]]
         before = _before(node, plan.stages)
-        begin = max([free[one] for one in lines] + ([ends[before]] if before else []))
+        inputs = [arrived[rank, node] for rank, _ in lines if (rank, node) in arrived]
+        begin = max([free[one] for one in lines] + inputs + ([ends[before]] if before else []))
         ends[node] = begin + seconds[gang, way]
         for one in lines:
             free[one] = ends[node]
@@ -199,18 +238,30 @@ def _in_turn(
                 (line.start if way == "forward" else line.stop)[micro.index] = begin if way == "forward" else ends[node]
 
 
-def turns_of(order: list[int], stage: int, stages: int) -> list[Node]:
-    """Return the passes of one stage of a rank in 1F1B order: at most n - stage gangs are started and not finished."""
-    turns: list[Node] = []
-    begun = finished = 0
-    while finished < len(order):
-        if begun < len(order) and begun - finished < stages - stage:
-            turns.append((order[begun], stage, "forward"))
-            begun += 1
-        else:
-            turns.append((order[finished], stage, "backward"))
-            finished += 1
-    return turns
+class Move(NamedTuple):
+    """A transfer between two stages of a rank."""
+
+    stages: tuple[int, int]
+    after: list[Node]  # its pass, and the receiver's last one before it in the list
+    needed_by: Node
+
+
+def _moves(plan: StepPlan, rank: int) -> list[Move]:
+    """Return the transfers of a rank in the order of the plan's list."""
+    gangs = plan.gang[plan.micro_start[rank] : plan.micro_start[rank + 1]].tolist()
+    last: dict[int, Node] = {}
+    found = []
+    for number in plan.passes.tolist():
+        place, rest = divmod(number, 2 * plan.stages)
+        if place >= len(gangs):
+            continue
+        stage, way = rest // 2, "backward" if rest % 2 else "forward"
+        target = stage - 1 if rest % 2 else stage + 1
+        last[stage] = (gangs[place], stage, way)
+        if 0 <= target < plan.stages:
+            after = [last[stage], *([last[target]] if target in last else [])]
+            found.append(Move((stage, target), after, (gangs[place], target, way)))
+    return found
 
 
 def _before(node: Node, stages: int) -> Node | None:
@@ -226,8 +277,11 @@ def _can_run(
     gangs: dict[int, list[MicroBatch]],
     turns: dict[tuple[int, int], list[Node]],
     ends: dict[Node, float],
+    arrived: dict[tuple[int, Node], float],
     stages: int,
 ) -> bool:
     before = _before(node, stages)
     next_everywhere = all(turns[micro.rank, node[1]][:1] == [node] for micro in gangs[node[0]])
-    return next_everywhere and (before is None or before in ends)
+    moves = before is not None and before[1] != node[1]
+    here = not moves or all((micro.rank, node) in arrived for micro in gangs[node[0]])
+    return next_everywhere and here and (before is None or before in ends)

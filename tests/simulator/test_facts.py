@@ -20,6 +20,7 @@ from engine.planner.plan.step_plan import MicroBatch, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import facts, outcome, ring_bytes
 from engine.simulator.timeline import simulate
+from tests.simulator.reference import Machine
 from tests.simulator.worlds import World, worlds
 
 CONFIG = load(["cluster.ranks_per_node=5", "context=8K", "capacity=2K"])
@@ -34,21 +35,26 @@ def plan() -> StepPlan:
 
 
 def counted_bytes(plan: StepPlan, settings: PlanSettings) -> tuple[int, int]:
-    """Add up every transfer of every part in every round of every pass, inside nodes and between them."""
-    costs, place = settings.costs, settings.cluster.place
+    """Add up every transfer of every part in every round of every pass, inside nodes and between them.
+
+    All messages of a part count as between nodes if its K,V, or a message to its team, leave the node.
+    """
+    costs, machine = settings.costs, Machine(settings)
     hop = {"kv": costs.forward_hop_bytes, "dkv": costs.backward_hop_bytes}
     again: list[schedule.Direction] = ["forward"] * (costs.forward_rings - 2)
     total = [0, 0]
-    for sequence, length in enumerate(plan.lengths.tolist()):
-        ring = plan.ring(sequence)
+    for shard in (shard for rank in range(plan.ranks) for micro in plan.of_rank(rank) for shard in micro.shards):
+        leaves, own, cut = machine.leaves(shard), machine.tokens(shard), (*shard.earlier, shard.length)
         for direction in ("forward", "counts", "backward", *again):
-            for round_ in range(schedule.rounds(len(ring), direction)):
-                for part, rank in enumerate(ring):
-                    leaves = place(rank)[0] != place(ring[(part + 1) % len(ring)])[0]
-                    for transfer in schedule.transfers(len(ring), part, round_, direction):
-                        tokens = schedule.shard_tokens(length, len(ring), transfer.send)
-                        counts = transfer.kind == "counts"
-                        total[leaves] += costs.counts_bytes if counts else tokens * hop[transfer.kind]
+            for round_ in range(schedule.rounds(shard.degree, direction, shard.team)):
+                for transfer in schedule.transfers(shard.degree, shard.part, round_, direction, shard.team):
+                    tokens = schedule.prefix_tokens(cut, shard.degree, transfer.send)
+                    counts = transfer.kind == "counts"
+                    total[leaves] += costs.counts_bytes if counts else tokens * hop[transfer.kind]
+            if direction != "counts":
+                queries = 3 if direction == "backward" else 1
+                each = queries * costs.query_bytes + costs.result_bytes
+                total[leaves] += (shard.team - 1) * own * each
     return total[0], total[1]
 
 
@@ -70,7 +76,7 @@ def test_ring_bytes_are_those_of_the_schedule(plan: StepPlan) -> None:
 @given(worlds, st.integers(2, 3))
 def test_bytes_by_link_are_those_of_the_schedule(world: World, forward_rings: int) -> None:
     plan, asked = world
-    settings = replace(asked, costs=replace(asked.costs, forward_rings=forward_rings))
+    settings = replace(asked, costs=replace(asked.costs, forward_rings=forward_rings, query_bytes=5, result_bytes=7))
     assert ring_bytes(plan, settings) == counted_bytes(plan, settings)
 
 
@@ -96,9 +102,10 @@ def test_the_outcome_of_a_step(world: World) -> None:
     parts = [float(found[name]) for name in ("compute_s", "exposed_comm_s")]
     assert sum(parts) + 31_337 / 1e9 + float(found["bubble"]) * step == pytest.approx(step, abs=1e-9)
     assert 0 <= float(found["bubble"]) < 1
-    flops = 3 * sum(1000 * s + 10 * (s * (s + 1) // 2) for s in plan.lengths.tolist())
+    flops = 3 * sum(1000 * s + 10 * (s * (s + 1) // 2) for s in plan.sequence_lengths.tolist())
     assert found["mfu"] == pytest.approx(flops / (plan.ranks * 1e9 * step))
-    assert found["peak_bytes"] == max(peak(micro, settings) for r in range(plan.ranks) for micro in plan.of_rank(r))
+    if plan.mode != "pipeline":  # there others are in flight: tests/planner/proof/slow_verify.py
+        assert found["peak_bytes"] == max(peak(micro, settings) for r in range(plan.ranks) for micro in plan.of_rank(r))
 
 
 def peak(micro: MicroBatch, settings: PlanSettings) -> int:

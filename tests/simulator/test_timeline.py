@@ -77,7 +77,9 @@ def test_compute_and_exposed_transfers_are_within_the_makespan(world: World) -> 
     assert line.compute > 0 and line.exposed >= 0
     assert line.compute + line.exposed <= line.makespan + 1
     if len(set(world.settings.cluster.speed.tolist())) == 1:
-        assert useful(world.plan.lengths, world.settings) <= line.compute + world.plan.sequences, "rounded each"
+        assert useful(world.plan.sequence_lengths, world.settings) <= line.compute + world.plan.sequences, (
+            "rounded each"
+        )
 
 
 @given(st.sampled_from(sorted(PLANNERS)), st.sampled_from(["free", "lockstep"]), st.integers(1, 9), st.data())

@@ -17,7 +17,8 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
-from tests.planner.samples import LINKED_COSTS, RATES, ints, lengths, settings
+from tests.planner.pipelines import sliced
+from tests.planner.samples import LINKED_COSTS, RATES, ints, lengths, settings, staged_costs
 
 MODES = ("free", "lockstep", "pipeline")
 CAPACITY = 16
@@ -43,9 +44,12 @@ def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
     rates = RATES._replace(
         overlap=draw(st.sampled_from([0.0, 0.6, 1.0])), recompute_factor=draw(st.sampled_from([0.0, 1.0]))
     )
+    stages = draw(st.integers(1, 3)) if mode == "pipeline" else 1
+    rates = rates._replace(team=draw(st.sampled_from([1, 4])) if mode == "pipeline" else 1)
     costs = replace(LINKED_COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])))
+    costs = staged_costs(stages, costs)
     return replace(
-        settings(planner, cluster.ranks, CAPACITY, mode, stages=draw(st.integers(1, 3)) if mode == "pipeline" else 1),
+        settings(planner, cluster.ranks, CAPACITY, mode, stages=stages),
         cluster=cluster,
         costs=costs,
         max_peers=99,
@@ -64,7 +68,10 @@ def planned(draw: st.DrawFn) -> World:
 
 @st.composite
 def thrown(draw: st.DrawFn) -> World:
-    """Draw a plan of random rings of degrees 1 to 4, several per micro-batch, so that gangs have many rings."""
+    """Draw a plan of random rings of degrees 1 to 4, several per micro-batch, so that gangs have many rings.
+
+    In a pipeline sequences may be cut into slices.
+    """
     mode = draw(st.sampled_from(MODES))
     want = replace(draw(asked("thrown", mode)), capacity=10**6, context=10**6)
     ring = st.permutations(range(want.ranks)).flatmap(
@@ -77,7 +84,10 @@ def thrown(draw: st.DrawFn) -> World:
     if mode != "free":
         plan = lockstep(plan)
     if mode == "pipeline":
-        plan = pipelined(plan, want.stages)
+        slices = draw(st.integers(1, 4))
+        plan = (
+            sliced(plan, slices, want.stages, draw(st.integers(0, 99))) if slices > 1 else pipelined(plan, want.stages)
+        )
     verify(plan, want)
     return World(plan, want)
 

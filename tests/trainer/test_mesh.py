@@ -12,7 +12,7 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.launch.run import train
 from engine.report.run import Trace, read_run
-from tests.simulator.reference import turns_of
+from tests.planner.executor import order_of
 from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
@@ -76,9 +76,10 @@ def assert_simulated_order(trace: Trace) -> None:
     assert lines == {(rank, stage) for rank in range(plan.ranks) for stage in range(stages)}
     for rank, stage in lines:
         gangs = [micro.gang for micro in plan.of_rank(rank)]
+        order = order_of(plan, len(gangs), stage)
         spans = [span for span in trace.spans if (span.rank, span.stage) == (rank, stage)]
         ran = [int(plan.gang[span.micro_batch]) for span in sorted(spans, key=lambda span: span.start_s)]
-        simulated = [gang for gang, _ in groupby(gang for gang, _, _ in turns_of(gangs, stage, stages))]
+        simulated = [gang for gang, _ in groupby(gangs[place] for place, _ in order)]
         assert ran == simulated
 
 

@@ -14,7 +14,7 @@ from engine.compiled import njit
 from engine.cost.model import Costs
 from engine.planner.plan.schedule import chunk_start
 from engine.planner.plan.step_plan import StepPlan
-from engine.units import Ints
+from engine.units import Bools, Ints
 
 
 def shard_loads(plan: StepPlan) -> tuple[Ints, Ints]:
@@ -89,6 +89,16 @@ def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
         kept = -(-kept * stage.in_flight // max(1, stage.token_bytes))
         held[number] = stage.resident_here(tokens, plan.offload) + kept
     return held
+
+
+def peak_bytes(plan: StepPlan, costs: Costs, first: Bools | bool = False) -> Ints:
+    """Return the peak bytes of a device in each micro-batch of any plan, [M]; in a pipeline on the stage that decides.
+
+    `first` is that of `Costs.peak_bytes`.
+    """
+    tokens, buffers = micro_loads(plan)
+    waiting = list(in_flight(plan, costs).tokens) if plan.mode == "pipeline" else None
+    return costs.peak_bytes(tokens, buffers, plan.offload, first, waiting)
 
 
 def host_bytes(plan: StepPlan, costs: Costs, held: InFlight) -> Ints:

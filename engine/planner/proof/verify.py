@@ -121,15 +121,16 @@ def rule_2_memory(plan: StepPlan, settings: PlanSettings) -> None:
     tokens, buffers = loads.micro_loads(plan)
     memory, offload = settings.cluster.memory, plan.offload
     some = bool(offload.any())
-    held = loads.in_flight(plan, costs) if plan.mode == "pipeline" else None
+    staged = plan.mode == "pipeline"
     _check_bound("holds {} tokens", costs.resident(tokens, offload) if some else tokens, settings.capacities, rank)
     # If the largest one fits the smallest device even without offload, all fit.
-    if held is not None or costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():
-        waiting = None if held is None else list(held.tokens)
-        _check_bound("needs {} bytes", costs.peak_bytes(tokens, buffers, offload, waiting=waiting), memory, rank)
+    if staged or costs.peak_bytes(tokens.max(), buffers.max()) > memory.min():
+        _check_bound("needs {} bytes", loads.peak_bytes(plan, costs), memory, rank)
     if some:
         host = np.full(plan.ranks, settings.host_memory)
-        away = costs.host_bytes(tokens, offload) if held is None else loads.host_bytes(plan, costs, held)
+        away = costs.host_bytes(tokens, offload)
+        if staged:
+            away = loads.host_bytes(plan, costs, loads.in_flight(plan, costs))
         _check_bound("offloads {} bytes", away, host, rank)
 
 
@@ -196,15 +197,15 @@ def rule_6_messages(plan: StepPlan) -> None:
     In each round of a layer's forward or backward pass, every part of a ring sends one buffer of each kind to the next
     part, which receives exactly this buffer (schedule.transfers; tests/planner/plan/test_schedule.py checks many
     degrees). The same is true of the rounds of the expert counts, after the last layer. All members go through layers,
-    passes and rounds in the same order. So all messages from one rank to another pair up if both ranks run the rings
-    that connect them in the same order: the order of micro-batches, then of shards in a micro-batch. The members of a
+    passes and rounds in the same order, and by rule 4 through gangs. So all messages from one rank to another pair up
+    if both micro-batches of a gang list the rings that connect them in the same order. The members of a
     team exchange queries before the rounds, and results after them, also ring by ring.
     """
     hops = [plan.next_shard] + [plan.mates(turn) for turn in range(1, int(plan.team.max()))]
     if len(hops) > 1:
         hops.append(plan.hops(np.ones_like(plan.team)))  # expert counts
     for hop in hops:
-        shard = crossed_shard(hop, plan.ring_ranks, plan.shard_order, plan.ranks)
+        shard = crossed_shard(hop, plan.ring_ranks, plan.shard_order, plan.shard_micro, plan.ranks)
         if shard >= 0:
             at, sender, receiver = plan.shard_slice[shard], plan.ring_ranks[shard], plan.ring_ranks[hop[shard]]
             raise PlanError(6, f"rank {sender} sends slice {at} later than rank {receiver} expects it")
@@ -245,21 +246,21 @@ def duplicate_in_row(start: Ints, values: Ints, end: int) -> int:
 
 
 @njit
-def crossed_shard(next_shard: Ints, ring_ranks: Ints, shard_order: Ints, ranks: int) -> int:
-    """Return the first shard that its rank sends after one that the receiver expects later, or -1.
+def crossed_shard(next_shard: Ints, ring_ranks: Ints, shard_order: Ints, shard_micro: Ints, ranks: int) -> int:
+    """Return the first shard that its micro-batch sends after one that the receiver expects later, or -1.
 
-    `shard_order` lists shards rank by rank, in the order in which the rank runs them. So for a sender and each of its
-    receivers, the places at which the receiver runs the next shards must ascend.
+    `shard_order` lists shards in the order in which micro-batches send them. So for a micro-batch and each of its
+    receivers, the places at which the receiver has the next shards must ascend.
     """
     place = np.empty(len(shard_order), np.int64)
     for at in range(len(shard_order)):
         place[shard_order[at]] = at
-    sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the sender that `latest` belongs to
+    sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the micro-batch of `latest`
     for shard in shard_order:
         following = next_shard[shard]
         if following == shard:
             continue
-        source, target = ring_ranks[shard], ring_ranks[following]
+        source, target = shard_micro[shard], ring_ranks[following]
         if sender[target] == source and place[following] < latest[target]:
             return shard
         sender[target], latest[target] = source, place[following]

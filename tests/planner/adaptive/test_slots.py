@@ -11,7 +11,7 @@ from engine.cluster.cluster import Cluster
 from engine.cluster.hostfile import Node
 from engine.cost.model import Costs
 from engine.planner.adaptive.adaptive import adaptive
-from engine.planner.adaptive.slots import price, slot_candidates, slots_time
+from engine.planner.adaptive.slots import price, slot_candidates, slots_plan, slots_time
 from engine.planner.adaptive.workload import lower_bound, workload_of
 from engine.planner.make import plan_step
 from engine.planner.plan.emit import emit
@@ -41,7 +41,9 @@ def steps(seed: int, count: int = 256) -> Ints:
 
 def planned(step: Ints, ours: PlanSettings) -> StepPlan:
     """The best candidate in slots, the free plan aside."""
-    return min(slot_candidates(workload_of(step, ours), ours), key=lambda plan: price(plan, ours))
+    workload = workload_of(step, ours)
+    plans = (slots_plan(workload, slots, ours) for slots in slot_candidates(workload, ours))
+    return min(plans, key=lambda plan: price(plan, ours))
 
 
 @pytest.mark.parametrize("seed", range(4))

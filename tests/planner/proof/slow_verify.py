@@ -150,7 +150,7 @@ def _besides(plan: StepPlan, costs: Costs, rings: list[list[int]], micro: Micro)
         cut = plan.before[s] > 0 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
         total += tokens * costs.kept_bytes * bool(cut)
         total += tokens * (int(plan.team[s]) - 1) * costs.team_bytes
-    return ceil(Fraction(total, costs.token_bytes))
+    return ceil(Fraction(total * costs.in_flight, costs.token_bytes))
 
 
 def _fits(
@@ -175,18 +175,18 @@ def _fits(
             buffers += sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
     waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
-    saved = costs.token_bytes * (stays + waiting)
+    each = Fraction(costs.token_bytes, costs.in_flight)  # of one micro-batch
+    saved = each * (stays + waiting)
     left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
-    two_left = ceil(left * costs.token_bytes * tokens) + floor((1 - left) * costs.passing_bytes) + layer
-    two_left += costs.token_bytes * waiting
+    two_left = ceil(left * each * tokens) + floor((1 - left) * costs.passing_bytes) + layer + each * waiting
     fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
     peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
     if plan.mode == "pipeline":  # the host reserves as much for each as the largest one of the rank needs
         count = (micro.offload > 0) + sum(other.offload > 0 for other in others)
         host = count * max(_held(plan, rings, one) - _stays(plan, rings, one, costs.layers) for one in own)
-        host *= costs.token_bytes
+        host *= each
     else:
-        host = costs.token_bytes * (tokens - stays)
+        host = each * (tokens - stays)
     return peak <= int(settings.cluster.memory[micro.rank]) and host <= settings.host_memory
 
 
@@ -268,11 +268,11 @@ def _messages(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], mi
             hops = {"kv": (part + team, part - team), "counts": (part + 1, part - 1)}
             for kind, (there, back) in hops.items():
                 if len(ring) > 1:
-                    sent[kind, micro.rank, ring[there % len(ring)]].append(sequence)
-                    received[kind, ring[back % len(ring)], micro.rank].append(sequence)
+                    sent[kind, micro.gang, micro.rank, ring[there % len(ring)]].append(sequence)
+                    received[kind, micro.gang, ring[back % len(ring)], micro.rank].append(sequence)
             for mate in _mates(part, team):
-                sent[(mate - part) % team, micro.rank, ring[mate]].append(sequence)
-                received[(part - mate) % team, ring[mate], micro.rank].append(sequence)
+                sent[(mate - part) % team, micro.gang, micro.rank, ring[mate]].append(sequence)
+                received[(part - mate) % team, micro.gang, ring[mate], micro.rank].append(sequence)
     return sent == received
 
 

@@ -18,7 +18,7 @@ from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.proof.verify import duplicate_in_row, verify
 from tests.planner.executor import finishes
-from tests.planner.samples import by_hand, ints, settings
+from tests.planner.samples import COSTS, by_hand, ints, settings, staged_costs
 
 SETTINGS = settings(ranks=3, capacity=16)
 
@@ -197,8 +197,7 @@ def test_micro_batches_in_flight_must_fit_together() -> None:
 
     It needs the most when two of its four layers are left.
     """
-    asked = settings(ranks=2, mode="pipeline", stages=2)
-    costs = replace(asked.costs, kept_bytes=10)
+    costs = staged_costs(2, replace(COSTS, kept_bytes=10))
     needs = 1000 + 100 * 3 // 2 + 100 * (4 + 5 + 1) + 500 // 2 + 10 * 3 + 5 * (4 + 3)
     for spare, fits in ((0, True), (-1, False)):
         own = replace(settings(ranks=2, mode="pipeline", stages=2, device_memory=needs + spare), costs=costs)

@@ -22,7 +22,7 @@ from engine.units import Ints
 from tests.planner.executor import finishes
 from tests.planner.pipelines import aligned_pipeline, aligned_pipelines, any_pipelines, sliced, staged
 from tests.planner.proof.slow_verify import broken
-from tests.planner.samples import COSTS, by_hand, settings
+from tests.planner.samples import COSTS, by_hand, settings, staged_costs
 
 
 def random_rings(rng: np.random.Generator) -> StepPlan:
@@ -150,10 +150,7 @@ def verified(rng: np.random.Generator) -> tuple[StepPlan, PlanSettings]:
     if plan.mode == "free" and rng.random() < 0.5:
         plan = lockstep(plan)
     tokens, buffers = loads.micro_loads(plan)
-    costs = settings(stages=plan.stages).costs
-    costs = replace(
-        costs, kept_bytes=7, team_bytes=11, later_stages=(replace(COSTS, kept_bytes=5),) * (plan.stages - 1)
-    )
+    costs = staged_costs(plan.stages, replace(COSTS, kept_bytes=7, team_bytes=11))
     held = loads.in_flight(plan, costs) if plan.mode == "pipeline" else None
     peak = int(costs.peak_bytes(tokens, buffers, plan.offload, waiting=held and list(held.tokens)).max())
     host = int((loads.host_bytes(plan, costs, held) if held else costs.host_bytes(tokens, plan.offload)).max())
