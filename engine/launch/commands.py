@@ -100,9 +100,11 @@ def node_commands(
 def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
     """Return the variables that all ranks get, on every host."""
     gpus = uses_gpus(config)
-    # ZeRO-3 gathers weights while rings exchange K,V: two communicators with kernels in flight on one GPU. All ranks
-    # post them in the same order, and only with this variable NCCL keeps that order on the device (NVIDIA/nccl#522).
-    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and config.zero.stage == 3 and ranks > 1 else {}
+    # ZeRO-3 gathers weights, and stages exchange activations, while rings exchange K,V: two communicators with kernels
+    # in flight on one GPU. All ranks post them in an order that cannot deadlock, and only with this variable NCCL keeps
+    # that order on the device (NVIDIA/nccl#522).
+    two = config.zero.stage == 3 or config.parallel.pp > 1
+    orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and two and ranks > 1 else {}
     return {
         "WORLD_SIZE": str(ranks),
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one

@@ -5,7 +5,8 @@ devices start their transfers in the order of `engine.planner.plan.order.actions
 way; only the pass that needs what arrives waits for it. On GPUs all transfers of a device are on one stream of one
 process group, so it never has two at once, and starts each after the passes that it has launched before: this is the
 graph that `verify` proves to have no cycle. Two NCCL communicators for the two directions would have no guarantee that
-both make progress.
+both make progress. If NCCL runs the transfers and the messages of rings one after the other, in the order in which they
+are launched, each still waits only for what comes before it in the plan's list.
 """
 
 from __future__ import annotations

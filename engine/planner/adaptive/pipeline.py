@@ -24,21 +24,26 @@ from engine.planner.time.durations import by_slot, gang_times
 from engine.planner.time.makespan import makespan
 from engine.units import Ints
 
-_TARGETS = (np.inf, 0.5, 0.25, 0.125, 0.0625, 0.03125)  # lengths of slots that are tried, as fractions of the bound
-_SEARCHED = 3  # candidates whose order is searched
+# Lengths of slots that are tried, as fractions of the lower bound.
+TARGETS: tuple[float, ...] = (np.inf, 0.25, 0.125, 0.09, 0.0625, 0.045, 0.03125)
+_SEARCHED = 5  # candidates whose order is searched
 
 
 def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
     """Plan a step of sequences of `lengths` [S] as a pipeline: the candidate with the shortest step."""
     workload = workload_of(lengths, settings)
     candidates = slot_candidates(workload, settings)
-    whole = min((slots_plan(workload, slots, settings) for slots in candidates), key=lambda one: price(one, settings))
-    best = pipelined(whole, settings.stages)
+    best = uncut_pipeline(workload, candidates, settings)
     end = makespan(best, settings)
-    found = []
+    found, seen = [], set[bytes]()
     for slots in candidates:
-        for target in _TARGETS:
-            plan = cut_plan(workload, slots, settings, target * workload.bound)
+        for target in TARGETS:
+            cut = cut_slots(workload, slots, settings, target * workload.bound)
+            same = cut.number.tobytes() + slots.degree.tobytes() + slots.first.tobytes()
+            if same in seen:
+                continue
+            seen.add(same)
+            plan = build_plan(workload, cut, slots.degree, slots.first, replace(settings, mode="lockstep", stages=1))
             jobs, most = jobs_of(plan, settings)
             found.append((interleave(jobs, most, sweeps=0).makespan, plan, jobs, most))
     for _, plan, jobs, most in sorted(found, key=lambda one: one[0])[:_SEARCHED]:
@@ -51,29 +56,18 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
     return best
 
 
+def uncut_pipeline(workload: Workload, candidates: list[Slots], settings: PlanSettings) -> StepPlan:
+    """Build the best plan without slices, in 1F1B order."""
+    plans = (slots_plan(workload, slots, settings) for slots in candidates)
+    return pipelined(min(plans, key=lambda plan: price(plan, settings)), settings.stages)
+
+
 def _fits_host(plan: StepPlan, settings: PlanSettings) -> bool:
     """Whether the host has memory for what all micro-batches in flight offload."""
     if not plan.offload.any():
         return True
     away = loads.host_bytes(plan, settings.costs, loads.in_flight(plan, settings.costs))
     return int(away.max()) <= settings.host_memory
-
-
-def cut_plan(workload: Workload, slots: Slots, settings: PlanSettings, target: float) -> StepPlan:
-    """Build the lockstep plan of slots that are cut into slots of about `target` ns."""
-    lengths, ranks = workload.lengths, workload.ranks
-    cut = cut_slots(
-        workload.rates,
-        lengths,
-        slots.degree,
-        slots.first,
-        slots.number,
-        settings.least_capacity,
-        settings.ranks,
-        ranks.node,
-        target,
-    )
-    return build_plan(workload, cut, slots.degree, slots.first, replace(settings, mode="lockstep", stages=1))
 
 
 def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:

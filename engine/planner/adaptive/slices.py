@@ -21,7 +21,10 @@ import numpy as np
 from engine.compiled import njit
 from engine.cost.times import Rates, in_team
 from engine.planner.adaptive.build import Cut
+from engine.planner.adaptive.slots import Slots
+from engine.planner.adaptive.workload import Workload
 from engine.planner.plan.rows import grouped
+from engine.planner.settings import PlanSettings
 from engine.planner.time.bound import ring_time
 from engine.units import Ints
 
@@ -29,22 +32,14 @@ _LEAST = 64  # tokens of a slice on each rank: with fewer, rounds cost more than
 _CLOSE = 0.1  # a sequence that is longer than a slot by this fraction of it is not cut for that
 
 
-def cut_slots(
-    rates: Rates,
-    lengths: Ints,
-    degree: Ints,
-    first: Ints,
-    number: Ints,
-    holds: int,
-    ranks: int,
-    node: int,
-    target: float,
-) -> Cut:
-    """Cut slots into slots of about `target` ns.
+def cut_slots(workload: Workload, filled: Slots, settings: PlanSettings, target: float) -> Cut:
+    """Cut slots into slots of about `target` ns. The arrays of the result are in the workload's order.
 
-    Sequence s of lengths [S] runs in slot number[s] on the ranks first[s] .. first[s] + degree[s] - 1. No rank gets
-    more than `holds` tokens in a slot, except by a single sequence. `node` is the number of ranks of a node.
+    No rank gets more than its capacity in a slot, except by a single sequence.
     """
+    rates, lengths, node = workload.rates, workload.lengths, workload.ranks.node
+    number, degree, first = filled
+    holds, ranks = settings.least_capacity, settings.ranks
     parts, slots = _parts(rates, lengths, degree, first, number, holds, ranks, node, target)
     sequence = np.repeat(np.arange(len(lengths)), parts)
     index = np.arange(len(sequence)) - (np.cumsum(parts) - parts)[sequence]
@@ -93,7 +88,8 @@ def _parts(
 ) -> tuple[Ints, Ints]:
     """Return the number of slices of each sequence, and the slot of its first one, [S] each.
 
-    Slots are numbered in their order, with gaps.
+    Sequence s of lengths [S] runs in slot number[s] on the ranks first[s] .. first[s] + degree[s] - 1. Slots are
+    numbered in their order, with gaps.
     """
     count = len(lengths)
     parts, slots, times = np.ones(count, np.int64), np.zeros(count, np.int64), np.empty(count)

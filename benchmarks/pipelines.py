@@ -1,0 +1,67 @@
+"""What slices, teams and an order of their own gain in pipelines: makespan over the lower bound, and idle time.
+
+`python benchmarks/pipelines.py` prints, for the first step of each mix and seed: without slices in 1F1B order, with an
+order of its own, with slices too, and with slices in teams, which is the plan of `adaptive`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from engine.config.load import load
+from engine.data.lengths import step_lengths
+from engine.planner.adaptive import pipeline
+from engine.planner.adaptive.slots import slot_candidates
+from engine.planner.adaptive.workload import lower_bound, workload_of
+from engine.planner.make import plan_step
+from engine.planner.plan.step_plan import StepPlan
+from engine.planner.settings import PlanSettings
+from engine.simulator.timeline import simulate
+from engine.units import NS, Ints
+
+RECIPE, SEEDS = "llama70b-2m-paper", range(4)
+
+
+def main() -> None:
+    """Print a line for each mix and seed, and the means."""
+    for mix in ("github", "byted"):
+        sums: dict[str, float] = {}
+        for seed in SEEDS:
+            config = load([f"recipe={RECIPE}", f"lengths={mix}", f"run.seed={seed}"])
+            settings = PlanSettings.of(config)
+            (lengths,) = step_lengths(config, 1, lambda _: None)
+            bound = lower_bound(lengths, settings)
+            cells = []
+            for name, plan in plans(lengths, settings).items():
+                line = simulate(plan, settings)
+                ratio, bubble = line.makespan / bound, 1 - (line.compute + line.exposed) / line.makespan
+                sums[name] = sums.get(name, 0.0) + ratio / len(SEEDS)
+                cells.append(f"{name} {ratio:.3f} ({bubble:.0%} idle)")
+            began = time.process_time()
+            plan = plan_step(lengths, settings)
+            spent = time.process_time() - began
+            cut = f"{plan.slices - plan.sequences} cuts, teams up to {plan.team.max()}, planned in {spent:.1f} CPU s"
+            print(f"{mix} {seed}: bound {bound / NS:.1f} s; {'; '.join(cells)}; {cut}", flush=True)
+        print(f"{mix} mean: {'; '.join(f'{name} {ratio:.3f}' for name, ratio in sums.items())}", flush=True)
+
+
+def plans(lengths: Ints, settings: PlanSettings) -> dict[str, StepPlan]:
+    """Return the plans to compare, each with one more means."""
+    alone = replace(settings, costs=replace(settings.costs, rates=settings.costs.rates._replace(team=1)))
+    workload = workload_of(lengths, alone)
+    found = {"1F1B": pipeline.uncut_pipeline(workload, slot_candidates(workload, alone), alone)}
+    targets, pipeline.TARGETS = pipeline.TARGETS, pipeline.TARGETS[:1]
+    found["own order"] = pipeline.pipeline_plan(lengths, alone)
+    pipeline.TARGETS = targets
+    found["slices"] = pipeline.pipeline_plan(lengths, alone)
+    found["slices in teams"] = pipeline.pipeline_plan(lengths, settings)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Orders of passes: they respect what a pipeline must, take what they say, and leave little idle time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.planner.adaptive.interleave import Jobs, Order, interleave
+from engine.units import Ints
+from tests.planner.samples import ints
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Jobs, Ints]:
+    """Draw up to nine slots on up to four stages, some of which continue the one before, and a memory for them."""
+    count, stages = draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    times = st.lists(st.integers(0, 50), min_size=count, max_size=count)
+    linked = np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    linked[0] = False
+    held = ints(*draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)))
+    forward, backward = (np.array(draw(times), dtype=float) for _ in range(2))
+    most = ints(*(draw(st.integers(4, 30)) for _ in range(stages)))
+    return Jobs(forward, backward, np.tile(held, (stages, 1)), linked), most
+
+
+def ends(of: Jobs, most: Ints, passes: Ints) -> float:
+    """Run passes in the order of a list, each as early as it can, and check that it may run. Returns the last end."""
+    stages, last = len(most), len(most) - 1
+    end: dict[tuple[int, int, int], float] = {}
+    free, live = [0.0] * stages, [0] * stages
+    for number in passes.tolist():
+        (job, stage), back = divmod(number // 2, stages), number % 2
+        before = [free[stage]]
+        if back:
+            before.append(end[job, stage, 0] if stage == last else end[job, stage + 1, 1])
+            if job + 1 < len(of.linked) and of.linked[job + 1]:
+                before.append(end[job + 1, stage, 1])
+            live[stage] -= int(of.tokens[stage, job])
+        else:
+            if stage:
+                before.append(end[job, stage - 1, 0])
+            if of.linked[job]:
+                before.append(end[job - 1, stage, 0])
+            live[stage] += int(of.tokens[stage, job])
+            assert live[stage] <= most[stage]
+        free[stage] = end[job, stage, back] = max(before) + (of.backward if back else of.forward)[job]
+    return max(free)
+
+
+@given(jobs(), st.integers(0, 2))
+def test_an_order_has_every_pass_once_and_takes_what_it_says(drawn: tuple[Jobs, Ints], sweeps: int) -> None:
+    of, most = drawn
+    found = interleave(of, most, sweeps)
+    if found.makespan == np.inf:  # chains hold all their slots at once
+        chains = np.cumsum(~of.linked)
+        assert any(of.tokens[0, chains == chain].sum() > most.min() for chain in chains)
+        return
+    assert sorted(found.passes.tolist()) == list(range(2 * len(most) * len(of.forward)))
+    assert ends(of, most, found.passes) == pytest.approx(found.makespan)
+    assert found.makespan >= (of.forward + of.backward).sum() - 1e-9
+    assert interleave(of, most, sweeps).passes.tolist() == found.passes.tolist(), "the same every time"
+
+
+def equal(count: int, stages: int, most: int) -> Order:
+    of = Jobs(np.full(count, 10.0), np.full(count, 20.0), np.ones((stages, count), np.int64), np.zeros(count, np.bool_))
+    return interleave(of, np.full(stages, most, dtype=np.int64))
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_equal_slots_take_as_long_as_in_1f1b(stages: int) -> None:
+    """With memory for as many slots as stages: (J + n - 1) times the time of one."""
+    assert equal(12, stages, stages).makespan == pytest.approx((12 + stages - 1) * 30.0)
+
+
+def test_short_slots_fill_the_time_in_which_a_long_one_is_on_other_stages() -> None:
+    """In 1F1B every stage waits for the long one three times: 8 x 6 + 120 + 3 x 120."""
+    forward = np.array([40.0] + [2.0] * 24)
+    of = Jobs(forward, 2 * forward, np.ones((4, 25), np.int64), np.zeros(25, np.bool_))
+    found = interleave(of, ints(20, 20, 20, 20))
+    assert found.makespan < 0.95 * (24 * 6 + 120 + 3 * 120)
+
+
+def test_without_memory_for_a_slot_there_is_no_order() -> None:
+    of = Jobs(np.ones(2), np.ones(2), np.full((2, 2), 5), np.zeros(2, np.bool_))
+    assert interleave(of, ints(5, 4)).makespan == np.inf
+    assert interleave(of, ints(5, 5)).makespan < np.inf

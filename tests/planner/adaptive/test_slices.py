@@ -1,0 +1,90 @@
+"""Slots that are cut: the slices of a sequence tile it, take about equally long, and ranks keep their capacity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.planner.adaptive.build import Cut
+from engine.planner.adaptive.slices import cut_slots
+from engine.planner.adaptive.slots import Slots
+from engine.planner.adaptive.workload import workload_of
+from engine.planner.time.bound import ring_time
+from engine.units import Ints
+from tests.planner.samples import LINKED_COSTS, RATES, ints, settings
+
+RANKS, NODE, HOLDS = 8, 8, 4096
+
+
+def cut_of(
+    lengths: Ints, degree: Ints, first: Ints, number: Ints, target: float, holds: int = HOLDS, team: int = 1
+) -> Cut:
+    """Cut the slots of sequences that are in descending order."""
+    costs = replace(LINKED_COSTS, rates=RATES._replace(team=team))
+    ours = replace(settings("adaptive", RANKS, holds, context=10**9), costs=costs)
+    return cut_slots(workload_of(lengths, ours), Slots(number, degree, first), ours, target)
+
+
+@st.composite
+def slots(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Draw sequences on rings of neighbouring ranks, in up to three slots."""
+    lengths, degree, first, number = [], [], [], []
+    for _ in range(draw(st.integers(1, 12))):
+        wide = draw(st.integers(1, RANKS))
+        lengths.append(draw(st.integers(1, HOLDS * wide)))
+        degree.append(wide)
+        first.append(draw(st.integers(0, RANKS - wide)))
+        number.append(draw(st.integers(0, 2)))
+    order = np.argsort(-np.array(lengths), kind="stable").tolist()
+    number = np.unique(number, return_inverse=True)[1].tolist()
+    return tuple([row[at] for at in order] for row in (lengths, degree, first, number))  # type: ignore[return-value]
+
+
+@given(slots(), st.sampled_from([1e5, 1e6, 1e7, 1e9, np.inf]), st.sampled_from([1, 4]))
+def test_slices_tile_their_sequences_and_keep_the_capacity(
+    drawn: tuple[list[int], list[int], list[int], list[int]], target: float, team: int
+) -> None:
+    lengths, degree, first, number = (ints(*row) for row in drawn)
+    cut = cut_of(lengths, degree, first, number, target, team=team)
+    assert np.unique(cut.number).tolist() == list(range(int(cut.number.max()) + 1)), "no slot is empty"
+    tokens = np.zeros((int(cut.number.max()) + 1, RANKS), dtype=np.int64)
+    alone = np.zeros_like(tokens)
+    for sequence, length in enumerate(lengths.tolist()):
+        own = np.flatnonzero(cut.sequence == sequence)
+        assert cut.lengths[own].min() >= 1 and cut.lengths[own].sum() == length
+        assert cut.before[own].tolist() == [0, *np.cumsum(cut.lengths[own])[:-1].tolist()]
+        assert np.diff(cut.number[own]).tolist() == [1] * (len(own) - 1), "one after the other"
+        assert len(set(cut.team[own].tolist())) == 1 and degree[sequence] % cut.team[own[0]] == 0
+        assert cut.team[own[0]] <= team
+        assert len(own) == 1 or target < np.inf
+        for at in own.tolist():
+            ranks = slice(int(first[sequence]), int(first[sequence] + degree[sequence]))
+            each = -(-int(cut.lengths[at]) // int(degree[sequence]))
+            tokens[cut.number[at], ranks] += each
+            alone[cut.number[at], ranks] = np.maximum(alone[cut.number[at], ranks], each)
+    # The planner counts the tokens of a slice as if all slices of a sequence were equally long.
+    spare = 2 * (np.bincount(cut.sequence).max() > 1) * alone
+    assert (tokens <= np.maximum(HOLDS, alone) + spare).all()
+
+
+def test_the_slices_of_a_sequence_take_equally_long() -> None:
+    """Each slice attends to all earlier ones, so the first is the longest."""
+    lengths, target = ints(100_000), ring_time(RATES, 100_000.0, 4, NODE, 0.0) / 4
+    cut = cut_of(lengths, ints(4), ints(0), ints(0), target, 10**6)
+    assert len(cut.lengths) == 4 and (np.diff(cut.lengths) < 0).all()
+    pairs = cut.lengths * (cut.lengths + 1) / 2 + cut.lengths * cut.before
+    work = (RATES.pair_f + RATES.pair_b) * pairs + (RATES.token_f + RATES.token_b) * cut.lengths
+    assert work == pytest.approx(np.full(4, work.mean()), rel=0.01)
+
+
+def test_short_sequences_are_divided_among_the_slices_of_a_long_one() -> None:
+    """A ring of two beside ten short sequences on the third rank: five in each half."""
+    lengths = ints(40_000, *[2_000] * 10)
+    degree, first = ints(2, *[1] * 10), ints(0, *[2] * 10)
+    target = ring_time(RATES, 40_000.0, 2, NODE, 0.0) / 2
+    cut = cut_of(lengths, degree, first, np.zeros(11, dtype=np.int64), target, 10**6)
+    assert np.bincount(cut.number[cut.sequence > 0]).tolist() == [5, 5]
