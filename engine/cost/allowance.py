@@ -15,7 +15,8 @@ _COMMUNICATOR = 688 << 20
 # A peer in a ring has buffers for each direction and channel: 4 MiB (NCCL_BUFFSIZE), with NVLink at the sender; 4.7 and
 # .5 MiB of two other protocols at the receiver; each side a multiple of 2 MiB (p2pSendSetup, p2pRecvSetup in NCCL's
 # src/transport/p2p.cc). That is 12 MiB in each of up to 32 channels inside a node ("32 p2p channels per peer" in logs
-# of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound.
+# of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound. It also covers the up
+# to 16 peers of rings in teams, which are on other nodes where tp takes a whole node.
 _PEER = 32 * (12 << 20)
 PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments

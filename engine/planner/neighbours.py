@@ -9,11 +9,13 @@ from engine.planner.settings import PlanSettings
 def neighbours(rank: int, settings: PlanSettings) -> list[int]:
     """Return the HDP ranks with which rings of this planner exchange messages with `rank`, in ascending order.
 
-    Folded rings go to ranks at most two away (plan/rings.py), in a circle of all ranks. The rings of a static mesh are
-    its groups in ascending order. If one rank is in another's list, the other is in its list too. Plans may use fewer.
+    Folded rings go to ranks at most two away (plan/rings.py), in a circle of all ranks, and at most two teams away if
+    they have teams. The rings of a static mesh are its groups in ascending order. If one rank is in another's list, the
+    other is in its list too. Plans may use fewer.
     """
     if settings.planner != "static":
-        return sorted({(rank + hop) % settings.ranks for hop in (-2, -1, 1, 2)} - {rank})
+        far = 2 * (settings.costs.rates.team if settings.planner == "adaptive" else 1)
+        return sorted({(rank + hop) % settings.ranks for hop in range(-far, far + 1)} - {rank})
     cp = degree(settings)
     first = rank - rank % cp
     return sorted({first + (rank - first + hop) % cp for hop in (-1, 1)} - {rank})

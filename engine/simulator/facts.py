@@ -19,8 +19,8 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
     """Return the facts of a verified plan.
 
     `lower_bound_s` is the lower bound of docs/planner.md, and `least_ranks` the smallest ring degree at which the
-    longest sequence fits, with offload if it is on. `ring_ranks` is the sum of the degrees of all rings of two ranks or
-    more, and `ring_bytes` the bytes that all ranks send in rings.
+    longest sequence fits, with offload if it is on. `slices` counts a sequence that is not cut once. `ring_ranks` is
+    the sum of the degrees of all rings of two ranks or more, and `ring_bytes` the bytes that all ranks send in rings.
     """
     makespan = simulate(plan, settings).makespan
     workload = workload_of(plan.sequence_lengths, settings)
@@ -30,11 +30,13 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
         "planner": plan.planner,
         "ranks": plan.ranks,
         "sequences": plan.sequences,
+        "slices": plan.slices,
         "tokens": tokens,
         "micro_batches": plan.micro_batches,
         "max_degree": int(plan.degrees.max()),
         "least_ranks": int(workload.least_degrees[0]),
         "ring_ranks": int(plan.degrees[plan.degrees > 1].sum()),
+        "max_team": int(plan.team.max()),
         "max_peers": int(loads.peers(plan).max()),
         "makespan_s": settings.costs.seconds(makespan),
         "lower_bound_s": settings.costs.seconds(workload.bound / plan.stages),

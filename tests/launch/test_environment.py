@@ -52,8 +52,8 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
 
-def ranks_of(gpus: bool, stage: int) -> Config:
-    return load([f"cluster={'h100x8' if gpus else 'local'}", f"zero.stage={stage}"])
+def ranks_of(gpus: bool, stage: int, pp: int = 1) -> Config:
+    return load([f"cluster={'h100x8' if gpus else 'local'}", f"zero.stage={stage}", f"parallel.pp={pp}"])
 
 
 def seen_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: bool, stage: int) -> dict[str, str]:
@@ -109,13 +109,13 @@ def test_launch_order_is_kept_only_where_two_communicators_meet(
 ) -> None:
     monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT", raising=False)
 
-    def order(ranks: int, gpus: bool, stage: int) -> str | None:
+    def order(ranks: int, gpus: bool, stage: int, pp: int = 1) -> str | None:
         cluster = Cluster((Node("localhost", ranks),), 2**30)
-        commands = node_commands(cluster, RunFolder(tmp_path), None, ranks_of(gpus, stage))
+        commands = node_commands(cluster, RunFolder(tmp_path), None, ranks_of(gpus, stage, pp))
         environment: dict[str, str] = commands[0].job["environment"]
         return environment.get("NCCL_LAUNCH_ORDER_IMPLICIT")
 
-    assert order(2, True, 3) == "1"
+    assert order(2, True, 3) == order(2, True, 1, pp=2) == "1"
     assert [order(2, True, 2), order(2, False, 3), order(1, True, 3)] == [None] * 3
     monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "0")
     assert order(2, True, 3) == "0", "users may know better"

@@ -51,7 +51,7 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
         if order.makespan < end:
             ordered = replace(pipelined(plan, settings.stages), passes=order.passes)
             ends = makespan(ordered, settings)
-            if ends < end and _fits_host(ordered, settings):
+            if ends < end and _allowed(ordered, settings):
                 best, end = ordered, ends
     return best
 
@@ -62,8 +62,10 @@ def uncut_pipeline(workload: Workload, candidates: list[Slots], settings: PlanSe
     return pipelined(min(plans, key=lambda plan: price(plan, settings)), settings.stages)
 
 
-def _fits_host(plan: StepPlan, settings: PlanSettings) -> bool:
-    """Whether the host has memory for what all micro-batches in flight offload."""
+def _allowed(plan: StepPlan, settings: PlanSettings) -> bool:
+    """Whether no rank has too many peers, and the host has memory for what all micro-batches in flight offload."""
+    if int(loads.peers(plan).max()) > settings.max_peers:
+        return False
     if not plan.offload.any():
         return True
     away = loads.host_bytes(plan, settings.costs, loads.in_flight(plan, settings.costs))
