@@ -58,12 +58,20 @@ def plan_step(lengths: Ints, settings: PlanSettings) -> StepPlan:
 
     lengths = given.astype(np.int64)  # a copy: a plan shares no memory with its caller
     check_memory(int(lengths.sum()), settings)
+    plan = ratios.fitted(_planned(lengths, settings), settings)
+    if settings.mode == "pipeline" and settings.offload and not ratios.fits_in_flight(plan, settings):
+        # Micro-batches that exceed the capacity with offload do not fit beside the others in flight.
+        plan = ratios.fitted(_planned(lengths, settings.without_offload()), settings)
+    if not np.array_equal(plan.sequence_lengths, lengths):
+        raise PlanError(0, "the plan's sequences differ from the given ones")
+    verify(plan, settings)
+    return plan
+
+
+def _planned(lengths: Ints, settings: PlanSettings) -> StepPlan:
+    """Run the chosen planner, and convert its plan to the mode of the run."""
     plan = PLANNERS[settings.planner](lengths, settings)
     if plan.mode != settings.mode:  # static and naive make free-mode plans only
         plan = lockstep(plan)
         plan = plan if settings.mode == "lockstep" else pipelined(plan, settings.stages)
-    plan = ratios.fitted(plan, settings)
-    if not np.array_equal(plan.sequence_lengths, lengths):
-        raise PlanError(0, "the plan's sequences differ from the given ones")
-    verify(plan, settings)
     return plan

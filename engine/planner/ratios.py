@@ -15,6 +15,7 @@ import numpy as np
 
 from engine.cost import budget
 from engine.cost.budget import least, least_ratio
+from engine.planner.plan import loads
 from engine.planner.plan.loads import micro_loads
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -111,6 +112,16 @@ def least_offload(tokens: int, capacity: int, memory: int, settings: PlanSetting
     Uses the largest allowed ratio if it fits at none. `capacity` is in tokens, `memory` in bytes.
     """
     return Load(tokens, tokens, min(least(settings.costs, tokens, capacity, memory), settings.offload))
+
+
+def fits_in_flight(plan: StepPlan, settings: PlanSettings) -> bool:
+    """Whether all micro-batches that the plan of a pipeline has in flight together fit on their devices and hosts."""
+    if (loads.peak_bytes(plan, settings.costs) > settings.cluster.memory[plan.micro_rank]).any():
+        return False
+    if not plan.offload.any():
+        return True
+    away = loads.host_bytes(plan, settings.costs, loads.in_flight(plan, settings.costs))
+    return int(away.max()) <= settings.host_memory
 
 
 def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.planner import ratios
 from engine.planner.adaptive.build import build_plan
 from engine.planner.adaptive.interleave import Jobs, interleave
 from engine.planner.adaptive.slices import cut_slots
@@ -34,7 +35,8 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
     workload = workload_of(lengths, settings)
     candidates = slot_candidates(workload, settings)
     best = uncut_pipeline(workload, candidates, settings)
-    end = makespan(best, settings)
+    # Otherwise, if no candidate fits, `plan_step` plans again without micro-batches that exceed the capacity.
+    end = makespan(best, settings) if _allowed(best, settings) else np.inf
     found, seen = [], set[bytes]()
     for slots in candidates:
         for target in TARGETS:
@@ -49,7 +51,7 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
     for _, plan, jobs, most in sorted(found, key=lambda one: one[0])[:_SEARCHED]:
         order = interleave(jobs, most)
         if order.makespan < end:
-            ordered = replace(pipelined(plan, settings.stages), passes=order.passes)
+            ordered = ratios.fitted(replace(pipelined(plan, settings.stages), passes=order.passes), settings)
             ends = makespan(ordered, settings)
             if ends < end and _allowed(ordered, settings):
                 best, end = ordered, ends
@@ -59,17 +61,13 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
 def uncut_pipeline(workload: Workload, candidates: list[Slots], settings: PlanSettings) -> StepPlan:
     """Build the best plan without slices, in 1F1B order."""
     plans = (slots_plan(workload, slots, settings) for slots in candidates)
-    return pipelined(min(plans, key=lambda plan: price(plan, settings)), settings.stages)
+    best = min(plans, key=lambda plan: price(plan, settings))
+    return ratios.fitted(pipelined(best, settings.stages), settings)
 
 
 def _allowed(plan: StepPlan, settings: PlanSettings) -> bool:
-    """Whether no rank has too many peers, and the host has memory for what all micro-batches in flight offload."""
-    if int(loads.peers(plan).max()) > settings.max_peers:
-        return False
-    if not plan.offload.any():
-        return True
-    away = loads.host_bytes(plan, settings.costs, loads.in_flight(plan, settings.costs))
-    return int(away.max()) <= settings.host_memory
+    """Whether no rank has too many peers, and all micro-batches in flight fit on their devices and hosts."""
+    return int(loads.peers(plan).max()) <= settings.max_peers and ratios.fits_in_flight(plan, settings)
 
 
 def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
