@@ -98,8 +98,8 @@ def plan(
     lines += _offload(config, found) if settings.offload else []
 
     # One table for all steps, by ring size, so that many steps still print little.
-    degrees = np.concatenate([one.degrees for one in plans])
-    sizes = np.concatenate([one.lengths for one in plans])
+    degrees = np.concatenate([one.degrees[one.before == 0] for one in plans])
+    sizes = np.concatenate([one.sequence_lengths for one in plans])
     rings = list[dict[str, str]]()
     for degree in np.unique(degrees).tolist():
         own = sizes[degrees == degree]

@@ -240,10 +240,11 @@ class CostCurve:
 
 def cost_curve(plan: StepPlan, settings: PlanSettings, step_s: float) -> CostCurve:
     """Compute the cost curve of a plan. Of more than _MOST_RINGS different rings, an even selection is kept."""
-    shortest, longest = min(plan.lengths.min(), -(-plan.capacity // 8)), max(plan.lengths.max(), plan.capacity)
+    whole, degrees = plan.sequence_lengths, plan.degrees[plan.before == 0]
+    shortest, longest = min(whole.min(), -(-plan.capacity // 8)), max(whole.max(), plan.capacity)
     lengths = np.unique(np.geomspace(shortest, longest, _CURVE_POINTS).round().astype(np.int64))
-    crosses = np.maximum.reduceat(crossing(plan, settings.cluster), plan.ring_start[:-1])  # node boundaries
-    rings = np.unique(np.stack([plan.degrees, plan.lengths, crosses], axis=1)[plan.degrees > 1], axis=0)
+    crosses = np.maximum.reduceat(crossing(plan, settings.cluster), plan.ring_start[:-1])[plan.before == 0]
+    rings = np.unique(np.stack([degrees, whole, crosses], axis=1)[degrees > 1], axis=0)  # 1 in `crosses`: leaves a node
     rings = rings[np.unique(np.linspace(0, len(rings) - 1, min(len(rings), _MOST_RINGS)).round().astype(np.int64))]
     rates = settings.costs.rates
     times = [shared(rates, float(s), int(d), rates.inter_node_slowdown if far else 1.0) for d, s, far in rings.tolist()]
