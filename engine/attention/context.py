@@ -57,9 +57,9 @@ class AttentionContext:
     def slices(self) -> list[SliceOfShard]:
         """Return the shards of sequences that run in several slices."""
         rings = iter(self.layout.rings)
-        shards = [(row, next(rings).shard) for row, shard in enumerate(self.layout.shards) if shard.ring]
+        shards = [(number, next(rings)) for number, rows in enumerate(self.layout.shards) if rows.ring]
         return [
-            SliceOfShard(row, self.prefixes.totals(shard.sequence), last=not shard.later)
-            for row, shard in shards
-            if shard.sliced
+            SliceOfShard(number, ring.rows, self.prefixes.totals(ring.shard.sequence), last=not ring.shard.later)
+            for number, ring in shards
+            if ring.shard.sliced
         ]

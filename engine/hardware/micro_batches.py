@@ -49,7 +49,12 @@ def micro_batch(case: Case, rank: int, ranks: int) -> MicroBatch:
 
 def random_slices(micro: MicroBatch, vocab: int) -> Slices:
     """Make random tokens and labels at the positions of the micro-batch's shards."""
-    spans = [span for shard in micro.shards for span in shard_spans(shard.length, shard.degree, shard.part)]
-    positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])
+    positions = np.concatenate(
+        [
+            sum(shard.earlier) + np.arange(span.start, span.stop, dtype=np.int64)
+            for shard in micro.shards
+            for span in shard_spans(shard.length, shard.degree, shard.part)
+        ]
+    )
     tokens = np.random.default_rng(0).integers(0, vocab, len(positions) + 1)
     return Slices(tokens[:-1], tokens[1:], positions)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 import numpy as np
 
-from engine.planner.plan.step_plan import StepPlan
+from engine.planner.plan.step_plan import Shard, StepPlan
 from engine.planner.settings import PlanSettings
 from engine.trainer.step import StepTimes
 
@@ -33,8 +34,15 @@ class Pace:
             shards = plan.micro_batch(number).shards
             if shards and all(shard.degree == 1 for shard in shards):
                 measured += (end - start) * 1e9
-                lengths = np.array([shard.length for shard in shards])
-                planned += self._costs.rates.micro + int(self._costs.sequence(lengths).sum())
+                planned += self._costs.rates.micro + self._work(shards)
         if planned:
             self._recent.append(measured / (planned * self._slower))
         return median(self._recent) if len(self._recent) == STEPS else None
+
+    def _work(self, shards: Sequence[Shard]) -> int:
+        """Return the planned time of shards without rings, in ns. A slice also attends to the earlier ones."""
+        before = np.array([sum(shard.earlier) for shard in shards])
+        until = before + [shard.length for shard in shards]
+        # The cost of no token is the fixed cost of a sequence, which the difference does not contain.
+        times = self._costs.sequence(until) - self._costs.sequence(before) + self._costs.sequence(0 * before)
+        return int(times.sum())

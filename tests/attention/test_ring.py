@@ -363,8 +363,8 @@ def test_ranks_that_disagree_on_the_order_of_rings_are_noticed(monkeypatch: pyte
     straight = case((8, (0, 1)), (40, (0, 1)), world=2)
     turned = Case.micro_batch
 
-    def swapped(self: Case, rank: int) -> object:
-        micro = turned(self, rank)
+    def swapped(self: Case, rank: int, turn: int = 0) -> object:
+        micro = turned(self, rank, turn)
         return replace(micro, shards=micro.shards[::-1]) if rank else micro
 
     monkeypatch.setattr(Case, "micro_batch", swapped)

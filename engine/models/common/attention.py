@@ -38,15 +38,16 @@ class SliceTotals:
     Complete after the forward pass of the last slice, which comes before the first backward pass.
     """
 
-    counts: Tensor | float = 0.0  # sum over the slices so far of what `sum_over_sequences` returned for each
+    counts: Tensor | int = 0  # int64, sum over the slices so far of what `sum_over_sequences` returned for each
     probabilities: Tensor | float = 0.0  # sum over this rank's tokens of the slices so far
     weight: Tensor | None = None
 
 
 class SliceOfShard(NamedTuple):
-    """A shard that is part of a slice of a sequence, as its index in `Shards.lengths`."""
+    """A shard that is part of a slice of a sequence."""
 
-    shard: int
+    shard: int  # index in `Shards.lengths`
+    rows: slice  # of the packed tokens, known to the host
     totals: SliceTotals
     last: bool
 

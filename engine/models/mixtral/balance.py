@@ -69,7 +69,8 @@ def load_balancing_loss(
     is_loss_token = (labels[: len(ids)] != IGNORE).long()
     loss_tokens = counts.new_zeros(len(counts)).scatter_add_(0, ids, is_loss_token)
     totals = attention.sum_over_sequences(torch.cat((counts.flatten(1), loss_tokens[:, None]), dim=1))
-    for part in attention.slices():
+    slices = attention.slices()
+    for part in slices:
         part.totals.counts = part.totals.counts + totals[part.shard]
         totals[part.shard] = part.totals.counts if part.last else 0
     probabilities = torch.stack([layer.logits for layer in routed]).softmax(-1)  # [L,T,E]
@@ -79,11 +80,13 @@ def load_balancing_loss(
     ids = ids[own]
     chosen = probabilities[:, : len(ids)]
     deferred = chosen.new_zeros(())
-    for part in attention.slices():
+    for part in slices:
         if part.last:
             part.totals.weight = weight[part.shard].clone()
         weight[part.shard] = 0
-        deferred = deferred + _OfSlice.apply(chosen[:, ids == part.shard].sum(1), part)
+        # Not a mask over `ids`, for whose size the host would wait.
+        start, stop = (min(max(at - own.start, 0), len(ids)) for at in (part.rows.start, part.rows.stop))
+        deferred = deferred + _OfSlice.apply(chosen[:, start:stop].sum(1), part)
     return (weight[ids].transpose(0, 1) * chosen).sum() + deferred
 
 
