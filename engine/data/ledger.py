@@ -96,9 +96,10 @@ class Ledger:
         self._check_contents(rows)
         if self._last != step - 1:
             self._remove_from(step)
-        shards = np.empty(len(plan.ring_ranks), dtype=SHARD)
-        shards["step"], shards["rank"] = step, plan.ring_ranks
-        shards["sequence"] = plan.slice_sequence[plan.shard_slice]
+        first = plan.before[plan.shard_slice] == 0  # all slices of a sequence have the same ring
+        shards = np.empty(int(first.sum()), dtype=SHARD)
+        shards["step"], shards["rank"] = step, plan.ring_ranks[first]
+        shards["sequence"] = plan.slice_sequence[plan.shard_slice[first]]
         # Synced, so that no checkpoint is newer than the ledger.
         for kind, new in (("documents", rows), ("ranks", shards)):
             path = self._path(kind, _number(step))

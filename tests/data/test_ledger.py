@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,8 @@ from engine.errors import DataError, ExitCode
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.rank import explain
+from engine.units import Ints
+from tests.planner.samples import by_hand, ints
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +53,13 @@ def plan_of(step: int) -> Any:
     random = np.random.default_rng(1000 + step)
     degrees = random.integers(1, 4, len(table_of(step)))
     ranks = np.concatenate([random.permutation(4)[:degree] for degree in degrees])
-    return SimpleNamespace(ring_ranks=ranks, shard_slice=np.repeat(np.arange(len(degrees)), degrees))
+    return of_whole_sequences(ranks, np.repeat(np.arange(len(degrees)), degrees))
+
+
+def of_whole_sequences(ranks: Ints, sequence: Ints) -> SimpleNamespace:
+    """Return what the ledger takes of a plan without slices: the rank and the sequence of each shard."""
+    every = np.arange(int(sequence.max()) + 1)
+    return SimpleNamespace(ring_ranks=ranks, shard_slice=sequence, slice_sequence=every, before=0 * every)
 
 
 def record(ledger: Ledger, step: int, **changes: Any) -> None:
@@ -211,7 +220,7 @@ def test_other_documents_in_a_step_that_is_run_again_are_not_refused(tmp_path: P
 def test_sources_keep_their_numbers_when_others_are_added_or_left_out(tmp_path: Path) -> None:
     zeros = np.zeros(1, dtype=np.int64)
     table = SequenceTable(zeros, zeros, zeros, zeros, zeros + 1, zeros + 1, zeros.astype(np.uint64))
-    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_slice=zeros)
+    plan: Any = of_whole_sequences(zeros, zeros)
     for step, names in enumerate((["web", "code"], ["code"], ["books", "code"], ["web"]), start=1):
         Ledger(tmp_path, names).record(step, table, plan)
     ledger = Ledger(tmp_path)
@@ -293,3 +302,15 @@ def test_shards_name_the_ranks_of_rings(make_corpus: Callable[..., Corpus], tmp_
     (long,) = np.flatnonzero(ledger.documents(1)["length"] == 64).tolist() or [None]
     shards = ledger.shards(1)
     assert sorted(shards["rank"][shards["sequence"] == long].tolist()) == [0, 1, 2, 3]
+
+
+def test_the_shards_of_a_sliced_sequence_are_listed_once(tmp_path: Path) -> None:
+    """All slices of a sequence have the same ring."""
+    plan = replace(
+        by_hand([3, 5, 4, 9], [(1, 0)] * 3 + [(2,)], [[[0], [1], [2]], [[0], [1], [2]], [[3]]]), before=ints(0, 3, 8, 0)
+    )
+    one = np.arange(2, dtype=np.int64)
+    table = SequenceTable(0 * one, 0 * one, one, 0 * one, ints(12, 9), ints(12, 9), one.astype(np.uint64))
+    ledger = Ledger(tmp_path, ["web"])
+    ledger.record(1, table, plan)
+    assert ledger.shards(1)[["sequence", "rank"]].tolist() == [(0, 1), (0, 0), (1, 2)]
