@@ -24,7 +24,7 @@ from engine.config.schema import Balance
 from engine.data.slices import IGNORE
 from engine.models.common.initialise import initialise
 from engine.models.llama.model import Llama
-from engine.models.mixtral.balance import load_balancing_loss
+from engine.models.mixtral.balance import expert_counts, load_balancing_loss
 from engine.models.mixtral.experts import Routed
 from engine.models.mixtral.model import Mixtral
 from engine.models.recompute import MODES
@@ -34,6 +34,7 @@ from tests.models.shapes import LLAMA, mixtral_shape
 
 TOLERANCE = 1e-10
 BALANCE = Balance(by="loss", loss_weight=0.3, bias_rate=0.05, z_weight=0.02)
+KERNEL = choose(CPU, torch.float64, 8)
 Model = Llama | Mixtral
 
 
@@ -191,6 +192,39 @@ def test_the_loss_of_a_sequence_is_that_of_its_last_slice() -> None:
     assert balancing[:2] == pytest.approx([0, 0], abs=1e-12)
     expected = model(tokens, one.positions, labels) - model.eval()(tokens, one.positions, labels)
     assert balancing[2] == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_devices_of_a_tp_group_add_up_to_the_balance_of_one() -> None:
+    """Each device has a run of the tokens, which may begin or end inside a slice, and a store of its own."""
+    one, layers, experts = Interleaved((Placed(23, (0,), cut(23, 3)), Placed(7, (0,))), 1, seed=1), 2, 4
+
+    def gradients(devices: int) -> tuple[float, list[Tensor]]:
+        generator, stores, total = torch.Generator().manual_seed(0), [Prefixes() for _ in range(devices)], 0.0
+        losses, every = list[Tensor](), list[Tensor]()
+        for place in range(len(one.micros)):
+            layout = one.layout(0, place)
+            tokens, rows = layout.tokens, -(-layout.tokens // devices)
+            logits = torch.randn(layers, tokens, experts, generator=generator, dtype=torch.float64, requires_grad=True)
+            chosen = torch.randint(0, experts, (layers, tokens, 2), generator=generator)
+            labels = torch.where(torch.rand(tokens, generator=generator) < 0.2, IGNORE, 1)
+            every.append(logits)
+            shards = AttentionContext(layout, _Nowhere(), KERNEL, stores[0]).shards(CPU)
+            routed = [Routed(*of_layer) for of_layer in zip(logits, chosen, strict=True)]
+            counts = expert_counts(routed, shards, slice(0, tokens))
+            for device, store in enumerate(stores):
+                own = slice(min(tokens, device * rows), min(tokens, (device + 1) * rows))
+                padded = [Routed(torch.cat((x[own], x.new_zeros(3, experts))), y[own]) for x, y in routed]
+                context = AttentionContext(layout, _Nowhere(), KERNEL, store)
+                losses.append(load_balancing_loss(padded, counts, labels, shards, own, context))
+                total += losses[-1].item()
+        torch.stack(losses).sum().backward()
+        return total, [logits.grad for logits in every]  # type: ignore[misc]
+
+    loss, expected = gradients(1)
+    for devices in (2, 3, 5):
+        total, results = gradients(devices)
+        assert total == pytest.approx(loss, rel=1e-12)
+        assert max(error(a, b) for a, b in zip(results, expected, strict=True)) < 1e-12
 
 
 class _Nowhere:
