@@ -12,6 +12,7 @@ from engine.attention.buffers import Buffers
 from engine.attention.kernels.choice import choose
 from engine.attention.layout import Layout, layout, unsplit
 from engine.attention.ring import attend
+from engine.planner.plan.schedule import shard_tokens
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.attention.rings import CPU, Case, Placed, ThreadComm, links_between
 
@@ -31,6 +32,18 @@ def test_any_part_of_a_ring_fits(length: int, degree: int, data: st.DataObject) 
         tokens = one.rings[0].tokens_of(other)
         room = buffers.take("kv", 0, other, tokens)
         assert room.shape == (2, tokens, 3, 5) and room.is_contiguous()
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(1, 6), st.data())
+def test_any_part_of_a_ring_fits_with_its_prefix(lengths: list[int], degree: int, data: st.DataObject) -> None:
+    *earlier, length = lengths
+    part = data.draw(st.integers(0, degree - 1))
+    one, buffers = rings(Shard(0, length, tuple(range(degree)), part, tuple(earlier))), Buffers()
+    buffers.fit("kv", one, LIKE)
+    for other in range(degree):
+        tokens = sum(shard_tokens(size, degree, other) for size in lengths)
+        assert one.rings[0].tokens_of(other) == tokens
+        assert buffers.take("kv", 0, other, tokens).shape == (2, tokens, 3, 5)
 
 
 def test_turns_alternate_between_two_buffers() -> None:

@@ -78,6 +78,32 @@ def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus:
     assert all((counts == 1).all() for counts in seen)
 
 
+@given(st.data())
+def test_slices_of_a_sequence_cover_it_once_and_agree_with_the_document(corpus: Corpus, data: st.DataObject) -> None:
+    """Positions go on where the earlier slices end; slices may be shorter than their ring."""
+    table = cut_of(corpus, np.arange(len(TEXTS)), context=60)
+    sequence = data.draw(st.integers(0, len(table) - 1))
+    length, degree = int(table.length[sequence]), data.draw(st.integers(1, 5))
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, length - 1)), max_size=min(6, length - 1))))
+    lengths = np.diff([0, *cuts, length]).tolist()
+    tokens = encode(TEXTS[int(table.document[sequence])])[int(table.start[sequence]) :]
+    seen = np.zeros(length, dtype=np.int64)
+    for number, size in enumerate(lengths):
+        earlier, later = tuple(lengths[:number]), sum(lengths[number + 1 :])
+        for part in range(degree):
+            shard = Shard(sequence, size, tuple(range(degree)), part, earlier, later)
+            assert shard.whole == length
+            micro = MicroBatch(0, rank=part, gang=0, slot=-1, shards=(shard,))
+            slices = micro_batch_slices(Reader([corpus], 258), table, micro)
+            positions = slices.positions
+            assert len(positions) == shard_tokens(size, degree, part)
+            assert all(sum(earlier) <= at < sum(earlier) + size for at in positions.tolist())
+            assert slices.tokens.tolist() == tokens[positions].tolist()
+            assert slices.labels.tolist() == tokens[positions + 1].tolist()
+            seen[positions] += 1
+    assert (seen == 1).all()
+
+
 def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([3, 0]), context=8)
     micro = MicroBatch(0, rank=0, gang=0, slot=-1, shards=(Shard(1, 2, (0,), 0), Shard(0, 8, (0, 1), 0)))

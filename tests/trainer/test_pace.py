@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,21 @@ def test_the_pace_is_that_of_work_without_rings(ring: float) -> None:
     for _ in range(STEPS):
         last = pace.of_steps(step, times(step, 0, 7.0, ring))
     assert last == pytest.approx(7.0)
+
+
+def test_the_slices_of_a_sequence_take_as_long_as_it_is_long() -> None:
+    """A slice also attends to the earlier ones. If they were left out, ranks with slices would be reported as slow."""
+    shared = plan()
+    step = replace(shared, lengths=np.array([30, 20, 40, 10]), before=np.array([0, 0, 20, 0]))
+    assert [shard.earlier for micro in step.of_rank(0) for shard in micro.shards] == [(), (), (20,), ()]
+    pace, costs = Pace(SETTINGS, 0), SETTINGS.costs
+    whole, alone = (int(costs.sequence(np.array([length])).sum()) for length in (60, 10))
+    fixed = int(costs.sequence(np.array([0])).sum())  # of each slice
+    took = (2 * costs.rates.micro + whole + fixed + alone) / 1e9
+    _, first, second = step.of_rank(0)
+    spans = StepTimes(0.0, marks=[(first.index, 0.0, took / 3), (second.index, took / 3, took)])
+    found = [pace.of_steps(step, spans) for _ in range(STEPS)]
+    assert found[-1] == pytest.approx(1.0, rel=1e-6)
 
 
 def test_a_rank_that_only_has_rings_has_no_pace() -> None:
