@@ -192,7 +192,7 @@ def sliced_cases(draw: st.DrawFn) -> Case:
     return Case(tuple(sequences), world, heads, groups, head_dim, seed=draw(st.integers(0, 99)))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(one=sliced_cases())
 def test_any_slices_and_teams(one: Case) -> None:
     check(one, in_process(one))
