@@ -19,7 +19,7 @@ def test_pieces_attend_as_the_whole_does(pieces: list[int]) -> None:
     split = [[part.split(pieces) for part in layer] for layer in layers]
     for number, _ in enumerate(pieces):
         for layer, parts in enumerate(split):
-            found[layer].append(cached(*(part[number] for part in parts)))
+            found[layer].append(cached.at(layer)(*(part[number] for part in parts)))
         assert cached.tokens == sum(pieces[: number + 1])
     for outs, (q, k, v) in zip(found, layers, strict=True):
         torch.testing.assert_close(torch.cat(outs), whole(q, k, v), rtol=1e-12, atol=1e-12)
