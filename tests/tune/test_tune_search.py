@@ -145,12 +145,12 @@ def test_nothing_fits(config: Config) -> None:
     assert found.best() == [] and found.own is None and found.fallen.keys() == {INVALID, TOO_LARGE}
 
 
-def test_fewer_stages_are_faster_than_a_pipeline_at_8192_devices() -> None:
-    """For 70B at 2M with ZeRO-1, tp 8 without a pipeline is about 1.3 times as fast as tp 8, pp 4."""
+def test_a_pipeline_of_slices_is_about_as_fast_as_no_pipeline_at_8192_devices() -> None:
+    """For 70B at 2M with ZeRO-1 and tp 8. With whole sequences, four stages took 1.3 times as long as one."""
     keys = ["recipe=llama70b-2m-paper", "zero.stage=1", "recompute=layer_keep_attention", "offload.ratio=0"]
     fixed = ["parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio"]
     step_s = {}
     for stages in (1, 4):
         config = load([*keys, f"parallel.pp={stages}"])
         step_s[stages] = search(config, list(step_lengths(config, 1)), NEVER, fixed).best()[0].step_s
-    assert 1.25 < step_s[4] / step_s[1] < 1.45
+    assert 0.95 < step_s[4] / step_s[1] < 1.1
