@@ -58,6 +58,12 @@ class RingShard:
         return prefix_tokens(self.shard.earlier, self.shard.degree, self.shard.part)
 
     @property
+    def slices(self) -> list[int]:
+        """Tokens of each slice of the sequence so far on this rank: those of its prefix, and of the shard."""
+        lengths = (*self.shard.earlier, self.shard.length)
+        return [shard_tokens(length, self.shard.degree, self.shard.part) for length in lengths]
+
+    @property
     def largest(self) -> int:
         """Most tokens whose K,V any part of the ring sends: those of its prefix and its shard."""
         return sum(-(-length // self.shard.degree) for length in (*self.shard.earlier, self.shard.length))

@@ -30,7 +30,7 @@ from engine.attention.kernels.call import Kernel
 from engine.attention.layout import Layout, RingBlock, RingShard, call_of
 from engine.attention.prefix import Prefixes
 from engine.dtypes import wider
-from engine.planner.plan.schedule import Direction, Kind, shard_tokens
+from engine.planner.plan.schedule import Direction, Kind
 
 
 class Rings(NamedTuple):
@@ -174,8 +174,7 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     for ring, part in _results_of_mates(dq, rings):
         dq[ring.rows] += part
     for ring, home in zip(layout.rings, sums, strict=True):
-        earlier = [shard_tokens(length, ring.shard.degree, ring.shard.part) for length in ring.shard.earlier]
-        *of_earlier, own = home.split([*earlier, ring.tokens], dim=1)
+        *of_earlier, own = home.split(ring.slices, dim=1)
         rings.prefixes.add(ring.shard.sequence, rings.layer, of_earlier)
         dk[ring.rows], dv[ring.rows] = own
         if ring.shard.later:
@@ -234,7 +233,9 @@ def _pack_kv(k: Tensor, v: Tensor, rings: Rings) -> list[Tensor]:
     """
     packed = _taken("kv", k, rings)
     for ring, buffer in zip(rings.layout.rings, packed, strict=True):
-        torch.cat([*rings.prefix(ring), torch.stack((k[ring.rows], v[ring.rows]))], dim=1, out=buffer)
+        for kept, target in zip(rings.prefix(ring), buffer.split(ring.slices, dim=1), strict=False):
+            target.copy_(kept)
+        torch.stack((k[ring.rows], v[ring.rows]), out=buffer[:, ring.prefix :])
     return packed
 
 
@@ -242,7 +243,8 @@ def _pack_dkv(dk: Tensor, dv: Tensor, rings: Rings) -> list[Tensor]:
     """Copy the dK,dV of each ring's shard, after zeros for its prefix, into one buffer as in `_pack_kv`."""
     packed = _taken("dkv", dk, rings)
     for ring, buffer in zip(rings.layout.rings, packed, strict=True):
-        buffer[:, : ring.prefix] = 0
+        if ring.prefix:
+            buffer[:, : ring.prefix] = 0
         torch.stack((dk[ring.rows], dv[ring.rows]), out=buffer[:, ring.prefix :])
     return packed
 

@@ -27,7 +27,7 @@ from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
 from engine.units import PPM
 from tests.planner.executor import finishes
-from tests.planner.samples import COSTS, LINKED_COSTS, RATES, device, ints, lengths, settings
+from tests.planner.samples import COSTS, LINKED_COSTS, RATES, device, ints, lengths, settings, staged_costs
 
 MODES = ("free", "lockstep", "pipeline")
 
@@ -36,7 +36,7 @@ def asked_for(planner: str, ranks: int, capacity: int, mode: str, data: st.DataO
     """Settings with and without transfers; a pipeline has 1 to 4 stages."""
     stages = data.draw(st.integers(1, 4)) if mode == "pipeline" else 1
     costs = data.draw(st.sampled_from([COSTS, LINKED_COSTS]))
-    return replace(settings(planner, ranks, capacity, mode, stages=stages), costs=costs)
+    return replace(settings(planner, ranks, capacity, mode, stages=stages), costs=staged_costs(stages, costs))
 
 
 @given(
@@ -54,7 +54,7 @@ def test_every_plan_holds_every_rule(planner: str, mode: str, ranks: int, capaci
     plan = plan_step(step, asked)
     verify(plan, asked)
     assert (plan.planner, plan.mode, plan.stages) == (planner, mode, asked.stages)
-    assert np.array_equal(plan.lengths, step)
+    assert np.array_equal(plan.sequence_lengths, step)
     assert offload or not plan.offload.any()
 
 

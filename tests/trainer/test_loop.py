@@ -36,7 +36,7 @@ class Host:
     def __init__(self, bytes_: int) -> None:
         self.bytes = bytes_
 
-    def make_room(self, ratio: float, tokens: int) -> None:
+    def make_room(self, ratio: float, tokens: int, micro_batches: int = 1) -> None:
         if ratio * tokens > self.bytes:
             raise MemoryFitError(f"the host gave no {ratio * tokens:.0f} bytes", hint="less")
 
@@ -58,14 +58,14 @@ def test_a_host_with_too_little_memory_ends_all_ranks_after_a_checkpoint(step: i
         trainer.step, trainer.saved, trainer.control = step, before, control  # type: ignore[assignment]
         trainer.writer = Mock()
         trainer.groups = SimpleNamespace(hdp_rank=rank)  # type: ignore[assignment]
-        trainer.context = SimpleNamespace(offload=Host(35))  # type: ignore[assignment]
+        trainer.context = SimpleNamespace(offload=Host(35), pipeline=None)  # type: ignore[assignment]
         trainer.save = lambda: saved.append(step)  # type: ignore[method-assign]
         with pytest.raises(MemoryFitError, match="rank 1: the host gave no 40 bytes"):
             trainer._reserve_host(plan)
         trainer.writer.wait.assert_called_once()
         trainer.control = Control(rank)
         for enough in (None, Host(40)):
-            trainer.context = SimpleNamespace(offload=enough)  # type: ignore[assignment]
+            trainer.context = SimpleNamespace(offload=enough, pipeline=None)  # type: ignore[assignment]
             trainer._reserve_host(plan)
         trainer.control = control  # type: ignore[assignment]
     assert saved == [step] * (2 if step > before else 0)
@@ -87,12 +87,12 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     planned = SimpleNamespace(plan=plan, table=table, step_s=2.5, ended=None)
     trainer.ahead = SimpleNamespace(take=lambda: planned)
     trainer.control = Control(3)
-    trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload")
+    trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload", pipeline=None)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None)
     trainer.feed = SimpleNamespace(slicer=lambda table: None)
     with pytest.raises(RuntimeError, match="left out"):
         trainer.one_step(lambda: False)
-    assert order == [("reserve", plan, 3, "offload"), ("run", plan)]
+    assert order == [("reserve", plan, 3, "offload", 0), ("run", plan)]
 
 
 def test_a_trainer_meets_its_neighbours_before_any_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def test_a_pipeline_is_accepted_exactly_if_it_finishes() -> None:
 
     check()
     kinds = [(accepted, sliced, False) for accepted in (True, False) for sliced in (True, False)]
-    assert min(seen[kind] for kind in [*kinds, (True, False, True), (False, False, True)]) >= 25, seen
+    assert min(seen[kind] for kind in [*kinds, (True, False, True)]) >= 25 and seen[False, False, True] >= 5, seen
 
 
 @given(aligned_pipelines)
