@@ -233,7 +233,7 @@ def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(tmp_path: Pa
 def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_documents(tmp_path: Path) -> None:
     """Its steps are lost, so nothing depends on what the documents were. With a checkpoint, they must be the same."""
     folder, zeros = RunFolder(tmp_path), np.zeros(1, dtype=np.int64)
-    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_slice=zeros)
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_slice=zeros, slice_sequence=zeros, before=zeros)
 
     def record(step: int, content: int) -> None:
         table = SequenceTable(zeros, zeros, zeros, zeros, zeros + 1, zeros + 1, np.array([content], dtype=np.uint64))
@@ -394,7 +394,7 @@ def test_a_resume_says_that_documents_of_the_last_step_have_other_contents(
     folder, corpora, zeros = RunFolder(tmp_path / "run"), Corpora(config), np.zeros(1, dtype=np.int64)
     found = corpora.steps.next(Cursor())
     assert found is not None
-    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_slice=zeros)
+    plan: Any = SimpleNamespace(ring_ranks=zeros, shard_slice=zeros, slice_sequence=zeros, before=zeros)
     Ledger(folder.ledger, [corpus.name for corpus in corpora.sources]).record(1, found[0], plan)
     start(config, said.append)
     assert not any("changed" in line for line in said)
