@@ -19,7 +19,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.close import error
 from engine.config.schema import Config
 from engine.data.slices import micro_batch_slices
@@ -33,6 +32,7 @@ from engine.planner.settings import PlanSettings
 from engine.simulator.facts import rank_ring_bytes
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
+from tests.attention.rings import unsplit
 from tests.helpers import FakeReader, batch, config, mixtral, rank_context
 from tests.world import run_world
 

@@ -53,6 +53,11 @@ class RingShard:
         return slice(self.offset, self.offset + self.tokens)
 
     @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each slice of the sequence so far, on all ranks: the earlier ones, and the shard's own."""
+        return *self.shard.earlier, self.shard.length
+
+    @property
     def prefix(self) -> int:
         """Tokens of the earlier slices of the sequence on this rank."""
         return prefix_tokens(self.shard.earlier, self.shard.degree, self.shard.part)
@@ -60,13 +65,12 @@ class RingShard:
     @property
     def slices(self) -> list[int]:
         """Tokens of each slice of the sequence so far on this rank: those of its prefix, and of the shard."""
-        lengths = (*self.shard.earlier, self.shard.length)
-        return [shard_tokens(length, self.shard.degree, self.shard.part) for length in lengths]
+        return [shard_tokens(length, self.shard.degree, self.shard.part) for length in self.lengths]
 
     @property
     def largest(self) -> int:
-        """Most tokens whose K,V any part of the ring sends: those of its prefix and its shard."""
-        return sum(-(-length // self.shard.degree) for length in (*self.shard.earlier, self.shard.length))
+        """At least as many tokens as the prefix and the shard of any part have: the largest shard of each slice."""
+        return sum(-(-length // self.shard.degree) for length in self.lengths)
 
     def rank(self, direction: Direction, step: int) -> int:
         """Return the HDP rank to which messages go (`step` 1), or from which they come (-1)."""
@@ -87,8 +91,7 @@ class RingShard:
 
     def tokens_of(self, part: int) -> int:
         """Return the tokens of the prefix and the shard of part `part`."""
-        lengths = (*self.shard.earlier, self.shard.length)
-        return prefix_tokens(lengths, self.shard.degree, part)
+        return prefix_tokens(self.lengths, self.shard.degree, part)
 
 
 class RingBlock(NamedTuple):
@@ -179,12 +182,6 @@ def layout(micro: MicroBatch) -> Layout:
                 team.append(Mate(part, shard.ring[part], slice(begin, end)))
             rings.append(RingShard(shard, offset, size, tuple(team)))
     return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows))
-
-
-def unsplit(tokens: int) -> Layout:
-    """Create the layout of one unsplit sequence of `tokens` tokens, which may be 0."""
-    rows = (ShardRows(0, tokens, tokens, ring=False),) if tokens else ()
-    return Layout(tokens, tuple(sorted({0, tokens})), (), rows)
 
 
 def idle(tokens: int) -> Layout:

@@ -112,7 +112,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rings: Rings) -> tuple[Tensor, Ten
             number = len(ring.shard.earlier)
             rings.prefixes.put(ring.shard.sequence, rings.layer, number, k[ring.rows], v[ring.rows])
     held = _pack_kv(k, v, rings)
-    queries = _with_mates(q, rings)
+    (queries,) = _with_mates(rings, q)
     out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # if T is 0
     for round_ in range(layout.rounds("forward")):
         pending, arriving, _ = _post(rings, round_, "forward", held, [])
@@ -146,7 +146,7 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     layout, kernel = rings.layout, rings.kernel
     dout, q, k, v, out, lse = saved
     held, sums = _pack_kv(k, v, rings), list[Tensor]()
-    douts, queries, outs, lses = (_with_mates(x, rings) for x in (dout, q, out, lse))
+    douts, queries, outs, lses = _with_mates(rings, dout, q, out, lse)
     dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
     for round_ in range(layout.rounds("backward")):
         pending, arriving, sums_arriving = _post(rings, round_, "backward", held, sums)
@@ -196,14 +196,15 @@ def _extended(x: Tensor, layout: Layout, value: float) -> Tensor:
     return torch.cat((x, x.new_full((more, *x.shape[1:]), value))) if more else x
 
 
-def _with_mates(x: Tensor, rings: Rings) -> Tensor:
-    """Exchange the rows of ring shards with the members of their teams: x [T,...] to [R,...]."""
+def _with_mates(rings: Rings, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Exchange the rows of ring shards with the members of their teams: tensors [T,...] to [R,...]."""
     layout, comm = rings.layout, rings.comm
     if comm is None or not layout.teams:
-        return x
-    found = _extended(x, layout, 0.0)  # the mates' rows are received
+        return tensors
+    found = tuple(_extended(x, layout, 0.0) for x in tensors)  # the mates' rows are received
     exchanges = [
-        Exchange(x[ring.rows].contiguous(), mate.rank, found[mate.rows], mate.rank)
+        Exchange(x[ring.rows].contiguous(), mate.rank, extended[mate.rows], mate.rank)
+        for x, extended in zip(tensors, found, strict=True)
         for ring in layout.rings
         for mate in ring.mates
     ]

@@ -15,10 +15,11 @@ _COMMUNICATOR = 688 << 20
 # A peer in a ring has buffers for each direction and channel: 4 MiB (NCCL_BUFFSIZE), with NVLink at the sender; 4.7 and
 # .5 MiB of two other protocols at the receiver; each side a multiple of 2 MiB (p2pSendSetup, p2pRecvSetup in NCCL's
 # src/transport/p2p.cc). That is 12 MiB in each of up to 32 channels inside a node ("32 p2p channels per peer" in logs
-# of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound. It also covers the up
-# to 16 peers of rings in teams, which are on other nodes where tp takes a whole node.
+# of eight H100). Between nodes there are at most two channels a peer, so this is an upper bound, which also covers more
+# peers on other nodes.
 _PEER = 32 * (12 << 20)
 PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
+_PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
 # A rank of cluster=local is a process on a CPU. The memory table describes GPUs; one allowance covers the differences:
 # gloo copies what it gathers and reduces, and the C library keeps freed memory (see tests/fit/test_resident.py).
@@ -38,8 +39,9 @@ class Allowance:
         """The allowance of a device in a run on `devices` devices, by default all of the cluster."""
         if not uses_gpus(config):
             return cls(_PROCESS, _PROCESS_PERCENT)
-        devices, parallel = devices or Cluster.of(config.cluster).ranks, config.parallel
-        return cls(_CONTEXT + (_nccl(devices, parallel) if devices > 1 else 0), _FRAGMENTATION)
+        cluster = Cluster.of(config.cluster)
+        devices, in_node = devices or cluster.ranks, max(node.devices for node in cluster.nodes)
+        return cls(_CONTEXT + (_nccl(devices, in_node, config.parallel) if devices > 1 else 0), _FRAGMENTATION)
 
     def usable(self, memory: int) -> int:
         """Most bytes of tensors that fit on a device of `memory` bytes beside context and fragmentation."""
@@ -50,8 +52,12 @@ class Allowance:
         return -(-tensors * self.percent // 100)
 
 
-def _nccl(devices: int, parallel: Parallel) -> int:
-    """Bytes of NCCL's buffers on each of `devices` devices."""
+def _nccl(devices: int, in_node: int, parallel: Parallel) -> int:
+    """Bytes of NCCL's buffers on each of `devices` devices, of which a node has `in_node`."""
     tp, pp = parallel.tp, parallel.pp
     communicators = 2 + (tp > 1) + (pp > 1) + 2 * (parallel.ep > 1)
-    return communicators * _COMMUNICATOR + max(0, min(PEERS, devices // (tp * pp) - 1)) * _PEER
+    others = devices // (tp * pp) - 1
+    peers = min(PEERS, others)
+    if pp > 1:
+        peers = max(peers, min(_PEERS_IN_TEAMS, others, in_node // tp - 1))
+    return communicators * _COMMUNICATOR + max(0, peers) * _PEER

@@ -235,7 +235,8 @@ def _bytes(config: Config, ranks: int, stage: int) -> dict[str, Any]:
         "instants": activations.instants(config, stage),
         "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * sum(element_bytes(dtype)) // tp),
         "team_bytes": model.heads * model.head_dim * (3 * element_bytes(dtype)[0] + 3 * element_bytes(dtype)[1]) // tp,
-        "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 else 0,
+        # In a pipeline, slices have buffers even on a single rank.
+        "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 or config.parallel.pp > 1 else 0,
         "fixed_bytes": held.device,
         "passing_bytes": held.passing,
         "closing_bytes": held.closing,
@@ -297,8 +298,9 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         inter_node_slowdown=max(1.0, slowdown),
         overlap=rates.overlap,
         recompute_factor=1.0 if config.recompute == "layer" else 0.0,
-        # Only pipelines cut sequences into slices, whose rounds would be too short without teams.
-        team=_LARGEST_TEAM if config.parallel.pp > 1 else 1,
+        # Only pipelines cut sequences into slices, whose rounds would be too short without teams. Rings in teams of c
+        # have up to 4 c peers (planner/neighbours.py).
+        team=max(1, min(_LARGEST_TEAM, config.planner.max_peers // 4)) if config.parallel.pp > 1 else 1,
         copy=NS * copied,
     )
 

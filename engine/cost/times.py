@@ -101,7 +101,7 @@ def shared(rates: Rates, tokens: float, degree: int, slowdown: float) -> float:
         return unsplit(rates, tokens)
     pairs = tokens * (tokens + 1.0) / 2.0
     best, team = together(rates, tokens, pairs, 1, degree, slowdown), 2
-    while team <= min(rates.team, degree // 2):  # of any degree, so that times fall and rise smoothly with it
+    while team <= min(rates.team, degree):  # of any degree, so that times fall and rise smoothly with it
         best = min(best, together(rates, tokens, pairs, 1, degree, slowdown, team))
         team *= 2
     return best

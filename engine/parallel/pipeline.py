@@ -66,11 +66,16 @@ class Pipeline:
         self._leaving = [one for one in self._leaving if one not in sent]
         return arrived.tensor
 
-    def finish(self) -> None:
-        """Wait until all results have been sent, at the end of a step."""
-        for one in self._leaving:
+    def finish(self, under_way: int = 0) -> None:
+        """Wait until all results have been sent, except the last `under_way`, and free them.
+
+        Before the end of a step only if there are no backward passes: stages that send to each other would wait for
+        each other.
+        """
+        sent = len(self._leaving) - under_way
+        for one in self._leaving[: max(0, sent)]:
             one.wait()
-        self._leaving = []
+        del self._leaving[: max(0, sent)]
 
     def _start(self, way: Callable[..., Any], tensor: Tensor, stage: int) -> _Started:
         """Start a transfer. Empty tensors are not transferred: both ends know that they are empty."""

@@ -78,7 +78,7 @@ def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: fl
     dtype, model = DTYPES[config.dtype], config.model
     build_s = machine(config).plan_build_s if plan_build_s is None else plan_build_s
     kernel = choose(device, dtype, model.head_dim, plan_build_s=build_s)
-    if ranks == 1:  # no rings
+    if ranks == 1 and config.parallel.pp == 1:  # no rings, and no slices
         return kernel
     return replace(kernel, merge=choose_merge(device, dtype, model.heads, model.head_dim, config.compile))
 

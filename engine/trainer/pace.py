@@ -29,12 +29,14 @@ class Pace:
 
     def of_steps(self, plan: StepPlan, times: StepTimes) -> float | None:
         """Add a step, and return the pace of the last steps; None until there are enough. Waits for the device."""
-        measured, planned = 0.0, 0.0  # ns
+        measured, planned, counted = 0.0, 0.0, set[int]()  # ns, ns, micro-batches
         for number, start, end in times.spans():
             shards = plan.micro_batch(number).shards
             if shards and all(shard.degree == 1 for shard in shards):
                 measured += (end - start) * 1e9
-                planned += self._costs.rates.micro + self._work(shards)
+                if number not in counted:  # in a pipeline the forward and the backward pass have a span each
+                    counted.add(number)
+                    planned += self._costs.rates.micro + self._work(shards)
         if planned:
             self._recent.append(measured / (planned * self._slower))
         return median(self._recent) if len(self._recent) == STEPS else None

@@ -36,6 +36,7 @@ from engine.planner.plan.step_plan import MicroBatch, StepPlan
 Forward = Callable[[Tensor, Tensor, Tensor, AttentionContext], Any]
 Slicer = Callable[[MicroBatch], Slices]
 Mark = torch.cuda.Event | float  # a point in time: a CUDA event, or seconds on a CPU
+_LEAVING = 2  # residual streams that a stage may be sending at once in validation
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ def run_step(
                 given = inputs.tokens if arrived is None else arrived.requires_grad_()
                 out = micro_batch_output(forward, micro, inputs._replace(tokens=given), context)
                 stream, loss = out if isinstance(out, Between) else (out, out)
-                running[done.place], results[done] = (given, out), stream.detach()
+                running[done.place] = given, out
+                if isinstance(out, Between):
+                    results[done] = stream.detach()
                 if loss is not None:
                     loss_sum += loss.detach()
                     times.losses.append((micro.index, loss.detach()))
@@ -171,6 +174,8 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
         for kind, done in order:
             if kind != "run":
                 _transfer(pipeline, kind, done, micros[done.place], results)
+                if pipeline:
+                    pipeline.finish(_LEAVING)  # nothing comes back from the next stage that would free what was sent
                 continue
             micro, inputs, _ = next(loaded)
             progress.report("validate", micro.index)

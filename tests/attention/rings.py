@@ -25,7 +25,7 @@ from engine.attention.buffers import Buffers
 from engine.attention.comm import Comm, Exchange
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import layout, unsplit
+from engine.attention.layout import Layout, ShardRows, layout
 from engine.attention.prefix import Prefixes
 from engine.attention.ring import attend
 from engine.close import error
@@ -50,6 +50,12 @@ class Placed(NamedTuple):
     @property
     def cut(self) -> tuple[int, ...]:
         return self.slices or (self.length,)
+
+
+def unsplit(tokens: int) -> Layout:
+    """Create the layout of one unsplit sequence of `tokens` tokens, which may be 0."""
+    rows = (ShardRows(0, tokens, tokens, ring=False),) if tokens else ()
+    return Layout(tokens, tuple(sorted({0, tokens})), (), rows)
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from engine.attention.buffers import Buffers
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import Layout, layout, unsplit
+from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
 from engine.planner.plan.schedule import shard_tokens
 from engine.planner.plan.step_plan import MicroBatch, Shard
-from tests.attention.rings import CPU, Case, Placed, ThreadComm, links_between
+from tests.attention.rings import CPU, Case, Placed, ThreadComm, links_between, unsplit
 
 LIKE = torch.empty(0, 3, 5)  # G, D
 

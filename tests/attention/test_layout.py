@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.kernels.call import Call
-from engine.attention.layout import Layout, RingBlock, ShardRows, call_of, layout, unsplit
+from engine.attention.layout import Layout, RingBlock, ShardRows, call_of, layout
 from engine.planner.plan.schedule import Transfer
 from engine.planner.plan.step_plan import MicroBatch, Shard
+from tests.attention.rings import unsplit
 
 
 def micro(*shards: Shard) -> MicroBatch:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from engine.attention.comm import Comm, Exchange, RingComm
 from engine.attention.kernels.call import Kernel
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import layout, unsplit
+from engine.attention.layout import layout
 from engine.attention.prefix import Prefixes
 from engine.attention.ring import attend
 from tests.attention.rings import (
@@ -39,6 +39,7 @@ from tests.attention.rings import (
     links_between,
     on_rank,
     rms,
+    unsplit,
 )
 from tests.world import run_world
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Model, Zero
 from engine.cost import activations
@@ -25,6 +24,7 @@ from engine.models.common.loss import choose as loss_of
 from engine.models.common.rope import Rotation
 from engine.models.parallelize import parallelize
 from tests.allocations import allocated
+from tests.attention.rings import unsplit
 from tests.cost.shapes import GPU, SMALL, SPARSE, shape
 
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)

@@ -7,7 +7,6 @@ import torch
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.cluster.mesh import Place
 from engine.config.load import load
 from engine.config.schema import Config
@@ -21,6 +20,7 @@ from engine.models.common.part import Between
 from engine.models.parallelize import parallelize
 from engine.parallel.tensor import TensorParallel
 from engine.trainer.model import part_of
+from tests.attention.rings import unsplit
 from tests.world import run_world
 
 SIZE = ["layers=5", "hidden=64", "heads=4", "kv_heads=2", "ffn=160", "vocab=259"]

@@ -23,7 +23,6 @@ from transformers.models.mixtral import modeling_mixtral
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.close import error
 from engine.config.schema import Model, Rope
 from engine.models.build import Transformer
@@ -32,6 +31,7 @@ from engine.models.llama.model import Llama
 from engine.models.mixtral.model import Mixtral
 from engine.weights.architectures import tensor_names
 from engine.weights.check import places
+from tests.attention.rings import unsplit
 
 CPU = torch.device("cpu")
 TOKENS = 67

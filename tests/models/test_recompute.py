@@ -11,7 +11,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.dtypes import DTYPES
@@ -20,6 +19,7 @@ from engine.models.common.initialise import initialise
 from engine.models.mixtral import grouped
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
+from tests.attention.rings import unsplit
 
 TOKENS = 37
 RUNS = {"none": 1, "layer": 2, "layer_keep_attention": 1}  # of a layer's attention, forward

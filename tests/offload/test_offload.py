@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.models.build import build_model
@@ -19,6 +18,7 @@ from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from engine.offload.arena import Arena
 from engine.offload.offload import Offload
+from tests.attention.rings import unsplit
 
 CPU = torch.device("cpu")
 LAYERS, TOKENS = 6, 200

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Model
 from engine.cost.activations import layers_bytes
@@ -25,6 +24,7 @@ from engine.models.common.part import Part
 from engine.models.mixtral.model import Mixtral
 from engine.models.parallelize import parallelize
 from engine.parallel.tensor import TensorParallel
+from tests.attention.rings import unsplit
 from tests.cost.shapes import shape
 from tests.world import run_world
 

@@ -12,7 +12,7 @@ from torch import nn
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.call import merge
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import layout, unsplit
+from engine.attention.layout import layout
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
 from engine.cost.model import Costs
@@ -22,6 +22,7 @@ from engine.offload.offload import Offload
 from engine.trainer import model as trainer_model
 from engine.trainer.model import build, kernel_of, make_model, make_offload, reserve_host
 from engine.units import PPM
+from tests.attention.rings import unsplit
 from tests.planner.samples import by_hand
 
 CPU, TOKENS, LAYERS = torch.device("cpu"), 201, 6

@@ -59,6 +59,15 @@ def test_the_slices_of_a_sequence_take_as_long_as_it_is_long() -> None:
     assert found[-1] == pytest.approx(1.0, rel=1e-6)
 
 
+def test_the_passes_of_a_micro_batch_in_a_pipeline_count_as_one() -> None:
+    """Otherwise stages whose backward passes follow later would be twice as fast as the last one."""
+    pace, step = Pace(SETTINGS, 0), plan()
+    (number, start, end), *others = times(step, 0, 3.0, 0.0).marks
+    middle = (float(start) + float(end)) / 2
+    spans = StepTimes(5.0, marks=[(number, start, middle), *others, (number, end, float(end) + float(end) - middle)])
+    assert [pace.of_steps(step, spans) for _ in range(STEPS)][-1] == pytest.approx(3.0)
+
+
 def test_a_rank_that_only_has_rings_has_no_pace() -> None:
     pace, step = Pace(SETTINGS, 1), plan()
     assert [pace.of_steps(step, times(step, 1, 3.0, 1.0)) for _ in range(STEPS)] == [None] * STEPS

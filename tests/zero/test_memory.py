@@ -10,7 +10,6 @@ import torch
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.states import states
@@ -22,6 +21,7 @@ from engine.trainer.optimizer import build_optimizer
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
 from tests.allocations import held, start_counting
+from tests.attention.rings import unsplit
 from tests.world import run_world
 
 SHAPE = ["hidden=256", "heads=4", "kv_heads=2", "ffn=512", "layers=4"]

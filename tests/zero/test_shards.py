@@ -16,7 +16,6 @@ from torch import nn
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.models.build import Transformer, build_model
@@ -31,6 +30,7 @@ from engine.weights.load import load_weights
 from engine.weights.write import Entry, new_folder, write_weights
 from engine.zero.engine import ZeroEngine
 from engine.zero.shards import gathered, sharded, stored
+from tests.attention.rings import unsplit
 from tests.world import run_world
 
 SHAPE = ["hidden=128", "heads=4", "kv_heads=2", "ffn=256", "layers=16"]

@@ -21,6 +21,7 @@ from engine.compiled import njit
 from engine.units import Bools, Floats, Ints
 
 _SWEEPS = 4  # over all slots, at most
+_TRIALS = 2**24  # the search ends after so many schedules, times n J^2, which is about their cost: .4 s in all
 
 
 class Jobs(NamedTuple):
@@ -61,16 +62,20 @@ def _search(jobs: Jobs, most: Ints, sweeps: int) -> tuple[Ints, float]:
         end = _schedule(jobs, most, _ranks(start)[chain], np.empty(0, np.int64))
         if end < best:
             best, order = end, start
+    left = _TRIALS // (len(most) * len(chain) ** 2)
     for _ in range(sweeps):
         before = best
         for moved in longest_first:
             others = order[order != moved]
             for place in range(chains):
+                left -= 1
+                if left < 0:
+                    break
                 trial = np.concatenate((others[:place], np.array([moved]), others[place:]))
                 end = _schedule(jobs, most, _ranks(trial)[chain], np.empty(0, np.int64))
                 if end < best:
                     best, order = end, trial
-        if best > before * 0.999:
+        if left < 0 or best > before * 0.999:
             break
     passes = np.zeros(2 * len(most) * len(chain), np.int64)
     if best < np.inf:

@@ -28,19 +28,18 @@ from engine.planner.settings import PlanSettings
 from engine.planner.time.bound import ring_time
 from engine.units import Ints
 
-_LEAST = 64  # tokens of a slice on each rank: with fewer, rounds cost more than they compute
-_CLOSE = 0.1  # a sequence that is longer than a slot by this fraction of it is not cut for that
+_LEAST = 64  # tokens of a slice on each rank, in the mean: with fewer, rounds cost more than they compute
+_CLOSE = 0.1  # a sequence is cut only if it is longer than a slot by more than this fraction of the slot
 
 
 def cut_slots(workload: Workload, filled: Slots, settings: PlanSettings, target: float) -> Cut:
     """Cut slots into slots of about `target` ns. The arrays of the result are in the workload's order.
 
-    No rank gets more than its capacity in a slot, except by a single sequence.
+    A rank has at most as many tokens in each of the new slots as in the slot that was cut, so these fit too.
     """
     rates, lengths, node = workload.rates, workload.lengths, workload.ranks.node
     number, degree, first = filled
-    holds, ranks = settings.least_capacity, settings.ranks
-    parts, slots = _parts(rates, lengths, degree, first, number, holds, ranks, node, target)
+    parts, slots = _parts(rates, lengths, degree, first, number, settings.ranks, node, target)
     sequence = np.repeat(np.arange(len(lengths)), parts)
     index = np.arange(len(sequence)) - (np.cumsum(parts) - parts)[sequence]
     before = _tokens_of_work(rates, lengths[sequence], index, parts[sequence])
@@ -81,7 +80,6 @@ def _parts(
     degree: Ints,
     first: Ints,
     number: Ints,
-    holds: int,
     ranks: int,
     node: int,
     target: float,
@@ -104,29 +102,19 @@ def _parts(
             busy[first[at] : first[at] + degree[at]] += times[at]
         pieces = max(1, int(np.rint(busy.max() / target)))
         long = busy.max() / pieces
-        # Slots beyond `pieces` are for sequences that find no room.
-        height, tokens = np.zeros((pieces, ranks)), np.zeros((pieces, ranks), np.int64)
+        height = np.zeros((pieces, ranks))
         for at in own[np.argsort(-times[own], kind="mergesort")]:
             a, b = first[at], first[at] + degree[at]
             most = max(1, lengths[at] // (degree[at] * _LEAST))
             cut = min(pieces, most, max(1, int(np.ceil(times[at] / long - _CLOSE))))
-            each = -(-lengths[at] // (degree[at] * cut))
-            best, chosen = np.inf, -1
-            for begin in range(len(height) - cut + 1):
+            best, chosen = np.inf, 0
+            for begin in range(pieces - cut + 1):
                 end = 0.0
                 for piece in range(begin, begin + cut):
                     end = max(end, height[piece, a:b].max())
-                    full = tokens[piece, a:b].max()
-                    if full > 0 and full + each > holds:
-                        end = np.inf
                 if end < best:
                     best, chosen = end, begin
-            if chosen < 0:
-                chosen = len(height)
-                height = np.concatenate((height, np.zeros((cut, ranks))))
-                tokens = np.concatenate((tokens, np.zeros((cut, ranks), np.int64)))
             height[chosen : chosen + cut, a:b] += times[at] / cut
-            tokens[chosen : chosen + cut, a:b] += each
             parts[at], slots[at] = cut, base + chosen
-        base += len(height)
+        base += pieces
     return parts, slots

@@ -41,13 +41,13 @@ def slot_candidates(workload: Workload, settings: PlanSettings) -> list[Slots]:
     """Fill slots in several ways, with offload and, if that differs, without.
 
     Candidates also differ in the fixed cost of a slot that they assume or, for a pipeline, in the longest slot allowed.
-    From _LARGE sequences on, there is one candidate only.
+    From _LARGE sequences on, there is one candidate only, of a pipeline one with offload and one without.
     """
     holds = np.full(len(workload.lengths), float(workload.ranks.holds.min()))
     with_offload = np.minimum(workload.ranks.most.min(), holds * workload.gain)
     if settings.stages > 1:
         # All stages wait for the longest micro-batch, so shorter slots are tried, with wider rings for long sequences.
-        tops = [top * workload.bound for top in _TOPS]
+        tops = [top * workload.bound for top in (_TOPS if len(holds) < _LARGE else _TOPS[:1])]
         mosts = (with_offload, holds) if (with_offload > holds).any() else (holds,)
         return [_filled(workload, settings, most, top=top) for most in mosts for top in tops]
     found = [_filled(workload, settings, with_offload)]

@@ -14,7 +14,7 @@ ascending order of gangs. Take the unfinished gang with the lowest number. All o
 before it, so it is the next one on each of them, and it runs. By induction all gangs finish. In a pipeline this is not
 enough, because the stages of a rank run ahead of each other; there a gang must also have the same place on all of its
 ranks (order.py).
-Letters: S sequences, P ranks, K shards, M micro-batches (step_plan.py).
+Letters: S slices, P ranks, K shards, M micro-batches (step_plan.py).
 """
 
 from __future__ import annotations

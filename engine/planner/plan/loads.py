@@ -1,7 +1,7 @@
 """Tokens and attention work of the shards and micro-batches of a plan, and the peers of its ranks.
 
 The arrays of the plan must be well-formed (rule 0 of `verify`).
-Letters: S sequences, P ranks, K shards, M micro-batches (step_plan.py).
+Letters: S slices, P ranks, K shards, M micro-batches (step_plan.py).
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ def micro_tokens(plan: StepPlan) -> Ints:
 def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
     """Return the tokens of each micro-batch, [M], and the tokens that its ring buffers hold, [M].
 
-    A ring's buffers must fit the shard of any member, and its prefix, so each ring adds the tokens of its largest.
+    A ring's buffers must fit the shard of any member, and its prefix, so each ring adds the tokens of its largest. A
+    slice, or a ring in teams of c, adds them c times more: in a layer, the blocks of each member of a team have copies
+    of these keys and their gradients, which are not larger than the buffers.
     """
-    return _micro_loads(plan.lengths, plan.before, plan.ring_start, plan.shard_micro, plan.micro_batches)
+    plan_arrays = (plan.lengths, plan.before, plan.team, plan.ring_start, plan.shard_micro)
+    return _micro_loads(*plan_arrays, plan.micro_batches)
 
 
 def peers(plan: StepPlan) -> Ints:
@@ -56,20 +59,21 @@ def peers(plan: StepPlan) -> Ints:
 
 
 class InFlight(NamedTuple):
-    """What each stage of a pipeline holds when the backward pass of a micro-batch begins, besides that micro-batch."""
+    """What each stage of a pipeline holds when the backward pass of a micro-batch begins, besides its activations."""
 
-    tokens: Ints  # [n, M] tokens of other micro-batches whose activations are on the device
+    tokens: Ints  # [n, M] tokens of other micro-batches whose activations are on the device, and what counts as such
     offloading: Ints  # [n, M] how many other micro-batches have activations on the host
 
 
 def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
     """Return what is in flight on each stage of a pipeline.
 
-    K,V and their gradients that a sliced sequence keeps until its first slice has run backward (`Costs.kept_bytes`)
-    count as tokens too. The micro-batches of a stage fill its memory the most when one of these passes begins, because
-    only backward passes free memory.
+    K,V and their gradients that each slice of a sequence keeps until its own backward pass (`Costs.kept_bytes`) count
+    as tokens too, and so do those of the micro-batch itself, which are no activations of it. The micro-batches of a
+    stage fill its memory the most when one of these passes begins, because only backward passes free memory.
     """
-    return InFlight(*_in_flight(held_tokens(plan, costs), plan.offload, plan.micro_start, plan.passes))
+    saved = np.stack([stage.resident_here(micro_tokens(plan), plan.offload) for stage in costs.stages])
+    return InFlight(*_in_flight(held_tokens(plan, costs), saved, plan.offload, plan.micro_start, plan.passes))
 
 
 def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
@@ -78,7 +82,7 @@ def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
     What a team needs while a layer attends counts too.
     """
     tokens, sliced = micro_tokens(plan), np.zeros(plan.micro_batches, dtype=np.int64)
-    of_sliced = plan.lengths[plan.shard_slice] != plan.sequence_lengths[plan.slice_sequence[plan.shard_slice]]
+    of_sliced = plan.sliced[plan.shard_slice]
     np.add.at(sliced, plan.shard_micro[of_sliced], shard_loads(plan)[0][of_sliced])
     mates = np.zeros(plan.micro_batches, dtype=np.int64)
     if int(plan.team.max()) > 1:
@@ -117,8 +121,11 @@ def host_bytes(plan: StepPlan, costs: Costs, held: InFlight) -> Ints:
 
 
 @njit
-def _in_flight(held: Ints, offload: Ints, micro_start: Ints, passes: Ints) -> tuple[Ints, Ints]:
-    """Compiled part of `in_flight`: each micro-batch holds held [n, M] tokens from its forward to its backward pass."""
+def _in_flight(held: Ints, saved: Ints, offload: Ints, micro_start: Ints, passes: Ints) -> tuple[Ints, Ints]:
+    """Compiled part of `in_flight`.
+
+    Each micro-batch holds held [n, M] tokens from its forward to its backward pass, saved [n, M] of them activations.
+    """
     stages = len(held)
     tokens, offloading = np.zeros_like(held), np.zeros_like(held)
     for rank in range(len(micro_start) - 1):
@@ -131,7 +138,8 @@ def _in_flight(held: Ints, offload: Ints, micro_start: Ints, passes: Ints) -> tu
             live[stage] += sign * held[stage, micro]
             away[stage] += sign * int(offload[micro] > 0)
             if sign < 0:
-                tokens[stage, micro], offloading[stage, micro] = live[stage], away[stage]
+                tokens[stage, micro] = live[stage] + held[stage, micro] - saved[stage, micro]
+                offloading[stage, micro] = away[stage]
     return tokens, offloading
 
 
@@ -139,14 +147,14 @@ def _in_flight(held: Ints, offload: Ints, micro_start: Ints, passes: Ints) -> tu
 def _shard_loads(lengths: Ints, before: Ints, ring_start: Ints) -> tuple[Ints, Ints]:
     """Compiled part of `shard_loads`: tokens and (query, key) pairs of each shard, [K] each."""
     tokens, pairs = np.zeros(ring_start[-1], np.int64), np.zeros(ring_start[-1], np.int64)
-    for sequence in range(len(lengths)):
-        first, degree = ring_start[sequence], ring_start[sequence + 1] - ring_start[sequence]
-        size, longer = divmod(lengths[sequence], 2 * degree)
+    for at in range(len(lengths)):
+        first, degree = ring_start[at], ring_start[at + 1] - ring_start[at]
+        size, longer = divmod(lengths[at], 2 * degree)
         for part in range(degree):
             for chunk in (part, 2 * degree - 1 - part):
                 start, stop = chunk_start(size, longer, chunk), chunk_start(size, longer, chunk + 1)
                 tokens[first + part] += stop - start
-                start, stop = start + before[sequence], stop + before[sequence]
+                start, stop = start + before[at], stop + before[at]
                 pairs[first + part] += (stop * (stop + 1) - start * (start + 1)) // 2
     return tokens, pairs
 
@@ -186,7 +194,7 @@ def _carried(tokens: Ints, before: Ints, ring_start: Ints) -> Ints:
 
 @njit
 def _micro_loads(
-    lengths: Ints, before: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int
+    lengths: Ints, before: Ints, team: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int
 ) -> tuple[Ints, Ints]:
     """Compiled part of `micro_loads`: tokens, and tokens of ring buffers, of each micro-batch, [M] each."""
     tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
@@ -194,18 +202,20 @@ def _micro_loads(
     for at in range(len(lengths)):
         first, degree = ring_start[at], ring_start[at + 1] - ring_start[at]
         prefix = prefix if before[at] > 0 else 0
+        sliced = before[at] > 0 or (at + 1 < len(before) and before[at + 1] > 0)
+        times = 1 + (team[at] if sliced or team[at] > 1 else 0)
         if degree == 1:  # the most frequent case, and integer divisions are slow
             tokens[shard_micro[first]] += lengths[at]
             prefix += lengths[at]
-            if before[at] > 0 or (at + 1 < len(before) and before[at + 1] > 0):
-                buffers[shard_micro[first]] += prefix
+            if sliced:
+                buffers[shard_micro[first]] += times * prefix
             continue
         size, longer = divmod(lengths[at], 2 * degree)
         largest = -(-lengths[at] // degree)
         for part in range(degree):
             micro = shard_micro[first + part]
             tokens[micro] += 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
-            buffers[micro] += prefix + largest
+            buffers[micro] += times * (prefix + largest)
         prefix += largest
     return tokens, buffers
 

@@ -35,7 +35,7 @@ D = 6 in teams of 2, K,V travel along the columns:
  team 1   part 2   part 3       K,V of parts 1, 3, 5 meet all queries on parts 1, 3, 5
  team 2   part 4   part 5
 ```
-K,V make D / c - 1 hops instead of D - 1, and there are as many fewer rounds, for (c - 1) messages of queries and of
+K,V make D / c - 1 hops instead of D - 1, and as many rounds less, for (c - 1) messages of queries and of
 results (StarTrail, arXiv 2407.00611). With grouped-query attention queries are larger than K,V, so teams are small.
 
 The expert counts of a sequence (tokens per expert, of mixture-of-experts models) travel as K,V do in a forward pass:
@@ -145,7 +145,7 @@ def mates(part: int, team: int) -> list[int]:
 
 
 def rounds(degree: int, direction: Direction, team: int = 1) -> int:
-    """Return the number of rounds in which a part computes or sends: D / c, and in a backward pass one more if it is
+    """Return the number of rounds in which a part computes or sends: D / c, and in a backward pass one more if D / c is
     above 1."""
     turns = degree if direction == "counts" else degree // team
     return turns + 1 if direction == "backward" and turns > 1 else turns

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from engine.planner.plan.rows import row_of_each
-from engine.units import PPM, Ints
+from engine.units import PPM, Bools, Ints
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,8 @@ class StepPlan:
     gang: Ints  # [M] micro-batches that share rings run at the same time and have the same gang
     slot: Ints  # [M] place in the lockstep order; -1 in other modes
     offload: Ints  # [M] offload ratio, ppm
-    passes: (
-        Ints  # [2 stages L] in a pipeline, all passes of a rank with L micro-batches, in order (order.py); else empty
-    )
+    # [2 stages L] in a pipeline, all passes of a rank with L micro-batches, in order (order.py); else empty
+    passes: Ints
 
     @property
     def slices(self) -> int:
@@ -126,6 +125,11 @@ class StepPlan:
     def slice_sequence(self) -> Ints:
         """The sequence of each slice, [S]."""
         return np.cumsum(self.before == 0) - 1
+
+    @cached_property
+    def sliced(self) -> Bools:
+        """Whether each slice is one of several of its sequence, [S]."""
+        return self.lengths != self.sequence_lengths[self.slice_sequence]
 
     @property
     def micro_batches(self) -> int:

@@ -1,4 +1,4 @@
-"""Verify a plan of any planner before any rank starts: rules 1 to 7, one function each.
+"""Verify a plan of any planner before any rank starts: rules 0 to 7, one function each.
 
 Rule 0 checks that the arrays are well-formed, so that the other rules can read them. The rules run in order, and the
 first broken one is reported.
@@ -15,7 +15,7 @@ Note: [why the rules suffice]. With rules 3, 4 and 6 no rank waits forever:
 - In lockstep mode, by rule 5, all ranks have the same slots and a gang is in one slot. So the passes of a slot wait for
   nothing in a later slot, slots finish one after another, and every rank enters each of them.
 
-Letters: S sequences, P ranks, K shards, M micro-batches (step_plan.py).
+Letters: S slices, P ranks, K shards, M micro-batches (step_plan.py).
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def rule_1_every_token_once(plan: StepPlan) -> None:
     times = np.bincount(plan.shard_order, minlength=len(plan.shard_order))
     shard = first_true(times != 1)
     if shard >= 0:
-        sequence = plan.shard_slice[shard]
+        sequence = plan.slice_sequence[plan.shard_slice[shard]]
         raise PlanError(1, f"shard {shard} of sequence {sequence} is in {times[shard]} micro-batches, not in one")
     runs_on = plan.micro_rank[plan.shard_micro]
     shard = first_true(runs_on != plan.ring_ranks)
     if shard >= 0:
-        sequence, rank = plan.shard_slice[shard], plan.ring_ranks[shard]
+        sequence, rank = plan.slice_sequence[plan.shard_slice[shard]], plan.ring_ranks[shard]
         raise PlanError(1, f"rank {runs_on[shard]} runs the shard of sequence {sequence} that belongs to rank {rank}")
 
 
@@ -145,7 +145,7 @@ def rule_3_rings_and_gangs(plan: StepPlan) -> None:
         raise PlanError(3, f"slice {at} has another ring than the slice that it continues")
     shard = duplicate_in_row(plan.ring_start, plan.ring_ranks, plan.ranks)
     if shard >= 0:
-        sequence, rank = plan.shard_slice[shard], plan.ring_ranks[shard]
+        sequence, rank = plan.slice_sequence[plan.shard_slice[shard]], plan.ring_ranks[shard]
         raise PlanError(3, f"rank {rank} appears twice in the ring of sequence {sequence}")
     label = components(plan.shard_micro, plan.ring_start, plan.micro_batches)
     micro = first_true(plan.gang != plan.gang[label])
@@ -198,16 +198,18 @@ def rule_6_messages(plan: StepPlan) -> None:
     part, which receives exactly this buffer (schedule.transfers; tests/planner/plan/test_schedule.py checks many
     degrees). The same is true of the rounds of the expert counts, after the last layer. All members go through layers,
     passes and rounds in the same order, and by rule 4 through gangs. So all messages from one rank to another pair up
-    if both micro-batches of a gang list the rings that connect them in the same order. The members of a
-    team exchange queries before the rounds, and results after them, also ring by ring.
+    if both micro-batches of a gang list the rings that connect them in the same order. The members of a team exchange
+    queries before the rounds, and results after them, with all mates of all rings at once.
     """
-    hops = [plan.next_shard] + [plan.mates(turn) for turn in range(1, int(plan.team.max()))]
-    if len(hops) > 1:
-        hops.append(plan.hops(np.ones_like(plan.team)))  # expert counts
-    for hop in hops:
-        shard = crossed_shard(hop, plan.ring_ranks, plan.shard_order, plan.shard_micro, plan.ranks)
+    hops = [plan.next_shard[None]]
+    if int(plan.team.max()) > 1:
+        hops.append(np.stack([plan.mates(turn) for turn in range(1, int(plan.team.max()))]))
+        hops.append(plan.hops(np.ones_like(plan.team))[None])  # expert counts
+    for together in hops:
+        shard, turn = crossed_shard(together, plan.ring_ranks, plan.shard_order, plan.shard_micro, plan.ranks)
         if shard >= 0:
-            at, sender, receiver = plan.shard_slice[shard], plan.ring_ranks[shard], plan.ring_ranks[hop[shard]]
+            at, sender = plan.shard_slice[shard], plan.ring_ranks[shard]
+            receiver = plan.ring_ranks[together[turn, shard]]
             raise PlanError(6, f"rank {sender} sends slice {at} later than rank {receiver} expects it")
 
 
@@ -246,25 +248,29 @@ def duplicate_in_row(start: Ints, values: Ints, end: int) -> int:
 
 
 @njit
-def crossed_shard(next_shard: Ints, ring_ranks: Ints, shard_order: Ints, shard_micro: Ints, ranks: int) -> int:
-    """Return the first shard that its micro-batch sends after one that the receiver expects later, or -1.
+def crossed_shard(
+    next_shard: Ints, ring_ranks: Ints, shard_order: Ints, shard_micro: Ints, ranks: int
+) -> tuple[int, int]:
+    """Return the first shard that its micro-batch sends after one that the receiver expects later, or -1, and the turn.
 
-    `shard_order` lists shards in the order in which micro-batches send them. So for a micro-batch and each of its
-    receivers, the places at which the receiver has the next shards must ascend.
+    Shard k is sent to the ranks of the shards next_shard[:, k], one for each turn, all at once. `shard_order` lists
+    shards in the order in which micro-batches send them. So for a micro-batch and each of its receivers, the places at
+    which the receiver has the next shards must ascend.
     """
     place = np.empty(len(shard_order), np.int64)
     for at in range(len(shard_order)):
         place[shard_order[at]] = at
     sender, latest = np.full(ranks, -1), np.zeros(ranks, np.int64)  # by receiver: the micro-batch of `latest`
     for shard in shard_order:
-        following = next_shard[shard]
-        if following == shard:
-            continue
-        source, target = shard_micro[shard], ring_ranks[following]
-        if sender[target] == source and place[following] < latest[target]:
-            return shard
-        sender[target], latest[target] = source, place[following]
-    return -1
+        for turn in range(len(next_shard)):
+            following = next_shard[turn, shard]
+            if following == shard:
+                continue
+            source, target = shard_micro[shard], ring_ranks[following]
+            if sender[target] == source and place[following] < latest[target]:
+                return shard, turn
+            sender[target], latest[target] = source, place[following]
+    return -1, 0
 
 
 def _differs_within_gang(plan: StepPlan, values: Ints) -> int:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.attention.layout import unsplit
 from engine.close import error
 from engine.config.load import load
 from engine.models.build import build_model
@@ -16,6 +15,7 @@ from engine.models.common.initialise import initialise
 from engine.models.common.tiles import in_tiles
 from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
+from tests.attention.rings import unsplit
 
 LAYERS, TOKENS = 3, 37
 SHAPES = {"dense": {"experts": 1, "top_k": 1}, "experts": {"experts": 4, "top_k": 2}}

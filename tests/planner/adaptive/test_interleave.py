@@ -49,6 +49,14 @@ def ends(of: Jobs, most: Ints, passes: Ints) -> float:
     return max(free)
 
 
+def test_the_search_ends_after_a_number_of_trials_of_the_jobs() -> None:
+    """With thousands of slots a sweep over all places would take hours."""
+    of = Jobs(np.ones(1500), np.ones(1500), np.ones((2, 1500), dtype=np.int64), np.zeros(1500, dtype=np.bool_))
+    first, again = (interleave(of, ints(4, 4)) for _ in range(2))
+    assert sorted(first.passes.tolist()) == list(range(4 * 1500))
+    assert first.passes.tolist() == again.passes.tolist()
+
+
 @given(jobs(), st.integers(0, 2))
 def test_an_order_has_every_pass_once_and_takes_what_it_says(drawn: tuple[Jobs, Ints], sweeps: int) -> None:
     of, most = drawn

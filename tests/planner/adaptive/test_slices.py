@@ -1,4 +1,4 @@
-"""Slots that are cut: the slices of a sequence tile it, take about equally long, and ranks keep their capacity."""
+"""Slots that are cut: slices tile their sequence and take about equally long, and no rank gets more tokens at once."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def slots(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
 
 
 @given(slots(), st.sampled_from([1e5, 1e6, 1e7, 1e9, np.inf]), st.sampled_from([1, 4]))
-def test_slices_tile_their_sequences_and_keep_the_capacity(
+def test_slices_tile_their_sequences_and_no_rank_gets_more_than_it_had(
     drawn: tuple[list[int], list[int], list[int], list[int]], target: float, team: int
 ) -> None:
     lengths, degree, first, number = (ints(*row) for row in drawn)
     cut = cut_of(lengths, degree, first, number, target, team=team)
     assert np.unique(cut.number).tolist() == list(range(int(cut.number.max()) + 1)), "no slot is empty"
-    tokens = np.zeros((int(cut.number.max()) + 1, RANKS), dtype=np.int64)
-    alone = np.zeros_like(tokens)
+    before, tokens = (np.zeros((int(of.max()) + 1, RANKS), dtype=np.int64) for of in (number, cut.number))
+    source = np.full(len(tokens), -1)  # by new slot: the one that was cut
     for sequence, length in enumerate(lengths.tolist()):
         own = np.flatnonzero(cut.sequence == sequence)
         assert cut.lengths[own].min() >= 1 and cut.lengths[own].sum() == length
@@ -61,14 +61,13 @@ def test_slices_tile_their_sequences_and_keep_the_capacity(
         assert len(set(cut.team[own].tolist())) == 1 and degree[sequence] % cut.team[own[0]] == 0
         assert cut.team[own[0]] <= team
         assert len(own) == 1 or target < np.inf
+        ranks = slice(int(first[sequence]), int(first[sequence] + degree[sequence]))
+        before[number[sequence], ranks] += -(-length // int(degree[sequence]))
         for at in own.tolist():
-            ranks = slice(int(first[sequence]), int(first[sequence] + degree[sequence]))
-            each = -(-int(cut.lengths[at]) // int(degree[sequence]))
-            tokens[cut.number[at], ranks] += each
-            alone[cut.number[at], ranks] = np.maximum(alone[cut.number[at], ranks], each)
-    # The planner counts the tokens of a slice as if all slices of a sequence were equally long.
-    spare = 2 * (np.bincount(cut.sequence).max() > 1) * alone
-    assert (tokens <= np.maximum(HOLDS, alone) + spare).all()
+            tokens[cut.number[at], ranks] += -(-int(cut.lengths[at]) // int(degree[sequence]))
+            assert source[cut.number[at]] in (-1, number[sequence])
+            source[cut.number[at]] = number[sequence]
+    assert (tokens <= before[source]).all()
 
 
 def test_the_slices_of_a_sequence_take_equally_long() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +39,14 @@ def test_ring_buffers_are_as_large_as_the_largest_shard() -> None:
     assert (tokens.tolist(), buffers.tolist()) == ([3, 2, 6], [3, 3, 3])
     alone = emit("by hand", "free", 1, 16, ints(7), [[(0, (0,))]])
     assert [part.tolist() for part in loads.micro_loads(alone)] == [[7], [0]]
+
+
+def test_buffers_of_slices_and_teams_count_once_more_for_each_member_of_a_team() -> None:
+    """Blocks of a layer have copies of the keys, and their gradients."""
+    whole = emit("by hand", "free", 4, 16, ints(8), [[(0, (0, 1, 2, 3))]])
+    assert loads.micro_loads(replace(whole, team=ints(2)))[1].tolist() == [3 * 2] * 4
+    slices = emit("by hand", "free", 2, 16, ints(8, 6), [[(0, (0, 1))], [(1, (0, 1))]])
+    assert loads.micro_loads(replace(slices, before=ints(0, 8)))[1].tolist() == [2 * 4, 2 * 7] * 2
 
 
 def test_peers_are_neighbours_in_any_ring() -> None:

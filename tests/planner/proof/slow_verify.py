@@ -172,8 +172,11 @@ def _fits(
             earlier.append(int(plan.lengths[at]))
         cut = len(earlier) > 1 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
         if len(rings[s]) > 1 or cut:
-            buffers += sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
+            largest = sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
+            team = int(plan.team[s])
+            buffers += largest * (1 + team if cut or team > 1 else 1)
     waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
+    waiting += _besides(plan, costs, rings, micro) if plan.mode == "pipeline" else 0
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
     each = Fraction(costs.token_bytes, costs.in_flight)  # of one micro-batch
     saved = each * (stays + waiting)
