@@ -39,8 +39,9 @@ class Allowance:
         """The allowance of a device in a run on `devices` devices, by default all of the cluster."""
         if not uses_gpus(config):
             return cls(_PROCESS, _PROCESS_PERCENT)
-        cluster = Cluster.of(config.cluster)
-        devices, in_node = devices or cluster.ranks, max(node.devices for node in cluster.nodes)
+        devices, in_node = devices or Cluster.of(config.cluster).ranks, config.cluster.ranks_per_node
+        if config.cluster.hostfile is not None and config.parallel.pp > 1:
+            in_node = max(node.devices for node in Cluster.of(config.cluster).nodes)
         return cls(_CONTEXT + (_nccl(devices, in_node, config.parallel) if devices > 1 else 0), _FRAGMENTATION)
 
     def usable(self, memory: int) -> int:
