@@ -39,7 +39,7 @@ def row(nodes: str, model: str, context: str) -> str:
     seconds = time.perf_counter() - began
     place = f"| {8 * int(nodes):,} | {model} | {context} | {seconds:.1f}"
     if done.returncode:
-        return f"{place} | | | | {done.stderr.strip().splitlines()[0]} |"
+        return f"{place} | | | | {json.loads(done.stdout)['error']['message']} |"
     found = json.loads(done.stdout)["tune"]
     own, best = found["recipe_step_s"], found["best"][0]
     shipped = f"{own:.3f}" if own else "does not fit"

@@ -26,23 +26,31 @@ class Budget(NamedTuple):
     named: int = 0  # offload ratio for which the host must have memory even if a smaller one is enough, ppm
 
 
-def least_ratio(costs: Costs, tokens: Ints, buffers: Ints, capacity: Ints, memory: Ints) -> Ints:
+def least_ratio(
+    costs: Costs, tokens: Ints, buffers: Ints, capacity: Ints, memory: Ints, largest: Ints | None = None
+) -> Ints:
     """Smallest offload ratio, in ppm, at which micro-batches fit; all arguments and the result are [M].
 
     A micro-batch of `tokens` fits if the tokens that stay on the device (`Costs.resident`) are at most `capacity`, and
     its bytes at most `memory`. `buffers` are the tokens of the ring buffers (`ring_tokens` of `Costs.peak_bytes`). The
-    ratio is 0 if a micro-batch fits without offload, and PPM if no ratio is enough.
+    working set is that of a micro-batch of `largest` tokens, if given, else its own. The ratio is 0 if a micro-batch
+    fits without offload, and PPM if no ratio is enough.
     """
+    largest = tokens if largest is None else largest
     if costs.later_stages:
-        each = (least_ratio(stage, tokens, buffers, capacity, memory) for stage in costs.stages)
+        each = (least_ratio(stage, tokens, buffers, capacity, memory, largest) for stage in costs.stages)
         return np.maximum.reduce(list(each))
     ratio = np.zeros(len(tokens), dtype=np.int64)
-    available = memory - costs.fixed_bytes - costs.working(tokens) - costs.ring_bytes * buffers
-    large = np.flatnonzero((tokens > 0) & ((tokens > capacity) | (costs.token_bytes * tokens > available)))
+    available = memory - costs.fixed_bytes - costs.ring_bytes * buffers
+    stays = np.minimum(capacity, (available - costs.working(largest)) // costs.token_bytes)
+    waiting = costs.in_flight - 1
+    if waiting > 0:  # of these, what stays is there when two layers are left, too
+        beside = available - costs.two_left(largest)
+        stays = np.minimum(stays, beside * costs.in_flight // (costs.token_bytes * waiting))
+    large = np.flatnonzero((tokens > 0) & (tokens > stays))
     if len(large) == 0 or costs.layers <= 2:
         return ratio
-    stays = np.minimum(capacity[large], available[large] // costs.token_bytes)
-    kept = stays * costs.layers * PPM // tokens[large]
+    kept = stays[large] * costs.layers * PPM // tokens[large]
     ratio[large] = np.minimum(PPM, PPM - (kept - 2 * PPM) // (costs.layers - 2))
     return ratio
 

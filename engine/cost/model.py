@@ -165,19 +165,23 @@ class Costs:
         activations of these layers, copied back if they were offloaded, and the passing gradients of the others. At its
         end: all passing gradients. At the first two, a step's first micro-batch has not yet allocated `filling_bytes`.
         """
-        left, layer = min(2, self.layers), self.instants[0].of(tokens)
         fill = np.where(first, self.filling_bytes, 0)
         own = self.resident_here(tokens, offload)
         if waiting is None:
             waiting = (self.in_flight - 1) * own
         begins = -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens) - fill
-        # Exact: `most_tokens` relies on it.
-        two = -(-self.token_bytes * left * tokens // (self.layers * self.in_flight))
         # The other micro-batches in flight have not begun their backward passes.
         others = self.token_bytes * waiting // self.in_flight
+        two_left = self.two_left(tokens) + others - fill * min(2, self.layers) // self.layers
+        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + self.instants[0].of(tokens))
+
+    def two_left(self, tokens: Ints) -> Ints:
+        """Bytes of micro-batches on the first stage when two layers of their backward pass are left (`fullest`)."""
+        left = min(2, self.layers)
+        # Exact: `most_tokens` relies on it.
+        two = -(-self.token_bytes * left * tokens // (self.layers * self.in_flight))
         passing = (self.layers - left) * self.passing_bytes // self.layers
-        two_left = two + others + passing + layer - fill * left // self.layers
-        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + layer)
+        return two + passing + self.instants[0].of(tokens)
 
     def working(self, tokens: Any) -> Any:
         """Bytes of a micro-batch in addition to what its layers save, at the fullest of `instants`.

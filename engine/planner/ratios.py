@@ -133,8 +133,19 @@ def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
     full, memory = np.int64(settings.capacities.max()), int(settings.cluster.memory.min())
     if not settings.offload or int(settings.costs.peak_bytes(full, full)) <= memory:
         return plan
-    holds = np.stack([settings.capacities, settings.cluster.memory])[:, plan.micro_rank]
     tokens, buffers = micro_loads(plan)
-    needed = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds), settings.offload)
+    found = _fitted(plan, tokens, buffers, tokens, settings)
+    if plan.mode == "pipeline" and not fits_in_flight(found, settings):
+        # While one micro-batch computes, the activations of others of its rank are in memory too. So all must leave
+        # room for the largest working set and buffers of their rank.
+        most, largest = (np.maximum.reduceat(of, plan.micro_start[:-1])[plan.micro_rank] for of in (buffers, tokens))
+        found = _fitted(plan, tokens, most, largest, settings)
+    return found
+
+
+def _fitted(plan: StepPlan, tokens: Ints, buffers: Ints, largest: Ints, settings: PlanSettings) -> StepPlan:
+    """Adjust the offload ratios to micro-batches of these `tokens`, `buffers` and `largest` [M] (`least_ratio`)."""
+    holds = np.stack([settings.capacities, settings.cluster.memory])[:, plan.micro_rank]
+    needed = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds, largest), settings.offload)
     allowed = budget.most_ratio(settings.costs, tokens, settings.host_memory)
     return replace(plan, offload=np.maximum(np.minimum(plan.offload, allowed), needed))

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from engine.config.load import load
+from engine.cost.activations import Instant
 from engine.data.lengths import step_lengths
 from engine.planner.adaptive.pipeline import uncut_pipeline
 from engine.planner.adaptive.slots import slot_candidates
@@ -19,8 +20,8 @@ from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
-from engine.units import Ints
-from tests.planner.samples import LINKED_COSTS, ints, lengths, settings, staged_costs
+from engine.units import PPM, Ints
+from tests.planner.samples import COSTS, LINKED_COSTS, ints, lengths, settings, staged_costs
 
 
 def uncut(step: Ints, ours: PlanSettings) -> StepPlan:
@@ -57,3 +58,21 @@ def test_tight_memory_takes_whole_sequences_in_1f1b_order() -> None:
     peak = int(ours.costs.peak_bytes(ints(16), ints(16))[0])
     tight = settings("adaptive", 4, 16, "pipeline", stages=3, device_memory=peak)
     assert makespan(plan_step(step, ours), ours) <= makespan(plan_step(step, tight), tight)
+
+
+@hypothesis_settings(max_examples=60)
+@given(lengths(64), st.integers(1, 4), st.integers(2, 4), st.integers(0, 10))
+@example([64, *[20] * 4, *[32] * 4], 2, 2, 10)
+def test_all_micro_batches_in_flight_fit_where_only_offload_makes_room(
+    step: list[int], ranks: int, stages: int, tenth: int
+) -> None:
+    """A device has memory for one full micro-batch at this offload ratio, with the others that 1F1B has in flight.
+
+    `plan_step` verifies it. Short micro-batches must not keep what the working set of a long one needs.
+    """
+    ours = settings("adaptive", ranks, 32, "pipeline", context=64, stages=stages)
+    ours = replace(ours, offload=PPM, host_memory=2**40, costs=staged_costs(stages, replace(COSTS, instants=(Instant(0, 200),))))
+    peak = int(ours.costs.peak_bytes(ints(32), ints(32), tenth * PPM // 10)[0])
+    ours = replace(ours, cluster=replace(ours.cluster, device_memory=peak))
+    if sum(step) <= 32 * ranks or max(step) <= 32 * ranks:
+        assert (plan_step(ints(*step), ours).sequence_lengths == step).all()
