@@ -145,7 +145,7 @@ def fitted(plan: StepPlan, settings: PlanSettings) -> StepPlan:
 
 def _fitted(plan: StepPlan, tokens: Ints, buffers: Ints, largest: Ints, settings: PlanSettings) -> StepPlan:
     """Adjust the offload ratios to micro-batches of these `tokens`, `buffers` and `largest` [M] (`least_ratio`)."""
-    holds = np.stack([settings.capacities, settings.cluster.memory])[:, plan.micro_rank]
-    needed = np.minimum(least_ratio(settings.costs, tokens, buffers, *holds, largest), settings.offload)
+    capacity, memory = settings.capacities[plan.micro_rank], settings.cluster.memory[plan.micro_rank]
+    needed = np.minimum(least_ratio(settings.costs, tokens, buffers, capacity, memory, largest), settings.offload)
     allowed = budget.most_ratio(settings.costs, tokens, settings.host_memory)
     return replace(plan, offload=np.maximum(np.minimum(plan.offload, allowed), needed))
