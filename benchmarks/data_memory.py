@@ -3,7 +3,7 @@
     python benchmarks/data_memory.py [--rows 100]
 
 Ours: the planning process of the node with its 4 loaders, which pack blocks of all sources, and what 8 ranks need,
-beside their code, to get 20 plans and to read their slices. DataLoaders: 8 of PyTorch with a worker each, which has all
+beside their code, to get 20 plans and to read their inputs. DataLoaders: 8 of PyTorch with a worker each, which has all
 64 files open and a row group of each in memory, as a reader that shuffles documents does; what their ranks need is not
 counted. Memory is proportional (PSS): a page that n processes share counts as 1/n in each.
 """
@@ -148,9 +148,9 @@ def train(folder: Path, rank: int, sockets: list[Connection], connection: Connec
     for _ in range(STEPS):
         planned = ahead.take()
         ahead.request(planned.after)
-        slicer = feed.slicer(planned.table)
+        read_inputs = feed.input_reader(planned.table)
         for micro in planned.plan.of_rank(rank):
-            slicer(micro)
+            read_inputs(micro)
     connection.send(None)
     connection.recv()
     ahead.take()

@@ -3,7 +3,7 @@
     python benchmarks/data_reads.py
 
 As many processes as a ring has ranks open the same JSONL or Parquet file at the same time, without loaders, and read
-their slices of each document. They count the bytes that they read from token files, and the documents that they
+their shards of each document. They count the bytes that they read from token files, and the documents that they
 tokenize.
 """
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.config.load import load
 from engine.data.corpus import Reader, list_blocks, open_corpora
 from engine.data.encode import encode
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.planner.plan.step_plan import MicroBatch, Shard
 
@@ -61,7 +61,7 @@ def write(folder: Path, kind: str) -> Path:
 
 
 def read(path: str, kind: str, folder: str, degree: int, part: int) -> tuple[int, int, int]:
-    """Read a rank's slices of all documents; return bytes of tokens read and used, and documents tokenized."""
+    """Read a rank's shards of all documents; return bytes of tokens read and used, and documents tokenized."""
     counts, pread = Counter[str](), os.pread
 
     def counting_encode(*given: Any) -> Any:
@@ -86,7 +86,7 @@ def read(path: str, kind: str, folder: str, degree: int, part: int) -> tuple[int
         with patch("os.pread", counting_pread):
             for sequence, length in enumerate(lengths.tolist()):
                 micro = MicroBatch(0, part, 0, -1, (Shard(sequence, length, tuple(range(degree)), part),))
-                counts["used"] += width * len(micro_batch_slices(Reader(corpora, 258), table, micro).tokens)
+                counts["used"] += width * len(rank_inputs(Reader(corpora, 258), table, micro).tokens)
     return counts["read"], counts["used"], counts["tokenized"]
 
 

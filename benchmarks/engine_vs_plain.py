@@ -35,8 +35,8 @@ from torch import Tensor
 from benchmarks.gpu.one_rank import joined
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.data.inputs import IGNORE
 from engine.data.overview import Corpora
-from engine.data.slices import IGNORE
 from engine.launch.prepare import write_facts
 from engine.planner.make import plan_step
 from engine.run.folder import RunFolder
@@ -137,12 +137,12 @@ def documents_of_step(trainer: Trainer, corpora: Corpora) -> list[Document]:
     found = corpora.steps.next(trainer.cursor)
     assert found is not None
     table = found[0]
-    read, pieces = trainer.feed.slicer(table), list[Document]()
+    read, pieces = trainer.feed.input_reader(table), list[Document]()
     for micro in plan_step(table.length, trainer.settings).of_rank(0):
-        slices = read(micro)
-        starts = [*np.flatnonzero(slices.positions == 0), len(slices.positions)]
+        inputs = read(micro)
+        starts = [*np.flatnonzero(inputs.positions == 0), len(inputs.positions)]
         for start, stop in pairwise(starts):
-            pieces.append((torch.from_numpy(slices.tokens[start:stop]), torch.from_numpy(slices.labels[start:stop])))
+            pieces.append((torch.from_numpy(inputs.tokens[start:stop]), torch.from_numpy(inputs.labels[start:stop])))
     return pieces
 
 

@@ -128,7 +128,7 @@ def rank(root: Path) -> int:
 
     from engine.control.control import Control
     from engine.control.link import Link
-    from engine.hardware.micro_batches import random_slices
+    from engine.hardware.micro_batches import random_inputs
     from engine.parallel.groups import join_groups
     from engine.trainer import step
     from engine.trainer.loop import Trainer
@@ -142,11 +142,11 @@ def rank(root: Path) -> int:
     step._mark = lambda device: clock()
     settings = PlanSettings.of(load(job.keys)).without_offload()
     todo = plans(settings)
-    slices = {
-        name: {m.index: random_slices(m, config.model.vocab) for m in plan.of_rank(groups.hdp_rank) if m.shards}
+    inputs = {
+        name: {m.index: random_inputs(m, config.model.vocab) for m in plan.of_rank(groups.hdp_rank) if m.shards}
         for name, plan in todo.items()
     }
-    idle = idle_part(random_slices(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
+    idle = idle_part(random_inputs(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
     times: dict[str, list[float]] = {name: [] for name in todo}
     for turn in range(REPEATS + 1):
         for name, plan in todo.items():
@@ -156,7 +156,7 @@ def rank(root: Path) -> int:
                 plan,
                 trainer.engine.forward,
                 lambda loss: trainer.engine.backward(loss, int(LENGTHS.sum())),
-                lambda micro, name=name: slices[name].get(micro.index, idle),  # type: ignore[misc]
+                lambda micro, name=name: inputs[name].get(micro.index, idle),  # type: ignore[misc]
                 trainer.context,
             )
             ran = clock()
@@ -186,10 +186,10 @@ def makespan_of(plan: StepPlan, seconds: dict[int, float], settings: PlanSetting
 
 
 def idle_part(some: Any) -> Any:
-    """Slices for an idle micro-batch: one token without a loss."""
-    from engine.data.slices import IGNORE, Slices
+    """Inputs of an idle micro-batch: one token without a loss."""
+    from engine.data.inputs import IGNORE, RankInputs
 
-    return Slices(some.tokens[:1], np.full(1, IGNORE), some.positions[:1])
+    return RankInputs(some.tokens[:1], np.full(1, IGNORE), some.positions[:1])
 
 
 def simulated_s(plan: StepPlan, settings: PlanSettings) -> float:

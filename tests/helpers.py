@@ -14,7 +14,7 @@ from engine.attention.comm import RingComm
 from engine.attention.kernels.choice import choose
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.models.build import Transformer, build_model, end_step
 from engine.models.common.norm import norm_weights
@@ -150,7 +150,7 @@ def deepspeed_run(settings: Config, batches: list[Batch], lr: float) -> dict[str
     for table, reader in batches:
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(lr))
         degrees += plan.degrees.tolist()
     change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}

@@ -15,7 +15,7 @@ from engine.attention.kernels.choice import choose
 from engine.close import error
 from engine.cluster.mesh import Mesh, Place
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.models.build import Transformer, build_model, end_step
 from engine.models.parallelize import parallelize
 from engine.models.split import is_of_experts, slice_of
@@ -124,8 +124,8 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
     if slices := case.get("slices", 0):
         plan = sliced(plan, slices, max(1, axes.mesh.pp), seed=slices + axes.mesh.pp)
     plan.offload[:] = round(case["offload"] * PPM)
-    loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
-    evaluated = evaluate(plan, model, partial(micro_batch_slices, reader, table), context)
+    loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
+    evaluated = evaluate(plan, model, partial(rank_inputs, reader, table), context)
     told = end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     return {
         "loss": loss.item(),
@@ -270,7 +270,7 @@ def through_deepspeed(mesh: tuple[int, ...], variant: Variant, made: Groups) -> 
     for table, reader in batches():
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
         end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     after = {name: safe_get_full_fp32_param(p).clone() for name, p in engine.module.named_parameters()}

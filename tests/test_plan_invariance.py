@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.close import error
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.models.common.loss import token_loss
 from engine.models.llama.model import Llama
@@ -61,7 +61,7 @@ def local_gradients(world: int) -> list[dict[str, Any]]:
         table, reader = batch(world, capacity)
         plan = plan_step(table.length, PlanSettings.of(settings))
         model = llama(settings, torch.float64)
-        loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
+        loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
         gradients = {name: p.grad for name, p in model.named_parameters()}
         busy = sum(1 for micro in plan.of_rank(context.hdp_rank) if micro.shards)
         results.append({"loss": loss.item(), "gradients": gradients, "degree": int(plan.degrees.max()), "busy": busy})

@@ -21,7 +21,7 @@ from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
 from engine.close import error
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.models.common.initialise import initialise
 from engine.models.mixtral.model import Mixtral
@@ -64,7 +64,7 @@ def on_rank(settings: Config) -> dict[str, Any]:
     context, model = rank_context(torch.float64), mixtral(settings)
     table, reader, plan = plan_of(settings)
     seen = _listen(model)
-    loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
+    loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
     told = model.end_step(_total, int(table.loss_tokens.sum()))
     gradients = {name: p.grad for name, p in model.named_parameters()}
     biases = [experts.bias for experts in model.experts()]
@@ -175,7 +175,7 @@ def through_deepspeed(settings: Config, folder: Path) -> dict[str, Any]:
     context, (table, reader, plan) = rank_context(torch.float32), plan_of(settings)
     tokens = int(table.loss_tokens.sum())
     backward = partial(engine.backward, step_loss_tokens=tokens)
-    run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+    run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
     norm, slots = engine.step(1.0), model.tally.expert_counts
     model.end_step(_total, tokens)
     engine.save(folder)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.close import error
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -74,7 +74,7 @@ def on_rank(world: int, case: Case) -> dict[str, Any]:
         plan = plan_step(table.length, PlanSettings.of(settings))
         plan.offload[:] = round(case["offload"] * 1_000_000)
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
         degrees |= set(plan.degrees.tolist())
     change = {name: safe_get_full_fp32_param(p) - before[name] for name, p in engine.module.named_parameters()}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.models.recompute import MODES
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -37,7 +37,7 @@ def results() -> dict[tuple[str, str], dict[str, Any]]:
             table, reader = batch(WORLD, CAPACITY)
             plan, model = plan_step(table.length, PlanSettings.of(settings)), llama(settings, dtype)
             before = context.comm.bytes_sent
-            loss, _ = run_step(plan, model, Tensor.backward, partial(micro_batch_slices, reader, table), context)
+            loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
             found[mode, name] = {
                 "values": [loss, *(parameter.grad for parameter in model.parameters())],
                 "sent": context.comm.bytes_sent - before,

@@ -16,7 +16,7 @@ from engine.config.schema import Config
 from engine.control.control import Control
 from engine.fit.estimate import estimate
 from engine.hardware.measured import Case
-from engine.hardware.micro_batches import micro_batch, random_slices
+from engine.hardware.micro_batches import micro_batch, random_inputs
 from engine.launch.agent import free_port
 from engine.offload.offload import Offload
 from engine.parallel.groups import Groups, join_groups
@@ -82,10 +82,10 @@ class OneRank:
 
     def planned(self, micro: MicroBatch, look: Callable[[], int] = int) -> tuple[int, int]:
         """Run a micro-batch of a plan for one rank, as `micro_batch` does."""
-        slices = random_slices(micro, self.config.model.vocab)
-        tokens = len(slices.tokens)
+        inputs = random_inputs(micro, self.config.model.vocab)
+        tokens = len(inputs.tokens)
         self.offload.begin(micro.offload, tokens)
-        loss = micro_batch_output(self.engine.forward, micro, to_device(slices, self.context.device), self.context)
+        loss = micro_batch_output(self.engine.forward, micro, to_device(inputs, self.context.device), self.context)
         forward = look()
         self.engine.backward(loss, tokens)
         loss.item()

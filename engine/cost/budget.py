@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.cost.model import Costs
-from engine.units import PPM, Ints
+from engine.units import PPM, Bools, Ints
 
 _MOST_TOKENS = 2**35  # most tokens of a step (verify.py)
 _MOST_BYTES = 2**62  # sums of more would overflow 64 bits
+_AT_ONCE = 64  # sizes that `most_tokens` tries at once
 
 
 class Budget(NamedTuple):
@@ -82,18 +83,29 @@ def fits(costs: Costs, tokens: int, budget: Budget, capacity: int | None = None)
     """
     if costs.token_bytes * tokens >= _MOST_BYTES:
         return False
-    stays, number = tokens if capacity is None else capacity, np.int64(tokens)
-    ratio = min(budget.offload, least(costs, tokens, stays, budget.memory))
-    return (
-        int(costs.resident(number, ratio)) <= stays
-        and int(costs.peak_bytes(number, number, ratio)) <= budget.memory
-        and int(costs.host_bytes(number, max(budget.named, ratio))) <= budget.host
-    )
+    return bool(_fit(costs, np.array([tokens], dtype=np.int64), budget, capacity)[0])
+
+
+def _fit(costs: Costs, tokens: Ints, budget: Budget, capacity: int | None) -> Bools:
+    """`fits` for each of several micro-batches of `tokens` [M], all below `_MOST_BYTES`: [M]."""
+    stays, memory = tokens if capacity is None else np.full_like(tokens, capacity), np.full_like(tokens, budget.memory)
+    ratio = np.minimum(budget.offload, least_ratio(costs, tokens, tokens, stays, memory))
+    on_device = (costs.resident(tokens, ratio) <= stays) & (costs.peak_bytes(tokens, tokens, ratio) <= memory)
+    fit: Bools = on_device & (costs.host_bytes(tokens, np.maximum(budget.named, ratio)) <= budget.host)
+    return fit
 
 
 def most_tokens(costs: Costs, budget: Budget, capacity: int | None = None) -> int:
     """Most tokens of one micro-batch, all in rings, that fit within the budget (`fits`); 0 if none."""
-    return largest(lambda tokens: fits(costs, tokens, budget, capacity), _MOST_TOKENS)
+    most = min(_MOST_TOKENS, (_MOST_BYTES - 1) // max(1, costs.token_bytes))
+    low, high = 0, most + 1
+    tried = 2 ** np.arange(most.bit_length(), dtype=np.int64)
+    while high - low > 1:
+        # Many sizes at once: NumPy takes about as long for one. Those after the first that does not fit do not count.
+        short = int(np.argmin(np.append(_fit(costs, tried, budget, capacity), False)))
+        low, high = int(tried[short - 1]) if short else low, int(tried[short]) if short < len(tried) else high
+        tried = np.unique(np.linspace(low + 1, high - 1, _AT_ONCE, dtype=np.int64))
+    return low
 
 
 def largest(holds: Callable[[int], bool], most: int) -> int:

@@ -105,13 +105,13 @@ class Costs:
             result_bytes=model.layers * model.heads * model.head_dim * w,
             forward_rings=3 if config.recompute == "layer" else 2,
             counts_bytes=activations.counts_bytes(model, config.parallel.pp) if config.balance.by == "loss" else 0,
-            **_bytes(config, cluster.ranks, 0),
+            **_bytes(config, cluster.ranks)[0],
         )
         return costs.among(config, cluster.ranks)
 
     def among(self, config: Config, ranks: int) -> Costs:
         """A copy of the costs with the bytes for a cluster of `ranks` HDP ranks. Times do not change."""
-        first, *others = (_bytes(config, ranks, stage) for stage in range(config.parallel.pp))
+        first, *others = _bytes(config, ranks)
         later = tuple(replace(self, **of_stage, later_stages=()) for of_stage in others)
         return replace(self, **first, later_stages=later)
 
@@ -227,27 +227,36 @@ class Costs:
         return ns / NS
 
 
-def _bytes(config: Config, ranks: int, stage: int) -> dict[str, Any]:
-    """The fields of `Costs` that depend on the number of ranks and the stage: layers and bytes of a device."""
+def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
+    """The fields of `Costs` that depend on the number of ranks and the stage, for each stage: layers and bytes of a
+    device."""
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
-    tp, held, own = config.parallel.tp, states(config, ranks, stage), len(stages(config)[stage])
-    in_flight = config.parallel.pp - stage  # 1F1B (planner/plan/order.py)
-    return {
-        "layers": own,
-        "in_flight": in_flight,
-        "token_bytes": -(-activations.layers_bytes(model, dtype, mode, tile) * own * in_flight // (model.layers * tp)),
-        "instants": activations.instants(config, stage),
-        "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * sum(element_bytes(dtype)) // tp),
-        "team_bytes": model.heads * model.head_dim * (3 * element_bytes(dtype)[0] + 3 * element_bytes(dtype)[1]) // tp,
-        # In a pipeline, slices have buffers even on a single rank.
-        "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 or config.parallel.pp > 1 else 0,
-        "fixed_bytes": held.device,
-        "passing_bytes": held.passing,
-        "closing_bytes": held.closing,
-        "filling_bytes": held.filling,
-        # Bounds of host memory subtract it from that of a rank, and are the same for all stages.
-        "host_fixed_bytes": max(states(config, ranks, one).host for one in range(config.parallel.pp)),
-    }
+    tp, pp = config.parallel.tp, config.parallel.pp
+    b, w = element_bytes(dtype)
+    held = [states(config, ranks, stage) for stage in range(pp)]
+    found = []
+    for stage, layers in enumerate(stages(config)):
+        own, in_flight = len(layers), pp - stage  # 1F1B (planner/plan/order.py)
+        saved = activations.layers_bytes(model, dtype, mode, tile) * own * in_flight
+        found.append(
+            {
+                "layers": own,
+                "in_flight": in_flight,
+                "token_bytes": -(-saved // (model.layers * tp)),
+                "instants": activations.instants(config, stage),
+                "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * (b + w) // tp),
+                "team_bytes": model.heads * model.head_dim * (3 * b + 3 * w) // tp,
+                # In a pipeline, slices have buffers even on a single rank.
+                "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 or pp > 1 else 0,
+                "fixed_bytes": held[stage].device,
+                "passing_bytes": held[stage].passing,
+                "closing_bytes": held[stage].closing,
+                "filling_bytes": held[stage].filling,
+                # Bounds of host memory subtract it from that of a rank, and are the same for all stages.
+                "host_fixed_bytes": max(one.host for one in held),
+            }
+        )
+    return found
 
 
 def machine(config: Config) -> Calibration:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from engine.data.slices import Slices
+from engine.data.inputs import RankInputs
 from engine.hardware.measured import Case
 from engine.hardware.timing import Run, Stopwatch
 from engine.planner.plan.schedule import shard_spans
@@ -24,13 +24,13 @@ def runs(
     """
 
     def timed(engine: ZeroEngine, micro: MicroBatch) -> Run:
-        slices, watch = random_slices(micro, vocab), Stopwatch(context.device)
+        inputs, watch = random_inputs(micro, vocab), Stopwatch(context.device)
 
         def run() -> tuple[float, float]:
             began = watch.now()
-            loss = micro_batch_output(engine.forward, micro, to_device(slices, context.device), context)
+            loss = micro_batch_output(engine.forward, micro, to_device(inputs, context.device), context)
             middle = watch.now()
-            engine.backward(loss, len(slices.tokens))
+            engine.backward(loss, len(inputs.tokens))
             loss.item()
             return middle - began, watch.now() - middle
 
@@ -47,7 +47,7 @@ def micro_batch(case: Case, rank: int, ranks: int) -> MicroBatch:
     return MicroBatch(index=0, rank=rank, gang=0, slot=-1, shards=tuple(shards))
 
 
-def random_slices(micro: MicroBatch, vocab: int) -> Slices:
+def random_inputs(micro: MicroBatch, vocab: int) -> RankInputs:
     """Make random tokens and labels at the positions of the micro-batch's shards."""
     positions = np.concatenate(
         [
@@ -57,4 +57,4 @@ def random_slices(micro: MicroBatch, vocab: int) -> Slices:
         ]
     )
     tokens = np.random.default_rng(0).integers(0, vocab, len(positions) + 1)
-    return Slices(tokens[:-1], tokens[1:], positions)
+    return RankInputs(tokens[:-1], tokens[1:], positions)

@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.data.corpus import Reader, corpora_of
-from engine.data.slices import Slices, micro_batch_slices
+from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.steps import SequenceTable
 from engine.run.folder import RunFolder
 
@@ -26,6 +26,6 @@ class Feed:
     def __init__(self, folder: RunFolder, config: Config) -> None:
         self._reader = Reader(corpora_of(folder, config), config.model.vocab)
 
-    def slicer(self, table: SequenceTable) -> partial[Slices]:
-        """Return a function that reads the slices of a micro-batch, whose shards refer to the sequences of `table`."""
-        return partial(micro_batch_slices, self._reader, table)
+    def input_reader(self, table: SequenceTable) -> partial[RankInputs]:
+        """Return a function that reads the inputs of a micro-batch, whose shards refer to the sequences of `table`."""
+        return partial(rank_inputs, self._reader, table)

@@ -148,7 +148,9 @@ class Trainer:
         progress.tell_planned(planned.step_s)
         # Until `engine.step` returns the norm, the host does not wait for the device.
         backward = partial(self.engine.backward, step_loss_tokens=loss_tokens)
-        loss_sum, times = run_step(plan, self.engine.forward, backward, self.feed.slicer(planned.table), self.context)
+        loss_sum, times = run_step(
+            plan, self.engine.forward, backward, self.feed.input_reader(planned.table), self.context
+        )
         self.step, self.cursor, self.ended = self.step + 1, planned.after, planned.ended
         progress.report("reduce")
         rate = learning_rate(self.step, self.config.run.steps, self.config.optimizer)
@@ -302,7 +304,7 @@ class Trainer:
             return {}
         sums, tokens = dict[str, float](), dict[str, int]()
         for name, (table, plan) in self.validation.items():
-            loss_sum = evaluate(plan, self.engine.module, self.feed.slicer(table), self.context)
+            loss_sum = evaluate(plan, self.engine.module, self.feed.input_reader(table), self.context)
             sums[name], tokens[name] = self.groups.sum(loss_sum).item(), max(1, int(table.loss_tokens.sum()))
         loss = sum(sums.values()) / sum(tokens.values())
         if not math.isfinite(loss):  # the same on all ranks

@@ -1,6 +1,6 @@
 """One training step on one rank: runs its micro-batches, forward and backward, in the order of the plan.
 
-Note: [host synchronisation]. Nothing here waits for the device during a step: slices are copied ahead on a separate
+Note: [host synchronisation]. Nothing here waits for the device during a step: inputs are copied ahead on a separate
 stream, losses are added on the device, and times are device events. The caller reads losses and times after the update.
 """
 
@@ -24,7 +24,7 @@ from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
 from engine.attention.prefix import Prefixes
 from engine.control import progress
-from engine.data.slices import Slices, idle_slices
+from engine.data.inputs import RankInputs, idle_inputs
 from engine.models.common.part import Between
 from engine.offload.offload import Offload
 from engine.parallel.pipeline import Pipeline, with_gradient
@@ -34,7 +34,7 @@ from engine.planner.plan.step_plan import MicroBatch, StepPlan
 # (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage
 # before it in place of tokens, and returns `Between` in place of the loss
 Forward = Callable[[Tensor, Tensor, Tensor, AttentionContext], Any]
-Slicer = Callable[[MicroBatch], Slices]
+ReadInputs = Callable[[MicroBatch], RankInputs]
 Mark = torch.cuda.Event | float  # a point in time: a CUDA event, or seconds on a CPU
 _LEAVING = 2  # residual streams that a stage may be sending at once in validation
 
@@ -56,7 +56,7 @@ class RankContext:
 
 
 class Inputs(NamedTuple):
-    """The slices of a micro-batch (data/slices.py) on the device, int64 [T] each."""
+    """The inputs of a micro-batch (data/inputs.py) on the device, int64 [T] each."""
 
     tokens: Tensor  # in a pipeline, the residual stream of the stage before
     labels: Tensor
@@ -68,7 +68,7 @@ class StepTimes:
     """The times and losses of a step on this rank, with each micro-batch's number in the plan."""
 
     began: Mark
-    data_wait_s: float = 0.0  # time that the host waited for slices to be read
+    data_wait_s: float = 0.0  # time that the host waited for inputs to be read
     marks: list[tuple[int, Mark, Mark]] = field(default_factory=list)  # number, start, end
     losses: list[tuple[int, Tensor]] = field(default_factory=list)  # number, summed loss
 
@@ -78,12 +78,12 @@ class StepTimes:
 
 
 def run_step(
-    plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], slicer: Slicer, context: RankContext
+    plan: StepPlan, forward: Forward, backward: Callable[[Tensor], None], read_inputs: ReadInputs, context: RankContext
 ) -> tuple[Tensor, StepTimes]:
     """Run forward and backward of all micro-batches of this rank; in a pipeline, of its stage, in the plan's order.
 
-    `slicer` reads the slices of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the times.
-    Stages other than the last return the loss of their own layers, which balances experts, or 0.
+    `read_inputs` reads the inputs of a micro-batch. Returns the summed loss, a float64 scalar on the device, and the
+    times. Stages other than the last return the loss of their own layers, which balances experts, or 0.
     """
     loss_sum = torch.zeros((), dtype=torch.float64, device=context.device)
     times = StepTimes(_mark(context.device))
@@ -94,7 +94,7 @@ def run_step(
     results: dict[Pass, Tensor] = {}  # of passes, until they are sent
     context.prefixes.clear()
     progress.report("data")
-    with closing(_load_ahead(_forward_order(order, micros), slicer, context.device)) as loaded:
+    with closing(_load_ahead(_forward_order(order, micros), read_inputs, context.device)) as loaded:
         for kind, done in order:
             micro = micros[done.place]
             if kind != "run":
@@ -157,7 +157,7 @@ def _transfer(pipeline: Pipeline | None, kind: str, done: Pass, micro: MicroBatc
 
 
 @torch.no_grad()
-def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankContext) -> Tensor:
+def evaluate(plan: StepPlan, model: nn.Module, read_inputs: ReadInputs, context: RankContext) -> Tensor:
     """Run only the forward passes of a plan, and return the summed cross-entropy of this rank's tokens.
 
     The result is a float64 scalar on the device. Idle micro-batches add nothing to it, but must run: under ZeRO-3
@@ -170,7 +170,7 @@ def evaluate(plan: StepPlan, model: nn.Module, slicer: Slicer, context: RankCont
     results: dict[Pass, Tensor] = {}
     context.prefixes.clear()
     progress.report("validate")
-    with closing(_load_ahead(_forward_order(order, micros), slicer, context.device)) as loaded:
+    with closing(_load_ahead(_forward_order(order, micros), read_inputs, context.device)) as loaded:
         for kind, done in order:
             if kind != "run":
                 _transfer(pipeline, kind, done, micros[done.place], results)
@@ -203,13 +203,13 @@ def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, cont
 
 
 def _tokens(micro: MicroBatch) -> int:
-    """Return the tokens of a micro-batch on this rank, as its slices have."""
-    return layout(micro).tokens if micro.shards else len(idle_slices().tokens)
+    """Return the tokens of a micro-batch on this rank, as its inputs have."""
+    return layout(micro).tokens if micro.shards else len(idle_inputs().tokens)
 
 
-def to_device(slices: Slices, device: torch.device) -> Inputs:
-    """Copy slices to the device on the current stream, from pinned memory so that the host does not wait."""
-    parts = [torch.from_numpy(part) for part in (slices.tokens, slices.labels, slices.positions)]
+def to_device(inputs: RankInputs, device: torch.device) -> Inputs:
+    """Copy inputs to the device on the current stream, from pinned memory so that the host does not wait."""
+    parts = [torch.from_numpy(part) for part in (inputs.tokens, inputs.labels, inputs.positions)]
     if device.type == "cuda":
         parts = [part.pin_memory() for part in parts]
     return Inputs(*(part.to(device, non_blocking=True) for part in parts))
@@ -222,24 +222,24 @@ def _copy_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _load_ahead(
-    micros: Iterator[MicroBatch], slicer: Slicer, device: torch.device
+    micros: Iterator[MicroBatch], read_inputs: ReadInputs, device: torch.device
 ) -> Generator[tuple[MicroBatch, Inputs, float], None, None]:
     """Yield each micro-batch with its inputs and the seconds that the host waited for them.
 
-    A thread reads and copies the slices of the next micro-batch while the caller computes.
+    A thread reads and copies the inputs of the next micro-batch while the caller computes.
     """
     side = _copy_stream(device) if device.type == "cuda" else None
 
     def load(micro: MicroBatch) -> tuple[Inputs, torch.cuda.Event | None]:
-        slices = slicer(micro)
+        inputs = read_inputs(micro)
         if side is None:
-            return to_device(slices, device), None
+            return to_device(inputs, device), None
         with torch.cuda.stream(side):
-            return to_device(slices, device), side.record_event()
+            return to_device(inputs, device), side.record_event()
 
     # A new thread uses device 0 by default; if the rank has another device, that would create an unused CUDA context.
     on_device = (torch.cuda.set_device, (device,)) if side is not None else (None, ())
-    with ThreadPoolExecutor(1, "slices", *on_device) as reader:
+    with ThreadPoolExecutor(1, "inputs", *on_device) as reader:
         mine = list(micros)
         loading = [reader.submit(load, micro) for micro in mine[:1]]
         for micro, following in zip_longest(mine, mine[1:]):

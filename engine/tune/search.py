@@ -2,20 +2,21 @@
 
 1. Settings that break a rule of the config, or do not fit in memory, are left out.
 2. The others get a lower bound of their step time. A bound above the slowest of the best five excludes a candidate.
-3. The rest are planned and simulated: first the most promising of each layout, then their other capacities and offload
-   ratios. The search also ends when its time is over.
+3. The rest are planned and simulated, the most promising first: those of the least expected step time, corrected by
+   what simulations of the same layout showed. The search also ends when its time is over.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from engine.config.checks import check
 from engine.config.schema import Config
+from engine.cost.budget import least
 from engine.errors import ConfigError, MemoryFitError
 from engine.fit.estimate import Estimate, estimate_fullest
 from engine.fit.problem import fit_problem
@@ -26,7 +27,7 @@ from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
 from engine.simulator.facts import Facts
 from engine.tune.space import capacities, layouts
-from engine.units import Ints
+from engine.units import NS, PPM, Ints
 
 SHOWN = 5  # how many of the best are kept
 
@@ -40,12 +41,28 @@ SLOWER = "were simulated and are slower, or differ only in capacity and offload"
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that fit, and a lower bound of the seconds of their step."""
+    """Settings that fit."""
 
     changes: dict[str, Any]  # by config key
     config: Config
     settings: PlanSettings
-    bound_s: float
+    bound_s: float  # lower bound of the step time, in s
+
+    @cached_property
+    def expected_s(self) -> float:
+        """The step time, in s, if all micro-batches were equal and filled the capacity, each rank busy for the bound.
+
+        It counts what the bound leaves out: copies to the host and gathers that take longer than the compute of a
+        micro-batch, slots, and the time in which stages of a pipeline wait for the first and the last micro-batch.
+        """
+        own, costs = self.settings, self.settings.costs
+        count = max(1, -(-self.config.batch_tokens // (own.ranks * own.capacity)))
+        tokens = min(own.capacity, self.config.batch_tokens // own.ranks)
+        away = min(own.offload, least(costs, own.capacity, own.capacity, own.device_memory)) / PPM
+        compute, copied = self.bound_s * NS * own.stages / count, costs.rates.copy * away * tokens
+        gather_f, gather_b = costs.gathers
+        one = max(compute / 3, copied, gather_f) + max(2 * compute / 3, copied, gather_b)
+        return costs.seconds(one * (count + own.stages - 1) / own.stages + count * costs.slot)
 
     @property
     def layout(self) -> tuple[Any, ...]:
@@ -104,6 +121,22 @@ class Search:
             fastest.setdefault(trial.candidate.layout, trial)
         return list(fastest.values())[:SHOWN]
 
+    def limit(self) -> float:
+        """The step time, in s, from which a candidate's lower bound excludes it: that of the last of the best five."""
+        best = self.best()
+        return best[-1].step_s if len(best) == SHOWN else float("inf")
+
+    def most_promising(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The candidate with the least expected time, times the least ratio of a step to it in trials of its layout.
+
+        The ratio is 1 without such trials.
+        """
+        ratios: dict[tuple[Any, ...], float] = {}
+        for trial in self.trials:
+            ratio, layout = trial.step_s / trial.candidate.expected_s, trial.candidate.layout
+            ratios[layout] = min(ratio, ratios.get(layout, ratio))
+        return min(candidates, key=lambda one: one.expected_s * ratios.get(one.layout, 1.0))
+
     def drop(self, reason: str, example: str = "", count: int = 1) -> None:
         """Count candidates that fall off."""
         one = self.fallen.setdefault(reason, Fallen(example=example))
@@ -158,16 +191,21 @@ def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collec
     simulated first, if it fits.
     """
     found = Search(steps)
-    ranked = by_layout(found.candidates(config, fixed))
-    ranked.sort(key=lambda one: one.config != config)  # the recipe as it is comes first, even if there is no time
-    for number, candidate in enumerate(ranked):
-        best = found.best()
-        if len(best) == SHOWN and candidate.bound_s >= best[-1].step_s:
-            found.drop(BOUNDED, _bounded(candidate))
-            continue
-        if found.trials and time.monotonic() > deadline:
-            found.drop(UNTRIED, _bounded(candidate), len(ranked) - number)
+    left = sorted(found.candidates(config, fixed), key=lambda one: one.bound_s)
+    own = next((one for one in left if one.config == config), None)  # is simulated even if there is no time
+    while left:
+        limit = found.limit()
+        for one in left:
+            if one.bound_s >= limit:
+                found.drop(BOUNDED, _bounded(one))
+        left = [one for one in left if one.bound_s < limit]
+        if not left:
             break
+        if found.trials and time.monotonic() > deadline:
+            found.drop(UNTRIED, _bounded(left[0]), len(left))
+            break
+        candidate = own or found.most_promising(left)
+        own, left = None, [one for one in left if one is not candidate]
         trial = found.trial(candidate)
         if trial is not None:
             found.trials.append(trial)
@@ -176,19 +214,6 @@ def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collec
     if slower:
         found.drop(SLOWER, count=slower)
     return found
-
-
-def by_layout(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Sort by lower bound: first the best candidate of each layout, then the second of each, and so on.
-
-    So a search that runs out of time has seen all promising layouts.
-    """
-    seen = Counter[tuple[Any, ...]]()
-    turns = list[tuple[int, float, Candidate]]()
-    for candidate in sorted(candidates, key=lambda one: one.bound_s):
-        turns.append((seen[candidate.layout], candidate.bound_s, candidate))
-        seen[candidate.layout] += 1
-    return [candidate for *_, candidate in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _bounded(candidate: Candidate) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import simulator_vs_real as real
 from engine.config.load import load
-from engine.data.slices import IGNORE, Slices
+from engine.data.inputs import IGNORE, Slices
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate

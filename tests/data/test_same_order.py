@@ -18,11 +18,11 @@ from engine.config.load import load
 from engine.config.schema import Config
 from engine.data import order
 from engine.data.corpus import Reader
+from engine.data.inputs import rank_inputs
 from engine.data.ledger import Ledger
 from engine.data.loaders import Loaders, Work
 from engine.data.overview import Corpora
 from engine.data.pack import pack
-from engine.data.slices import micro_batch_slices
 from engine.data.sources import jsonl
 from engine.data.steps import Cursor
 from engine.data.tokenizers.load import open_tokenizer
@@ -97,7 +97,7 @@ def test_over_worlds_and_capacities(folder: Path, expected: bytes, tmp_path: Pat
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
 def test_ranks_read_what_the_ledger_says(folder: Path, tmp_path: Path, ranks: int) -> None:
-    """Ranks open the sources each by itself, pack what they need, and read their slices after random delays."""
+    """Ranks open the sources each by itself, pack what they need, and read their inputs after random delays."""
     config = config_of(folder, tmp_path / "cache", f"capacity={700 // min(ranks, 3) + 1}", ranks=ranks)
     settings, corpora, cursor, steps = PlanSettings.of(config), Corpora(config), Cursor(), list[tuple[Any, Any]]()
     for _ in range(12):
@@ -113,10 +113,10 @@ def test_ranks_read_what_the_ledger_says(folder: Path, tmp_path: Path, ranks: in
         for step, (table, plan) in enumerate(steps):
             for micro in plan.of_rank(rank):
                 time.sleep(drawn.choice([0, 0, 0.005]))
-                slices, begin = micro_batch_slices(reader, table, micro), 0
+                inputs, begin = rank_inputs(reader, table, micro), 0
                 for shard in micro.shards:
                     size = sum(span.tokens for span in shard_spans(shard.length, shard.degree, shard.part))
-                    columns = (slices.positions, slices.tokens, slices.labels)
+                    columns = (inputs.positions, inputs.tokens, inputs.labels)
                     parts = zip(*(column[begin : begin + size].tolist() for column in columns), strict=True)
                     rows += [(step, shard.sequence, *part) for part in parts]
                     begin += size

@@ -22,7 +22,7 @@ from engine.cost.activations import kept_bytes
 from engine.cost.model import Costs
 from engine.cost.sizes import element_bytes
 from engine.cost.table import letters
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.dtypes import DTYPES
 from engine.fit.estimate import Estimate, estimate
 from engine.planner.make import plan_step
@@ -137,7 +137,7 @@ def one(lengths: list[int], config: Config) -> Found:
     context = replace(shared, offload=offload)
     engine = ZeroEngine(model, build_optimizer(model, config.optimizer), config)
     table, reader = table_of(lengths, seed=3)
-    slicer = partial(micro_batch_slices, reader, table)
+    read_inputs = partial(rank_inputs, reader, table)
     loss_tokens = int(table.loss_tokens.sum())
 
     def step(pause_s: float) -> None:
@@ -145,15 +145,15 @@ def one(lengths: list[int], config: Config) -> Found:
             engine.backward(loss_sum, loss_tokens)
             time.sleep(pause_s)
 
-        run_step(plan, engine.forward, backward, slicer, context)
+        run_step(plan, engine.forward, backward, read_inputs, context)
         engine.step(1e-3)
 
     def forward() -> torch.Tensor:
         *_, micro = plan.of_rank(context.hdp_rank)
-        slices = slicer(micro)
+        inputs = read_inputs(micro)
         if context.offload is not None:
-            context.offload.begin(micro.offload, len(slices.tokens))
-        return micro_batch_output(engine.module, micro, to_device(slices, context.device), context)
+            context.offload.begin(micro.offload, len(inputs.tokens))
+        return micro_batch_output(engine.module, micro, to_device(inputs, context.device), context)
 
     step(0.0)  # optimizer states, buffers and the arena are there
     arena = offload.arenas[0].size if offload else 0

@@ -17,7 +17,7 @@ from engine.attention.layout import idle, layout
 from engine.close import error
 from engine.config.load import load
 from engine.config.schema import Balance
-from engine.data.slices import IGNORE
+from engine.data.inputs import IGNORE
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
 from engine.models.common.loss import token_loss

@@ -21,7 +21,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.prefix import Prefixes
 from engine.close import error
 from engine.config.schema import Balance
-from engine.data.slices import IGNORE
+from engine.data.inputs import IGNORE
 from engine.models.common.initialise import initialise
 from engine.models.llama.model import Llama
 from engine.models.mixtral.balance import expert_counts, load_balancing_loss

@@ -15,7 +15,7 @@ from engine.close import error
 from engine.cluster.mesh import Mesh
 from engine.config.schema import Config
 from engine.cost.collectives import expert_collectives
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.models.build import build_model, end_step
 from engine.models.common import initialise as initialising
 from engine.models.common.initialise import initialise
@@ -76,9 +76,9 @@ def on_rank(cases: list[Case], fault: bool = False) -> list[dict[str, Any]]:
         model.load_state_dict({name: share_of(name, x, parallel.size, parallel.rank) for name, x in whole.items()})
         table, reader = batch_of(case)
         plan = plan_step(table.length, PlanSettings.of(settings))
-        slicer = partial(micro_batch_slices, reader, table)
-        loss, _ = run_step(plan, model, Tensor.backward, slicer, context)
-        evaluated = evaluate(plan, model, slicer, context)
+        read_inputs = partial(rank_inputs, reader, table)
+        loss, _ = run_step(plan, model, Tensor.backward, read_inputs, context)
+        evaluated = evaluate(plan, model, read_inputs, context)
         told = end_step(model, total, int(table.loss_tokens.sum()))
         found.append(
             {

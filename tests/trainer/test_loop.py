@@ -89,7 +89,7 @@ def test_the_host_memory_of_a_step_is_allocated_before_its_first_micro_batch(mon
     trainer.control = Control(3)
     trainer.groups, trainer.context = SimpleNamespace(hdp_rank=3), SimpleNamespace(offload="offload", pipeline=None)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None)
-    trainer.feed = SimpleNamespace(slicer=lambda table: None)
+    trainer.feed = SimpleNamespace(input_reader=lambda table: None)
     with pytest.raises(RuntimeError, match="left out"):
         trainer.one_step(lambda: False)
     assert order == [("reserve", plan, 3, "offload", 0), ("run", plan)]
@@ -332,7 +332,7 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.groups = SimpleNamespace(rank=0, device=None, sum=lambda values: values)
     trainer.engine = SimpleNamespace(forward=None, backward=lambda: None, step=lambda rate: 1.0, module=None)
     trainer.engine.reserve_snapshot = lambda: None
-    trainer.feed = SimpleNamespace(slicer=lambda table: None)
+    trainer.feed = SimpleNamespace(input_reader=lambda table: None)
     trainer.trace = SimpleNamespace(record=lambda *rest: None)
     trainer.skipped, trainer.pace = 0, SimpleNamespace(of_steps=lambda *rest: None)
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.attention.buffers import Buffers
 from engine.attention.context import AttentionContext
 from engine.attention.kernels.choice import choose
-from engine.data.slices import Slices, micro_batch_slices
+from engine.data.inputs import RankInputs, rank_inputs
 from engine.errors import DataError
 from engine.models.build import build_model
 from engine.models.common.initialise import initialise
@@ -78,7 +78,7 @@ def on_stand_in(spoil: Callable[[Tensor], Any] = lambda loss: None) -> tuple[lis
     model, (table, reader) = build_model(settings).to(META), batch(2, 16)
     plan, comm = plan_step(table.length, PlanSettings.of(settings)), Silent()
     context = RankContext(0, META, comm, choose(CPU, torch.float32, 8, prefer="reference"))  # type: ignore[arg-type]
-    slicer = partial(micro_batch_slices, reader, table)
+    read_inputs = partial(rank_inputs, reader, table)
 
     def forward(tokens: Tensor, positions: Tensor, labels: Tensor, attention: AttentionContext) -> Tensor:
         return token_loss(
@@ -90,7 +90,7 @@ def on_stand_in(spoil: Callable[[Tensor], Any] = lambda loss: None) -> tuple[lis
         loss.backward()
 
     with Waiting() as waiting:
-        loss, times = run_step(plan, forward, backward, slicer, context)
+        loss, times = run_step(plan, forward, backward, read_inputs, context)
     assert loss.device == META and loss.dtype == torch.float64
     assert len(times.marks) == len(list(plan.of_rank(0))) > 2
     return waiting.found, comm
@@ -115,24 +115,24 @@ def test_the_stand_in_notices_a_copy_from_the_host() -> None:
     assert "aten::copy_" in found
 
 
-def setup(slicer: Callable[[MicroBatch], Slices] | None = None) -> tuple[StepPlan, Any, Any, RankContext]:
+def setup(read_inputs: Callable[[MicroBatch], RankInputs] | None = None) -> tuple[StepPlan, Any, Any, RankContext]:
     """One rank without rings on a CPU."""
     settings = config(1, 40, "balanced")
     model, (table, reader) = build_model(settings), batch(1, 40)
     initialise(model, 3)
     plan = plan_step(table.length, PlanSettings.of(settings))
     context = RankContext(0, CPU, Silent(), choose(CPU, torch.float32, 8))  # type: ignore[arg-type]
-    return plan, model, slicer or partial(micro_batch_slices, reader, table), context
+    return plan, model, read_inputs or partial(rank_inputs, reader, table), context
 
 
-def test_the_next_slices_are_read_while_a_micro_batch_computes() -> None:
-    plan, model, slicer, context = setup()
+def test_the_next_inputs_are_read_while_a_micro_batch_computes() -> None:
+    plan, model, read_inputs, context = setup()
     last, read = list(plan.of_rank(0))[-1].index, {micro.index: threading.Event() for micro in plan.of_rank(0)}
     computed: list[int] = []
 
-    def reading(micro: MicroBatch) -> Slices:
+    def reading(micro: MicroBatch) -> RankInputs:
         read[micro.index].set()
-        return slicer(micro)
+        return read_inputs(micro)
 
     def backward(loss: Tensor) -> None:
         done = len(computed)
@@ -148,38 +148,38 @@ def test_the_next_slices_are_read_while_a_micro_batch_computes() -> None:
 
 
 def test_losses_add_up_in_float64() -> None:
-    plan, model, slicer, context = setup()
+    plan, model, read_inputs, context = setup()
     losses: list[float] = []
-    loss, _ = run_step(plan, model, lambda one: losses.append(one.item()), slicer, context)
+    loss, _ = run_step(plan, model, lambda one: losses.append(one.item()), read_inputs, context)
     assert loss.item() == sum(losses)
-    assert evaluate(plan, model, slicer, context).item() == pytest.approx(sum(losses), rel=1e-6)
+    assert evaluate(plan, model, read_inputs, context).item() == pytest.approx(sum(losses), rel=1e-6)
 
 
 def test_an_error_while_reading_ends_the_step() -> None:
-    def gone(micro: MicroBatch) -> Slices:
+    def gone(micro: MicroBatch) -> RankInputs:
         raise DataError("gone", key="a.txt")
 
     with pytest.raises(DataError, match="gone"):
         run_step(*setup()[:2], Tensor.backward, gone, setup()[3])
 
 
-def test_slices_are_pinned_and_their_copies_do_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, _, slicer, _ = setup()
-    slices = slicer(next(plan.of_rank(0)))
+def test_inputs_are_pinned_and_their_copies_do_not_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, _, read_inputs, _ = setup()
+    inputs = read_inputs(next(plan.of_rank(0)))
     copies = recorded_copies(monkeypatch)
-    to_device(slices, torch.device("cuda"))
-    parts = [part.tolist() for part in (slices.tokens, slices.labels, slices.positions)]
+    to_device(inputs, torch.device("cuda"))
+    parts = [part.tolist() for part in (inputs.tokens, inputs.labels, inputs.positions)]
     assert copies == [Copy(part, pinned=True, non_blocking=True) for part in parts]
 
 
 @pytest.mark.gpu
-def test_slices_are_copied_without_a_wait() -> None:
-    plan, _, slicer, _ = setup()
-    slices = slicer(next(plan.of_rank(0)))
-    to_device(slices, torch.device("cuda"))  # pinned memory is allocated
+def test_inputs_are_copied_without_a_wait() -> None:
+    plan, _, read_inputs, _ = setup()
+    read = read_inputs(next(plan.of_rank(0)))
+    to_device(read, torch.device("cuda"))  # pinned memory is allocated
     torch.cuda.set_sync_debug_mode("error")
     try:
-        inputs = to_device(slices, torch.device("cuda"))
+        copied = to_device(read, torch.device("cuda"))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert inputs.tokens.tolist() == slices.tokens.tolist()
+    assert copied.tokens.tolist() == read.tokens.tolist()

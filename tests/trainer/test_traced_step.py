@@ -24,7 +24,7 @@ from engine.attention.kernels.call import Call, Kernel
 from engine.attention.layout import layout
 from engine.config.load import load
 from engine.config.schema import Config
-from engine.data.slices import Slices
+from engine.data.inputs import RankInputs
 from engine.models.build import build_model
 from engine.models.common import loss as losses
 from engine.models.mixtral import grouped
@@ -99,9 +99,9 @@ class Copies:
         pass
 
 
-def slices(micro: MicroBatch) -> Slices:
+def inputs(micro: MicroBatch) -> RankInputs:
     tokens = layout(micro).tokens
-    return Slices(*(np.zeros(tokens, dtype=np.int64) for _ in range(3)))
+    return RankInputs(*(np.zeros(tokens, dtype=np.int64) for _ in range(3)))
 
 
 def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, int, Offload | None]:
@@ -123,7 +123,7 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
     kernel = Kernel("stand-in", "", attend, derive)  # type: ignore[arg-type]
     context = RankContext(0, META, comm, kernel, offload)  # type: ignore[arg-type]
     with Launches() as launches:
-        loss, times = run_step(plan, model, lambda loss: loss.backward(), slices, context)
+        loss, times = run_step(plan, model, lambda loss: loss.backward(), inputs, context)
     assert loss.device == META and all(parameter.grad is not None for parameter in model.parameters())
     return launches, len(times.marks), offload
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from engine.tune.search import (
     UNTRIED,
     Search,
     behind,
-    by_layout,
     search,
 )
 from engine.tune.space import SEARCHED, capacities, layouts
@@ -98,11 +98,27 @@ def test_the_config_itself_is_a_candidate(keys: list[str], steps: list[Ints]) ->
     assert found.own.step_s == mean_outcome(steps, PlanSettings.of(own))["step_s"]
 
 
-def test_the_first_of_each_layout_come_before_the_second(config: Config, steps: list[Ints]) -> None:
-    ranked = by_layout(Search(steps).candidates(config, FIXED))
-    firsts = len({one.layout for one in ranked})
-    assert len({one.layout for one in ranked[:firsts]}) == firsts < len(ranked)
-    assert [one.bound_s for one in ranked[:firsts]] == sorted(one.bound_s for one in ranked[:firsts])
+def test_what_trials_showed_decides_what_comes_next(config: Config, steps: list[Ints], whole: Search) -> None:
+    """A layout whose step took far longer than expected waits until all others had a trial."""
+    left = list(Search(steps).candidates(config, FIXED))
+    found, first = Search(steps), min(left, key=lambda one: one.expected_s)
+    assert found.most_promising(left) is first
+    found.trials = [replace(whole.best()[0], candidate=first, facts={"step_s": 1000 * first.expected_s})]
+    others = [one for one in left if one.layout != first.layout]
+    assert found.most_promising(left) is min(others, key=lambda one: one.expected_s)
+    # The ratio of the best trial counts.
+    found.trials.append(replace(found.trials[0], facts={"step_s": first.expected_s}))
+    assert found.most_promising(left) is first
+
+
+def test_the_expected_time_counts_what_the_bound_leaves_out(config: Config, steps: list[Ints]) -> None:
+    """Stages that wait: the more, the larger the micro-batches are."""
+    for one in Search(steps).candidates(config, FIXED):
+        assert one.expected_s >= one.bound_s * (1 - 1e-9)
+        if one.config.parallel.pp > 1:
+            larger = replace(one, settings=replace(one.settings, capacity=2 * one.settings.capacity))
+            full = 2 * one.settings.capacity * one.settings.ranks <= config.batch_tokens
+            assert larger.expected_s > one.expected_s or not full
 
 
 def test_fixed_keys_keep_their_value(config: Config) -> None:

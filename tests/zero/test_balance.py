@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.close import error
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.data.steps import SequenceTable
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
@@ -50,7 +50,7 @@ def on_rank(settings: Config) -> dict[str, Any]:
     for table, reader in steps(settings):
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
         degree = max(degree, int(plan.degrees.max()))
     change = {name: p.detach() - before[name] for name, p in model.named_parameters()}

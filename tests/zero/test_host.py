@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.close import error
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
@@ -58,7 +58,7 @@ def train(engine: ZeroEngine, settings: Config, batches: list[Any]) -> tuple[lis
     for table, reader in batches:
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(LR))
         counts |= {sum(1 for _ in plan.of_rank(rank)) for rank in range(plan.ranks)} if len(norms) == 1 else set()
     return norms, counts

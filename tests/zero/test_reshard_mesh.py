@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.config.load import resolved_yaml
 from engine.config.schema import Config
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints
@@ -89,7 +89,7 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
         table, reader = batches()[number % 3]
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         found.append({"norm": engine.step(1e-3)})
         engine.save(Path(root) / f"trained-{number}")
         if not number:

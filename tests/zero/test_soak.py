@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.data.slices import micro_batch_slices
+from engine.data.inputs import rank_inputs
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.model import make_model, make_offload
@@ -47,7 +47,7 @@ def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
         plan = plan_step(table.length, PlanSettings.of(settings[PLANNERS[random.integers(4)]]))
         plan.offload[:] = random.integers(0, 3) * 500_000
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
-        run_step(plan, engine.forward, backward, partial(micro_batch_slices, reader, table), context)
+        run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
         norms.append(engine.step(1e-3))
         bytes_.append(resident())
         degrees |= set(plan.degrees.tolist())

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from engine.close import mismatch
 from engine.cost.activations import loss_chunk
-from engine.data.slices import IGNORE
+from engine.data.inputs import IGNORE
 from engine.dtypes import wider
 from engine.models.common.part import Enter, as_it_is
 from engine.models.common.skip_init import Linear

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from engine.data.slices import IGNORE
+from engine.data.inputs import IGNORE
 from engine.models.common.attention import PackedAttention, Shards, SliceOfShard
 from engine.models.mixtral.experts import Routed, count_each
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine.planner import ratios
 from engine.planner.adaptive.free import LARGE, best_candidate, free_plan
 from engine.planner.adaptive.pipeline import pipeline_plan
 from engine.planner.adaptive.slots import price, slot_candidates, slots_plan
-from engine.planner.adaptive.workload import workload_of
+from engine.planner.adaptive.workload import lower_bound, workload_of
 from engine.planner.baselines.static import static
 from engine.planner.plan.modes import lockstep
 from engine.planner.plan.step_plan import StepPlan
@@ -20,15 +21,32 @@ from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
 from engine.units import Ints
 
+_NEAR = 1.02  # a step of at most this many times its lower bound is short enough
 _WORTH = 0.999  # offload is used only if it shortens the step by at least 0.1 %
 _FEW_PER_RANK = 2  # free mode: with at most this many sequences per rank, the plan of `static` is a candidate too
 _FEW = 1024  # lockstep mode: with at most this many sequences, the converted free-mode plan is a candidate too
 
 
 def adaptive(lengths: Ints, settings: PlanSettings) -> StepPlan:
-    """Plan a step of sequences of `lengths` [S], in tokens, in the mode of the settings."""
+    """Plan a step of sequences of `lengths` [S], in tokens, in the mode of the settings.
+
+    A capacity that fits only with offload makes micro-batches of short sequences copy for longer than they compute. So
+    where the plan offloads and its step is longer than the bound, smaller capacities give other candidates: the one
+    that fits without offload, and twice that. Long sequences may be offloaded beyond these, as far as copies hide.
+    """
     plans = {"free": _in_free_mode, "lockstep": _in_slots, "pipeline": pipeline_plan}
-    return plans[settings.mode](lengths, settings)
+    plan = ratios.fitted(plans[settings.mode](lengths, settings), settings)
+    plain = settings.costs.most_tokens(settings.device_memory)
+    if plain >= settings.capacity or not plan.offload.any():
+        return plan
+    end, near = makespan(plan, settings), _NEAR * lower_bound(lengths, settings)
+    for capacity in (plain, 2 * plain):
+        if end > near and capacity < settings.capacity and int(lengths.max()) <= capacity * settings.ranks:
+            smaller = replace(settings, capacity=capacity)
+            other = ratios.fitted(plans[settings.mode](lengths, smaller), smaller)
+            if makespan(other, settings) < end:
+                plan, end = replace(other, capacity=settings.capacity), makespan(other, settings)
+    return plan
 
 
 def _in_free_mode(lengths: Ints, settings: PlanSettings) -> StepPlan:

@@ -27,7 +27,7 @@ from engine.units import Ints
 
 # Lengths of slots that are tried, as fractions of the lower bound.
 TARGETS: tuple[float, ...] = (np.inf, 0.25, 0.125, 0.09, 0.0625, 0.045, 0.03125)
-_SEARCHED = 5  # candidates whose order is searched
+_SEARCHED = 20  # candidates whose order is searched. With 5 steps are .5 % longer in the mean, with 60 not shorter
 
 
 def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.loss import differences, measure
 from engine.close import error
 from engine.cost.activations import loss_chunk
-from engine.data.slices import IGNORE
+from engine.data.inputs import IGNORE
 from engine.models.common import loss
 from engine.models.common.loss import Head, choose, head_loss, token_loss
 from engine.selection import Candidate

@@ -26,7 +26,7 @@ IGNORE = -100  # the label of tokens that do not count in the loss
 
 
 @dataclass(frozen=True, eq=False)
-class Slices:
+class RankInputs:
     """The input of one rank for a micro-batch. T is 0 if all its shards are empty."""
 
     tokens: Ints  # [T]
@@ -34,14 +34,14 @@ class Slices:
     positions: Ints  # [T] positions in the sequence, from 0
 
 
-def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) -> Slices:
+def rank_inputs(reader: Reader, table: SequenceTable, micro: MicroBatch) -> RankInputs:
     """Read the shards of a micro-batch from its documents, each as its low chunk followed by its high chunk.
 
-    `table` contains the sequences that the shards refer to. An idle micro-batch gets `idle_slices()`. Raises DataError
+    `table` contains the sequences that the shards refer to. An idle micro-batch gets `idle_inputs()`. Raises DataError
     as `Reader.tokens` does.
     """
     if not micro.shards:
-        return idle_slices()
+        return idle_inputs()
     none = np.empty(0, dtype=np.int64)
     tokens, labels, positions = [none], [none], [none]
     for shard in micro.shards:
@@ -58,10 +58,10 @@ def micro_batch_slices(reader: Reader, table: SequenceTable, micro: MicroBatch) 
             tokens.append(read[:-1])
             labels.append(read[1:] if counted is None else np.where(counted, read[1:], IGNORE))
             positions.append(np.arange(before + span.start, before + span.stop, dtype=np.int64))
-    return Slices(np.concatenate(tokens), np.concatenate(labels), np.concatenate(positions))
+    return RankInputs(np.concatenate(tokens), np.concatenate(labels), np.concatenate(positions))
 
 
-def idle_slices() -> Slices:
+def idle_inputs() -> RankInputs:
     """Return the input of an idle micro-batch: one token whose label is ignored, so that its loss is 0."""
     tokens, labels, positions = (np.array([value], dtype=np.int64) for value in (0, IGNORE, 0))
-    return Slices(tokens, labels, positions)
+    return RankInputs(tokens, labels, positions)

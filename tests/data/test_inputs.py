@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from engine.config import schema
 from engine.data.corpus import Corpus, Reader, TextCorpus, TokenCorpus, list_blocks, open_chosen, open_corpora
+from engine.data.inputs import IGNORE, idle_inputs, rank_inputs
 from engine.data.pack import pack
-from engine.data.slices import IGNORE, idle_slices, micro_batch_slices
 from engine.data.sources.jsonl import JsonlBlock
 from engine.data.steps import SequenceTable, piece_bounds
 from engine.data.tokenizers.bytes import BOS, EOS
@@ -63,18 +63,18 @@ def test_any_plan_covers_each_sequence_once_and_agrees_with_the_document(corpus:
     seen = [np.zeros(length, dtype=np.int64) for length in table.length]
     for index_, first in enumerate(range(0, len(shards), size)):
         micro = MicroBatch(index_, rank=0, gang=index_, slot=-1, shards=tuple(shards[first : first + size]))
-        slices = micro_batch_slices(Reader([corpus], 258), table, micro)
+        inputs = rank_inputs(Reader([corpus], 258), table, micro)
         offset = 0
         for shard in micro.shards:
             here = slice(offset, offset + shard_tokens(shard.length, shard.degree, shard.part))
             offset = here.stop
             tokens = encode(TEXTS[int(table.document[shard.sequence])])[int(table.start[shard.sequence]) :]
-            positions = slices.positions[here]
-            assert slices.tokens[here].tolist() == tokens[positions].tolist()
-            assert slices.labels[here].tolist() == tokens[positions + 1].tolist()
+            positions = inputs.positions[here]
+            assert inputs.tokens[here].tolist() == tokens[positions].tolist()
+            assert inputs.labels[here].tolist() == tokens[positions + 1].tolist()
             assert (np.diff(positions) > 0).all()
             seen[shard.sequence][positions] += 1
-        assert offset == len(slices.tokens) == len(slices.labels) == len(slices.positions)
+        assert offset == len(inputs.tokens) == len(inputs.labels) == len(inputs.positions)
     assert all((counts == 1).all() for counts in seen)
 
 
@@ -94,12 +94,12 @@ def test_slices_of_a_sequence_cover_it_once_and_agree_with_the_document(corpus: 
             shard = Shard(sequence, size, tuple(range(degree)), part, earlier, later)
             assert shard.whole == length
             micro = MicroBatch(0, rank=part, gang=0, slot=-1, shards=(shard,))
-            slices = micro_batch_slices(Reader([corpus], 258), table, micro)
-            positions = slices.positions
+            inputs = rank_inputs(Reader([corpus], 258), table, micro)
+            positions = inputs.positions
             assert len(positions) == shard_tokens(size, degree, part)
             assert all(sum(earlier) <= at < sum(earlier) + size for at in positions.tolist())
-            assert slices.tokens.tolist() == tokens[positions].tolist()
-            assert slices.labels.tolist() == tokens[positions + 1].tolist()
+            assert inputs.tokens.tolist() == tokens[positions].tolist()
+            assert inputs.labels.tolist() == tokens[positions + 1].tolist()
             seen[positions] += 1
     assert (seen == 1).all()
 
@@ -107,17 +107,17 @@ def test_slices_of_a_sequence_cover_it_once_and_agree_with_the_document(corpus: 
 def test_low_chunk_then_high_chunk_in_the_order_of_the_shards(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([3, 0]), context=8)
     micro = MicroBatch(0, rank=0, gang=0, slot=-1, shards=(Shard(1, 2, (0,), 0), Shard(0, 8, (0, 1), 0)))
-    slices = micro_batch_slices(Reader([corpus], 258), table, micro)
-    assert slices.positions.tolist() == [0, 1, 0, 1, 6, 7]
+    inputs = rank_inputs(Reader([corpus], 258), table, micro)
+    assert inputs.positions.tolist() == [0, 1, 0, 1, 6, 7]
     text = list(TEXTS[3])
-    assert slices.tokens.tolist() == [BOS, TEXTS[0][0], BOS, text[0], text[5], text[6]]
-    assert slices.labels.tolist() == [TEXTS[0][0], EOS, text[0], text[1], text[6], EOS]
+    assert inputs.tokens.tolist() == [BOS, TEXTS[0][0], BOS, text[0], text[5], text[6]]
+    assert inputs.labels.tolist() == [TEXTS[0][0], EOS, text[0], text[1], text[6], EOS]
 
 
 def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([4]), context=16)
     first, second = (
-        micro_batch_slices(Reader([corpus], 258), table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
+        rank_inputs(Reader([corpus], 258), table, MicroBatch(0, 0, 0, -1, (Shard(sequence, 16, (0,), 0),)))
         for sequence in (0, 1)
     )
     assert first.labels[-1] == second.tokens[0]
@@ -126,14 +126,14 @@ def test_the_last_label_of_a_piece_is_the_first_token_of_the_next(corpus: Corpus
 
 def test_a_micro_batch_of_empty_shards_has_no_tokens(corpus: Corpus) -> None:
     table = cut_of(corpus, np.array([0]), context=8)
-    slices = micro_batch_slices(Reader([corpus], 258), table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
-    assert len(slices.tokens) == len(slices.labels) == len(slices.positions) == 0
+    inputs = rank_inputs(Reader([corpus], 258), table, MicroBatch(0, 0, 0, -1, (Shard(0, 2, (0, 1, 2, 3), 3),)))
+    assert len(inputs.tokens) == len(inputs.labels) == len(inputs.positions) == 0
 
 
 def test_an_idle_micro_batch_has_one_input_and_no_loss_token(corpus: Corpus) -> None:
-    idle = micro_batch_slices(Reader([corpus], 258), cut_of(corpus, np.array([0]), 8), MicroBatch(0, 0, 0, -1, ()))
-    for slices in (idle, idle_slices()):
-        assert (slices.tokens.tolist(), slices.labels.tolist(), slices.positions.tolist()) == ([0], [IGNORE], [0])
+    idle = rank_inputs(Reader([corpus], 258), cut_of(corpus, np.array([0]), 8), MicroBatch(0, 0, 0, -1, ()))
+    for inputs in (idle, idle_inputs()):
+        assert (inputs.tokens.tolist(), inputs.labels.tolist(), inputs.positions.tolist()) == ([0], [IGNORE], [0])
 
 
 def test_labels_that_do_not_count_are_ignored(tmp_path: Path, make_data: Callable[..., schema.Data]) -> None:
@@ -146,9 +146,9 @@ def test_labels_that_do_not_count_are_ignored(tmp_path: Path, make_data: Callabl
     for degree in (1, 2, 3):
         for part in range(degree):
             micro = MicroBatch(0, 0, 0, -1, (Shard(0, 11, tuple(range(degree)), part),))
-            slices = micro_batch_slices(Reader([masked], 258), table, micro)
-            assert slices.labels.tolist() == [counted[position] for position in slices.positions.tolist()]
-            assert slices.tokens.tolist() == [ids[position] for position in slices.positions.tolist()]
+            inputs = rank_inputs(Reader([masked], 258), table, micro)
+            assert inputs.labels.tolist() == [counted[position] for position in inputs.positions.tolist()]
+            assert inputs.tokens.tolist() == [ids[position] for position in inputs.positions.tolist()]
 
 
 def lines(path: Path, *texts: str) -> None:
@@ -182,10 +182,10 @@ def test_a_rank_reads_what_was_planned_or_nothing(
     lines(path, *(now or WRITTEN))
     reader = Reader([opened()], 258)
     if not now:  # written again, or copied
-        assert micro_batch_slices(reader, table, micro).tokens.tolist() == [BOS, *b"two"]
+        assert rank_inputs(reader, table, micro).tokens.tolist() == [BOS, *b"two"]
         return
     with pytest.raises(DataError, match="has changed since document data:0:1 was chosen for a step") as caught:
-        micro_batch_slices(reader, table, micro)
+        rank_inputs(reader, table, micro)
     assert caught.value.problems[0].key == (f"{tmp_path}/a.bin" if packed else str(path))
 
 
