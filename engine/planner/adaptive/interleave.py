@@ -21,7 +21,7 @@ from engine.compiled import njit
 from engine.units import Bools, Floats, Ints
 
 _SWEEPS = 4  # over all slots, at most
-_TRIALS = 2**24  # the search ends after so many schedules, times n J^2, which is about their cost: .4 s in all
+_TRIALS = 2**22  # the search ends after so many schedules, times n J^2, which is about their cost: .1 s in all
 
 
 class Jobs(NamedTuple):

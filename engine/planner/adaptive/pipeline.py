@@ -15,7 +15,7 @@ from engine.planner import ratios
 from engine.planner.adaptive.build import build_plan
 from engine.planner.adaptive.interleave import Jobs, interleave
 from engine.planner.adaptive.slices import cut_slots
-from engine.planner.adaptive.slots import Slots, price, slot_candidates, slots_plan
+from engine.planner.adaptive.slots import Slots, price, slot_candidates, slots_plan, waits_little
 from engine.planner.adaptive.workload import Workload, workload_of
 from engine.planner.plan import loads
 from engine.planner.plan.modes import pipelined
@@ -35,6 +35,8 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
     workload = workload_of(lengths, settings)
     candidates = slot_candidates(workload, settings)
     best = uncut_pipeline(workload, candidates, settings)
+    if waits_little(lengths, settings):
+        return best
     # Otherwise, if no candidate fits, `plan_step` plans again without micro-batches that exceed the capacity.
     end = makespan(best, settings) if _allowed(best, settings) else np.inf
     found, seen = [], set[bytes]()

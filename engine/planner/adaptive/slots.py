@@ -20,6 +20,7 @@ from engine.units import Floats, Ints
 _LEAST_CHARGE = 0.1
 _FEWER_SLOTS = 8.0  # factor on that cost for a candidate of fewer slots. Gain: 0.55 % in the mean, 18 % at most
 _LARGE = 2**16  # from this many sequences on, only one candidate is built
+_MANY = 32  # a pipeline with more slots for each stage is not searched: 1F1B order is about as good
 _TOPS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # for a pipeline: longest slots that are tried, as fractions of the lower bound
 
 # Prices in case the cost model leaves out slots or transfers: if these were free, every sequence would be split over
@@ -41,13 +42,16 @@ def slot_candidates(workload: Workload, settings: PlanSettings) -> list[Slots]:
     """Fill slots in several ways, with offload and, if that differs, without.
 
     Candidates also differ in the fixed cost of a slot that they assume or, for a pipeline, in the longest slot allowed.
-    From _LARGE sequences on, there is one candidate only, of a pipeline one with offload and one without.
+    From _LARGE sequences on, there is one candidate only. Of a pipeline of so many sequences, or whose stages wait
+    little, there is one with offload and one without.
     """
-    holds = np.full(len(workload.lengths), float(workload.ranks.holds.min()))
+    lengths = workload.lengths
+    holds = np.full(len(lengths), float(workload.ranks.holds.min()))
     with_offload = np.minimum(workload.ranks.most.min(), holds * workload.gain)
     if settings.stages > 1:
         # All stages wait for the longest micro-batch, so shorter slots are tried, with wider rings for long sequences.
-        tops = [top * workload.bound for top in (_TOPS if len(holds) < _LARGE else _TOPS[:1])]
+        few = len(holds) >= _LARGE or waits_little(lengths, settings)
+        tops = [top * workload.bound for top in (_TOPS[:1] if few else _TOPS)]
         mosts = (with_offload, holds) if (with_offload > holds).any() else (holds,)
         return [_filled(workload, settings, most, top=top) for most in mosts for top in tops]
     found = [_filled(workload, settings, with_offload)]
@@ -56,6 +60,11 @@ def slot_candidates(workload: Workload, settings: PlanSettings) -> list[Slots]:
         if (with_offload > holds).any():
             found.append(_filled(workload, settings, holds))  # gain: 0.16 % in the mean, 7 % at most
     return found
+
+
+def waits_little(lengths: Ints, settings: PlanSettings) -> bool:
+    """Whether a pipeline needs so many slots that its stages wait for a small part of a step, whatever the slots."""
+    return _least_slots(lengths, settings) > _MANY * settings.stages
 
 
 def slots_plan(workload: Workload, slots: Slots, settings: PlanSettings) -> StepPlan:
