@@ -38,9 +38,9 @@ class SliceTotals:
     Complete after the forward pass of the last slice, which comes before the first backward pass.
     """
 
-    counts: Tensor | int = 0  # int64, sum over the slices so far of what `sum_over_sequences` returned for each
-    probabilities: Tensor | float = 0.0  # sum over this rank's tokens of the slices so far
-    weight: Tensor | None = None
+    counts: Tensor | int = 0  # int64 [N], sum over the slices so far of what `sum_over_sequences` returned for each
+    probabilities: Tensor | float = 0.0  # [L,E], sum over this rank's tokens of the slices so far
+    weight: Tensor | None = None  # [L,E], the gradient of the loss by each of these sums; None before the last slice
 
 
 class SliceOfShard(NamedTuple):
