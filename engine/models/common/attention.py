@@ -35,7 +35,7 @@ class Shards(NamedTuple):
 class SliceTotals:
     """What the slices of one sequence have in common for the loss that balances experts (models/mixtral/balance.py).
 
-    Complete after the forward pass of the last slice, which comes before the first backward pass.
+    Complete after the forward pass of the last slice, which comes before the first backward pass. L layers, E experts.
     """
 
     counts: Tensor | int = 0  # int64 [N], sum over the slices so far of what `sum_over_sequences` returned for each
