@@ -152,10 +152,10 @@ def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list
     head += f"; kept as set: {', '.join(fixed)}" if fixed else ""
     lines = [head, "", output.sections(["place"], _QUESTIONS, cells), "", _LEGEND, ""]
     if found.own is None:
-        lines.append(f"the settings of {config.recipe} do not fit or cannot be planned")
+        lines.append("the settings as given do not fit or cannot be planned")
     else:
         own = found.own.step_s
-        lines.append(f"the settings of {config.recipe}: {own:.3f} s a step, {own / rows[0]['step_s']:.2f} x the first")
+        lines.append(f"the settings as given: {own:.3f} s a step, {own / rows[0]['step_s']:.2f} x the first")
     for reason, fallen in found.fallen.items():
         example = f", for example {fallen.example}" if fallen.example else ""
         lines.append(f"{fallen.count:,} {reason}{example}")

@@ -37,7 +37,12 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
     if devices % group:
         message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
         key = "parallel.tp" if devices % tp else "parallel.pp"
-        return Problem(message, key, "choose degrees that divide the devices, or another cluster.nodes")
+        return Problem(
+            message,
+            key,
+            "choose degrees that divide the devices, or other devices: "
+            "cluster.nodes, cluster.ranks_per_node (train --nproc)",
+        )
     if node % tp and tp % node:
         message = (
             f"{tp} is neither a divisor nor a multiple of a node's {node} devices, "
@@ -57,7 +62,7 @@ def tp_divides_the_matrices(config: Config) -> Problem | None:
     common = math.gcd(*sizes.values())
     works = [degree for degree in range(1, common + 1) if common % degree == 0 and _forms_ranks(config, degree)]
     hint = f"the nearest that works is parallel.tp={min(works, key=lambda degree: abs(degree - tp))}" if works else None
-    return Problem(f"{tp} does not divide {' and '.join(wrong)}", "parallel.tp", hint)
+    return Problem(f"{tp} does not divide {_any_of(wrong)}", "parallel.tp", hint)
 
 
 def stages_have_layers(config: Config) -> Problem | None:
@@ -68,10 +73,15 @@ def stages_have_layers(config: Config) -> Problem | None:
             (degree for degree in range(1, layers + 1) if _forms_ranks(config, config.parallel.tp, degree)), default=1
         )
         message = f"{pp} stages cannot share the {counted(layers, 'layer')} of the model"
-        return Problem(message, "parallel.pp", f"the nearest that works is parallel.pp={most}")
+        hint = f"the nearest that works is parallel.pp={most}"
+        if config.cluster.hostfile is not None:  # whose devices are not known here
+            hint = f"set parallel.pp={layers} or less; tp x pp must divide the devices of the hostfile"
+        return Problem(message, "parallel.pp", hint)
     if stages == "auto" or (len(stages), sum(stages)) == (pp, layers):
         return None
     hint = f"write {counted(pp, 'number')} whose sum is {layers}, or parallel.stages=auto"
+    if sum(stages) == layers:
+        hint = f"set parallel.pp={len(stages)}, or parallel.stages=auto"
     message = f"{counted(len(stages), 'stage')} of {counted(sum(stages), 'layer')} together, not {pp} of {layers}"
     return Problem(message, "parallel.stages", hint)
 
@@ -96,10 +106,7 @@ def mode_goes_with_stages(config: Config) -> Problem | None:
 
 
 def experts_can_be_shared(config: Config) -> Problem | None:
-    """ep divides the experts and the HDP ranks.
-
-    It cannot be combined with tensor parallelism, stages, tiles, an optimizer on the host, ZeRO-3 or free mode.
-    """
+    """ep divides the experts and the HDP ranks."""
     parallel, experts, ep = config.parallel, config.model.experts, config.parallel.ep
     if ep == 1:
         return None
@@ -110,30 +117,40 @@ def experts_can_be_shared(config: Config) -> Problem | None:
         return Problem(f"{ep} ranks cannot share experts, because the model has none", key, "set parallel.ep=1")
     # A hostfile may have any ranks: `Cluster.of` refuses those that ep does not divide.
     common = experts if config.cluster.hostfile else math.gcd(experts, ranks)
-    if common % ep:
-        wrong = [f"model.experts={experts}"] if experts % ep else []
-        wrong += [counted(ranks, "HDP rank")] if ranks % ep and not config.cluster.hostfile else []
-        works = [degree for degree in range(1, common + 1) if common % degree == 0]
-        near = min(works, key=lambda degree: abs(degree - ep))
-        return Problem(f"{ep} does not divide {' and '.join(wrong)}", key, f"the nearest that works is {key}={near}")
+    if common % ep == 0:
+        return None
+    wrong = [f"model.experts={experts}"] if experts % ep else []
+    wrong += [counted(ranks, "HDP rank")] if ranks % ep and not config.cluster.hostfile else []
+    works = [degree for degree in range(1, common + 1) if common % degree == 0]
+    near = min(works, key=lambda degree: abs(degree - ep))
+    return Problem(f"{ep} does not divide {_any_of(wrong)}", key, f"the nearest that works is {key}={near}")
+
+
+def experts_go_with_the_rest(config: Config) -> Problem | None:
+    """ep > 1 goes with neither tensor parallelism, stages, tiles, an optimizer on the host, ZeRO-3 nor free mode."""
+    parallel, ep = config.parallel, config.parallel.ep
+    if ep == 1 or config.model.experts == 1:
+        return None
     other = {
         "parallel.tp": (parallel.tp, 1),
         "parallel.pp": (parallel.pp, 1),
         "mlp_tile": (config.mlp_tile, 0),
         "optimizer.on_host": (config.optimizer.on_host, False),
+        "zero.stage": (config.zero.stage, 2 if config.zero.stage == 3 else config.zero.stage),
     }
-    for name, (value, works_with) in other.items():
-        if value != works_with:
-            one = str(works_with).lower()
-            return Problem(
-                f"{ep} cannot be combined with {name}={str(value).lower()}", key, f"set {name}={one}, or {key}=1"
-            )
-    if config.zero.stage == 3:
-        return Problem(f"{ep} cannot be combined with ZeRO-3", key, "set zero.stage=2, or parallel.ep=1")
+    wrong = {name: values for name, values in other.items() if values[0] != values[1]}
+    if wrong:
+        has = [f"{name}={str(value).lower()}" for name, (value, _) in wrong.items()]
+        sets = " ".join(f"{name}={str(works).lower()}" for name, (_, works) in wrong.items())
+        return Problem(f"{ep} cannot be combined with {_any_of(has)}", "parallel.ep", f"set {sets}, or parallel.ep=1")
     if config.planner.mode == "free":
         message = f"parallel.ep={ep} needs lockstep mode, not free: the ranks that share experts would wait forever"
         return Problem(message, "planner.mode", "set planner.mode=auto")
     return None
+
+
+def _any_of(names: list[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _forms_ranks(config: Config, tp: int, pp: int | None = None) -> bool:
@@ -150,4 +167,5 @@ RULES = (
     stages_have_layers,
     mode_goes_with_stages,
     experts_can_be_shared,
+    experts_go_with_the_rest,
 )

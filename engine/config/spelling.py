@@ -6,21 +6,27 @@ import difflib
 from collections.abc import Iterable
 
 _MIN_RATIO = 0.6  # difflib's default cutoff
+_TYPO = 0.9  # ratio of words that differ in about a letter
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
     """Return the name that `word` probably means, or None if no name is similar.
 
-    This is the only dotted key with the same last part (`lr` means `optimizer.lr`), else the most similar name.
+    This is a key of the same section that differs in about a letter, else the only dotted key with the same last part
+    (`lr` means `optimizer.lr`), else the most similar name.
     """
     names = list(names)
+    section = word.rpartition(".")[0]
+    in_section = _most_similar(word, [name for name in names if section and name.rpartition(".")[0] == section], _TYPO)
+    if in_section:
+        return max(in_section)
     same_end = [name for name in names if "." in name and name.rsplit(".", 1)[1] == word.rsplit(".", 1)[-1]]
     if len(same_end) == 1:
         return same_end[0]
     return max(_most_similar(word, names), default=None)
 
 
-def _most_similar(word: str, names: Iterable[str]) -> list[str]:
+def _most_similar(word: str, names: Iterable[str], least: float = _MIN_RATIO) -> list[str]:
     """Return the names with the highest similarity, several if they tie; empty if none reaches the cutoff.
 
     For keys in the same section as `word` the section is left out, because it would make all of them look similar.
@@ -33,7 +39,7 @@ def _most_similar(word: str, names: Iterable[str]) -> list[str]:
         matcher.set_seqs(name.lower()[start:], word[start:])
         ratios[name] = matcher.ratio()
     best = max(ratios.values(), default=0.0)
-    return [name for name, ratio in ratios.items() if ratio == best >= _MIN_RATIO]
+    return [name for name, ratio in ratios.items() if ratio == best >= least]
 
 
 def did_you_mean(word: str, names: Iterable[str], otherwise: str | None = None) -> str | None:

@@ -22,10 +22,10 @@ from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
 from engine.cost.datasheets import nominal
 from engine.cost.sizes import element_bytes, parameters, update_bytes
-from engine.cost.stages import stages
+from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
 from engine.cost.times import Rates, unsplit_times
-from engine.units import NS, PPM, Ints
+from engine.units import NS, PPM, Floats, Ints
 
 _LARGEST_TEAM = 4  # of a ring: larger ones send more queries than they save K,V, and have more peers
 
@@ -67,6 +67,7 @@ class Costs:
     kept_bytes: int = 0  # of a sliced sequence, per token in addition: K,V of its slices, and their gradients
     query_bytes: int = 0  # queries of a token in all layers, sent once
     result_bytes: int = 0  # output of a token in all layers, or the gradient of its queries, sent once
+    share: float = 1.0  # of the model's work that a device of the stage does
     team_bytes: int = 0  # per token of the other members of a team: queries and results of one layer
     later_stages: tuple[Costs, ...] = ()  # the other stages of a pipeline: only their layers and bytes differ
 
@@ -119,6 +120,11 @@ class Costs:
     def stages(self) -> tuple[Costs, ...]:
         """The costs of each stage of a pipeline, without those of the others; of the model, if it has no stages."""
         return (replace(self, later_stages=()), *self.later_stages) if self.later_stages else (self,)
+
+    @property
+    def shares(self) -> Floats:
+        """The part of the work that each stage of a pipeline does, [n]: by its linear layers (cost/stages.py)."""
+        return np.array([stage.share for stage in self.stages])
 
     @property
     def fixed(self) -> int:
@@ -233,7 +239,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
     model, dtype, mode, tile = config.model, config.dtype, config.recompute, config.mlp_tile
     tp, pp = config.parallel.tp, config.parallel.pp
     b, w = element_bytes(dtype)
-    held = [states(config, ranks, stage) for stage in range(pp)]
+    held, shares = [states(config, ranks, stage) for stage in range(pp)], work_shares(config)
     found = []
     for stage, layers in enumerate(stages(config)):
         own, in_flight = len(layers), pp - stage  # 1F1B (planner/plan/order.py)
@@ -241,6 +247,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "layers": own,
+                "share": shares[stage],
                 "in_flight": in_flight,
                 "token_bytes": -(-saved // (model.layers * tp)),
                 "instants": activations.instants(config, stage),

@@ -28,7 +28,7 @@ from engine.launch.place import check_place
 from engine.launch.ranks import unfailing
 from engine.launch.say import OnStep, Say
 from engine.launch.stragglers import with_speeds
-from engine.launch.supervise import supervise
+from engine.launch.supervise import requests_to_stop, supervise
 from engine.run.checkpoints import newest_first
 from engine.run.remote import Remote
 from engine.trackers.following import following
@@ -50,10 +50,13 @@ def train(
     nodes. `say` gets messages, and `on_step` the metrics of each step. Raises BytescaleError: for a mistake, before
     anything is written, or with the cause of the first rank that failed.
     """
-    launch, refused = _checked(Launch(config, unfailing(say), joins), launcher, dry_run)
-    config, folder, say = launch.config, launch.folder, launch.say
-    remote = Remote(config.run.remote) if config.run.remote else None
+    launch = Launch(config, unfailing(say), joins)
     with ExitStack() as lock:
+        if not dry_run:
+            lock.enter_context(requests_to_stop(launch.folder))
+        launch, refused = _checked(launch, launcher, dry_run)
+        config, folder, say = launch.config, launch.folder, launch.say
+        remote = Remote(config.run.remote) if config.run.remote else None
         lock.enter_context(prepare.locked(folder))
         if not dry_run:
             remove_ruins(folder.checkpoints, folder.root)  # first: it may free the space of a full disk

@@ -70,7 +70,7 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
             failure = error
         finally:
             stragglers.write(folder)
-        with _requests_to_stop(folder):
+        with requests_to_stop(folder):
             if restart.line:
                 say(restart.line)
             time.sleep(restart.wait_s)
@@ -84,8 +84,8 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
 
 
 @contextmanager
-def _requests_to_stop(folder: RunFolder) -> Iterator[None]:
-    """Between two starts, a signal that asks the run to stop arrives as KeyboardInterrupt. It ends as in a start."""
+def requests_to_stop(folder: RunFolder) -> Iterator[None]:
+    """While no ranks run, a signal that asks the run to stop arrives as KeyboardInterrupt. It ends as in a start."""
     try:
         yield
     except BaseException as error:

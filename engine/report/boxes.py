@@ -114,8 +114,9 @@ def simulated_spans(plan: StepPlan, settings: PlanSettings, line: Timeline, rank
     chosen = np.flatnonzero(np.isin(line.rank, ranks))
     rank, micro, start = line.rank[chosen], line.micro_batch[chosen], line.start[chosen]
     gang = plan.gang[micro]
-    exposed = gangs.exposed[gang] / plan.stages
-    busy = gangs.compute[micro] / plan.stages + exposed
+    share = float(settings.costs.shares[0])
+    exposed = gangs.exposed[gang] * share
+    busy = gangs.compute[micro] * share + exposed
     idle = busy == 0
     # An idle micro-batch computes nothing but takes part in its slot. It is drawn as long as the simulator runs it.
     busy[idle] = (line.stop[chosen] - start)[idle]
@@ -127,7 +128,7 @@ def simulated_spans(plan: StepPlan, settings: PlanSettings, line: Timeline, rank
     if plan.mode != "pipeline":
         return spans(start, 1.0)
     forward = gangs.forward[gang] / np.maximum(1.0, gangs.forward[gang] + gangs.backward[gang])
-    backward = line.stop[chosen] - gangs.backward[gang] / plan.stages
+    backward = line.stop[chosen] - gangs.backward[gang] * share
     return [*spans(start, forward), *spans(backward, 1 - forward)]
 
 

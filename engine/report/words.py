@@ -99,7 +99,7 @@ BOUND = "Lower bound: no plan of this step has a shorter makespan."
 MODES = {
     "free": "free: ranks wait for each other only in their rings and at the end of a step (ZeRO-1)",
     "lockstep": "lockstep: all ranks wait for each other at every micro-batch, where ZeRO-2 and ZeRO-3 communicate",
-    "pipeline": "pipeline: each rank is a pipeline of stages, through which its micro-batches pass in order (1F1B)",
+    "pipeline": "pipeline: each rank is a pipeline of stages, through which its micro-batches pass in the plan's order",
 }
 
 

@@ -25,7 +25,10 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
     makespan = simulate(plan, settings).makespan
     workload = workload_of(plan.sequence_lengths, settings)
     tokens = int(plan.lengths.sum())
-    stay = settings.costs.resident(loads.micro_tokens(plan), plan.offload)  # tokens whose activations are not offloaded
+    micros = loads.micro_tokens(plan)
+    stages = [(stage.layers, int(stage.resident_here(micros, plan.offload).sum())) for stage in settings.costs.stages]
+    # Tokens whose activations are not offloaded, in the mean over layers.
+    stay = sum(layers * held for layers, held in stages) / sum(layers for layers, _ in stages)
     return {
         "planner": plan.planner,
         "ranks": plan.ranks,
@@ -39,11 +42,11 @@ def facts(plan: StepPlan, settings: PlanSettings) -> Facts:
         "max_team": int(plan.team.max()),
         "max_peers": int(loads.peers(plan).max()),
         "makespan_s": settings.costs.seconds(makespan),
-        "lower_bound_s": settings.costs.seconds(workload.bound / plan.stages),
+        "lower_bound_s": settings.costs.seconds(workload.bound * float(settings.costs.shares.max())),
         "balance": useful(plan.sequence_lengths, settings) / makespan,
         "ring_bytes": sum(ring_bytes(plan, settings)),
         "offloaded_micro_batches": int((plan.offload > 0).sum()),
-        "offloaded_share": 1.0 - int(stay.sum()) / tokens,
+        "offloaded_share": 1.0 - stay / tokens,
         "host_bytes": host_bytes(plan, settings),
     }
 

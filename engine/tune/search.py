@@ -35,7 +35,7 @@ INVALID = "break a rule of the config"
 TOO_LARGE = "do not fit in memory"
 UNPLANNED = "cannot be planned"
 BOUNDED = "have a lower bound above the step time of those in the table"
-UNTRIED = "were not simulated: the time was over"
+UNTRIED = "were not simulated: the time was over, which --seconds sets"
 SLOWER = "were simulated and are slower, or differ only in capacity and offload"
 
 
@@ -59,10 +59,11 @@ class Candidate:
         count = max(1, -(-self.config.batch_tokens // (own.ranks * own.capacity)))
         tokens = min(own.capacity, self.config.batch_tokens // own.ranks)
         away = min(own.offload, least(costs, own.capacity, own.capacity, own.device_memory)) / PPM
-        compute, copied = self.bound_s * NS * own.stages / count, costs.rates.copy * away * tokens
+        most = float(costs.shares.max())  # of the slowest stage
+        compute, copied = self.bound_s * NS / most / count, costs.rates.copy * away * tokens
         gather_f, gather_b = costs.gathers
         one = max(compute / 3, copied, gather_f) + max(2 * compute / 3, copied, gather_b)
-        return costs.seconds(one * (count + own.stages - 1) / own.stages + count * costs.slot)
+        return costs.seconds(one * (count + own.stages - 1) * most + count * costs.slot)
 
     @property
     def layout(self) -> tuple[Any, ...]:

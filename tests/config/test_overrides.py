@@ -78,6 +78,7 @@ MISTAKES = [
     ("hydra.run.dir=x", "hydra.run.dir", "unknown key", "config show"),
     ("optimizer.nmae=sgd", "optimizer.nmae", "unknown key", "did you mean optimizer.name?"),
     ("optimizer.foo=1", "optimizer.foo", "unknown key", "keys of optimizer: name, lr, min_lr_ratio, "),
+    ("parallel.stage=4", "parallel.stage", "unknown key", "did you mean parallel.stages?"),
     ("zero.foo=1", "zero.foo", "unknown key", "keys of zero: stage, weights_on_host"),
     ("offload.foo=1", "offload.foo", "unknown key", "keys of offload: ratio"),
     ("model.foo=1", "model.foo", "unknown key", "keys of model: name, layers, "),

@@ -32,7 +32,7 @@ def plan(
 
 def spans(plan: StepPlan) -> list[Span]:
     """When each micro-batch of the plan runs in the simulator, scaled to a step of 3.2 s."""
-    line = simulate(plan, samples.settings(ranks=plan.ranks))
+    line = simulate(plan, samples.settings(ranks=plan.ranks, stages=plan.stages))
     second = line.makespan / 3.2
     rows = zip(line.rank.tolist(), line.micro_batch.tolist(), line.start.tolist(), line.stop.tolist(), strict=True)
     return [Span(rank, micro, start / second, stop / second) for rank, micro, start, stop in rows]

@@ -27,7 +27,7 @@ from engine.report.charts import (
 from engine.report.memory_bars import memory_picture
 from engine.report.svg import Size
 from engine.report.timeline import timeline_picture
-from tests.planner.samples import COSTS, settings
+from tests.planner.samples import COSTS, settings, staged_costs
 from tests.report.runs import plan, spans
 
 STEPS = np.arange(1.0, 41.0)
@@ -70,7 +70,7 @@ def slow_links(ranks: int, mode: str) -> PlanSettings:
     rates = COSTS.rates._replace(kv=3000.0, dkv=6000.0)
     stages = 2 if mode == "pipeline" else 1
     own = settings("adaptive", ranks=ranks, capacity=1024, mode=mode, max_peers=8, stages=stages)
-    return replace(own, costs=replace(COSTS, rates=rates))
+    return replace(own, costs=staged_costs(stages, replace(COSTS, rates=rates)))
 
 
 PICTURES: dict[str, Callable[[Size], str]] = {

@@ -27,8 +27,8 @@ _TRIALS = 2**22  # the search ends after so many schedules, times n J^2, which i
 class Jobs(NamedTuple):
     """The slots of a plan."""
 
-    forward: Floats  # [J] ns on one stage
-    backward: Floats  # [J]
+    forward: Floats  # [n, J] ns
+    backward: Floats  # [n, J]
     tokens: Ints  # [n, J] that the fullest rank holds from the forward to the backward pass
     linked: Bools  # [J] whether the slot continues a sequence of the slot before it, so that their order is fixed
 
@@ -55,7 +55,7 @@ def _search(jobs: Jobs, most: Ints, sweeps: int) -> tuple[Ints, float]:
     chains = chain[-1] + 1
     work = np.zeros(chains)
     for job in range(len(chain)):
-        work[chain[job]] += jobs.forward[job] + jobs.backward[job]
+        work[chain[job]] += jobs.forward[:, job].sum() + jobs.backward[:, job].sum()
     longest_first = np.argsort(-work, kind="mergesort")
     best, order = np.inf, longest_first
     for start in (longest_first, longest_first[::-1].copy(), np.concatenate((longest_first[-1:], longest_first[:-1]))):
@@ -97,7 +97,7 @@ def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
 
     Writes the passes in the order of their ends to `passes` [2 n J], unless it is empty.
     """
-    stages, count = len(most), len(jobs.forward)
+    stages, count = jobs.forward.shape
     forward, backward = np.full((stages, count), -1.0), np.full((stages, count), -1.0)  # ends of passes
     free, live = np.zeros(stages), np.zeros(stages, np.int64)
     begin, chosen, back = np.full(stages, np.inf), np.full(stages, -1), np.zeros(stages, np.bool_)
@@ -115,10 +115,10 @@ def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
         if begin[stage] == np.inf:
             return np.inf
         if back[stage]:
-            free[stage] = backward[stage, job] = begin[stage] + jobs.backward[job]
+            free[stage] = backward[stage, job] = begin[stage] + jobs.backward[stage, job]
             live[stage] -= jobs.tokens[stage, job]
         else:
-            free[stage] = forward[stage, job] = begin[stage] + jobs.forward[job]
+            free[stage] = forward[stage, job] = begin[stage] + jobs.forward[stage, job]
             live[stage] += jobs.tokens[stage, job]
         if len(passes) > 0:
             passes[number], ends[number] = 2 * (job * stages + stage) + int(back[stage]), free[stage]

@@ -93,5 +93,5 @@ def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
             besides += one.token_bytes * 2 * largest // (one.layers * one.in_flight)
         saved = int(settings.cluster.memory.min()) - one.fixed_bytes - besides
         most[number] = max(0, saved) * one.in_flight // max(1, one.token_bytes)
-    jobs = Jobs(forward / settings.stages, backward / settings.stages, in_slot, linked)
-    return jobs, most
+    shares = costs.shares[:, None]
+    return Jobs(forward * shares, backward * shares, in_slot, linked), most

@@ -76,5 +76,8 @@ def workload_of(lengths: Ints, settings: PlanSettings) -> Workload:
 
 
 def lower_bound(lengths: Ints, settings: PlanSettings) -> float:
-    """Lower bound of the time of a step of `lengths` [S], in ns (docs/planner.md); pipeline stages divide the work."""
-    return workload_of(lengths, settings).bound / settings.stages
+    """Lower bound of the time of a step of `lengths` [S], in ns (docs/planner.md).
+
+    The stages of a pipeline divide the work; the bound is that of the one with the most.
+    """
+    return workload_of(lengths, settings).bound * float(settings.costs.shares.max())

@@ -3,8 +3,8 @@
 Planners compare plans by the makespan, and the simulator shows it. In free mode a gang starts when all of its ranks
 have finished their earlier gangs; in lockstep mode a slot starts when all ranks have finished the previous slot. In a
 pipeline of n stages each pass of a gang runs on a stage as early as the order of passes and transfers allows
-(order.py). A stage has 1/n of the layers, so it takes 1/n of a gang's time. The transfers of activations between stages
-are small: they take no time, but each waits for the earlier ones of its two devices.
+(order.py). A stage takes its share of a gang's time (`Costs.shares`). The transfers of activations between stages are
+small: they take no time, but each waits for the earlier ones of its two devices.
 Letters: G gangs, M micro-batches.
 """
 
@@ -49,7 +49,10 @@ def timing(plan: StepPlan, gangs: Gangs, costs: Costs) -> Timing:
         start, stop = _free(gang_order(plan), first, members, plan.micro_rank, gangs.forward + gangs.backward)
         return Timing(start, stop, float(stop.max()))
     stages = plan.stages
-    passes = np.repeat(np.stack([gangs.forward, gangs.backward], axis=1) / stages, stages, axis=0).ravel()
+    if len(costs.stages) != stages:
+        raise ValueError(f"the costs are those of {len(costs.stages)} stages, and the plan has {stages}")
+    both = np.stack([gangs.forward, gangs.backward], axis=1)
+    passes = (both[:, None, :] * costs.shares[:, None]).ravel()
     durations = np.concatenate([passes, np.zeros(nodes(plan) - len(passes))])  # by node
     before, after = edges(plan)
     first_edge, edge = grouped(before, len(durations))

@@ -144,14 +144,14 @@ def test_with_few_sequences_a_rank_it_is_no_slower_than_the_others(nodes: int, c
 )
 def test_every_pipeline_finishes(planner: str, ranks: int, stages: int, data: st.DataObject) -> None:
     step = ints(*data.draw(lengths(ranks * 16, most=12)))
-    plan = plan_step(step, replace(settings(planner, ranks, mode="pipeline"), stages=stages))
+    plan = plan_step(step, settings(planner, ranks, mode="pipeline", stages=stages))
     assert (plan.mode, plan.stages) == ("pipeline", stages)
     assert finishes(plan)
 
 
 @given(st.integers(1, 64), st.integers(1, 200), st.data())
 def test_every_pipeline_holds_every_rule(ranks: int, capacity: int, data: st.DataObject) -> None:
-    asked = replace(settings("adaptive", ranks, capacity, mode="pipeline"), stages=3)
+    asked = settings("adaptive", ranks, capacity, mode="pipeline", stages=3)
     step = ints(*data.draw(lengths(ranks * capacity)))
     verify(plan_step(step, asked), asked)
 

@@ -21,6 +21,7 @@ from engine.planner.make import plan_step
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.makespan import makespan
+from engine.simulator.facts import facts
 from engine.units import PPM, Ints
 from tests.planner.samples import COSTS, LINKED_COSTS, ints, lengths, settings, staged_costs
 
@@ -87,3 +88,17 @@ def test_a_pipeline_of_many_slots_is_not_searched(monkeypatch: pytest.MonkeyPatc
     ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
     monkeypatch.delattr(pipeline, "interleave")
     assert makespan(plan_step(step, ours), ours) < 1.03 * lower_bound(step, ours)
+
+
+def test_the_stage_with_the_most_layers_decides() -> None:
+    """Its share of the work counts, in plans and in the lower bound; the layers of others are not offloaded for it."""
+    took, bounds = {}, {}
+    for stages in ("auto", "[77,1,1,1]"):
+        keys = ["recipe=llama70b-2m-paper", "batch_tokens=4M", "context=256K", f"parallel.stages={stages}"]
+        config = load(keys)
+        ours, (step,) = PlanSettings.of(config), step_lengths(config, 1, lambda _: None)
+        plan = plan_step(step, ours)
+        took[stages], bounds[stages] = makespan(plan, ours), lower_bound(step, ours)
+        assert (facts(plan, ours)["offloaded_share"] > 0) == plan.offload.any()
+    assert 3.5 < bounds["[77,1,1,1]"] / bounds["auto"] < 4
+    assert took["[77,1,1,1]"] > max(bounds["[77,1,1,1]"], 1.8 * took["auto"])
