@@ -46,7 +46,7 @@ MISTAKES = [
     ("plan lengths=lognormal lengths.sigma=1e300", "lengths.sigma: must be at most 10, not 1e300", "lengths.sigma=10"),
     (
         "train parallel.tp=4 cluster.ranks_per_node=8",
-        "parallel.tp: 4 does not divide model.heads=2 and model.kv_heads=2",
+        "parallel.tp: 4 does not divide model.heads=2 or model.kv_heads=2",
         "parallel.tp=2",
     ),
     ("train zero.stage=4", "zero.stage: must be 1, 2 or 3, not 4", "zero.stage"),
