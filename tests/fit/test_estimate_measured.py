@@ -82,7 +82,7 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "first zero-3": (FIRST, ["zero.stage=3", *WIDE]),
     "first bf16": (FIRST, ["dtype=bf16", *SHALLOW]),
     "first layer": (FIRST, ["recompute=layer", *WIDE]),
-    "vocabulary bf16": (RINGS, ["dtype=bf16", "recompute=layer", *SHALLOW, VOCABULARY]),
+    "vocabulary bf16": (RINGS, ["dtype=bf16", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary zero-2": (RINGS, ["zero.stage=2", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary zero-3": (RINGS, ["zero.stage=3", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary tied": (RINGS, ["recompute=layer", "model.tied=true", *WIDE, VOCABULARY]),
