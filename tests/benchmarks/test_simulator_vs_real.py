@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import simulator_vs_real as real
 from engine.config.load import load
-from engine.data.inputs import IGNORE, Slices
+from engine.data.inputs import IGNORE, RankInputs
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
@@ -52,5 +52,5 @@ def test_rank_correlation() -> None:
 
 
 def test_an_idle_part_counts_for_nothing() -> None:
-    some = Slices(*(np.arange(3) for _ in range(3)))
+    some = RankInputs(*(np.arange(3) for _ in range(3)))
     assert real.idle_part(some).labels.tolist() == [IGNORE]

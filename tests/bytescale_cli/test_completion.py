@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -215,8 +216,12 @@ def test_a_completion_imports_nothing_heavy_and_is_fast() -> None:
     code = f"import sys; from bytescale_cli.main import run; run({words!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(done.stdout.split()) & {"torch", "deepspeed", "numpy", "hydra", "numba"} == set()
-    # Processors differ in speed, and one measurement differs from the next by half.
+    # Processors differ in speed, and other work on a machine adds to a measurement by half.
     libraries = [sys.executable, "-c", "import typer, rich.console, yaml, pydantic.main"]
     command = [sys.executable, "-m", "bytescale_cli", *words]
-    least, took = (min(processor_seconds(one) for _ in range(3)) for one in (libraries, command))
-    assert took <= 2.5 * least
+    least = took = inf
+    for _ in range(10):
+        least, took = min(least, processor_seconds(libraries)), min(took, processor_seconds(command))
+        if took <= 2.5 * least:
+            return
+    raise AssertionError(f"{took:.2f} s, of which the libraries {least:.2f} s")
