@@ -64,9 +64,9 @@ def all_gradients(cases: list[Case]) -> list[dict[str, Any]]:
     return [gradients_of(case, made) for case in cases]
 
 
-def in_one_world(cases: list[Case]) -> Iterator[tuple[Case, list[dict[str, Any]]]]:
+def in_one_world(cases: list[Case], timeout_s: float = 240) -> Iterator[tuple[Case, list[dict[str, Any]]]]:
     """Run cases of one world; yield each with what its ranks got."""
-    ranks = run_world(cases[0]["world"], all_gradients, cases)
+    ranks = run_world(cases[0]["world"], all_gradients, cases, timeout_s=timeout_s)
     for number, case in enumerate(cases):
         yield case, [of_rank[number] for of_rank in ranks]
 
@@ -106,7 +106,7 @@ def test_float64_gradients_of_all_combinations(world: int, tp_pp: tuple[int, int
     )
     errors = list[float]()
     for start in range(0, len(cases), 72):  # results are kept until their world ends
-        errors += [compare(case, found) for case, found in in_one_world(cases[start : start + 72])]
+        errors += [compare(case, found) for case, found in in_one_world(cases[start : start + 72], 1800)]
     print(f"world {world}, tp and pp {tp_pp}: {len(errors)} cases, largest error {max(errors):.1e}")
 
 
@@ -126,7 +126,7 @@ def test_float64_gradients_of_slices_on_all_meshes(slices: int) -> None:
     for world in FACTORS["world"]:
         own = [case for case in cases if case["world"] == world]
         for start in range(0, len(own), 72):
-            errors += [compare(case, found) for case, found in in_one_world(own[start : start + 72])]
+            errors += [compare(case, found) for case, found in in_one_world(own[start : start + 72], 1800)]
     print(f"{slices} slices: {len(errors)} cases, largest error {max(errors):.1e}")
 
 
