@@ -43,8 +43,13 @@ def test_two_ranks_are_measured_and_their_calibration_is_read(
     monkeypatch.setattr(profiling, "profile", partial(profiling.profile, seconds=1.0))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file = tmp_path / "calibration.json"
-    assert run(["profile-hardware", "cluster.device_memory=498M", "--out", str(file), "--json"]) == 0
-    hardware = json.loads(capsys.readouterr().out)["hardware"]
+    for _ in range(3):  # as the hint says, when other programs have disturbed the timings
+        code = run(["profile-hardware", "cluster.device_memory=498M", "--out", str(file), "--json"])
+        answer = json.loads(capsys.readouterr().out)
+        if code == 0 or "too noisy" not in answer["error"]["message"]:
+            break
+    assert code == 0, answer
+    hardware = answer["hardware"]
     calibration = read(file, "local")
     assert {name: hardware[name] for name in asdict(calibration)} == asdict(calibration)
     assert calibration.source == "measured"
