@@ -22,9 +22,9 @@ PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
 _PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
 # A rank of cluster=local is a process on a CPU. The memory table describes GPUs; one allowance covers the differences:
-# gloo copies what it gathers and reduces, and the C library keeps freed memory (see tests/fit/test_resident.py).
+# gloo copies what it gathers and reduces, and the C library keeps small blocks (see tests/fit/test_resident.py).
 _PROCESS = 480 << 20  # Python, PyTorch and DeepSpeed
-_PROCESS_PERCENT = 100  # of the tensors: a run of ZeRO-3 used 78 % more than its tensors, one of ZeRO-1 25 %
+_PROCESS_PERCENT = 20  # of the tensors; with the allocator that ranks get (launch/commands.py)
 
 
 @dataclass(frozen=True)

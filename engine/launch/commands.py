@@ -20,6 +20,11 @@ from engine.safe_path import safe_path
 
 # Keeps fragmentation on a GPU at the few percent that `estimate-memory` allows for (engine/cost/allowance.py).
 ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+# The same for CPU processes. glibc returns a freed block to the system if it is larger than a threshold, which grows up
+# to 32 MiB with the blocks that are freed, unless it is set: then a rank keeps twice the memory of its tensors. Smaller
+# blocks it may keep, up to the second limit, because to get each from the system again costs a small model a fifth of
+# its time.
+CPU_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 # ssh gives up, and says why, before the launcher does (engine/launch/ranks.py).
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=5", "ServerAliveCountMax=3")
 _SSH = ("ssh", *(word for option in _OPTIONS for word in ("-o", option)))
@@ -105,10 +110,11 @@ def _of_all_ranks(ranks: int, config: Config) -> dict[str, str]:
     # that order on the device (NVIDIA/nccl#522).
     two = config.zero.stage == 3 or config.parallel.pp > 1
     orders = {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"} if gpus and two and ranks > 1 else {}
+    chosen = {**ALLOCATORS, **orders, **({} if gpus else CPU_ALLOCATOR)}
     return {
         "WORLD_SIZE": str(ranks),
         **({} if gpus else {"CUDA_VISIBLE_DEVICES": ""}),  # DeepSpeed uses a GPU wherever it sees one
-        **{name: os.environ.get(name) or value for name, value in {**ALLOCATORS, **orders}.items()},
+        **{name: os.environ.get(name) or value for name, value in chosen.items()},
         **safe_path(),
     }
 

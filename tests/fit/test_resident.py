@@ -1,4 +1,4 @@
-"""A real run of two CPU processes holds at most what `estimate-memory` says, and at least half of it.
+"""A real run on CPU processes holds at most what `estimate-memory` says, and at least half of it.
 
 A CPU process holds both what the estimate places on the device and what it places on the host, where the copy for
 checkpoints is reserved after the first step. The allowance of a CPU process is an upper bound: how much freed memory
@@ -57,6 +57,18 @@ def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert [plan.micro_batches for plan in plans] == [2, 2]
+    check(resident(config), estimate_plans(config, settings, plans))
+
+
+@pytest.mark.world
+def test_of_a_pipeline_with_tensor_parallelism(tmp_path: Path) -> None:
+    """`--plan` knows how many micro-batches are in flight."""
+    mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4"]
+    sizes = ["context=1K", "capacity=1K", "batch_tokens=8K"]
+    config = configured(tmp_path, [1000] * 32, [*mesh, *sizes])
+    settings = PlanSettings.of(config)
+    plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
+    assert all(plan.mode == "pipeline" and plan.micro_batches >= 8 for plan in plans)
     check(resident(config), estimate_plans(config, settings, plans))
 
 

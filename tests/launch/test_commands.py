@@ -46,6 +46,20 @@ def test_the_allocator_is_that_of_the_estimate_unless_the_user_chose_one(
     assert command.job["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == set_to
 
 
+@pytest.mark.parametrize(("chosen", "set_to"), [(None, "262144"), ("4096",) * 2])
+def test_cpu_processes_return_freed_tensors_to_the_system_unless_the_user_chose_otherwise(
+    chosen: str | None, set_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", chosen)
+    cluster, folder = Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path)
+    (on_cpu,) = node_commands(cluster, folder, None, CPUS)
+    (on_gpu,) = node_commands(cluster, folder, None, GPUS)
+    assert on_cpu.job["environment"]["MALLOC_MMAP_THRESHOLD_"] == set_to
+    assert "MALLOC_MMAP_THRESHOLD_" not in on_gpu.job["environment"]
+
+
 def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeepSpeed would train on a GPU of this machine, whatever the config says."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
