@@ -1,7 +1,8 @@
 """Simulates the table of the ByteScale paper: speed-ups over the static mesh, next to the published ones.
 
-`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted to, `table` the table, `ablation` the
-speed-ups of all variants from static to adaptive, and `offload` each planner's gain from offload on Byted at 2M.
+`python benchmarks/paper.py case` prints the case study that paper.yaml is fitted to, `table` the table (`table
+llama70b`: the rows of one model), `ablation` the speed-ups of all variants from static to adaptive, and `offload` each
+planner's gain from offload on Byted at 2M. benchmarks/pipelines.py shows the idle time of the 70B rows.
 """
 
 from __future__ import annotations
@@ -101,10 +102,12 @@ def case() -> None:
         print(f"{planner}: {seconds(steps, settings.by(planner)):.0f} s, the paper {said or '-'}", flush=True)
 
 
-def table() -> None:
-    """Print the table."""
+def table(*models: str) -> None:
+    """Print the rows of these models, or all."""
     within = 0
     for (model, mix), row in PAPER.items():
+        if models and model not in models:
+            continue
         before: list[float] = []
         for context, (naive, balanced) in zip(CONTEXTS, row, strict=True):
             settings, steps = replace(settings_of(model, context), offload=0), steps_of(model, mix, context)
@@ -120,7 +123,8 @@ def table() -> None:
                 flush=True,
             )
             before = found
-    print(f"figures of 7B within 30 %: {within} of 16")
+    if not models:
+        print(f"figures of 7B within 30 %: {within} of 16")
 
 
 def ablation() -> None:
@@ -161,4 +165,4 @@ def offload() -> None:
 
 
 if __name__ == "__main__":
-    {"case": case, "table": table, "ablation": ablation, "offload": offload}[sys.argv[1]]()
+    {"case": case, "table": table, "ablation": ablation, "offload": offload}[sys.argv[1]](*sys.argv[2:])

@@ -1,18 +1,21 @@
 """What slices, teams and an order of their own gain in pipelines: makespan over the lower bound, and idle time.
 
-`python benchmarks/pipelines.py` prints, for the first step of each mix and seed: without slices in 1F1B order, with an
-order of its own, with slices too, and with slices in teams, which is the plan of `adaptive`.
+`python benchmarks/pipelines.py` prints, for the first step of each mix and seed of llama70b-2m-paper: without slices in
+1F1B order, with an order of its own, with slices too, and with slices in teams, which is the plan of `adaptive`. With
+`paper` it prints them for the first steps of the paper's 70B row instead, under the assumptions of paper.yaml.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks import paper
 from engine.config.load import load
 from engine.data.lengths import step_lengths
 from engine.planner.adaptive import pipeline
@@ -24,30 +27,43 @@ from engine.planner.settings import PlanSettings
 from engine.simulator.timeline import simulate
 from engine.units import NS, Ints
 
-RECIPE, SEEDS = "llama70b-2m-paper", range(4)
+STEPS = 4
+
+
+def steps_of_recipe(mix: str) -> Iterator[tuple[PlanSettings, Ints]]:
+    """Yield the settings and the lengths of the first step, for each seed."""
+    for seed in range(STEPS):
+        config = load(["recipe=llama70b-2m-paper", f"lengths={mix}", f"run.seed={seed}"])
+        (lengths,) = step_lengths(config, 1, lambda _: None)
+        yield PlanSettings.of(config), lengths
+
+
+def steps_of_paper(context: str) -> Iterator[tuple[PlanSettings, Ints]]:
+    """Yield the settings and the lengths of the first steps of the paper's 70B row."""
+    settings = replace(paper.settings_of("llama70b", context), offload=0)
+    for lengths in paper.steps_of("llama70b", "github", context)[:STEPS]:
+        yield settings, lengths
 
 
 def main() -> None:
-    """Print a line for each mix and seed, and the means."""
-    for mix in ("github", "byted"):
+    """Print a line for each step, and the means of each mix or context."""
+    of_paper = sys.argv[1:] == ["paper"]
+    for name in paper.CONTEXTS if of_paper else ("github", "byted"):
         sums: dict[str, float] = {}
-        for seed in SEEDS:
-            config = load([f"recipe={RECIPE}", f"lengths={mix}", f"run.seed={seed}"])
-            settings = PlanSettings.of(config)
-            (lengths,) = step_lengths(config, 1, lambda _: None)
+        for number, (settings, lengths) in enumerate((steps_of_paper if of_paper else steps_of_recipe)(name)):
             bound = lower_bound(lengths, settings)
             cells = []
-            for name, plan in plans(lengths, settings).items():
+            for means, plan in plans(lengths, settings).items():
                 line = simulate(plan, settings)
                 ratio, bubble = line.makespan / bound, 1 - (line.compute + line.exposed) / line.makespan
-                sums[name] = sums.get(name, 0.0) + ratio / len(SEEDS)
-                cells.append(f"{name} {ratio:.3f} ({bubble:.0%} idle)")
+                sums[means] = sums.get(means, 0.0) + ratio / STEPS
+                cells.append(f"{means} {ratio:.3f} ({bubble:.0%} idle)")
             began = time.process_time()
             plan = plan_step(lengths, settings)
             spent = time.process_time() - began
             cut = f"{plan.slices - plan.sequences} cuts, teams up to {plan.team.max()}, planned in {spent:.1f} CPU s"
-            print(f"{mix} {seed}: bound {bound / NS:.1f} s; {'; '.join(cells)}; {cut}", flush=True)
-        print(f"{mix} mean: {'; '.join(f'{name} {ratio:.3f}' for name, ratio in sums.items())}", flush=True)
+            print(f"{name} {number}: bound {bound / NS:.1f} s; {'; '.join(cells)}; {cut}", flush=True)
+        print(f"{name} mean: {'; '.join(f'{means} {ratio:.3f}' for means, ratio in sums.items())}", flush=True)
 
 
 def plans(lengths: Ints, settings: PlanSettings) -> dict[str, StepPlan]:
