@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -192,22 +192,18 @@ def estimated(config: Config, plan: StepPlan, rank: int) -> Estimate:
     return estimate(config, PlanSettings.of(config), load)
 
 
-@pytest.fixture(scope="module")
-def found(request: pytest.FixtureRequest) -> list[list[Found]]:
+@cache
+def found(first: int) -> list[list[Found]]:
     """What each rank found in the cases of one world. All cases in one took ten minutes on a slow processor."""
-    first = request.param
     return run_world(WORLD, measured, list(CASES.values())[first : first + A_WORLD], timeout_s=550)
 
 
 @pytest.mark.world
-@pytest.mark.parametrize(
-    ("found", "within"),
-    [(number - number % A_WORLD, number % A_WORLD) for number in range(len(CASES))],
-    ids=list(CASES),
-    indirect=["found"],
-)
-def test_saved_activations_and_the_peak_of_a_step(found: list[list[Found]], within: int) -> None:
-    for cases in found:
+@pytest.mark.parametrize("name", CASES)
+def test_saved_activations_and_the_peak_of_a_step(name: str) -> None:
+    number = list(CASES).index(name)
+    within = number % A_WORLD
+    for cases in found(number - within):
         rank = cases[within]
         assert rank.saved == pytest.approx(rank.saved_estimate, rel=SAVED)
         assert (1 - PEAK) * rank.peak_estimate <= rank.peak <= (1 + PEAK) * (rank.peak_estimate + rank.gloo)
