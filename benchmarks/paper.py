@@ -1,8 +1,8 @@
 """Simulates the table of the ByteScale paper: speed-ups over the static mesh, next to the published ones.
 
 `python benchmarks/paper.py case` prints the case study that paper.yaml is fitted to, `table` the table (`table
-llama70b`: the rows of one model), `ablation` the speed-ups of all variants from static to adaptive, and `offload` each
-planner's gain from offload on Byted at 2M. benchmarks/pipelines.py shows the idle time of the 70B rows.
+llama70b`: the rows of one model), `ablation` the speed-ups of all variants from static to adaptive, and `offload`,
+likewise, each planner's gain from offload on Byted at 2M. benchmarks/pipelines.py shows the idle time of the 70B rows.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def ablation() -> None:
         print(f"{name}: {baseline / seconds(steps, one):.2f}", flush=True)
 
 
-def offload() -> None:
-    """Print each planner's gain from offload on Byted at 2M, its host memory, and the lower bounds."""
-    for model in ASSUMED["devices"]:
+def offload(*models: str) -> None:
+    """Print each planner's gain from offload on Byted at 2M, its host memory, and the lower bounds, of these or all."""
+    for model in models or ASSUMED["devices"]:
         settings, steps = settings_of(model, "2M"), steps_of(model, "byted", "2M")
         none = settings.without_offload()
         for planner in PLANNERS[1:]:
