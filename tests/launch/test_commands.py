@@ -11,6 +11,7 @@ import pytest
 from engine.cluster.cluster import Cluster, Node
 from engine.cluster.hosts import is_local
 from engine.config.load import load
+from engine.config.schema import Config
 from engine.launch.commands import node_commands
 from engine.run.folder import RunFolder
 
@@ -35,29 +36,21 @@ def test_of_millions_of_ranks_only_the_first_commands_are_built(tmp_path: Path) 
     assert commands[1].ranks == list(range(64, 128))
 
 
-@pytest.mark.parametrize(("chosen", "set_to"), [(None, "expandable_segments:True"), ("backend:native",) * 2])
+@pytest.mark.parametrize(
+    ("config", "name", "value"),
+    [(GPUS, "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"), (CPUS, "MALLOC_MMAP_THRESHOLD_", "262144")],
+    ids=["gpu", "cpu"],
+)
+@pytest.mark.parametrize("chosen", [None, "4096"])
 def test_the_allocator_is_that_of_the_estimate_unless_the_user_chose_one(
-    chosen: str | None, set_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: Config, name: str, value: str, chosen: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv(name, raising=False)
     if chosen is not None:
-        monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", chosen)
-    (command,) = node_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path), None, GPUS)
-    assert command.job["environment"]["PYTORCH_CUDA_ALLOC_CONF"] == set_to
-
-
-@pytest.mark.parametrize(("chosen", "set_to"), [(None, "262144"), ("4096",) * 2])
-def test_cpu_processes_return_freed_tensors_to_the_system_unless_the_user_chose_otherwise(
-    chosen: str | None, set_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", chosen)
-    cluster, folder = Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path)
-    (on_cpu,) = node_commands(cluster, folder, None, CPUS)
-    (on_gpu,) = node_commands(cluster, folder, None, GPUS)
-    assert on_cpu.job["environment"]["MALLOC_MMAP_THRESHOLD_"] == set_to
-    assert "MALLOC_MMAP_THRESHOLD_" not in on_gpu.job["environment"]
+        monkeypatch.setenv(name, chosen)
+    (command,) = node_commands(Cluster((Node("localhost", 1),), 2**30), RunFolder(tmp_path), None, config)
+    assert command.job["environment"][name] == (chosen or value)
+    assert ("MALLOC_MMAP_THRESHOLD_" in command.job["environment"]) == (config is CPUS)
 
 
 def test_ranks_of_a_cluster_of_cpus_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
