@@ -93,9 +93,11 @@ def gradients(
         sums = {way: [torch.zeros(len(own_rows), GROUPS, HEAD_DIM) for _ in range(2)] for way in WAYS}
         for distance in range(degree):
             rank = (owner + distance) % degree
-            (one,) = blocks(tokens, degree, rank, owner)
-            queries, keys = rows[rank][one.q_start : one.q_stop], own_rows[: one.kv_stop]
-            call = Call((0, len(queries)), (0, len(keys)), one.causal)
+            queries, keys = rows[rank], own_rows
+            if rank != owner:
+                (one,) = blocks(tokens, degree, rank, [owner])
+                queries, keys = queries[one.q_start : one.q_stop], keys[: one.keys[0]]
+            call = Call((0, len(queries)), (0, len(keys)), causal=rank == owner)
             inputs = (dout[queries], q[queries], k[keys], v[keys], out[queries], lse[queries])
             _, *parts = backward(*inputs, call)
             for way, add in WAYS.items():

@@ -1,8 +1,9 @@
 """What slices, teams and an order of their own gain in pipelines: makespan over the lower bound, and idle time.
 
 `python benchmarks/pipelines.py` prints, for the first step of each mix and seed of llama70b-2m-paper: without slices in
-1F1B order, with an order of its own, with slices too, and with slices in teams, which is the plan of `adaptive`. With
-`paper` it prints them for the first steps of the paper's 70B row instead, under the assumptions of paper.yaml.
+1F1B order, with an order of its own, with slices too, with slices in teams, and with several rounds of a ring in one
+call of attention, which is the plan of `adaptive`. With `paper` it prints them for the first steps of the paper's 70B
+row instead, under the assumptions of paper.yaml.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def main() -> None:
         for number, (settings, lengths) in enumerate((steps_of_paper if of_paper else steps_of_recipe)(name)):
             bound = lower_bound(lengths, settings)
             cells = []
-            for means, plan in plans(lengths, settings).items():
-                line = simulate(plan, settings)
+            for means, (plan, used) in plans(lengths, settings).items():
+                line = simulate(plan, used)
                 ratio, bubble = line.makespan / bound, 1 - (line.compute + line.exposed) / line.makespan
                 sums[means] = sums.get(means, 0.0) + ratio / STEPS
                 cells.append(f"{means} {ratio:.3f} ({bubble:.0%} idle)")
@@ -66,16 +67,19 @@ def main() -> None:
         print(f"{name} mean: {'; '.join(f'{means} {ratio:.3f}' for means, ratio in sums.items())}", flush=True)
 
 
-def plans(lengths: Ints, settings: PlanSettings) -> dict[str, StepPlan]:
-    """Return the plans to compare, each with one more means."""
-    alone = replace(settings, costs=replace(settings.costs, rates=settings.costs.rates._replace(team=1)))
+def plans(lengths: Ints, settings: PlanSettings) -> dict[str, tuple[StepPlan, PlanSettings]]:
+    """Return the plans to compare, each with one more means, and the settings with which they are timed."""
+    rates = settings.costs.rates
+    one_round = replace(settings, costs=replace(settings.costs, rates=rates._replace(span=1)))
+    alone = replace(settings, costs=replace(settings.costs, rates=rates._replace(span=1, team=1)))
     workload = workload_of(lengths, alone)
-    found = {"1F1B": pipeline.uncut_pipeline(workload, slot_candidates(workload, alone), alone)}
+    found = {"1F1B": (pipeline.uncut_pipeline(workload, slot_candidates(workload, alone), alone), alone)}
     targets, pipeline.TARGETS = pipeline.TARGETS, pipeline.TARGETS[:1]
-    found["own order"] = pipeline.pipeline_plan(lengths, alone)
+    found["own order"] = pipeline.pipeline_plan(lengths, alone), alone
     pipeline.TARGETS = targets
-    found["slices"] = pipeline.pipeline_plan(lengths, alone)
-    found["slices in teams"] = pipeline.pipeline_plan(lengths, settings)
+    found["slices"] = pipeline.pipeline_plan(lengths, alone), alone
+    found["slices in teams"] = pipeline.pipeline_plan(lengths, one_round), one_round
+    found["several rounds a call"] = pipeline.pipeline_plan(lengths, settings), settings
     return found
 
 

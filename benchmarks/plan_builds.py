@@ -33,6 +33,7 @@ from engine.config.schema import Config
 from engine.cost.datasheets import nominal
 from engine.data.lengths import step_lengths
 from engine.planner.make import plan_step
+from engine.planner.plan.schedule import rounds_per_call
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 
@@ -107,10 +108,10 @@ def rank_calls(plan: StepPlan, rank: int, config: Config) -> Iterator[ThreadCall
     for micro in plan.of_rank(rank):
         if not micro.shards:
             continue
-        one = layout(micro)
+        one = layout(micro, rounds_per_call(plan.stages))
         causal = one.causal_call()
         calls = [causal] if causal else []
-        calls += [call_of(blocks) for round_ in range(one.rounds("forward")) if (blocks := one.blocks(round_))]
+        calls += [call_of(blocks) for number in range(one.calls("forward")) if (blocks := one.blocks(number))]
         yield from (ThreadCall(False, False, call) for call in calls)
         if config.recompute == "layer":
             yield from (ThreadCall(True, False, call) for call in calls)

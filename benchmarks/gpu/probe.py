@@ -179,8 +179,8 @@ def planned_shapes(sizes: Sizes) -> list[_Shape]:
     for micro in (micro for step in plans.planned(config, steps=4) for micro in step):
         whole |= {(shard.length, shard.length, True) for shard in micro.shards if shard.degree == 1}
         one = layout(micro)
-        for round_ in range(one.rounds("forward")):
-            blocks |= {(block.rows.stop - block.rows.start, block.keys, False) for block in one.blocks(round_)}
+        for number in range(one.calls("forward")):
+            blocks |= {(block.rows.stop - block.rows.start, sum(block.keys), False) for block in one.blocks(number)}
     longest = [sorted(shapes, key=lambda shape: -shape[0] * shape[1])[: sizes.shapes] for shapes in (whole, blocks)]
     return [*longest[0], *longest[1]]
 

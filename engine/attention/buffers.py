@@ -1,7 +1,7 @@
 """The buffers that rings send from and receive into.
 
-Each ring has two buffers per kind of message (K,V or dK,dV), which alternate from round to round. All layers use the
-same buffers.
+Each ring has two buffers per kind of message (K,V or dK,dV), which alternate from round to round; of K,V two for each
+round of a call, because those of the next call arrive during a call. All layers use the same buffers.
 
 ```
  round      0        1        2
@@ -30,6 +30,7 @@ class _Shape(NamedTuple):
     """Everything that determines the size of buffers."""
 
     tokens: tuple[int, ...]  # most tokens that a part of each ring sends
+    counts: tuple[int, ...]  # buffers of each ring
     heads: tuple[int, ...]  # G, D
     dtype: torch.dtype
     device: torch.device
@@ -40,31 +41,34 @@ class Buffers:
 
     def __init__(self) -> None:
         self._shapes: dict[Kind, _Shape] = {}
-        self._pairs: dict[Kind, list[tuple[Tensor, Tensor]]] = {}
+        self._buffers: dict[Kind, list[list[Tensor]]] = {}  # of each ring
 
     def fit(self, kind: Kind, layout: Layout, like: Tensor) -> None:
         """Allocate buffers of one kind for all rings of `layout`, with the heads, dtype and device of `like` [T,G,D].
 
         Existing buffers of the same shape are reused. Allocating new "kv" buffers also frees the "dkv" buffers.
         """
-        largest = tuple(ring.largest for ring in layout.rings)
-        shape = _Shape(largest, tuple(like.shape[1:]), like.dtype, like.device)
+        largest, most = tuple(ring.largest for ring in layout.rings), 2 * layout.span if kind == "kv" else 2
+        counts = tuple(min(most, ring.rounds("forward")) for ring in layout.rings)
+        shape = _Shape(largest, counts, tuple(like.shape[1:]), like.dtype, like.device)
         if self._shapes.get(kind) == shape:
             return
         # Free the old buffers before allocating new ones, so that two layouts never use memory at once.
         for stale in ("kv", "dkv") if kind == "kv" else (kind,):
             self._shapes.pop(stale, None)
-            self._pairs.pop(stale, None)
+            self._buffers.pop(stale, None)
         sizes = [prod((2, tokens, *shape.heads)) for tokens in largest]
-        self._pairs[kind] = [(like.new_empty(size), like.new_empty(size)) for size in sizes]
+        self._buffers[kind] = [
+            [like.new_empty(size) for _ in range(count)] for size, count in zip(sizes, counts, strict=True)
+        ]
         self._shapes[kind] = shape
 
     def take(self, kind: Kind, ring: int, turn: int, tokens: int) -> Tensor:
-        """Return a contiguous view [2,tokens,G,D] of a ring's first buffer for even turns, of its second for odd turns.
+        """Return a contiguous view [2,tokens,G,D] of a ring's buffer for a turn; the buffers take turns.
 
         `ring` is the ring's index in the layout; `tokens` is at most `RingShard.largest`. `fit` must
         have allocated buffers of this kind.
         """
-        flat = self._pairs[kind][ring][turn % 2]
+        flat = self._buffers[kind][ring][turn % self._shapes[kind].counts[ring]]
         shape = (2, tokens, *self._shapes[kind].heads)
         return flat[: prod(shape)].view(shape)

@@ -1,7 +1,7 @@
 """The layout of a micro-batch: the position of each shard in a rank's packed tokens, and the shards that are in rings.
 
-The rounds and transfers of a ring, slices and teams are defined in `engine/planner/plan/schedule.py`. In a team, a rank
-also computes with the queries of its mates: their rows follow the rank's own packed tokens.
+The rounds, calls and transfers of a ring, slices and teams are defined in `engine/planner/plan/schedule.py`. In a team,
+a rank also computes with the queries of its mates: their rows follow the rank's own packed tokens.
 
 ```
  rows   | shard 0 | shard 1 | shard 2 | mate of shard 1 | mate of shard 2 |
@@ -20,6 +20,8 @@ from engine.planner.plan.schedule import (
     Direction,
     Transfer,
     blocks,
+    call_of_round,
+    call_start,
     kv_part,
     mates,
     prefix_tokens,
@@ -95,12 +97,12 @@ class RingShard:
 
 
 class RingBlock(NamedTuple):
-    """One ring's part of a round: queries `rows` attend to keys 0 .. keys - 1 of the part whose K,V the rank holds in
-    that round. Neither is empty."""
+    """One ring's part of a call: queries `rows` attend to the first keys[i] keys of the part whose K,V the rank has in
+    the call's round i. Neither is empty."""
 
     ring: int  # index in `Layout.rings`
     rows: slice
-    keys: int
+    keys: tuple[int, ...]
 
 
 class ShardRows(NamedTuple):
@@ -120,6 +122,7 @@ class Layout:
     bounds: tuple[int, ...]  # cumulative lengths, from 0, of the shards that are not empty
     rings: tuple[RingShard, ...]
     shards: tuple[ShardRows, ...]  # all shards, with or without a ring; empty for an idle micro-batch
+    span: int = 1  # most rounds of a call
 
     @property
     def rows(self) -> int:
@@ -135,21 +138,27 @@ class Layout:
         """Return the number of rounds of the largest ring, because all rings advance together; 1 without rings."""
         return max((ring.rounds(direction) for ring in self.rings), default=1)
 
-    def blocks(self, round_: int) -> list[RingBlock]:
-        """Return the blocks of a round that are not causal, which are computed in one kernel call.
+    def rounds_of(self, call: int) -> range:
+        """Return the rounds of a call of the largest ring; smaller ones may have fewer."""
+        return range(call_start(call, self.span), min(call_start(call + 1, self.span), self.rounds("forward")))
+
+    def calls(self, direction: Direction) -> int:
+        """Return the number of calls in which this rank computes or, for `backward`, sends dK,dV of the call before."""
+        last = call_of_round(self.rounds("forward") - 1, self.span)
+        return last + 1 + (self.rounds(direction) > self.rounds("forward"))
+
+    def blocks(self, call: int) -> list[RingBlock]:
+        """Return the blocks of a call that are not causal, which are computed in one kernel call.
 
         Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
         """
         found = []
         for number, ring in enumerate(self.rings):
-            shard = ring.shard
-            if round_ >= ring.rounds("forward"):
-                continue
+            shard, turns = ring.shard, ring.rounds("forward")
+            keys = [ring.kv_part(round_) for round_ in self.rounds_of(call) if round_ < turns]
             for part, first in [(shard.part, ring.offset), *((mate.part, mate.rows.start) for mate in ring.mates)]:
-                for block in blocks(shard.length, shard.degree, part, ring.kv_part(round_), shard.earlier):
-                    if not block.causal:
-                        rows = slice(first + block.q_start, first + block.q_stop)
-                        found.append(RingBlock(number, rows, block.kv_stop))
+                for block in blocks(shard.length, shard.degree, part, keys, shard.earlier):
+                    found.append(RingBlock(number, slice(first + block.q_start, first + block.q_stop), block.keys))
         return found
 
     def causal_call(self, overlapped: bool = False) -> Call | None:
@@ -161,14 +170,17 @@ class Layout:
 
 
 def call_of(blocks: list[RingBlock], overlapped: bool = False) -> Call:
-    """Return the kernel call of the blocks of a round, packed one after the other. `overlapped`: see `causal_call`."""
+    """Return the kernel call of the blocks of a call, packed one after the other. `overlapped`: see `causal_call`."""
     queries = accumulate((block.rows.stop - block.rows.start for block in blocks), initial=0)
-    keys = accumulate((block.keys for block in blocks), initial=0)
+    keys = accumulate((sum(block.keys) for block in blocks), initial=0)
     return Call(tuple(queries), tuple(keys), False, overlapped)
 
 
-def layout(micro: MicroBatch) -> Layout:
-    """Create the layout of a micro-batch with at least one shard. Shards may be empty."""
+def layout(micro: MicroBatch, span: int = 1) -> Layout:
+    """Create the layout of a micro-batch with at least one shard. Shards may be empty.
+
+    A call has at most `span` rounds, a power of two.
+    """
     sizes = [shard_tokens(shard.length, shard.degree, shard.part) for shard in micro.shards]
     offsets = list(accumulate(sizes, initial=0))
     rings, rows, end = [], [], offsets[-1]
@@ -181,7 +193,7 @@ def layout(micro: MicroBatch) -> Layout:
                 begin, end = end, end + shard_tokens(shard.length, shard.degree, part)
                 team.append(Mate(part, shard.ring[part], slice(begin, end)))
             rings.append(RingShard(shard, offset, size, tuple(team)))
-    return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows))
+    return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows), span)
 
 
 def idle(tokens: int) -> Layout:

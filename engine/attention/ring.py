@@ -1,11 +1,11 @@
 """Ring attention: executes the ring schedule of a micro-batch, as one autograd Function per layer.
 
 Round 0 is one packed causal call over all shards of the rank: unsplit sequences and ring shards. Then all rings advance
-together, round by round. While a round computes its blocks, the K,V of the next round are being transferred. The
-result of each block is merged into the output of the earlier rounds.
+together, call by call; in a pipeline a call has several rounds (schedule.py). While a call computes its blocks, the K,V
+of the next one are being transferred. The result of each block is merged into the output of the earlier calls.
 
 ```
- round       0               1               2            on rank r of a ring
+ call        0               1               2            on rank r of a ring, one round a call
  compute     own shard       keys of r-1     keys of r-2
  receive     K,V of r-1      K,V of r-2      ...          from rank r-1
 ```
@@ -18,14 +18,16 @@ heads, G key and value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from engine.attention.comm import Comm, Exchange, Pending
+from engine.attention.comm import Comm, Exchange
 from engine.attention.kernels.call import Kernel
 from engine.attention.layout import Layout, RingBlock, RingShard, call_of
 from engine.attention.prefix import Prefixes
@@ -111,24 +113,22 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rings: Rings) -> tuple[Tensor, Ten
         if ring.shard.later:
             number = len(ring.shard.earlier)
             rings.prefixes.put(ring.shard.sequence, rings.layer, number, k[ring.rows], v[ring.rows])
-    held = _pack_kv(k, v, rings)
+    moving = _Moving.of(_pack_kv(k, v, rings))
     (queries,) = _with_mates(rings, q)
     out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # if T is 0
-    for round_ in range(layout.rounds("forward")):
-        pending, arriving, _ = _post(rings, round_, "forward", held, [])
-        if round_ == 0:
-            if (call := layout.causal_call(pending is not None)) is not None:
+    for number in range(layout.calls("forward")):
+        transfers = _Transfers(_hops(rings, number, "forward", moving), k.device)
+        if number == 0:
+            if (call := layout.causal_call(transfers.running)) is not None:
                 out, lse = kernel.forward(q, k, v, call)
             out, lse = _widened(layout, out, lse)
             out, lse = _extended(out, layout, 0.0), _extended(lse, layout, -torch.inf)
-        if blocks := layout.blocks(round_):
-            call = call_of(blocks, pending is not None)
-            part_out, part_lse = kernel.forward(_rows(queries, blocks), *_keys(held, blocks), call)
+        if blocks := layout.blocks(number):
+            call, keys = call_of(blocks, transfers.running), _keys(moving, blocks, layout.rounds_of(number))
+            part_out, part_lse = kernel.forward(_rows(queries, blocks), *keys, call)
             for block, o, part in zip(blocks, *_split(blocks, part_out, part_lse), strict=True):
                 kernel.merge(out[block.rows], lse[block.rows], o, part)
-        if pending is not None:
-            pending.wait()
-        held = arriving
+        transfers.finish()
     if layout.teams:
         for ring, part in _results_of_mates(torch.cat((out, lse[..., None]), dim=-1), rings):
             kernel.merge(out[ring.rows], lse[ring.rows], part[..., :-1], part[..., -1])
@@ -139,41 +139,38 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     """Compute dq [T,H,D], dk and dv [T,G,D].
 
     With rings they are in the wider dtype, also while dK,dV are transferred: in bf16 their error would grow with the
-    degree of the ring. The dK,dV of a part follow its K,V around the ring, one round later, and each rank adds its
-    contribution. In the last round they return to the rank that owns the part, where those of earlier slices wait for
+    degree of the ring. The dK,dV of a part follow its K,V around the ring, one call later, and each rank adds its
+    contribution. In the last call they return to the rank that owns the part, where those of earlier slices wait for
     the backward passes of these.
     """
     layout, kernel = rings.layout, rings.kernel
     dout, q, k, v, out, lse = saved
-    held, sums = _pack_kv(k, v, rings), list[Tensor]()
+    moving = _Moving.of(_pack_kv(k, v, rings))
     douts, queries, outs, lses = _with_mates(rings, dout, q, out, lse)
     dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
-    for round_ in range(layout.rounds("backward")):
-        pending, arriving, sums_arriving = _post(rings, round_, "backward", held, sums)
-        if round_ == 0:
-            if (call := layout.causal_call(pending is not None)) is not None:
+    for number in range(layout.calls("backward")):
+        transfers = _Transfers(_hops(rings, number, "backward", moving), k.device)
+        if number == 0:
+            if (call := layout.causal_call(transfers.running)) is not None:
                 dq, dk, dv = kernel.backward(*saved, call)
             dq, dk, dv = _widened(layout, dq, dk, dv)
             dq = _extended(dq, layout, 0.0)
-        if blocks := layout.blocks(round_):
-            call = call_of(blocks, pending is not None)
+            moving.sums.extend(_pack_dkv(dk, dv, rings))
+        if blocks := layout.blocks(number):
+            call, keys = call_of(blocks, transfers.running), _keys(moving, blocks, layout.rounds_of(number))
             inputs = (_rows(douts, blocks), _rows(queries, blocks))
             results = (_rows(outs, blocks), _rows(lses, blocks))
-            block_dq, block_dk, block_dv = kernel.backward(*inputs, *_keys(held, blocks), *results, call)
-        if pending is not None:
-            pending.wait()
-        held, sums = arriving, sums_arriving if round_ else _pack_dkv(dk, dv, rings)
+            block_dq, block_dk, block_dv = kernel.backward(*inputs, *keys, *results, call)
+        transfers.finish()
+        moving.drop(layout.rounds_of(number - 1))  # not before: on a GPU, another stream may still read them
         if blocks:
-            # After the wait, because the dK,dV of the part that this round computes with arrive in this round.
-            sizes = [block.keys for block in blocks]
-            parts = (*_split(blocks, block_dq), block_dk.split(sizes), block_dv.split(sizes))
-            for block, dq_part, dk_part, dv_part in zip(blocks, *parts, strict=True):
+            for block, dq_part in zip(blocks, *_split(blocks, block_dq), strict=True):
                 dq[block.rows] += dq_part
-                sums[block.ring][0, : len(dk_part)] += dk_part
-                sums[block.ring][1, : len(dv_part)] += dv_part
+            moving.put(blocks, layout.rounds_of(number), block_dk, block_dv)
+    moving.add(range(layout.rounds("forward")))  # of rings of one rank, whose dK,dV make no hop
     for ring, part in _results_of_mates(dq, rings):
         dq[ring.rows] += part
-    for ring, home in zip(layout.rings, sums, strict=True):
+    for ring, home in zip(layout.rings, moving.sums, strict=True):
         *of_earlier, own = home.split(ring.slices, dim=1)
         rings.prefixes.add(ring.shard.sequence, rings.layer, of_earlier)
         dk[ring.rows], dv[ring.rows] = own
@@ -186,7 +183,7 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _widened(layout: Layout, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """With rings, cast to the wider dtype, because the results of later rounds are added to these tensors."""
+    """With rings, cast to the wider dtype, because the results of later calls are added to these tensors."""
     return tuple(x.to(wider(x.dtype)) for x in tensors) if layout.rings else tensors
 
 
@@ -259,27 +256,104 @@ def _taken(kind: Kind, like: Tensor, rings: Rings) -> list[Tensor]:
     return [comm.buffers.take(kind, n, 0, ring.tokens_of(ring.shard.part)) for n, ring in enumerate(layout.rings)]
 
 
-def _post(
-    rings: Rings, round_: int, direction: Direction, held: list[Tensor], sums: list[Tensor]
-) -> tuple[Pending | None, list[Tensor], list[Tensor]]:
-    """Start a round's transfers, of the K,V in `held` and the dK,dV in `sums` (one tensor per ring).
+class _Moving(NamedTuple):
+    """What moves around the rings of a micro-batch, as far as it is on this rank: one item per ring in each list."""
 
-    Returns the transfers (None if there are none), and the K,V and the dK,dV of the next round, which are valid once
-    the transfers are complete.
+    kv: list[dict[int, Tensor]]  # by round: K,V [2,S,G,D] of the part with which the rank computes
+    sums: list[Tensor]  # dK,dV [2,S,G,D] of one part, summed over the ranks where they have been
+    parts: list[dict[int, list[tuple[Tensor, Tensor]]]]  # by round: dK and dV of first keys, to be added to `sums`
+
+    @classmethod
+    def of(cls, own: list[Tensor]) -> _Moving:
+        """Begin with the K,V of each ring's own part."""
+        return cls([{0: kv} for kv in own], [], [{} for _ in own])
+
+    def put(self, blocks: Sequence[RingBlock], rounds: range, dk: Tensor, dv: Tensor) -> None:
+        """Keep the gradients of the keys of all blocks of a call, which are in the order of `_keys`."""
+        sizes = [size for block in blocks for size in block.keys]
+        rows = zip(dk.split(sizes), dv.split(sizes), strict=True)
+        for block in blocks:
+            for round_, _, part in zip(rounds, block.keys, rows, strict=False):
+                self.parts[block.ring].setdefault(round_, []).append(part)
+
+    def add(self, rounds: Iterable[int]) -> None:
+        """Add what was computed in these rounds to the dK,dV of its part."""
+        for total, parts in zip(self.sums, self.parts, strict=True):
+            for round_ in rounds:
+                for dk, dv in parts.get(round_, ()):
+                    total[0, : len(dk)] += dk
+                    total[1, : len(dv)] += dv
+
+    def drop(self, rounds: range) -> None:
+        """Free what was added."""
+        for parts in self.parts:
+            for round_ in rounds:
+                parts.pop(round_, None)
+
+
+class _Transfers:
+    """The hops that run during a call (`_hops`).
+
+    Each hop sends what the one before it received. On a GPU they have a stream of their own, so that neither the host
+    nor the call waits between them. Elsewhere the first one runs during the call, and the others after it.
     """
-    comm = rings.comm
-    if comm is None or not rings.layout.rings:
-        return None, [], []
-    exchanges, buffers = [], {"kv": list(held), "dkv": list(sums)}
-    for number, ring in enumerate(rings.layout.rings):
-        for kind, _, receive in ring.transfers(round_, direction):
-            # Buffers alternate. Buffer 0 contains the rank's own K,V in round 0 and its own dK,dV in round 1.
-            turn = round_ + 1 if kind == "kv" else round_
-            incoming = comm.buffers.take(kind, number, turn, ring.tokens_of(receive))
-            there, back = ring.rank(direction, 1), ring.rank(direction, -1)
-            exchanges.append(Exchange(buffers[kind][number], there, incoming, back))
-            buffers[kind][number] = incoming
-    return comm.post(exchanges) if exchanges else None, buffers["kv"], buffers["dkv"]
+
+    def __init__(self, hops: Iterator[None], device: torch.device) -> None:
+        self._hops, self._stream = hops, _stream(device) if device.type == "cuda" else None
+        if self._stream is None:
+            self.running = next(hops, "none") is None
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            self.running = len(list(hops)) > 0
+
+    def finish(self) -> None:
+        """Wait for all hops; on a GPU the current stream waits."""
+        for _ in self._hops:
+            pass
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream for the transfers of a GPU."""
+    return torch.cuda.Stream(device)
+
+
+def _hops(rings: Rings, call: int, direction: Direction, moving: _Moving) -> Iterator[None]:
+    """Make the hops that run during a call, one after another, and update `moving`. Yields when a hop has started.
+
+    They are those of the K,V of the next call's rounds, and of the dK,dV of the rounds of the call before.
+    """
+    layout, comm = rings.layout, rings.comm
+    if comm is None:
+        return
+    leaving = layout.rounds_of(call - 1) if direction == "backward" and call > 0 else range(0)
+    for arrives, leaves in zip_longest(layout.rounds_of(call + 1), leaving):
+        exchanges = []
+        if leaves is not None:
+            moving.add((leaves,))
+        for number, ring in enumerate(layout.rings):
+            # K,V arrive in the round before the one that needs them, and dK,dV leave in the one after their own.
+            kv = () if arrives is None else ring.transfers(arrives - 1, direction)
+            dkv = () if leaves is None else ring.transfers(leaves + 1, direction)
+            for kind, _, receive in [
+                *(one for one in kv if one.kind == "kv"),
+                *(one for one in dkv if one.kind == "dkv"),
+            ]:
+                # Buffers take turns. The first contains the rank's own K,V in round 0, and its own dK,dV in round 1.
+                turn = arrives if kind == "kv" else leaves + 1
+                incoming = comm.buffers.take(kind, number, turn, ring.tokens_of(receive))
+                if kind == "kv":
+                    held, moving.kv[number][arrives] = moving.kv[number][arrives - 1], incoming
+                else:
+                    held, moving.sums[number] = moving.sums[number], incoming
+                exchanges.append(Exchange(held, ring.rank(direction, 1), incoming, ring.rank(direction, -1)))
+        if exchanges:
+            pending = comm.post(exchanges)
+            yield
+            pending.wait()
 
 
 def _rows(x: Tensor, blocks: Sequence[RingBlock]) -> Tensor:
@@ -287,9 +361,13 @@ def _rows(x: Tensor, blocks: Sequence[RingBlock]) -> Tensor:
     return x[blocks[0].rows] if len(blocks) == 1 else torch.cat([x[block.rows] for block in blocks])
 
 
-def _keys(held: Sequence[Tensor], blocks: Sequence[RingBlock]) -> tuple[Tensor, Tensor]:
-    """Pack the keys and the values of all blocks: two tensors [tokens,G,D]. `held` has the K,V of each ring."""
-    parts = [held[block.ring][:, : block.keys] for block in blocks]
+def _keys(moving: _Moving, blocks: Sequence[RingBlock], rounds: range) -> tuple[Tensor, Tensor]:
+    """Pack the keys and the values of all blocks of a call with these rounds: two tensors [tokens,G,D]."""
+    parts = [
+        moving.kv[block.ring][round_][:, :size]
+        for block in blocks
+        for round_, size in zip(rounds, block.keys, strict=False)
+    ]
     kv = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
     return kv[0], kv[1]
 

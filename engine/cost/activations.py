@@ -48,9 +48,9 @@ def kept_bytes(model: schema.Model, dtype: str) -> int:
     return total(KEPT, model_letters(model, dtype), TOKEN)
 
 
-def ring_bytes(model: schema.Model, dtype: str) -> int:
-    """Bytes of a ring's buffers per token of its largest shard."""
-    return total(RINGS, model_letters(model, dtype), TOKEN)
+def ring_bytes(model: schema.Model, dtype: str, stages: int = 1) -> int:
+    """Bytes of a ring's buffers per token of its largest shard, in a pipeline of `stages`."""
+    return total(RINGS, model_letters(model, dtype, stages=stages), TOKEN)
 
 
 def counts_bytes(model: schema.Model, stages: int = 1) -> int:

@@ -25,6 +25,7 @@ from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
 from engine.cost.times import Rates, unsplit_times
+from engine.planner.plan.schedule import rounds_per_call
 from engine.units import NS, PPM, Floats, Ints
 
 _LARGEST_TEAM = 4  # of a ring: larger ones send more queries than they save K,V, and have more peers
@@ -254,7 +255,7 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
                 "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * (b + w) // tp),
                 "team_bytes": model.heads * model.head_dim * (3 * b + 3 * w) // tp,
                 # In a pipeline, slices have buffers even on a single rank.
-                "ring_bytes": -(-activations.ring_bytes(model, dtype) // tp) if ranks > 1 or pp > 1 else 0,
+                "ring_bytes": -(-activations.ring_bytes(model, dtype, pp) // tp) if ranks > 1 or pp > 1 else 0,
                 "fixed_bytes": held[stage].device,
                 "passing_bytes": held[stage].passing,
                 "closing_bytes": held[stage].closing,
@@ -322,6 +323,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         # have up to 4 c peers (planner/neighbours.py).
         team=max(1, min(_LARGEST_TEAM, config.planner.max_peers // 4)) if config.parallel.pp > 1 else 1,
         copy=NS * copied,
+        span=rounds_per_call(config.parallel.pp),
     )
 
 

@@ -19,6 +19,7 @@ from engine.config import schema
 from engine.cost import sizes
 from engine.cost.flops import layer_weights
 from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
+from engine.planner.plan.schedule import rounds_per_call
 
 Letters = Mapping[str, Any]
 LEAST_CHUNK = 1024  # tokens of a chunk of the loss: for smaller chunks, summing the head's gradient takes longest
@@ -27,6 +28,7 @@ LETTERS = {
     "b, w": "bytes of an element in the model's dtype; in the wider of this dtype and fp32",
     "h, f, V, N, e, k": "hidden size, ffn, vocabulary, layers, experts, experts per token (top_k)",
     "q, kv": "heads x head_dim, kv_heads x head_dim",
+    "v": "most rounds of a call of attention: 4 in a pipeline, else 1",
     "P": "parameters of the model; for model states, those of a device",
     "S": "size of a ZeRO partition: P / ranks, where P counts the experts of the whole ep group",
     "H, Y, E, L": "parameters of the head; of a layer's matrices; of one SwiGLU matrix of all experts; L = max(H, E)",
@@ -198,8 +200,12 @@ ROWS = (
         "b * H + c * (H - BUCKET)", "stage > 1 and H > BUCKET",
         _Z12 + "reduce_independent_p_g_buckets_and_remove_grads"),
 
-    Row(RINGS, "ring_buffers", "K, V, dK and dV, each twice: in use and in transit", "4 * (b + w) * kv", _ALL,
+    Row(RINGS, "ring_buffers", "K and V of the rounds of two calls: in use and in transit", "4 * v * b * kv", _ALL,
         "engine/attention/buffers.py", TOKEN),
+    Row(RINGS, "ring_buffers", "dK and dV, each twice: in use and in transit", "4 * w * kv", _ALL,
+        "engine/attention/buffers.py", TOKEN),
+    Row(RINGS, "ring_buffers", "keys of a call, for low and for high queries, and their gradients in two calls",
+        "12 * v * b * kv", "v > 1", _RING, TOKEN),
 
     Row(GROWS, "gradients", "bf16 gradients, until they are added to the fp32 gradients", "b * P", "bf16_optimizer",
         _BF16 + "update_hp_grads"),
@@ -224,8 +230,10 @@ ROWS = (
 # fmt: on
 
 
-def model_letters(model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0) -> dict[str, Any]:
-    """Values of the letters that depend only on the model, its dtype, recomputation and mlp_tile (`tile`)."""
+def model_letters(
+    model: schema.Model, dtype: str, recompute: str = "none", tile: int = 0, stages: int = 1
+) -> dict[str, Any]:
+    """Values of the letters that depend only on the model, its dtype, recomputation, mlp_tile (`tile`) and stages."""
     b, w = element_bytes(dtype)
     found: dict[str, Any] = {
         "b": b,
@@ -240,6 +248,7 @@ def model_letters(model: schema.Model, dtype: str, recompute: str = "none", tile
         "heads": model.heads,
         "head_dim": model.head_dim,
         "last": True,
+        "v": rounds_per_call(stages),
     }
     plain = found | {"recompute": "none", "tile": 0}
     saved = {item: total(SAVED, plain, TOKEN, item) for item in ("attention", "ffn", "router")}
@@ -253,7 +262,7 @@ def letters(config: schema.Config, ranks: int = 1, stage: int | None = None, las
     Without a `stage`, parameters are those of the whole model, and `last` says whether the stage has the head.
     """
     model, zero = config.model, config.zero.stage
-    found = model_letters(model, config.dtype, config.recompute, config.mlp_tile)
+    found = model_letters(model, config.dtype, config.recompute, config.mlp_tile, config.parallel.pp)
     b, w = found["b"], found["w"]
     tp = 1 if stage is None else config.parallel.tp
     ends = (True, last) if stage is None else (stage == 0, stage == config.parallel.pp - 1)

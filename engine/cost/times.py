@@ -47,12 +47,25 @@ class Rates(NamedTuple):
     query: float = 0.0  # to send a token's queries to a rank of the same node, in the model's dtype
     result: float = 0.0  # to send a token's output, or the gradient of its queries, in the wider dtype
     team: int = 1  # largest team of a ring (planner/plan/schedule.py) that is tried
+    span: int = 1  # most rounds of a ring in one call of attention, a power of two (planner/plan/schedule.py)
 
 
 @njit
 def hide(rates: Rates, compute: float, transfer: float) -> float:
     """Time of a round with these times of compute and transfer, which partly overlap."""
     return max(compute, transfer) + (1.0 - rates.overlap) * min(compute, transfer)
+
+
+@njit
+def calls(rounds: float, span: int) -> float:
+    """Return in how many calls of attention so many rounds are computed (planner/plan/schedule.py).
+
+    Part of a call counts as a part, so that times change smoothly with the degree of a ring.
+    """
+    count, size = 0.0, 1
+    while size < span and rounds > size:
+        count, rounds, size = count + 1.0, rounds - size, 2 * size
+    return count + rounds / size
 
 
 @njit
@@ -139,12 +152,15 @@ def together(
     """Time of `count` sequences on rings of the same ranks, in ns, both passes, without that of their micro-batch.
 
     `tokens` and `pairs` are sums over the sequences. The rings advance together, round by round, in teams of `team`.
-    `before` are the tokens of earlier slices, whose K,V travel too.
+    `before` are the tokens of earlier slices, whose K,V travel too. A call of several rounds costs what its rounds do,
+    but its fixed times only once.
     """
     turns = degree / team
     part, each = tokens / degree, pairs / (degree * turns)  # of a rank; of one round
     carried = part + before / degree
     fixed = rates.round + rates.ring * count + rates.merge * part * team
+    # For a round, in the mean. The queries of mates, or the keys of earlier slices, need another call in round 0.
+    fixed *= (calls(turns, rates.span) + int(team > 1 or before > 0.0)) / turns
     kv, dkv = rates.latency + slowdown * rates.kv * carried, rates.latency + slowdown * rates.dkv * carried
     forward = forward_ring(rates, turns, rates.pair_f * each + fixed, kv)
     backward = backward_ring(rates, turns, rates.pair_b * each + fixed, kv, dkv)

@@ -29,6 +29,7 @@ from engine.models.common.part import Between
 from engine.offload.offload import Offload
 from engine.parallel.pipeline import Pipeline, with_gradient
 from engine.planner.plan.order import Action, Pass, actions
+from engine.planner.plan.schedule import rounds_per_call
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
 # (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage
@@ -197,7 +198,8 @@ def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, cont
 
     The loss of an idle micro-batch is a zero that is connected to the autograd graph.
     """
-    shards = layout(micro) if micro.shards else idle(len(inputs.positions))
+    span = rounds_per_call(context.pipeline.stages if context.pipeline else 1)
+    shards = layout(micro, span) if micro.shards else idle(len(inputs.positions))
     attention = AttentionContext(shards, context.comm, context.kernel, context.prefixes)
     return forward(inputs.tokens, inputs.positions, inputs.labels, attention)
 

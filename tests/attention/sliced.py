@@ -25,6 +25,7 @@ from torch import Tensor
 
 from engine.attention.layout import Layout, idle, layout
 from engine.planner.plan.order import Pass
+from engine.planner.plan.schedule import rounds_per_call
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.attention.rings import Placed, ThreadComm, links_between
 
@@ -105,7 +106,7 @@ class Interleaved:
 
     def layout(self, rank: int, place: int) -> Layout:
         micro = self.micro_batch(rank, place)
-        return layout(micro) if micro.shards else idle(0)
+        return layout(micro, rounds_per_call(stages=2)) if micro.shards else idle(0)
 
     def rows(self, rank: int, place: int) -> Tensor:
         """Return which of the N tokens a micro-batch of a rank has, in its order, [T]."""

@@ -1,4 +1,4 @@
-"""A ring's buffers: two of a kind, the same ones in each round and layer, and no more than one layout's."""
+"""A ring's buffers: the same ones in each round and layer, and no more than one layout's."""
 
 from __future__ import annotations
 
@@ -54,6 +54,18 @@ def test_turns_alternate_between_two_buffers() -> None:
     assert len({buffers.take("kv", ring, turn, 4).data_ptr() for ring in range(2) for turn in range(2)}) == 4
 
 
+def test_a_call_has_two_buffers_for_each_of_its_rounds_of_keys() -> None:
+    """Those of its own rounds, and those of the next call, which arrive meanwhile; as many as rounds are enough."""
+    micro = MicroBatch(
+        0, 0, 0, -1, (Shard(0, 90, tuple(range(9)), 0), Shard(1, 8, (0, 1), 0), Shard(2, 5, (0,), 0, (3,)))
+    )
+    buffers, one = Buffers(), layout(micro, span=4)
+    buffers.fit("kv", one, LIKE)
+    buffers.fit("dkv", one, LIKE)
+    for kind, counts in (("kv", [8, 2, 1]), ("dkv", [2, 2, 1])):
+        assert [len(of_ring) for of_ring in buffers._buffers[kind]] == counts
+
+
 def test_the_same_layout_keeps_them_and_another_takes_their_place() -> None:
     one, other, buffers = rings(Shard(0, 8, (0, 1), 0)), rings(Shard(0, 80, (0, 1), 0)), Buffers()
     buffers.fit("kv", one, LIKE)
@@ -69,7 +81,7 @@ def test_the_same_layout_keeps_them_and_another_takes_their_place() -> None:
 
 def held(buffers: Buffers) -> int:
     """Return the elements of all buffers."""
-    return sum(flat.numel() for pairs in buffers._pairs.values() for pair in pairs for flat in pair)
+    return sum(flat.numel() for rings in buffers._buffers.values() for ring in rings for flat in ring)
 
 
 def test_layers_and_passes_share_what_the_memory_model_counts() -> None:
@@ -85,12 +97,14 @@ def test_layers_and_passes_share_what_the_memory_model_counts() -> None:
         for _ in range(3):  # layers: the output of one is the next one's queries
             q = attend(q, k, v, layout(one.micro_batch(rank)), comms[rank], kernel)
         q.backward(dout)
-        return held(comms[rank].buffers), len({id(flat) for pair in comms[rank].buffers._pairs["kv"] for flat in pair})
+        return held(comms[rank].buffers), len(
+            {id(flat) for ring in comms[rank].buffers._buffers["kv"] for flat in ring}
+        )
 
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(run, range(3)))
     largest, elements = 5, 2 * one.groups * one.head_dim
     assert results == [(2 * largest * elements * 2, 2)] * 3
     for comm in comms:
-        kinds = {kind: {flat.dtype for pair in pairs for flat in pair} for kind, pairs in comm.buffers._pairs.items()}
+        kinds = {kind: {flat.dtype for ring in of for flat in ring} for kind, of in comm.buffers._buffers.items()}
         assert kinds == {"kv": {torch.bfloat16}, "dkv": {torch.float32}}

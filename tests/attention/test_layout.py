@@ -49,8 +49,8 @@ def test_blocks_of_a_ring_follow_the_keys_that_it_holds() -> None:
     """Part 1 of 13 tokens on 3 ranks: chunks of 3 2 2 2 2 2 tokens, ours are chunks 1 and 4."""
     found = layout(micro(MIXED.shards[1]))
     assert found.blocks(0) == []
-    assert found.blocks(1) == [RingBlock(0, slice(0, 4), 3)], "part 0: its low chunk only"
-    assert found.blocks(2) == [RingBlock(0, slice(2, 4), 4)], "part 2: before our high chunk only"
+    assert found.blocks(1) == [RingBlock(0, slice(0, 4), (3,))], "part 0: its low chunk only"
+    assert found.blocks(2) == [RingBlock(0, slice(2, 4), (4,))], "part 2: before our high chunk only"
 
 
 def test_a_slice_attends_to_all_keys_of_earlier_slices() -> None:
@@ -59,9 +59,9 @@ def test_a_slice_attends_to_all_keys_of_earlier_slices() -> None:
     (ring,) = found.rings
     assert (ring.prefix, ring.largest, ring.tokens_of(0)) == (3, 2 + 1 + 5, 3 + 5)
     assert found.shards == ((0, 4, 27, True),)
-    assert found.blocks(0) == [RingBlock(0, slice(0, 4), 3)]
-    assert found.blocks(1) == [RingBlock(0, slice(0, 4), 3 + 3)]
-    assert found.blocks(2) == [RingBlock(0, slice(0, 2), 3), RingBlock(0, slice(2, 4), 3 + 4)]
+    assert found.blocks(0) == [RingBlock(0, slice(0, 4), (3,))]
+    assert found.blocks(1) == [RingBlock(0, slice(0, 4), (3 + 3,))]
+    assert found.blocks(2) == [RingBlock(0, slice(0, 2), (3,)), RingBlock(0, slice(2, 4), (3 + 4,))]
 
 
 def test_in_a_team_a_rank_computes_for_its_mates_and_sends_further() -> None:
@@ -72,25 +72,38 @@ def test_in_a_team_a_rank_computes_for_its_mates_and_sends_further() -> None:
     assert [ring.rank("forward", step) for step in (-1, 1)] == [5, 5]
     assert [ring.rank("counts", step) for step in (-1, 1)] == [7, 2]
     assert found.rounds("forward") == 2
-    assert found.blocks(0) == [RingBlock(0, slice(6, 8), 4)], "the mate's high chunk follows both of ours"
-    assert found.blocks(1) == [RingBlock(0, slice(2, 4), 4), RingBlock(0, slice(6, 8), 4)]
+    assert found.blocks(0) == [RingBlock(0, slice(6, 8), (4,))], "the mate's high chunk follows both of ours"
+    assert found.blocks(1) == [RingBlock(0, slice(2, 4), (4,)), RingBlock(0, slice(6, 8), (4,))]
+
+
+def test_a_call_of_several_rounds_packs_the_keys_of_each_query_once() -> None:
+    """Part 1 of 16 tokens on 4 ranks: chunks of 2 tokens. Rounds 1 and 2 have the K,V of parts 0 and 3."""
+    found = layout(micro(Shard(0, 16, (7, 4, 2, 5), 1)), span=4)
+    assert [list(found.rounds_of(call)) for call in range(4)] == [[0], [1, 2], [3], []]
+    assert (found.calls("forward"), found.calls("backward")) == (3, 4)
+    assert found.blocks(0) == []
+    low, high = RingBlock(0, slice(0, 2), (2, 0)), RingBlock(0, slice(2, 4), (2, 4))
+    assert found.blocks(1) == [low, high]
+    assert call_of(found.blocks(1)) == Call((0, 2, 4), (0, 2, 8), causal=False)
+    assert found.blocks(2) == [RingBlock(0, slice(2, 4), (4,))]
 
 
 def test_a_round_is_one_call_over_the_blocks_of_all_rings() -> None:
     found = layout(MIXED)
     assert found.causal_call() == Call((0, 5, 9, 12), (0, 5, 9, 12), causal=True)
-    assert found.blocks(1) == [RingBlock(0, slice(5, 9), 3)], "the other ring's blocks are empty"
+    assert found.blocks(1) == [RingBlock(0, slice(5, 9), (3,))], "the other ring's blocks are empty"
     assert call_of(found.blocks(1)) == Call((0, 4), (0, 3), causal=False)
     assert call_of(found.blocks(2), overlapped=True) == Call((0, 2), (0, 4), causal=False, overlapped=True)
     assert found.blocks(3) == []
     two = layout(micro(Shard(0, 13, (7, 4, 2), 1), Shard(1, 8, (4, 5), 0)))
-    assert two.blocks(1) == [RingBlock(0, slice(0, 4), 3), RingBlock(1, slice(6, 8), 4)]
+    assert two.blocks(1) == [RingBlock(0, slice(0, 4), (3,)), RingBlock(1, slice(6, 8), (4,))]
     assert call_of(two.blocks(1)) == Call((0, 4, 6), (0, 3, 7), causal=False)
 
 
 def test_all_rings_advance_together_as_far_as_the_largest() -> None:
     found = layout(MIXED)
     assert (found.rounds("forward"), found.rounds("backward")) == (4, 5)
+    assert (found.calls("forward"), found.calls("backward")) == (4, 5)
 
 
 @pytest.mark.parametrize("tokens", [1, 7])

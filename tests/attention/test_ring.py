@@ -44,6 +44,7 @@ from tests.attention.rings import (
 from tests.world import run_world
 
 DEGREES = range(1, 9)
+SPANS = (1, 4)  # rounds of a call
 TOLERANCE = 1e-10
 SHAPES = [(1, 1, 4), (2, 1, 8), (4, 2, 4), (3, 3, 5), (6, 2, 16), (5, 1, 2)]  # H, G, D
 PRIMES = [2, 3, 5, 7, 11, 13, 31, 61, 97, 509, 1021, 2053, 4099]
@@ -105,18 +106,20 @@ def test_the_cases_hold_what_their_names_say() -> None:
     assert [shard.degree for shard in alone] == [1]
 
 
+@pytest.mark.parametrize("span", SPANS)
 @pytest.mark.parametrize("kernel", ["fused_cpu", "reference"])
 @pytest.mark.parametrize("degree", DEGREES)
-def test_every_degree_and_every_short_length(degree: int, kernel: str) -> None:
-    one = every_length(degree, heads=4, groups=2, kernel=kernel)
+def test_every_degree_and_every_short_length(degree: int, kernel: str, span: int) -> None:
+    one = every_length(degree, heads=4, groups=2, kernel=kernel, span=span)
     check(one, in_process(one))
 
 
+@pytest.mark.parametrize("span", SPANS)
 @pytest.mark.parametrize("degree", DEGREES)
-def test_each_short_length_alone(degree: int) -> None:
+def test_each_short_length_alone(degree: int, span: int) -> None:
     """Alone in its micro-batch, so that no other sequence hides a round without any block."""
     for length in range(1, 2 * degree + 2):
-        one = case((length, tuple(range(degree))), world=degree, seed=length)
+        one = case((length, tuple(range(degree))), world=degree, seed=length, span=span)
         check(one, in_process(one))
 
 
@@ -136,7 +139,8 @@ def cases(draw: st.DrawFn, most: int) -> Case:
     small = max(sequence.length for sequence in sequences) <= 100
     kernel = draw(st.sampled_from(["fused_cpu", "reference"])) if small else "fused_cpu"
     heads, groups, head_dim = draw(st.sampled_from(SHAPES)) if small else (2, 1, 4)
-    return Case(sequences, world, heads, groups, head_dim, seed=draw(st.integers(0, 99)), kernel=kernel)
+    span = draw(st.sampled_from([1, 2, 4, 8]))
+    return Case(sequences, world, heads, groups, head_dim, seed=draw(st.integers(0, 99)), kernel=kernel, span=span)
 
 
 @settings(max_examples=120, deadline=None)
@@ -172,10 +176,11 @@ SLICED = {  # slices of sequences, and teams
 }
 
 
+@pytest.mark.parametrize("span", SPANS)
 @pytest.mark.parametrize("kernel", ["fused_cpu", "reference"])
 @pytest.mark.parametrize("name", SLICED)
-def test_slices_and_teams_are_dense_attention(name: str, kernel: str) -> None:
-    one = replace(SLICED[name], heads=4, groups=2, kernel=kernel)
+def test_slices_and_teams_are_dense_attention(name: str, kernel: str, span: int) -> None:
+    one = replace(SLICED[name], heads=4, groups=2, kernel=kernel, span=span)
     check(one, in_process(one))
 
 
@@ -190,7 +195,8 @@ def sliced_cases(draw: st.DrawFn) -> Case:
         team = draw(st.sampled_from([size for size in range(1, degree + 1) if degree % size == 0]))
         sequences.append(Placed(sum(slices), ring, slices, team))
     heads, groups, head_dim = draw(st.sampled_from(SHAPES))
-    return Case(tuple(sequences), world, heads, groups, head_dim, seed=draw(st.integers(0, 99)))
+    span = draw(st.sampled_from([1, 2, 4, 8]))
+    return Case(tuple(sequences), world, heads, groups, head_dim, seed=draw(st.integers(0, 99)), span=span)
 
 
 @settings(max_examples=80, deadline=None)
@@ -211,6 +217,7 @@ def test_the_error_in_bf16_does_not_grow_with_slices_or_teams(name: str) -> None
             "ring": case((1537, ring), **shape),
             "sliced": case((1537, ring, cut), **shape),
             "sliced, in teams": case((1537, ring, cut, 2), **shape),
+            "sliced, several rounds a call": case((1537, ring, cut), span=4, **shape),
         }.items()
     }
     assert max(found.values()) <= 1.3 * found["one call"], found

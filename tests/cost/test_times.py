@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from engine.cost.times import (
     QUERIES_F,
     Rates,
     backward_ring,
+    calls,
     exchange,
     forward_ring,
     hide,
@@ -36,6 +38,7 @@ RATES = st.builds(
     query=SOME,
     result=SOME,
     team=st.just(1),
+    span=st.sampled_from([1, 2, 4, 8]),
 )
 DEGREES = st.integers(1, 9)
 EXACT = 1e-9
@@ -64,14 +67,35 @@ def walk(
     return total
 
 
+def slow_calls(rounds: int, span: int) -> float:
+    """Calls of attention for so many rounds, where a part of the last call counts as a part."""
+    last = schedule.call_of_round(rounds - 1, span)
+    start, stop = schedule.call_start(last, span), schedule.call_start(last + 1, span)
+    return last + (rounds - start) / (stop - start)
+
+
 def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Callable[[int], float]) -> float:
     """Time of a sequence on its ring; `pairs` gives the pairs of a rank in a round."""
     part = tokens / degree
     beside = (rates.round + rates.ring + rates.merge * part) if degree > 1 else 0.0
+    beside *= slow_calls(degree, rates.span) / degree
     forward = walk(rates, degree, 0, "forward", lambda round_: rates.pair_f * pairs(round_) + beside, far, part)
     backward = walk(rates, degree, 0, "backward", lambda round_: rates.pair_b * pairs(round_) + beside, far, part)
     linear = (rates.token_f + rates.token_b) * part
     return linear + (1.0 + rates.recompute_factor) * forward + backward + rates.sequence
+
+
+def test_calls_of_rounds() -> None:
+    assert [calls(rounds, 4) for rounds in (1, 2, 3, 7, 9, 11, 15)] == [1, 1.5, 2, 3, 3.5, 4, 5]
+    assert [calls(rounds, 1) for rounds in (1, 2, 9)] == [1, 2, 9]
+    for span in (1, 2, 4, 8):
+        numbers = [schedule.call_of_round(round_, span) for round_ in range(40)]
+        assert numbers[:3] == ([0, 1, 1] if span > 1 else [0, 1, 2])
+        sizes = [numbers.count(number) for number in range(numbers[-1])]
+        assert all(after == min(span, 2 * size) for size, after in pairwise(sizes))
+        assert [schedule.call_start(number, span) for number in range(numbers[-1])] == [
+            numbers.index(number) for number in range(numbers[-1])
+        ]
 
 
 @given(RATES, SOME, SOME)
@@ -113,9 +137,11 @@ def test_a_round_has_about_as_many_pairs_as_any(rates: Rates, chunk: int, degree
     tokens, part = 2 * degree * chunk, data.draw(st.integers(0, degree - 1))
 
     def pairs(round_: int) -> float:
-        (block,) = schedule.blocks(tokens, degree, part, schedule.kv_part(degree, part, round_))
-        rows = block.q_stop - block.q_start
-        return rows * (rows + 1) / 2 if block.causal else float(rows * block.kv_stop)
+        if round_ == 0:
+            rows = tokens // degree
+            return rows * (rows + 1) / 2
+        (block,) = schedule.blocks(tokens, degree, part, [schedule.kv_part(degree, part, round_)])
+        return float((block.q_stop - block.q_start) * sum(block.keys))
 
     slow = slow_shared(rates, float(tokens), degree, 1.0, pairs)
     assert shared(rates, float(tokens), degree, 1.0) == pytest.approx(slow, rel=1 / chunk)
@@ -128,6 +154,7 @@ def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree
     for team in [team for team in (1, 2, 4) if team <= most and degree % team == 0]:
         turns, part, carried = degree // team, tokens / degree, (tokens + before) / degree
         fixed = rates.round + rates.ring + rates.merge * part * team
+        fixed *= (slow_calls(turns, rates.span) + (team > 1 or before > 0)) / turns
         work = [pair * pairs / degree / turns + fixed for pair in (rates.pair_f, rates.pair_b)]
         forward = walk(rates, turns, 0, "forward", lambda _, w=work[0]: w, 3.0, carried)
         backward = walk(rates, turns, 0, "backward", lambda _, w=work[1]: w, 3.0, carried)
@@ -194,6 +221,7 @@ def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, d
     once, twice = (shared(rates._replace(recompute_factor=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
     mean = tokens * (tokens + 1) / 2 / degree**2
     beside = (rates.round + rates.ring + rates.merge * tokens / degree) if degree > 1 else 0.0
+    beside *= slow_calls(degree, rates.span) / degree
     compute = rates.pair_f * mean + beside
     ring = walk(rates, degree, 0, "forward", lambda round_: compute, 1.0, tokens / degree)
     assert twice == pytest.approx(once + ring, rel=EXACT)

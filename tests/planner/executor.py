@@ -1,7 +1,8 @@
 """Executes a plan on simulated ranks that exchange messages as the engine does, and reports whether all ranks finish.
 
 Each rank runs its micro-batches in order, forward and backward through every layer, and after the last layer sums the
-counts of its experts. A round is one batched group of sends and receives, and ends when all of them are matched.
+counts of its experts. A hop is one batched group of sends and receives, and ends when all of them are matched: of the
+K,V for a round of the next call of attention, and of the dK,dV of a round of the call before.
 Between two ranks the n-th send matches the n-th receive, and only while both ranks are in their groups (rendezvous), so
 no buffer hides a wrong order. If a send matches the receive of another buffer, the plan counts as not finishing. In
 lockstep mode all ranks wait for each other before every micro-batch.
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise, zip_longest
 from typing import Literal
 
 from engine.planner.plan import schedule
@@ -197,20 +198,37 @@ def _pass(micro: MicroBatch, direction: Direction, stage: int, stages: int) -> l
 def _rounds(micro: MicroBatch, layer: int, direction: schedule.Direction, stage: int, stages: int) -> list[Group]:
     """Return the groups of one layer. All rings of the micro-batch advance together."""
     groups = [] if direction == "counts" else [_in_teams(micro, (layer, direction, "queries"), stage, stages)]
-    for round_ in range(max((schedule.rounds(s.degree, direction, s.team) for s in micro.shards), default=0)):
+    for hops in _hops(micro, direction, stages):
         group = Group()
         for shard in micro.shards:
-            hop = 1 if direction == "counts" else shard.team
-            following = shard.ring[(shard.part + hop) % shard.degree] * stages + stage
-            previous = shard.ring[(shard.part - hop) % shard.degree] * stages + stage
-            for transfer in schedule.transfers(shard.degree, shard.part, round_, direction, shard.team):
-                place = (micro.gang, layer, direction, round_, shard.sequence, len(shard.earlier), transfer.kind)
-                group.sends.append((following, (*place, transfer.send)))
-                group.receives.append((previous, (*place, transfer.receive)))
+            far = 1 if direction == "counts" else shard.team
+            following = shard.ring[(shard.part + far) % shard.degree] * stages + stage
+            previous = shard.ring[(shard.part - far) % shard.degree] * stages + stage
+            for kind, round_ in hops:
+                for transfer in schedule.transfers(shard.degree, shard.part, round_, direction, shard.team):
+                    if transfer.kind == kind:
+                        place = (micro.gang, layer, direction, round_, shard.sequence, len(shard.earlier), kind)
+                        group.sends.append((following, (*place, transfer.send)))
+                        group.receives.append((previous, (*place, transfer.receive)))
         groups.append(group)
     return (
         groups if direction == "counts" else [*groups, _in_teams(micro, (layer, direction, "results"), stage, stages)]
     )
+
+
+def _hops(micro: MicroBatch, direction: schedule.Direction, stages: int) -> list[list[tuple[schedule.Kind, int]]]:
+    """Return, hop by hop, the kinds of messages that are sent together, and in which rounds the schedule has them."""
+    if direction == "counts":
+        return [[("counts", round_)] for round_ in range(max((s.degree for s in micro.shards), default=0))]
+    rounds = range(max((s.degree // s.team for s in micro.shards), default=0))
+    span = schedule.rounds_per_call(stages)
+    calls = [list(of) for _, of in groupby(rounds, lambda round_: schedule.call_of_round(round_, span))]
+    found = []
+    for after, before in zip([*calls[1:], [], []], [[], *calls], strict=False):
+        for arrives, leaves in zip_longest(after, before if direction == "backward" else []):
+            kv = [] if arrives is None else [("kv", arrives - 1)]
+            found.append(kv + ([] if leaves is None else [("dkv", leaves + 1)]))
+    return found
 
 
 def _in_teams(micro: MicroBatch, what: Tag, stage: int, stages: int) -> Group:

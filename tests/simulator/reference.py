@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,14 @@ class Pass(NamedTuple):
     seconds: float
     exposed: float  # the part that only waits for transfers
     compute: dict[int, float]  # by rank
+
+
+class Call(NamedTuple):
+    """A call of attention: its rounds, and the rounds whose K,V and dK,dV are sent meanwhile."""
+
+    rounds: list[int]
+    arriving: list[int]
+    leaving: list[int]
 
 
 @dataclass
@@ -66,10 +75,9 @@ class Machine:
         for run in runs:
             exchanged = max(sum(self.exchanged(shard, run) for shard in micro.shards) for micro in gang)
             seconds, exposed = seconds + exchanged, exposed + exchanged
-            turns = (schedule.rounds(s.degree, run, s.team) for m in gang for s in m.shards)
-            for round_ in range(max(turns, default=0)):
-                work = {micro.rank: self.work(micro, round_, run) for micro in gang}
-                longest = max(self.hide(work[micro.rank], self.transfer(micro, gang, round_, run)) for micro in gang)
+            for call in self.calls(gang, run):
+                work = {micro.rank: self.work(micro, call, run) for micro in gang}
+                longest = max(self.hide(work[micro.rank], self.transfer(micro, gang, call, run)) for micro in gang)
                 seconds += longest
                 exposed += longest - max(work.values())
                 compute = {rank: compute[rank] + work[rank] for rank in compute}
@@ -99,34 +107,61 @@ class Machine:
         slowdown = rates.inter_node_slowdown if self.leaves(shard) else 1.0
         return 2 * rates.latency + slowdown * (shard.team - 1) * self.tokens(shard) * each
 
-    def work(self, micro: MicroBatch, round_: int, direction: schedule.Direction) -> float:
-        """Return the compute of a rank in a round."""
+    def calls(self, gang: list[MicroBatch], direction: schedule.Direction) -> list[Call]:
+        """Return the rounds of each call, and the hops of K,V and of dK,dV that run meanwhile."""
+        turns = max((s.degree // s.team for m in gang for s in m.shards), default=0)
+        span = self.settings.costs.rates.span
+        numbered = groupby(range(turns), lambda round_: schedule.call_of_round(round_, span))
+        rounds = [list(members) for _, members in numbered] + [[]]
+        found = []
+        for own, before, after in zip(rounds, [[], *rounds], [*rounds[1:], []], strict=False):
+            leaving = [round_ + 1 for round_ in before] if direction == "backward" else []
+            found.append(Call(own, [round_ - 1 for round_ in after], leaving))
+        return found
+
+    def work(self, micro: MicroBatch, call: Call, direction: schedule.Direction) -> float:
+        """Return the compute of a rank in a call."""
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
-        busy = [s for s in micro.shards if s.degree > 1 and round_ < s.degree // s.team and self.tokens(s)]
-        work = sum(pair * self.pairs(s) / (s.degree // s.team) + rates.merge * self.tokens(s) * s.team for s in busy)
-        work += len(busy) * rates.ring
-        return (work + rates.round) * self.slow(micro.rank) if busy else 0.0
+        total, started = 0.0, 0
+        for s in micro.shards:
+            turns = s.degree // s.team
+            rounds = [round_ for round_ in call.rounds if round_ < turns]
+            if s.degree == 1 or not rounds or not self.tokens(s):
+                continue
+            again = 0 in rounds and (s.team > 1 or bool(s.earlier))
+            started = max(started, 1 + again)
+            total += pair * self.pairs(s) / turns * len(rounds)
+            total += (1 + again) * (rates.merge * self.tokens(s) * s.team + rates.ring)
+        return (total + rates.round * started) * self.slow(micro.rank)
 
-    def transfer(self, micro: MicroBatch, gang: list[MicroBatch], round_: int, direction: schedule.Direction) -> float:
+    def transfer(self, micro: MicroBatch, gang: list[MicroBatch], call: Call, direction: schedule.Direction) -> float:
         """Return the time of a rank's transfers, or of all transfers that leave its node if their cards are slower."""
         rates, node = self.settings.costs.rates, self.settings.cluster.place(micro.rank)[0]
         same_node = [m for m in gang if self.settings.cluster.place(m.rank)[0] == node]
-        own = sum(self.sent(shard, round_, direction) for shard in micro.shards)
-        cards = sum(self.sent(s, round_, direction) for m in same_node for s in m.shards if self.leaves(s))
+        own = sum(self.sent(shard, call, direction) for shard in micro.shards)
+        cards = sum(self.sent(s, call, direction) for m in same_node for s in m.shards if self.leaves(s))
         latency = 0.0
         for shard in micro.shards:
-            posted = len(schedule.transfers(shard.degree, shard.part, round_, direction, shard.team))
             if self.carried(shard):
-                latency = max(latency, posted * rates.latency)
+                latency = max(latency, len(self.posted(shard, call, direction)) * rates.latency)
         return max(own, cards / self.settings.costs.nics) + latency
 
-    def sent(self, shard: Shard, round_: int, direction: schedule.Direction) -> float:
+    def posted(self, shard: Shard, call: Call, direction: schedule.Direction) -> list[schedule.Kind]:
+        """Return the kinds of the messages that a shard sends during a call."""
+        rounds = [("kv", round_) for round_ in call.arriving] + [("dkv", round_) for round_ in call.leaving]
+        return [
+            one.kind
+            for kind, round_ in rounds
+            for one in schedule.transfers(shard.degree, shard.part, round_, direction, shard.team)
+            if one.kind == kind
+        ]
+
+    def sent(self, shard: Shard, call: Call, direction: schedule.Direction) -> float:
         rates = self.settings.costs.rates
         one = {"kv": rates.kv, "dkv": rates.dkv}
-        posted = schedule.transfers(shard.degree, shard.part, round_, direction, shard.team)
         times = rates.inter_node_slowdown if self.leaves(shard) else 1.0
-        return times * self.carried(shard) * sum(one[transfer.kind] for transfer in posted)
+        return times * self.carried(shard) * sum(one[kind] for kind in self.posted(shard, call, direction))
 
     def slot(self, forward: float, backward: float) -> float:
         """Return the time of a lockstep slot whose longest gang takes these times."""

@@ -8,6 +8,7 @@ the least memory.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -27,6 +28,9 @@ from engine.units import Ints
 
 # Lengths of slots that are tried, as fractions of the lower bound.
 TARGETS: tuple[float, ...] = (np.inf, 0.25, 0.125, 0.09, 0.0625, 0.045, 0.03125)
+# The last slots, as many as stages, have the shortest sequences. If they are cut into shorter ones, stages wait less
+# while the pipeline fills and drains: their part of the length of the others that is tried. Gain: 0 to 4 %, mean 1 %.
+_SHORT_ENDS = (1.0, 0.25)
 _SEARCHED = 20  # candidates whose order is searched. With 5 steps are .5 % longer in the mean, with 60 not shorter
 
 
@@ -41,8 +45,10 @@ def pipeline_plan(lengths: Ints, settings: PlanSettings) -> StepPlan:
     end = makespan(best, settings) if _allowed(best, settings) else np.inf
     found, seen = [], set[bytes]()
     for slots in candidates:
-        for target in TARGETS:
-            cut = cut_slots(workload, slots, settings, target * workload.bound)
+        for target, part in product(TARGETS, _SHORT_ENDS):
+            targets = np.full(int(slots.number.max()) + 1, target * workload.bound)
+            targets[-settings.stages :] *= part
+            cut = cut_slots(workload, slots, settings, targets)
             same = cut.number.tobytes() + slots.degree.tobytes() + slots.first.tobytes()
             if same in seen:
                 continue

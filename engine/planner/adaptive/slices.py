@@ -26,20 +26,20 @@ from engine.planner.adaptive.workload import Workload
 from engine.planner.plan.rows import grouped
 from engine.planner.settings import PlanSettings
 from engine.planner.time.bound import ring_time
-from engine.units import Ints
+from engine.units import Floats, Ints
 
 _LEAST = 64  # tokens of a slice on each rank, in the mean: with fewer, rounds cost more than they compute
 _CLOSE = 0.1  # a sequence is cut only if it is longer than a slot by more than this fraction of the slot
 
 
-def cut_slots(workload: Workload, filled: Slots, settings: PlanSettings, target: float) -> Cut:
-    """Cut slots into slots of about `target` ns. The arrays of the result are in the workload's order.
+def cut_slots(workload: Workload, filled: Slots, settings: PlanSettings, targets: Floats) -> Cut:
+    """Cut each slot into slots of about targets[slot] ns. The arrays of the result are in the workload's order.
 
     A rank has at most as many tokens in each of the new slots as in the slot that was cut, so these fit too.
     """
     rates, lengths, node = workload.rates, workload.lengths, workload.ranks.node
     number, degree, first = filled
-    parts, slots = _parts(rates, lengths, degree, first, number, settings.ranks, node, target)
+    parts, slots = _parts(rates, lengths, degree, first, number, settings.ranks, node, targets)
     sequence = np.repeat(np.arange(len(lengths)), parts)
     index = np.arange(len(sequence)) - (np.cumsum(parts) - parts)[sequence]
     before = _tokens_of_work(rates, lengths[sequence], index, parts[sequence])
@@ -82,7 +82,7 @@ def _parts(
     number: Ints,
     ranks: int,
     node: int,
-    target: float,
+    targets: Floats,
 ) -> tuple[Ints, Ints]:
     """Return the number of slices of each sequence, and the slot of its first one, [S] each.
 
@@ -100,7 +100,7 @@ def _parts(
         busy = np.zeros(ranks)
         for at in own:
             busy[first[at] : first[at] + degree[at]] += times[at]
-        pieces = max(1, int(np.rint(busy.max() / target)))
+        pieces = max(1, int(np.rint(busy.max() / targets[slot])))
         long = busy.max() / pieces
         height = np.zeros((pieces, ranks))
         for at in own[np.argsort(-times[own], kind="mergesort")]:

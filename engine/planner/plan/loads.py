@@ -37,8 +37,8 @@ def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
     """Return the tokens of each micro-batch, [M], and the tokens that its ring buffers hold, [M].
 
     A ring's buffers must fit the shard of any member, and its prefix, so each ring adds the tokens of its largest. A
-    slice, or a ring in teams of c, adds them c times more: in a layer, the blocks of each member of a team have copies
-    of these keys and their gradients, which are not larger than the buffers.
+    ring in teams of c adds them c times: in a layer, the blocks of each member have copies of these keys and their
+    gradients.
     """
     plan_arrays = (plan.lengths, plan.before, plan.team, plan.ring_start, plan.shard_micro)
     return _micro_loads(*plan_arrays, plan.micro_batches)
@@ -203,19 +203,18 @@ def _micro_loads(
         first, degree = ring_start[at], ring_start[at + 1] - ring_start[at]
         prefix = prefix if before[at] > 0 else 0
         sliced = before[at] > 0 or (at + 1 < len(before) and before[at + 1] > 0)
-        times = 1 + (team[at] if sliced or team[at] > 1 else 0)
         if degree == 1:  # the most frequent case, and integer divisions are slow
             tokens[shard_micro[first]] += lengths[at]
             prefix += lengths[at]
             if sliced:
-                buffers[shard_micro[first]] += times * prefix
+                buffers[shard_micro[first]] += team[at] * prefix
             continue
         size, longer = divmod(lengths[at], 2 * degree)
         largest = -(-lengths[at] // degree)
         for part in range(degree):
             micro = shard_micro[first + part]
             tokens[micro] += 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
-            buffers[micro] += times * (prefix + largest)
+            buffers[micro] += team[at] * (prefix + largest)
         prefix += largest
     return tokens, buffers
 

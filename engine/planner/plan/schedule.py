@@ -38,6 +38,15 @@ D = 6 in teams of 2, K,V travel along the columns:
 K,V make D / c - 1 hops instead of D - 1, and as many rounds less, for (c - 1) messages of queries and of
 results (StarTrail, arXiv 2407.00611). With grouped-query attention queries are larger than K,V, so teams are small.
 
+Calls. In a pipeline, where rounds are short, one call of the attention kernel computes several rounds, so that fewer
+kernels start, and fewer results are merged. The first call has one round, because the K,V of other parts have not
+arrived. Each later one has twice as many as the call before, during which its K,V arrive, but at most four:
+
+```
+ rounds of the calls   0 | 1 2 | 3 4 5 6 | 7 8 9 10 | ...
+```
+The dK,dV of a call's rounds make their hops during the next call.
+
 The expert counts of a sequence (tokens per expert, of mixture-of-experts models) travel as K,V do in a forward pass:
 once per micro-batch, all layers together, after its last layer. Teams do not matter for them.
 """
@@ -52,6 +61,8 @@ from numba.extending import register_jitable
 Direction = Literal["forward", "backward", "counts"]
 Kind = Literal["kv", "dkv", "counts"]  # of a buffer
 
+_SPAN = 4  # rounds of a call. With 8, plans of 2M tokens are no faster, because later calls wait longer for their K,V
+
 
 class Span(NamedTuple):
     """Tokens start .. stop - 1 of a sequence."""
@@ -65,15 +76,14 @@ class Span(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Queries q_start .. q_stop - 1 of a shard attend to keys 0 .. kv_stop - 1 of the same or another part of the ring.
+    """Queries q_start .. q_stop - 1 of a shard attend to the first keys[i] keys of each part i of a call's parts.
 
-    The keys of a part are its prefix, followed by its shard. A causal block has the keys of the shard alone.
+    The keys of a part are its prefix, followed by its shard.
     """
 
     q_start: int
     q_stop: int
-    kv_stop: int
-    causal: bool
+    keys: tuple[int, ...]
 
 
 class Transfer(NamedTuple):
@@ -115,22 +125,27 @@ def prefix_tokens(earlier: Sequence[int], degree: int, part: int) -> int:
     return sum(shard_tokens(length, degree, part) for length in earlier)
 
 
-def blocks(length: int, degree: int, q_part: int, kv_part: int, earlier: Sequence[int] = ()) -> list[Block]:
-    """Return which queries of shard `q_part` attend to which keys of part `kv_part`, as offsets.
+def blocks(length: int, degree: int, q_part: int, kv_parts: Sequence[int], earlier: Sequence[int] = ()) -> list[Block]:
+    """Return which queries of shard `q_part` attend to which keys of the parts `kv_parts`, as offsets.
 
-    `length` is that of the slice, `earlier` has those of the slices before it. No block is empty.
+    `length` is that of the slice, `earlier` has those of the slices before it. No block is empty. That a shard attends
+    to itself, causally, is not among them.
     """
     q_low, q_high = shard_spans(length, degree, q_part)
-    kv_low, kv_high = shard_spans(length, degree, kv_part)
-    queries, prefix = q_low.tokens + q_high.tokens, prefix_tokens(earlier, degree, kv_part)
-    if kv_part == q_part:
-        found = [Block(0, queries, queries, causal=True), Block(0, queries, prefix, causal=False)]
-    elif kv_part < q_part:  # the low chunk of the keys precedes both chunks of the queries, the high one follows both
-        found = [Block(0, queries, prefix + kv_low.tokens, causal=False)]
-    else:  # both chunks of the keys lie between the two chunks of the queries
-        keys = prefix + kv_low.tokens + kv_high.tokens
-        found = [Block(0, q_low.tokens, prefix, causal=False), Block(q_low.tokens, queries, keys, causal=False)]
-    return [one for one in found if one.q_start < one.q_stop and one.kv_stop > 0]
+    by_low, by_high = list[int](), list[int]()  # keys of each part that the two chunks of queries attend to
+    for part in kv_parts:
+        low, high = shard_spans(length, degree, part)
+        prefix = prefix_tokens(earlier, degree, part)
+        # If part < q_part, the low chunk of the keys precedes both chunks of the queries, and the high one follows
+        # both. If part > q_part, both chunks of the keys lie between the two chunks of the queries.
+        by_low.append(prefix + (low.tokens if part < q_part else 0))
+        by_high.append(prefix + (low.tokens if part != q_part else 0) + (high.tokens if part > q_part else 0))
+    queries = q_low.tokens + q_high.tokens
+    if by_low == by_high:
+        found = [Block(0, queries, tuple(by_low))]
+    else:
+        found = [Block(0, q_low.tokens, tuple(by_low)), Block(q_low.tokens, queries, tuple(by_high))]
+    return [one for one in found if one.q_start < one.q_stop and any(one.keys)]
 
 
 def kv_part(degree: int, part: int, round_: int, team: int = 1) -> int:
@@ -142,6 +157,29 @@ def mates(part: int, team: int) -> list[int]:
     """Return the other parts of a part's team, in ascending order."""
     first = part - part % team
     return [mate for mate in range(first, first + team) if mate != part]
+
+
+def rounds_per_call(stages: int) -> int:
+    """Return the most rounds of a call, a power of two, if a rank has so many pipeline stages."""
+    return _SPAN if stages > 1 else 1
+
+
+@register_jitable
+def call_of_round(round_: int, span: int) -> int:
+    """Return the number of the call that computes a round, if a call has at most `span` rounds, a power of two."""
+    call, size = 0, 1
+    while size < span and round_ >= size:
+        call, round_, size = call + 1, round_ - size, 2 * size
+    return call + round_ // size
+
+
+@register_jitable
+def call_start(call: int, span: int) -> int:
+    """Return the first round of a call; see `call_of_round`."""
+    round_, size = 0, 1
+    while size < span and call > 0:
+        call, round_, size = call - 1, round_ + size, 2 * size
+    return round_ + call * size
 
 
 def rounds(degree: int, direction: Direction, team: int = 1) -> int:

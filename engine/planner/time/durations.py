@@ -1,7 +1,8 @@
-"""Durations of gangs: the linear layers and unsplit sequences of the members, then the rings, round by round.
+"""Durations of gangs: the linear layers and unsplit sequences of the members, then the rings, call by call.
 
-All rings of a gang advance together. In a round, each member computes its blocks and sends its buffers; the round ends
-when the slowest member, or the busiest node's network cards, are done. Equal rounds are computed once and multiplied.
+All rings of a gang advance together. During a call, each member computes the blocks of its rounds and sends its buffers
+(plan/schedule.py); the call ends when the slowest member, or the busiest node's network cards, are done. Equal calls
+are computed once and multiplied.
 Letters: G gangs, M micro-batches, K shards (step_plan.py).
 """
 
@@ -17,6 +18,7 @@ from engine.cost.model import Costs
 from engine.cost.times import QUERIES_B, QUERIES_F, Rates, exchange, hide
 from engine.planner.plan import loads
 from engine.planner.plan.rows import grouped
+from engine.planner.plan.schedule import call_of_round, call_start
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import PPM, Floats, Ints
 
@@ -26,7 +28,7 @@ class Gangs(NamedTuple):
 
     forward: Floats  # [G]
     backward: Floats  # [G]
-    exposed: Floats  # [G] time of both passes in which rounds only wait for transfers
+    exposed: Floats  # [G] time of both passes in which calls only wait for transfers
     compute: Floats  # [M] time in which the rank of the micro-batch computes
 
 
@@ -170,43 +172,51 @@ def _rounds(
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             largest = max(largest, rows.degree[k] // rows.team[k])
-    # A ring of degree D does something new in rounds 0, 1, D - 1, D, and stops before round D + 1 (schedule.transfers).
-    changes = np.zeros(largest + 2, np.bool_)
-    changes[0] = changes[1] = changes[largest + 1] = True
+    # Calls differ in size until they have `span` rounds. A ring does something new in those of its last rounds, in the
+    # one before, whose transfers are for them, and in the two after, in which the last dK,dV return.
+    last = call_of_round(largest - 1, rates.span) + 1
+    changes = np.zeros(last + 3, np.bool_)
+    changes[: call_of_round(rates.span - 1, rates.span) + 3] = True
+    changes[last + 1] = True
     for m in members:
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             turns = rows.degree[rows.shard_order[place]] // rows.team[rows.shard_order[place]]
             if turns > 1:
-                changes[turns - 1] = changes[turns] = changes[turns + 1] = True
+                at = call_of_round(turns - 1, rates.span)
+                changes[max(0, at - 1) : at + 3] = True
     total = waits = _exchanges(rates, rows, members, pass_)
-    round_ = 0
-    while round_ <= largest:
+    call = 0
+    while call <= last:
         equal = 1
-        while not changes[round_ + equal]:
+        while not changes[call + equal]:
             equal += 1
-        longest, busiest = _round(rates, nics, rows, members, pass_, round_, equal, compute, leaving)
+        longest, busiest = _call(rates, nics, rows, members, pass_, call, equal, compute, leaving)
         total += longest * equal
         waits += (longest - busiest) * equal
-        round_ += equal
+        call += equal
     return total, waits
 
 
 @njit
-def _round(
+def _call(
     rates: Rates,
     nics: float,
     rows: _Rows,
     members: Ints,
     pass_: _Pass,
-    round_: int,
-    rounds: int,
+    call: int,
+    calls: int,
     compute: Floats,
     leaving: Floats,
 ) -> tuple[float, float]:
-    """Return the time of one round and its longest compute. Adds to `compute` [M] for all `rounds` equal rounds.
+    """Return the time of one call and its longest compute. Adds to `compute` [M] for all `calls` equal calls.
 
-    `leaving` [nodes] is scratch space: the time that each node's network cards take for the data that leaves the node.
+    Meanwhile the K,V of the next call's rounds arrive, and the dK,dV of the call before move on. `leaving` [nodes] is
+    scratch space: the time that each node's network cards take for the data that leaves the node.
     """
+    start, stop = call_start(call, rates.span), call_start(call + 1, rates.span)
+    after = call_start(call + 2, rates.span)
+    before = call_start(call - 1, rates.span) if call > 0 else 0
     # All hops of the gang that leave a node share its network cards.
     for m in members:
         leaving[rows.node[m]] = 0.0
@@ -214,11 +224,13 @@ def _round(
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             if rows.cross[k]:
-                sent, _ = _sent(rates, rows.degree[k] // rows.team[k], rows.carried[k], pass_, round_)
+                sent, _ = _sent(
+                    rates, rows.degree[k] // rows.team[k], rows.carried[k], pass_, before, start, stop, after
+                )
                 leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
     longest, busiest = 0.0, 0.0
     for m in members:
-        work, transfer, delay = 0.0, 0.0, 0.0
+        work, transfer, delay, started = 0.0, 0.0, 0.0, 1
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             degree = rows.degree[k]
@@ -226,14 +238,18 @@ def _round(
                 continue
             team = rows.team[k]
             turns = degree // team
-            if round_ < turns and rows.tokens[k] > 0:
-                work += pass_.pair * rows.pairs[k] / turns + rates.merge * rows.tokens[k] * team + rates.ring
-            sent, messages = _sent(rates, turns, rows.carried[k], pass_, round_)
+            rounds = min(stop, turns) - start
+            if rounds > 0 and rows.tokens[k] > 0:
+                fixed = rates.merge * rows.tokens[k] * team + rates.ring
+                if call == 0 and (team > 1 or rows.carried[k] > rows.tokens[k]):  # another call (`together`)
+                    fixed, started = 2.0 * fixed, 2
+                work += pass_.pair * rows.pairs[k] / turns * rounds + fixed
+            sent, messages = _sent(rates, turns, rows.carried[k], pass_, before, start, stop, after)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
         if work > 0.0:
-            work = (work + rates.round) * rows.slow[m]
-        compute[m] += work * rounds * pass_.runs
+            work = (work + rates.round * started) * rows.slow[m]
+        compute[m] += work * calls * pass_.runs
         # Transfers take as long as the slower of the member's own hops and of its node's network cards.
         busiest = max(busiest, work)
         longest = max(longest, hide(rates, work, max(transfer, leaving[rows.node[m]]) + delay))
@@ -256,14 +272,17 @@ def _exchanges(rates: Rates, rows: _Rows, members: Ints, pass_: _Pass) -> float:
 
 
 @njit
-def _sent(rates: Rates, degree: int, tokens: int, pass_: _Pass, round_: int) -> tuple[float, float]:
-    """Return the time of a shard's transfers in a round, without latency and as if inside a node, and their number.
+def _sent(
+    rates: Rates, turns: int, tokens: int, pass_: _Pass, before: int, start: int, stop: int, after: int
+) -> tuple[float, float]:
+    """Return the time of a shard's transfers during the call with rounds start .. stop - 1, without latency and as if
+    inside a node, and their number.
 
-    The transfers are those of schedule.transfers.
+    The call before starts with round `before`, and the one after the next with round `after`. The transfers are those
+    of schedule.transfers.
     """
-    sent, messages = 0.0, 0.0
-    if tokens > 0 and round_ < degree - 1:
-        sent, messages = rates.kv * tokens, 1.0
-    if tokens > 0 and pass_.dkv > 0.0 and degree > 1 and 1 <= round_ <= degree:
-        sent, messages = sent + pass_.dkv * tokens, messages + 1.0
-    return sent, messages
+    if tokens == 0 or turns == 1:
+        return 0.0, 0.0
+    kv = max(0, min(after, turns) - stop)
+    dkv = max(0, min(start, turns) - before) if pass_.dkv > 0.0 else 0
+    return (kv * rates.kv + dkv * pass_.dkv) * tokens, float(kv + dkv)

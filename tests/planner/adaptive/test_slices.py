@@ -26,7 +26,8 @@ def cut_of(
     """Cut the slots of sequences that are in descending order."""
     costs = replace(LINKED_COSTS, rates=RATES._replace(team=team))
     ours = replace(settings("adaptive", RANKS, holds, context=10**9), costs=costs)
-    return cut_slots(workload_of(lengths, ours), Slots(number, degree, first), ours, target)
+    targets = np.full(int(number.max()) + 1, target)
+    return cut_slots(workload_of(lengths, ours), Slots(number, degree, first), ours, targets)
 
 
 @st.composite

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,7 +59,8 @@ def test_blocks_cover_the_causal_mask_each_pair_once(degree: int) -> None:
 def test_blocks_of_slices_and_teams_cover_the_causal_mask_each_pair_once(degree: int, team: int) -> None:
     if degree % team == 0:
         for slices in ((5, 9), (3, 1, 2 * degree + 1), (30, 20, 10, 1)):
-            check_mask(degree, team, slices)
+            for span in (1, 2, 4):
+                check_mask(degree, team, slices, span)
 
 
 def held(slices: tuple[int, ...], number: int, degree: int, part: int) -> list[int]:
@@ -65,22 +68,26 @@ def held(slices: tuple[int, ...], number: int, degree: int, part: int) -> list[i
     return [sum(slices[:number]) + one for one in positions(slices[number], degree, part)]
 
 
-def check_mask(degree: int, team: int, slices: tuple[int, ...]) -> None:
-    """Check which queries meet which keys, over all slices, parts and rounds: those of the causal mask, once each."""
+def check_mask(degree: int, team: int, slices: tuple[int, ...], span: int = 1) -> None:
+    """Check which queries meet which keys, over all slices, parts and calls: those of the causal mask, once each."""
     met = np.zeros((sum(slices), sum(slices)), dtype=int)
     for at, length in enumerate(slices):
         earlier = slices[:at]
         for part in range(degree):
-            for round_ in range(schedule.rounds(degree, "forward", team)):
-                kv = schedule.kv_part(degree, part, round_, team)
-                keys = [one for number in range(at + 1) for one in held(slices, number, degree, kv)]
+            itself = held(slices, at, degree, part)
+            for i, query in enumerate(itself):
+                met[query, itself[: i + 1]] += 1
+            rounds = range(schedule.rounds(degree, "forward", team))
+            for _, call in groupby(rounds, lambda round_: schedule.call_of_round(round_, span)):
+                parts = [schedule.kv_part(degree, part, round_, team) for round_ in call]
+                keys = [[one for n in range(at + 1) for one in held(slices, n, degree, kv)] for kv in parts]
                 for q_part in (part, *schedule.mates(part, team)):
-                    for block in schedule.blocks(length, degree, q_part, kv, earlier):
+                    for block in schedule.blocks(length, degree, q_part, parts, earlier):
                         queries = held(slices, at, degree, q_part)[block.q_start : block.q_stop]
-                        own = held(slices, at, degree, kv) if block.causal else keys
-                        assert queries and block.kv_stop > 0
-                        for i, query in enumerate(queries):
-                            met[query, own[: i + 1] if block.causal else own[: block.kv_stop]] += 1
+                        assert queries and sum(block.keys) > 0 and len(block.keys) == len(parts)
+                        for size, of_part in zip(block.keys, keys, strict=True):
+                            assert size <= len(of_part)
+                            met[np.ix_(queries, of_part[:size])] += 1
     assert np.array_equal(met, np.tril(np.ones(met.shape, dtype=int)))
 
 

@@ -174,7 +174,7 @@ def _fits(
         if len(rings[s]) > 1 or cut:
             largest = sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
             team = int(plan.team[s])
-            buffers += largest * (1 + team if cut or team > 1 else 1)
+            buffers += largest * team
     waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
     waiting += _besides(plan, costs, rings, micro) if plan.mode == "pipeline" else 0
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)

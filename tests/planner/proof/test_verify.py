@@ -206,7 +206,7 @@ def test_micro_batches_in_flight_must_fit_together() -> None:
     It needs the most when two of its four layers are left.
     """
     costs = staged_costs(2, replace(COSTS, kept_bytes=10))
-    needs = 1000 + 100 * 3 // 2 + 100 * (4 + 5 + 1 + 1) + 500 // 2 + 10 * 3 + 5 * 2 * (4 + 3)
+    needs = 1000 + 100 * 3 // 2 + 100 * (4 + 5 + 1 + 1) + 500 // 2 + 10 * 3 + 5 * (4 + 3)
     for spare, fits in ((0, True), (-1, False)):
         own = replace(settings(ranks=2, mode="pipeline", stages=2, device_memory=needs + spare), costs=costs)
         if fits:
