@@ -7,8 +7,9 @@ Error of a tensor = max|a - b| / max|b|.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from queue import Empty
 from typing import Any
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from engine.attention import ring
 from engine.attention.comm import Comm, Exchange, RingComm
 from engine.attention.kernels.call import Kernel
 from engine.attention.kernels.choice import choose
@@ -343,6 +345,55 @@ class Diary:
     def backward(self, *arguments: Any) -> Any:
         self.events.append("compute beside transfers" if arguments[-1].overlapped else "compute")
         return self.inner.backward(*arguments)
+
+
+class Stream:
+    """A CUDA stream that notes what it waits for."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events, self.device = name, events, torch.device("cuda")
+
+    def wait_stream(self, other: Stream) -> None:
+        self.events.append(f"{self.name} waits for {other.name}")
+
+
+def transfers_of_two_hops(device: str, events: list[str]) -> None:
+    def hops() -> Iterator[None]:
+        for hop in (1, 2):
+            events.append(f"post {hop}")
+            yield
+            events.append(f"wait {hop}")
+
+    transfers = ring._Transfers(hops(), torch.device(device))
+    assert transfers.running
+    events.append("call")
+    transfers.finish()
+
+
+def test_later_hops_of_a_call_follow_it_on_cpus() -> None:
+    events: list[str] = []
+    transfers_of_two_hops("cpu", events)
+    assert events == ["post 1", "call", "wait 1", "post 2", "wait 2"]
+
+
+def test_all_hops_of_a_call_are_queued_before_it_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another stream: `wait` makes that stream wait, and neither the host nor the call."""
+    events: list[str] = []
+    computing, side = Stream("computing", events), Stream("side", events)
+
+    @contextmanager
+    def on(stream: Stream) -> Iterator[None]:
+        assert stream is side
+        events.append("on side")
+        yield
+        events.append("back")
+
+    monkeypatch.setattr(ring, "_stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    transfers_of_two_hops("cuda", events)
+    hops = ["on side", "post 1", "wait 1", "post 2", "wait 2", "back"]
+    assert events == ["side waits for computing", *hops, "call", "computing waits for side"]
 
 
 def test_a_round_is_computed_while_its_transfers_are_under_way() -> None:
