@@ -18,6 +18,7 @@ from typing import NamedTuple
 from engine.attention.kernels.call import Call
 from engine.planner.plan.schedule import (
     Direction,
+    Kind,
     Transfer,
     blocks,
     call_of_round,
@@ -90,6 +91,10 @@ class RingShard:
     def transfers(self, round_: int, direction: Direction) -> tuple[Transfer, ...]:
         """Return the messages that this rank sends and receives in a round, in posting order."""
         return transfers(self.shard.degree, self.shard.part, round_, direction, self.shard.team)
+
+    def transfer(self, kind: Kind, round_: int, direction: Direction) -> Transfer | None:
+        """Return the message of one kind that this rank sends and receives in a round, if any."""
+        return next((one for one in self.transfers(round_, direction) if one.kind == kind), None)
 
     def tokens_of(self, part: int) -> int:
         """Return the tokens of the prefix and the shard of part `part`."""

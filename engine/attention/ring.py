@@ -335,21 +335,17 @@ def _hops(rings: Rings, call: int, direction: Direction, moving: _Moving) -> Ite
         if leaves is not None:
             moving.add((leaves,))
         for number, ring in enumerate(layout.rings):
+            there, back = ring.rank(direction, 1), ring.rank(direction, -1)
             # K,V arrive in the round before the one that needs them, and dK,dV leave in the one after their own.
-            kv = () if arrives is None else ring.transfers(arrives - 1, direction)
-            dkv = () if leaves is None else ring.transfers(leaves + 1, direction)
-            for kind, _, receive in [
-                *(one for one in kv if one.kind == "kv"),
-                *(one for one in dkv if one.kind == "dkv"),
-            ]:
-                # Buffers take turns. The first contains the rank's own K,V in round 0, and its own dK,dV in round 1.
-                turn = arrives if kind == "kv" else leaves + 1
-                incoming = comm.buffers.take(kind, number, turn, ring.tokens_of(receive))
-                if kind == "kv":
-                    held, moving.kv[number][arrives] = moving.kv[number][arrives - 1], incoming
-                else:
-                    held, moving.sums[number] = moving.sums[number], incoming
-                exchanges.append(Exchange(held, ring.rank(direction, 1), incoming, ring.rank(direction, -1)))
+            # Buffers take turns. The first contains the rank's own K,V in round 0, and its own dK,dV in round 1.
+            if arrives is not None and (hop := ring.transfer("kv", arrives - 1, direction)):
+                incoming = comm.buffers.take("kv", number, arrives, ring.tokens_of(hop.receive))
+                exchanges.append(Exchange(moving.kv[number][arrives - 1], there, incoming, back))
+                moving.kv[number][arrives] = incoming
+            if leaves is not None and (hop := ring.transfer("dkv", leaves + 1, direction)):
+                incoming = comm.buffers.take("dkv", number, leaves + 1, ring.tokens_of(hop.receive))
+                exchanges.append(Exchange(moving.sums[number], there, incoming, back))
+                moving.sums[number] = incoming
         if exchanges:
             pending = comm.post(exchanges)
             yield
