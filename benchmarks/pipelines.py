@@ -70,8 +70,8 @@ def main() -> None:
 def plans(lengths: Ints, settings: PlanSettings) -> dict[str, tuple[StepPlan, PlanSettings]]:
     """Return the plans to compare, each with one more means, and the settings with which they are timed."""
     rates = settings.costs.rates
-    one_round = replace(settings, costs=replace(settings.costs, rates=rates._replace(span=1)))
-    alone = replace(settings, costs=replace(settings.costs, rates=rates._replace(span=1, team=1)))
+    one_round = replace(settings, costs=replace(settings.costs, rates=rates._replace(rounds_per_call=1)))
+    alone = replace(settings, costs=replace(settings.costs, rates=rates._replace(rounds_per_call=1, team=1)))
     workload = workload_of(lengths, alone)
     found = {"1F1B": (pipeline.uncut_pipeline(workload, slot_candidates(workload, alone), alone), alone)}
     targets, pipeline.TARGETS = pipeline.TARGETS, pipeline.TARGETS[:1]

@@ -1,7 +1,8 @@
 """The buffers that rings send from and receive into.
 
 Each ring has two buffers per kind of message (K,V or dK,dV), which alternate from round to round; of K,V two for each
-round of a call, because those of the next call arrive during a call. All layers use the same buffers.
+round of a call, because those of the next call arrive during a call. A ring never has more of them than rounds. All
+layers use the same buffers.
 
 ```
  round      0        1        2
@@ -48,7 +49,8 @@ class Buffers:
 
         Existing buffers of the same shape are reused. Allocating new "kv" buffers also frees the "dkv" buffers.
         """
-        largest, most = tuple(ring.largest for ring in layout.rings), 2 * layout.span if kind == "kv" else 2
+        largest = tuple(ring.largest for ring in layout.rings)
+        most = 2 * layout.rounds_per_call if kind == "kv" else 2
         counts = tuple(min(most, ring.rounds("forward")) for ring in layout.rings)
         shape = _Shape(largest, counts, tuple(like.shape[1:]), like.dtype, like.device)
         if self._shapes.get(kind) == shape:

@@ -1,4 +1,4 @@
-"""Communication of rings: one batch of sends and receives per round, over one process group of all HDP ranks.
+"""Communication of rings: one batch of sends and receives per hop, over one process group of all HDP ranks.
 
 A ring is only an ordered list of ranks, so rings share this group and create no communicators (ByteScale,
 communicators). Messages between two ranks are matched in posting order: ring by ring, K,V before dK,dV.
@@ -39,7 +39,7 @@ class Comm(Protocol):
     buffers: Buffers
 
     def post(self, exchanges: Sequence[Exchange]) -> Pending:
-        """Start all transfers of a round, and return them for `wait`."""
+        """Start all transfers of a hop, and return them for `wait`."""
 
 
 class _Works:
@@ -65,7 +65,7 @@ class RingComm:
         self.bytes_sent = 0
 
     def post(self, exchanges: Sequence[Exchange]) -> Pending:
-        """Start all transfers of a round as one batch, and return them for `wait`.
+        """Start all transfers of a hop as one batch, and return them for `wait`.
 
         Empty messages are skipped. Sender and receiver know the size of each message, so both skip the same ones.
         """

@@ -127,7 +127,7 @@ class Layout:
     bounds: tuple[int, ...]  # cumulative lengths, from 0, of the shards that are not empty
     rings: tuple[RingShard, ...]
     shards: tuple[ShardRows, ...]  # all shards, with or without a ring; empty for an idle micro-batch
-    span: int = 1  # most rounds of a call
+    rounds_per_call: int = 1  # at most
 
     @property
     def rows(self) -> int:
@@ -145,11 +145,14 @@ class Layout:
 
     def rounds_of(self, call: int) -> range:
         """Return the rounds of a call of the largest ring; smaller ones may have fewer."""
-        return range(call_start(call, self.span), min(call_start(call + 1, self.span), self.rounds("forward")))
+        return range(
+            call_start(call, self.rounds_per_call),
+            min(call_start(call + 1, self.rounds_per_call), self.rounds("forward")),
+        )
 
     def calls(self, direction: Direction) -> int:
         """Return the number of calls in which this rank computes or, for `backward`, sends dK,dV of the call before."""
-        last = call_of_round(self.rounds("forward") - 1, self.span)
+        last = call_of_round(self.rounds("forward") - 1, self.rounds_per_call)
         return last + 1 + (self.rounds(direction) > self.rounds("forward"))
 
     def blocks(self, call: int) -> list[RingBlock]:
@@ -181,10 +184,10 @@ def call_of(blocks: list[RingBlock], overlapped: bool = False) -> Call:
     return Call(tuple(queries), tuple(keys), False, overlapped)
 
 
-def layout(micro: MicroBatch, span: int = 1) -> Layout:
+def layout(micro: MicroBatch, rounds_per_call: int = 1) -> Layout:
     """Create the layout of a micro-batch with at least one shard. Shards may be empty.
 
-    A call has at most `span` rounds, a power of two.
+    A call has at most `rounds_per_call` rounds, a power of two.
     """
     sizes = [shard_tokens(shard.length, shard.degree, shard.part) for shard in micro.shards]
     offsets = list(accumulate(sizes, initial=0))
@@ -198,7 +201,7 @@ def layout(micro: MicroBatch, span: int = 1) -> Layout:
                 begin, end = end, end + shard_tokens(shard.length, shard.degree, part)
                 team.append(Mate(part, shard.ring[part], slice(begin, end)))
             rings.append(RingShard(shard, offset, size, tuple(team)))
-    return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows), span)
+    return Layout(offsets[-1], tuple(sorted(set(offsets))), tuple(rings), tuple(rows), rounds_per_call)
 
 
 def idle(tokens: int) -> Layout:

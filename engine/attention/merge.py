@@ -1,4 +1,4 @@
-"""Merges the result of a ring's block into that of the rounds before, on GPUs in compiled code.
+"""Merges the result of a ring's block into that of the calls before, on GPUs in compiled code.
 
 The plain form reads or writes tensors of the output's size in two kernels, and smaller ones in four more. Compiled, it
 is one kernel over the output, and one over the log-sum-exp, which is D times smaller.

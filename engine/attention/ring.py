@@ -116,8 +116,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, rings: Rings) -> tuple[Tensor, Ten
     moving = _Moving.of(_pack_kv(k, v, rings))
     (queries,) = _with_mates(rings, q)
     out, lse = torch.empty_like(q[:0]), q.new_empty((0, q.shape[1]), dtype=wider(q.dtype))  # if T is 0
+    stream = _stream_of(rings, k.device)
     for number in range(layout.calls("forward")):
-        transfers = _Transfers(_hops(rings, number, "forward", moving), k.device)
+        transfers = _Transfers(_hops(rings, number, "forward", moving), stream)
         if number == 0:
             if (call := layout.causal_call(transfers.running)) is not None:
                 out, lse = kernel.forward(q, k, v, call)
@@ -148,8 +149,9 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
     moving = _Moving.of(_pack_kv(k, v, rings))
     douts, queries, outs, lses = _with_mates(rings, dout, q, out, lse)
     dq, dk, dv = _widened(layout, *(torch.empty_like(x[:0]) for x in (q, k, v)))  # if T is 0
+    stream = _stream_of(rings, k.device)
     for number in range(layout.calls("backward")):
-        transfers = _Transfers(_hops(rings, number, "backward", moving), k.device)
+        transfers = _Transfers(_hops(rings, number, "backward", moving), stream)
         if number == 0:
             if (call := layout.causal_call(transfers.running)) is not None:
                 dq, dk, dv = kernel.backward(*saved, call)
@@ -162,12 +164,13 @@ def _backward(saved: _Saved, rings: Rings) -> tuple[Tensor, Tensor, Tensor]:
             results = (_rows(outs, blocks), _rows(lses, blocks))
             block_dq, block_dk, block_dv = kernel.backward(*inputs, *keys, *results, call)
         transfers.finish()
-        moving.drop(layout.rounds_of(number - 1))  # not before: on a GPU, another stream may still read them
+        if number > 0:  # not before: on a GPU, another stream may still read them
+            moving.drop(layout.rounds_of(number - 1))
         if blocks:
             for block, dq_part in zip(blocks, *_split(blocks, block_dq), strict=True):
                 dq[block.rows] += dq_part
             moving.put(blocks, layout.rounds_of(number), block_dk, block_dv)
-    moving.add(range(layout.rounds("forward")))  # of rings of one rank, whose dK,dV make no hop
+    moving.add(range(layout.rounds("forward")))  # if no ring makes a hop: those of one rank, or of one team
     for ring, part in _results_of_mates(dq, rings):
         dq[ring.rows] += part
     for ring, home in zip(layout.rings, moving.sums, strict=True):
@@ -298,13 +301,13 @@ class _Transfers:
     nor the call waits between them. Elsewhere the first one runs during the call, and the others after it.
     """
 
-    def __init__(self, hops: Iterator[None], device: torch.device) -> None:
-        self._hops, self._stream = hops, _stream(device) if device.type == "cuda" else None
-        if self._stream is None:
-            self.running = next(hops, "none") is None
+    def __init__(self, hops: Iterator[None], stream: torch.cuda.Stream | None) -> None:
+        self._hops, self._stream = hops, stream
+        if stream is None:
+            self.running = next(hops, False) is None
             return
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+        with torch.cuda.stream(stream):
             self.running = len(list(hops)) > 0
 
     def finish(self) -> None:
@@ -315,16 +318,21 @@ class _Transfers:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
 
+def _stream_of(rings: Rings, device: torch.device) -> torch.cuda.Stream | None:
+    """Return the stream for the transfers of rings on a device; None on CPUs and without rings."""
+    return _stream(device) if device.type == "cuda" and rings.layout.rings else None
+
+
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for the transfers of a GPU."""
-    return torch.cuda.Stream(device)
+    # High priority, as NCCL's (parallel/groups.py): else the additions between hops wait for the call's kernel.
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _hops(rings: Rings, call: int, direction: Direction, moving: _Moving) -> Iterator[None]:
     """Make the hops that run during a call, one after another, and update `moving`. Yields when a hop has started.
 
-    They are those of the K,V of the next call's rounds, and of the dK,dV of the rounds of the call before.
+    Hop i moves the K,V for round i of the next call, and the dK,dV of round i of the call before.
     """
     layout, comm = rings.layout, rings.comm
     if comm is None:

@@ -323,7 +323,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
         # have up to 4 c peers (planner/neighbours.py).
         team=max(1, min(_LARGEST_TEAM, config.planner.max_peers // 4)) if config.parallel.pp > 1 else 1,
         copy=NS * copied,
-        span=rounds_per_call(config.parallel.pp),
+        rounds_per_call=rounds_per_call(config.parallel.pp),
     )
 
 

@@ -47,7 +47,7 @@ class Rates(NamedTuple):
     query: float = 0.0  # to send a token's queries to a rank of the same node, in the model's dtype
     result: float = 0.0  # to send a token's output, or the gradient of its queries, in the wider dtype
     team: int = 1  # largest team of a ring (planner/plan/schedule.py) that is tried
-    span: int = 1  # most rounds of a ring in one call of attention, a power of two (planner/plan/schedule.py)
+    rounds_per_call: int = 1  # at most, a power of two (planner/plan/schedule.py)
 
 
 @njit
@@ -57,13 +57,13 @@ def hide(rates: Rates, compute: float, transfer: float) -> float:
 
 
 @njit
-def calls(rounds: float, span: int) -> float:
-    """Return in how many calls of attention so many rounds are computed (planner/plan/schedule.py).
+def calls(rounds: float, most: int) -> float:
+    """Return in how many calls of attention, of at most `most` rounds, so many rounds are computed (schedule.py).
 
     Part of a call counts as a part, so that times change smoothly with the degree of a ring.
     """
     count, size = 0.0, 1
-    while size < span and rounds > size:
+    while size < most and rounds > size:
         count, rounds, size = count + 1.0, rounds - size, 2 * size
     return count + rounds / size
 
@@ -76,12 +76,14 @@ def forward_ring(rates: Rates, degree: float, compute: float, kv: float) -> floa
 
 @njit
 def backward_ring(rates: Rates, degree: float, compute: float, kv: float, dkv: float) -> float:
-    """Backward time of a ring, without recomputation of its forward pass.
+    """Backward time of a ring, without recomputation of its forward pass. A lower bound if calls have several rounds.
 
     `compute`, `kv` and `dkv` are the times of one round.
     """
     if degree == 1:
         return compute
+    if rates.rounds_per_call > 1:  # no call takes less than its compute and its transfers, whichever these are
+        return hide(rates, degree * compute, (degree - 1) * (kv + dkv)) + dkv
     middle = (degree - 2) * hide(rates, compute, kv + dkv)
     return hide(rates, compute, kv) + middle + hide(rates, compute, dkv) + dkv
 
@@ -160,7 +162,7 @@ def together(
     carried = part + before / degree
     fixed = rates.round + rates.ring * count + rates.merge * part * team
     # For a round, in the mean. The queries of mates, or the keys of earlier slices, need another call in round 0.
-    fixed *= (calls(turns, rates.span) + int(team > 1 or before > 0.0)) / turns
+    fixed *= (calls(turns, rates.rounds_per_call) + int(team > 1 or before > 0.0)) / turns
     kv, dkv = rates.latency + slowdown * rates.kv * carried, rates.latency + slowdown * rates.dkv * carried
     forward = forward_ring(rates, turns, rates.pair_f * each + fixed, kv)
     backward = backward_ring(rates, turns, rates.pair_b * each + fixed, kv, dkv)

@@ -198,8 +198,8 @@ def micro_batch_output(forward: Forward, micro: MicroBatch, inputs: Inputs, cont
 
     The loss of an idle micro-batch is a zero that is connected to the autograd graph.
     """
-    span = rounds_per_call(context.pipeline.stages if context.pipeline else 1)
-    shards = layout(micro, span) if micro.shards else idle(len(inputs.positions))
+    most = rounds_per_call(context.pipeline.stages if context.pipeline else 1)
+    shards = layout(micro, most) if micro.shards else idle(len(inputs.positions))
     attention = AttentionContext(shards, context.comm, context.kernel, context.prefixes)
     return forward(inputs.tokens, inputs.positions, inputs.labels, attention)
 

@@ -71,7 +71,7 @@ class Case:
     seed: int = 0
     scale: float = 1  # of q and k
     kernel: str | None = None
-    span: int = 1  # rounds of a call
+    rounds_per_call: int = 1  # rounds of a call
 
     @property
     def tokens(self) -> int:
@@ -158,7 +158,7 @@ def on_rank(case: Case, rank: int, comm: Comm) -> Four:
         micro, rows = case.micro_batch(rank, turn), case.rows_of(rank, turn)
         q, k, v, dout = (x[rows] for x in case.inputs())
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-        one = layout(micro, case.span) if micro.shards else unsplit(0)
+        one = layout(micro, case.rounds_per_call) if micro.shards else unsplit(0)
         ran.append((attend(q, k, v, one, comm, strict(kernel), prefixes, layer=7), (q, k, v), dout))
     for out, inputs, dout in reversed(ran):
         found.append((out.detach(), *torch.autograd.grad(out, inputs, dout)))

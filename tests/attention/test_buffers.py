@@ -59,7 +59,7 @@ def test_a_call_has_two_buffers_for_each_of_its_rounds_of_keys() -> None:
     micro = MicroBatch(
         0, 0, 0, -1, (Shard(0, 90, tuple(range(9)), 0), Shard(1, 8, (0, 1), 0), Shard(2, 5, (0,), 0, (3,)))
     )
-    buffers, one = Buffers(), layout(micro, span=4)
+    buffers, one = Buffers(), layout(micro, rounds_per_call=4)
     buffers.fit("kv", one, LIKE)
     buffers.fit("dkv", one, LIKE)
     for kind, counts in (("kv", [8, 2, 1]), ("dkv", [2, 2, 1])):

@@ -78,7 +78,7 @@ def test_in_a_team_a_rank_computes_for_its_mates_and_sends_further() -> None:
 
 def test_a_call_of_several_rounds_packs_the_keys_of_each_query_once() -> None:
     """Part 1 of 16 tokens on 4 ranks: chunks of 2 tokens. Rounds 1 and 2 have the K,V of parts 0 and 3."""
-    found = layout(micro(Shard(0, 16, (7, 4, 2, 5), 1)), span=4)
+    found = layout(micro(Shard(0, 16, (7, 4, 2, 5), 1)), rounds_per_call=4)
     assert [list(found.rounds_of(call)) for call in range(4)] == [[0], [1, 2], [3], []]
     assert (found.calls("forward"), found.calls("backward")) == (3, 4)
     assert found.blocks(0) == []

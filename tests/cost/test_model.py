@@ -282,7 +282,7 @@ def test_a_stage_of_a_pipeline_holds_its_part_of_the_model() -> None:
         one.token_bytes * part.layers * (4 - stage) for stage, part in enumerate(parts)
     ]
     assert parts[3].instants == one.instants and all(len(part.instants) == 1 for part in parts[:3])
-    assert four.rates == one.rates._replace(team=4, span=4), "a stage's share of the time is the simulator's"
+    assert four.rates == one.rates._replace(team=4, rounds_per_call=4), "a stage's share of the time is the simulator's"
 
 
 @pytest.mark.parametrize("layers", [3, 4, 32])

@@ -38,7 +38,7 @@ RATES = st.builds(
     query=SOME,
     result=SOME,
     team=st.just(1),
-    span=st.sampled_from([1, 2, 4, 8]),
+    rounds_per_call=st.sampled_from([1, 2, 4, 8]),
 )
 DEGREES = st.integers(1, 9)
 EXACT = 1e-9
@@ -56,21 +56,24 @@ def walk(
 ) -> float:
     """Return the time of a pass: in each round the longer of compute and transfers, and the unhidden other.
 
+    In a backward pass whose calls have several rounds: of all rounds together, and the last hop home.
     `work` is the compute of a round, `t` the tokens of each buffer.
     """
     one = {"kv": rates.latency + far * rates.kv * t, "dkv": rates.latency + far * rates.dkv * t}
-    total = 0.0
-    for round_ in range(schedule.rounds(degree, direction)):
-        compute = work(round_) if round_ < degree else 0.0
-        transfer = sum(one[found.kind] for found in schedule.transfers(degree, part, round_, direction))
-        total += max(compute, transfer) + (1.0 - rates.overlap) * min(compute, transfer)
-    return total
+    rounds = range(schedule.rounds(degree, direction))
+    compute = [work(round_) if round_ < degree else 0.0 for round_ in rounds]
+    transfer = [
+        sum(one[sent.kind] for sent in schedule.transfers(degree, part, round_, direction)) for round_ in rounds
+    ]
+    if direction == "backward" and rates.rounds_per_call > 1 and degree > 1:
+        return hide(rates, sum(compute), sum(transfer) - one["dkv"]) + one["dkv"]
+    return sum(hide(rates, *both) for both in zip(compute, transfer, strict=True))
 
 
-def slow_calls(rounds: int, span: int) -> float:
+def slow_calls(rounds: int, most: int) -> float:
     """Calls of attention for so many rounds, where a part of the last call counts as a part."""
-    last = schedule.call_of_round(rounds - 1, span)
-    start, stop = schedule.call_start(last, span), schedule.call_start(last + 1, span)
+    last = schedule.call_of_round(rounds - 1, most)
+    start, stop = schedule.call_start(last, most), schedule.call_start(last + 1, most)
     return last + (rounds - start) / (stop - start)
 
 
@@ -78,7 +81,7 @@ def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Cal
     """Time of a sequence on its ring; `pairs` gives the pairs of a rank in a round."""
     part = tokens / degree
     beside = (rates.round + rates.ring + rates.merge * part) if degree > 1 else 0.0
-    beside *= slow_calls(degree, rates.span) / degree
+    beside *= slow_calls(degree, rates.rounds_per_call) / degree
     forward = walk(rates, degree, 0, "forward", lambda round_: rates.pair_f * pairs(round_) + beside, far, part)
     backward = walk(rates, degree, 0, "backward", lambda round_: rates.pair_b * pairs(round_) + beside, far, part)
     linear = (rates.token_f + rates.token_b) * part
@@ -88,12 +91,12 @@ def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Cal
 def test_calls_of_rounds() -> None:
     assert [calls(rounds, 4) for rounds in (1, 2, 3, 7, 9, 11, 15)] == [1, 1.5, 2, 3, 3.5, 4, 5]
     assert [calls(rounds, 1) for rounds in (1, 2, 9)] == [1, 2, 9]
-    for span in (1, 2, 4, 8):
-        numbers = [schedule.call_of_round(round_, span) for round_ in range(40)]
-        assert numbers[:3] == ([0, 1, 1] if span > 1 else [0, 1, 2])
+    for most in (1, 2, 4, 8):
+        numbers = [schedule.call_of_round(round_, most) for round_ in range(40)]
+        assert numbers[:3] == ([0, 1, 1] if most > 1 else [0, 1, 2])
         sizes = [numbers.count(number) for number in range(numbers[-1])]
-        assert all(after == min(span, 2 * size) for size, after in pairwise(sizes))
-        assert [schedule.call_start(number, span) for number in range(numbers[-1])] == [
+        assert all(after == min(most, 2 * size) for size, after in pairwise(sizes))
+        assert [schedule.call_start(number, most) for number in range(numbers[-1])] == [
             numbers.index(number) for number in range(numbers[-1])
         ]
 
@@ -119,8 +122,26 @@ def test_rounds_backward(rates: Rates, degree: int, compute: float, part: int, d
     """dK,dV are sent one round later, and home in a round of their own."""
     member = data.draw(st.integers(0, degree - 1))
     kv, dkv = rates.latency + rates.kv * part, rates.latency + rates.dkv * part
-    slow = walk(rates, degree, member, "backward", lambda round_: compute, 1.0, float(part))
-    assert backward_ring(rates, degree, compute, kv, dkv) == pytest.approx(slow, rel=EXACT)
+    one_round = rates._replace(rounds_per_call=1)
+    slow = walk(one_round, degree, member, "backward", lambda round_: compute, 1.0, float(part))
+    assert backward_ring(one_round, degree, compute, kv, dkv) == pytest.approx(slow, rel=EXACT)
+
+
+@given(RATES, st.integers(2, 40), SOME, SOME, SOME)
+def test_calls_of_several_rounds_take_no_less_backward(
+    rates: Rates, degree: int, compute: float, kv: float, dkv: float
+) -> None:
+    """Than the sum over calls, each with the hops that run meanwhile: the lower bound rests on it."""
+    most, total = rates.rounds_per_call, 0.0
+    starts = [schedule.call_start(call, most) for call in range(degree + 3)]
+    for call in range(degree + 1):
+        before = starts[call - 1] if call else 0
+        rounds = [min(place, degree) for place in (before, *starts[call : call + 3])]
+        leave, own, arrive = np.diff(rounds).tolist()
+        total += hide(rates, own * compute, arrive * kv + leave * dkv)
+    assert backward_ring(rates, degree, compute, kv, dkv) <= total * (1 + EXACT)
+    if most == 1:
+        assert backward_ring(rates, degree, compute, kv, dkv) == pytest.approx(total, rel=EXACT)
 
 
 @given(RATES, st.integers(1, 10**6), DEGREES, st.booleans())
@@ -154,7 +175,7 @@ def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree
     for team in [team for team in (1, 2, 4) if team <= most and degree % team == 0]:
         turns, part, carried = degree // team, tokens / degree, (tokens + before) / degree
         fixed = rates.round + rates.ring + rates.merge * part * team
-        fixed *= (slow_calls(turns, rates.span) + (team > 1 or before > 0)) / turns
+        fixed *= (slow_calls(turns, rates.rounds_per_call) + (team > 1 or before > 0)) / turns
         work = [pair * pairs / degree / turns + fixed for pair in (rates.pair_f, rates.pair_b)]
         forward = walk(rates, turns, 0, "forward", lambda _, w=work[0]: w, 3.0, carried)
         backward = walk(rates, turns, 0, "backward", lambda _, w=work[1]: w, 3.0, carried)
@@ -221,7 +242,7 @@ def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, d
     once, twice = (shared(rates._replace(recompute_factor=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
     mean = tokens * (tokens + 1) / 2 / degree**2
     beside = (rates.round + rates.ring + rates.merge * tokens / degree) if degree > 1 else 0.0
-    beside *= slow_calls(degree, rates.span) / degree
+    beside *= slow_calls(degree, rates.rounds_per_call) / degree
     compute = rates.pair_f * mean + beside
     ring = walk(rates, degree, 0, "forward", lambda round_: compute, 1.0, tokens / degree)
     assert twice == pytest.approx(once + ring, rel=EXACT)

@@ -221,8 +221,8 @@ def _hops(micro: MicroBatch, direction: schedule.Direction, stages: int) -> list
     if direction == "counts":
         return [[("counts", round_)] for round_ in range(max((s.degree for s in micro.shards), default=0))]
     rounds = range(max((s.degree // s.team for s in micro.shards), default=0))
-    span = schedule.rounds_per_call(stages)
-    calls = [list(of) for _, of in groupby(rounds, lambda round_: schedule.call_of_round(round_, span))]
+    most = schedule.rounds_per_call(stages)
+    calls = [list(of) for _, of in groupby(rounds, lambda round_: schedule.call_of_round(round_, most))]
     found = []
     for after, before in zip([*calls[1:], [], []], [[], *calls], strict=False):
         for arrives, leaves in zip_longest(after, before if direction == "backward" else []):

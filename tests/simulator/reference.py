@@ -110,8 +110,8 @@ class Machine:
     def calls(self, gang: list[MicroBatch], direction: schedule.Direction) -> list[Call]:
         """Return the rounds of each call, and the hops of K,V and of dK,dV that run meanwhile."""
         turns = max((s.degree // s.team for m in gang for s in m.shards), default=0)
-        span = self.settings.costs.rates.span
-        numbered = groupby(range(turns), lambda round_: schedule.call_of_round(round_, span))
+        most = self.settings.costs.rates.rounds_per_call
+        numbered = groupby(range(turns), lambda round_: schedule.call_of_round(round_, most))
         rounds = [list(members) for _, members in numbered] + [[]]
         found = []
         for own, before, after in zip(rounds, [[], *rounds], [*rounds[1:], []], strict=False):

@@ -46,7 +46,7 @@ def asked(draw: st.DrawFn, planner: str, mode: str) -> PlanSettings:
     )
     stages = draw(st.integers(1, 3)) if mode == "pipeline" else 1
     rates = rates._replace(team=draw(st.sampled_from([1, 4])) if mode == "pipeline" else 1)
-    rates = rates._replace(span=draw(st.sampled_from([1, 2, 4])))
+    rates = rates._replace(rounds_per_call=draw(st.sampled_from([1, 2, 4])))
     costs = replace(LINKED_COSTS, rates=rates, nics=draw(st.sampled_from([0.5, 1.0, 2.0])))
     costs = staged_costs(stages, costs)
     return replace(

@@ -12,7 +12,7 @@ import numpy as np
 
 from engine.compiled import njit
 from engine.cost.model import Costs
-from engine.planner.plan.schedule import chunk_start
+from engine.planner.plan.schedule import call_of_round, call_start, chunk_start, rounds_per_call
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Bools, Ints
 
@@ -38,10 +38,10 @@ def micro_loads(plan: StepPlan) -> tuple[Ints, Ints]:
 
     A ring's buffers must fit the shard of any member, and its prefix, so each ring adds the tokens of its largest. A
     ring in teams of c adds them c times: in a layer, the blocks of each member have copies of these keys and their
-    gradients.
+    gradients. A ring whose calls have fewer rounds than a call may have adds a part.
     """
     plan_arrays = (plan.lengths, plan.before, plan.team, plan.ring_start, plan.shard_micro)
-    return _micro_loads(*plan_arrays, plan.micro_batches)
+    return _micro_loads(*plan_arrays, plan.micro_batches, rounds_per_call(plan.stages))
 
 
 def peers(plan: StepPlan) -> Ints:
@@ -194,7 +194,7 @@ def _carried(tokens: Ints, before: Ints, ring_start: Ints) -> Ints:
 
 @njit
 def _micro_loads(
-    lengths: Ints, before: Ints, team: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int
+    lengths: Ints, before: Ints, team: Ints, ring_start: Ints, shard_micro: Ints, micro_batches: int, most: int
 ) -> tuple[Ints, Ints]:
     """Compiled part of `micro_loads`: tokens, and tokens of ring buffers, of each micro-batch, [M] each."""
     tokens, buffers = np.zeros(micro_batches, np.int64), np.zeros(micro_batches, np.int64)
@@ -207,14 +207,20 @@ def _micro_loads(
             tokens[shard_micro[first]] += lengths[at]
             prefix += lengths[at]
             if sliced:
-                buffers[shard_micro[first]] += team[at] * prefix
+                buffers[shard_micro[first]] += -(-prefix // most)
             continue
         size, longer = divmod(lengths[at], 2 * degree)
         largest = -(-lengths[at] // degree)
+        turns = degree // team[at]
+        call = call_of_round(turns - 1, most)  # the last one; the one before it is full
+        rounds = turns - call_start(call, most)
+        if call > 0:
+            rounds = max(rounds, call_start(call, most) - call_start(call - 1, most))
+        held = -(-(prefix + largest) * rounds // most) * team[at]
         for part in range(degree):
             micro = shard_micro[first + part]
             tokens[micro] += 2 * size + int(part < longer) + int(2 * degree - 1 - part < longer)
-            buffers[micro] += team[at] * (prefix + largest)
+            buffers[micro] += held
         prefix += largest
     return tokens, buffers
 

@@ -40,7 +40,7 @@ results (StarTrail, arXiv 2407.00611). With grouped-query attention queries are 
 
 Calls. In a pipeline, where rounds are short, one call of the attention kernel computes several rounds, so that fewer
 kernels start, and fewer results are merged. The first call has one round, because the K,V of other parts have not
-arrived. Each later one has twice as many as the call before, during which its K,V arrive, but at most four:
+arrived. Each later one has twice as many as the call before, up to four. Its K,V arrive during the call before:
 
 ```
  rounds of the calls   0 | 1 2 | 3 4 5 6 | 7 8 9 10 | ...
@@ -61,7 +61,9 @@ from numba.extending import register_jitable
 Direction = Literal["forward", "backward", "counts"]
 Kind = Literal["kv", "dkv", "counts"]  # of a buffer
 
-_SPAN = 4  # rounds of a call. With 8, plans of 2M tokens are no faster, because later calls wait longer for their K,V
+_ROUNDS_PER_CALL = (
+    4  # rounds of a call. With 8, plans of 2M tokens are no faster, because later calls wait longer for their K,V
+)
 
 
 class Span(NamedTuple):
@@ -128,8 +130,8 @@ def prefix_tokens(earlier: Sequence[int], degree: int, part: int) -> int:
 def blocks(length: int, degree: int, q_part: int, kv_parts: Sequence[int], earlier: Sequence[int] = ()) -> list[Block]:
     """Return which queries of shard `q_part` attend to which keys of the parts `kv_parts`, as offsets.
 
-    `length` is that of the slice, `earlier` has those of the slices before it. No block is empty. That a shard attends
-    to itself, causally, is not among them.
+    `length` is that of the slice, `earlier` has those of the slices before it. No block is empty. The causal block of a
+    shard with itself is not included.
     """
     q_low, q_high = shard_spans(length, degree, q_part)
     by_low, by_high = list[int](), list[int]()  # keys of each part that the two chunks of queries attend to
@@ -160,24 +162,27 @@ def mates(part: int, team: int) -> list[int]:
 
 
 def rounds_per_call(stages: int) -> int:
-    """Return the most rounds of a call, a power of two, if a rank has so many pipeline stages."""
-    return _SPAN if stages > 1 else 1
+    """Return the maximum rounds of a call, a power of two, with this many pipeline stages."""
+    return _ROUNDS_PER_CALL if stages > 1 else 1
 
 
 @register_jitable
-def call_of_round(round_: int, span: int) -> int:
-    """Return the number of the call that computes a round, if a call has at most `span` rounds, a power of two."""
+def call_of_round(round_: int, most: int) -> int:
+    """Return the number of the call that computes a round, if a call has at most `most` rounds, a power of two.
+
+    It must depend on nothing else: two ranks of a ring, which may have other rings too, pair their hops by it.
+    """
     call, size = 0, 1
-    while size < span and round_ >= size:
+    while size < most and round_ >= size:
         call, round_, size = call + 1, round_ - size, 2 * size
     return call + round_ // size
 
 
 @register_jitable
-def call_start(call: int, span: int) -> int:
+def call_start(call: int, most: int) -> int:
     """Return the first round of a call; see `call_of_round`."""
     round_, size = 0, 1
-    while size < span and call > 0:
+    while size < most and call > 0:
         call, round_, size = call - 1, round_ + size, 2 * size
     return round_ + call * size
 

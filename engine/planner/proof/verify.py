@@ -196,10 +196,12 @@ def rule_6_messages(plan: StepPlan) -> None:
 
     In each round of a layer's forward or backward pass, every part of a ring sends one buffer of each kind to the next
     part, which receives exactly this buffer (schedule.transfers; tests/planner/plan/test_schedule.py checks many
-    degrees). The same is true of the rounds of the expert counts, after the last layer. All members go through layers,
-    passes and rounds in the same order, and by rule 4 through gangs. So all messages from one rank to another pair up
-    if both micro-batches of a gang list the rings that connect them in the same order. The members of a team exchange
-    queries before the rounds, and results after them, with all mates of all rings at once.
+    degrees). Which hops of K,V and of dK,dV run together follows from the numbers of their rounds alone, so it is the
+    same on all ranks (schedule.call_of_round). The same is true of the rounds of the expert counts, after the last
+    layer. All members go through layers, passes and rounds in the same order, and by rule 4 through gangs. So all
+    messages from one rank to another pair up if both micro-batches of a gang list the rings that connect them in the
+    same order. The members of a team exchange queries before the rounds, and results after them, with all mates of all
+    rings at once.
     """
     hops = [plan.next_shard[None]]
     if int(plan.team.max()) > 1:

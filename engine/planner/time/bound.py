@@ -206,5 +206,5 @@ def _slowed(rates: Rates, slow: float) -> Rates:
         rates.query,
         rates.result,
         rates.team,
-        rates.span,
+        rates.rounds_per_call,
     )

@@ -44,6 +44,15 @@ class _Pass(NamedTuple):
     queries: float  # tensors of the size of the queries that members of a team send each other
 
 
+class _Rounds(NamedTuple):
+    """Rounds of a call, from `start` on, of the call before it, and of the one after it."""
+
+    before: int
+    start: int
+    stop: int  # first round of the call after
+    after: int  # the one after the last of the call after
+
+
 class _Rows(NamedTuple):
     """The plan and the cluster as arrays for @njit functions."""
 
@@ -165,24 +174,24 @@ def _rounds(
 ) -> tuple[float, float]:
     """Return the time of a gang's rounds in one pass, and the part of it that only waits for transfers.
 
-    Adds the compute of the rounds to `compute` [M]. `members` are the gang's micro-batches; `leaving`: see `_round`.
+    Adds the compute of the rounds to `compute` [M]. `members` are the gang's micro-batches; `leaving`: see `_call`.
     """
     largest = 1
     for m in members:
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             largest = max(largest, rows.degree[k] // rows.team[k])
-    # Calls differ in size until they have `span` rounds. A ring does something new in those of its last rounds, in the
-    # one before, whose transfers are for them, and in the two after, in which the last dK,dV return.
-    last = call_of_round(largest - 1, rates.span) + 1
+    # Calls differ until they have the most rounds. A ring does something new in the call of its last round, in the one
+    # before, whose transfers are for that call, and in the two after, in which its last dK,dV return.
+    last = call_of_round(largest - 1, rates.rounds_per_call) + 1
     changes = np.zeros(last + 3, np.bool_)
-    changes[: call_of_round(rates.span - 1, rates.span) + 3] = True
+    changes[: call_of_round(rates.rounds_per_call - 1, rates.rounds_per_call) + 3] = True
     changes[last + 1] = True
     for m in members:
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             turns = rows.degree[rows.shard_order[place]] // rows.team[rows.shard_order[place]]
             if turns > 1:
-                at = call_of_round(turns - 1, rates.span)
+                at = call_of_round(turns - 1, rates.rounds_per_call)
                 changes[max(0, at - 1) : at + 3] = True
     total = waits = _exchanges(rates, rows, members, pass_)
     call = 0
@@ -214,9 +223,9 @@ def _call(
     Meanwhile the K,V of the next call's rounds arrive, and the dK,dV of the call before move on. `leaving` [nodes] is
     scratch space: the time that each node's network cards take for the data that leaves the node.
     """
-    start, stop = call_start(call, rates.span), call_start(call + 1, rates.span)
-    after = call_start(call + 2, rates.span)
-    before = call_start(call - 1, rates.span) if call > 0 else 0
+    most = rates.rounds_per_call
+    before = call_start(call - 1, most) if call > 0 else 0
+    rounds = _Rounds(before, call_start(call, most), call_start(call + 1, most), call_start(call + 2, most))
     # All hops of the gang that leave a node share its network cards.
     for m in members:
         leaving[rows.node[m]] = 0.0
@@ -224,9 +233,7 @@ def _call(
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             if rows.cross[k]:
-                sent, _ = _sent(
-                    rates, rows.degree[k] // rows.team[k], rows.carried[k], pass_, before, start, stop, after
-                )
+                sent, _ = _sent(rates, rows.degree[k] // rows.team[k], rows.carried[k], pass_, rounds)
                 leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
     longest, busiest = 0.0, 0.0
     for m in members:
@@ -238,13 +245,13 @@ def _call(
                 continue
             team = rows.team[k]
             turns = degree // team
-            rounds = min(stop, turns) - start
-            if rounds > 0 and rows.tokens[k] > 0:
+            own = min(rounds.stop, turns) - rounds.start
+            if own > 0 and rows.tokens[k] > 0:
                 fixed = rates.merge * rows.tokens[k] * team + rates.ring
                 if call == 0 and (team > 1 or rows.carried[k] > rows.tokens[k]):  # another call (`together`)
                     fixed, started = 2.0 * fixed, 2
-                work += pass_.pair * rows.pairs[k] / turns * rounds + fixed
-            sent, messages = _sent(rates, turns, rows.carried[k], pass_, before, start, stop, after)
+                work += pass_.pair * rows.pairs[k] / turns * own + fixed
+            sent, messages = _sent(rates, turns, rows.carried[k], pass_, rounds)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
         if work > 0.0:
@@ -272,17 +279,13 @@ def _exchanges(rates: Rates, rows: _Rows, members: Ints, pass_: _Pass) -> float:
 
 
 @njit
-def _sent(
-    rates: Rates, turns: int, tokens: int, pass_: _Pass, before: int, start: int, stop: int, after: int
-) -> tuple[float, float]:
-    """Return the time of a shard's transfers during the call with rounds start .. stop - 1, without latency and as if
-    inside a node, and their number.
+def _sent(rates: Rates, turns: int, tokens: int, pass_: _Pass, rounds: _Rounds) -> tuple[float, float]:
+    """Return the time of a shard's transfers during a call, without latency and as if inside a node, and their number.
 
-    The call before starts with round `before`, and the one after the next with round `after`. The transfers are those
-    of schedule.transfers.
+    The transfers are those of schedule.transfers.
     """
     if tokens == 0 or turns == 1:
         return 0.0, 0.0
-    kv = max(0, min(after, turns) - stop)
-    dkv = max(0, min(start, turns) - before) if pass_.dkv > 0.0 else 0
+    kv = max(0, min(rounds.after, turns) - rounds.stop)
+    dkv = max(0, min(rounds.start, turns) - rounds.before) if pass_.dkv > 0.0 else 0
     return (kv * rates.kv + dkv * pass_.dkv) * tokens, float(kv + dkv)

@@ -30,6 +30,15 @@ def cut_of(
     return cut_slots(workload_of(lengths, ours), Slots(number, degree, first), ours, targets)
 
 
+def test_each_slot_has_a_length_of_its_own() -> None:
+    lengths, first, number = ints(4000, 4000), ints(0, 0), ints(0, 1)
+    ours = replace(settings("adaptive", RANKS, HOLDS, context=10**9), costs=replace(LINKED_COSTS, rates=RATES))
+    time = ring_time(RATES, 4000.0, 2, NODE, 0.0)
+    filled = Slots(number, ints(2, 2), first)
+    cut = cut_slots(workload_of(lengths, ours), filled, ours, np.array([time, time / 3]))
+    assert cut.sequence.tolist() == [0, 1, 1, 1] and cut.number.tolist() == [0, 1, 2, 3]
+
+
 @st.composite
 def slots(draw: st.DrawFn) -> tuple[list[int], list[int], list[int], list[int]]:
     """Draw sequences on rings of neighbouring ranks, in up to three slots."""

@@ -49,6 +49,15 @@ def test_buffers_of_teams_count_once_for_each_member() -> None:
     assert loads.micro_loads(replace(slices, before=ints(0, 8)))[1].tolist() == [4, 7] * 2
 
 
+def test_buffers_of_a_pipeline_are_for_the_largest_call_of_a_ring() -> None:
+    """A call may have four rounds. Rings of 2, 3, 6 and 7 have calls of 1, 2, 3 and 4 rounds at most."""
+    for degree, rounds in ((2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 4), (8, 4)):
+        plan = emit("by hand", "pipeline", degree, 64, ints(8 * degree), [[(0, tuple(range(degree)))]], stages=2)
+        assert loads.micro_loads(plan)[1].tolist() == [8 * rounds // 4] * degree
+    slices = emit("by hand", "pipeline", 1, 64, ints(8, 6), [[(0, (0,))], [(1, (0,))]], stages=2)
+    assert loads.micro_loads(replace(slices, before=ints(0, 8)))[1].tolist() == [2, 4]
+
+
 def test_peers_are_neighbours_in_any_ring() -> None:
     plan = emit("by hand", "free", 5, 16, ints(9, 9, 2), [[(0, (0, 1, 2))], [(1, (1, 3))], [(2, (4,))]])
     assert loads.peers(plan).tolist() == [2, 3, 2, 1, 0]

@@ -59,8 +59,8 @@ def test_blocks_cover_the_causal_mask_each_pair_once(degree: int) -> None:
 def test_blocks_of_slices_and_teams_cover_the_causal_mask_each_pair_once(degree: int, team: int) -> None:
     if degree % team == 0:
         for slices in ((5, 9), (3, 1, 2 * degree + 1), (30, 20, 10, 1)):
-            for span in (1, 2, 4):
-                check_mask(degree, team, slices, span)
+            for most in (1, 2, 4):
+                check_mask(degree, team, slices, most)
 
 
 def held(slices: tuple[int, ...], number: int, degree: int, part: int) -> list[int]:
@@ -68,7 +68,7 @@ def held(slices: tuple[int, ...], number: int, degree: int, part: int) -> list[i
     return [sum(slices[:number]) + one for one in positions(slices[number], degree, part)]
 
 
-def check_mask(degree: int, team: int, slices: tuple[int, ...], span: int = 1) -> None:
+def check_mask(degree: int, team: int, slices: tuple[int, ...], most: int = 1) -> None:
     """Check which queries meet which keys, over all slices, parts and calls: those of the causal mask, once each."""
     met = np.zeros((sum(slices), sum(slices)), dtype=int)
     for at, length in enumerate(slices):
@@ -78,7 +78,7 @@ def check_mask(degree: int, team: int, slices: tuple[int, ...], span: int = 1) -
             for i, query in enumerate(itself):
                 met[query, itself[: i + 1]] += 1
             rounds = range(schedule.rounds(degree, "forward", team))
-            for _, call in groupby(rounds, lambda round_: schedule.call_of_round(round_, span)):
+            for _, call in groupby(rounds, lambda round_: schedule.call_of_round(round_, most)):
                 parts = [schedule.kv_part(degree, part, round_, team) for round_ in call]
                 keys = [[one for n in range(at + 1) for one in held(slices, n, degree, kv)] for kv in parts]
                 for q_part in (part, *schedule.mates(part, team)):

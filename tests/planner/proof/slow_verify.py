@@ -5,7 +5,7 @@ It shares with engine/planner only the splitting of sequences (schedule.py) and 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
@@ -174,7 +174,9 @@ def _fits(
         if len(rings[s]) > 1 or cut:
             largest = sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
             team = int(plan.team[s])
-            buffers += largest * team
+            most = schedule.rounds_per_call(plan.stages)
+            calls = Counter(schedule.call_of_round(round_, most) for round_ in range(len(rings[s]) // team))
+            buffers += ceil(Fraction(largest * max(calls.values()), most)) * team
     waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
     waiting += _besides(plan, costs, rings, micro) if plan.mode == "pipeline" else 0
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)

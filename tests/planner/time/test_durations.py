@@ -30,6 +30,23 @@ def test_rings_of_the_same_ranks_take_what_profile_hardware_fits(lengths: list[i
     assert float(found.forward[0] + found.backward[0]) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_long_rings_take_what_their_calls_take(most: int) -> None:
+    """Equal calls are computed once and multiplied: rings of other degrees, and teams, end in the middle of them."""
+    ranks = 48
+    rates = LINKED_COSTS.rates._replace(rounds_per_call=most, overlap=0.6)
+    ours = replace(settings("adaptive", ranks, 10**6), costs=replace(LINKED_COSTS, rates=rates))
+    rings = [(0, tuple(range(40))), (1, tuple(range(23))), (2, tuple(range(48))), (3, (5, 6))]
+    plan = emit("by hand", "free", ranks, 10**6, ints(4000, 700, 9600, 40), [rings])
+    plan = replace(plan, team=ints(1, 1, 4, 1))
+    found, machine = gang_times(plan, ours.costs, ours.cluster), Machine(ours)
+    (gang,) = gangs_of(plan).values()
+    forward, backward = (machine.pass_(gang, direction) for direction in ("forward", "backward"))
+    assert found.forward[0] == pytest.approx(forward.seconds, rel=EXACT)
+    assert found.backward[0] == pytest.approx(backward.seconds, rel=EXACT)
+    assert found.exposed[0] == pytest.approx(forward.exposed + backward.exposed, rel=EXACT)
+
+
 @given(worlds)
 def test_each_pass_of_each_gang_takes_what_its_rounds_take(world: World) -> None:
     plan, settings = world
