@@ -31,9 +31,9 @@ from engine.attention.layout import call_of, layout
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.cost.datasheets import nominal
+from engine.cost.times import rounds_per_call
 from engine.data.lengths import step_lengths
 from engine.planner.make import plan_step
-from engine.planner.plan.schedule import rounds_per_call
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 

@@ -24,8 +24,7 @@ from engine.cost.datasheets import nominal
 from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
-from engine.cost.times import Rates, unsplit_times
-from engine.planner.plan.schedule import rounds_per_call
+from engine.cost.times import Rates, rounds_per_call, unsplit_times
 from engine.units import NS, PPM, Floats, Ints
 
 _LARGEST_TEAM = 4  # of a ring: larger ones send more queries than they save K,V, and have more peers

@@ -19,7 +19,7 @@ from engine.config import schema
 from engine.cost import sizes
 from engine.cost.flops import layer_weights
 from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
-from engine.planner.plan.schedule import rounds_per_call
+from engine.cost.times import rounds_per_call
 
 Letters = Mapping[str, Any]
 LEAST_CHUNK = 1024  # tokens of a chunk of the loss: for smaller chunks, summing the head's gradient takes longest

@@ -23,6 +23,8 @@ from engine.units import Ints
 # Tensors of the size of the queries that members of a team send each other: in a backward pass also the output and its
 # gradient.
 QUERIES_F, QUERIES_B = 1.0, 3.0
+# Of a call of attention in a pipeline. With 8, plans of 2M tokens are no faster: calls wait longer for their K,V.
+_ROUNDS_PER_CALL = 4
 
 
 class Rates(NamedTuple):
@@ -48,6 +50,11 @@ class Rates(NamedTuple):
     result: float = 0.0  # to send a token's output, or the gradient of its queries, in the wider dtype
     team: int = 1  # largest team of a ring (planner/plan/schedule.py) that is tried
     rounds_per_call: int = 1  # at most, a power of two (planner/plan/schedule.py)
+
+
+def rounds_per_call(stages: int) -> int:
+    """Return the maximum rounds of a call, a power of two, with this many pipeline stages."""
+    return _ROUNDS_PER_CALL if stages > 1 else 1
 
 
 @njit

@@ -24,12 +24,12 @@ from engine.attention.kernels.call import Kernel
 from engine.attention.layout import idle, layout
 from engine.attention.prefix import Prefixes
 from engine.control import progress
+from engine.cost.times import rounds_per_call
 from engine.data.inputs import RankInputs, idle_inputs
 from engine.models.common.part import Between
 from engine.offload.offload import Offload
 from engine.parallel.pipeline import Pipeline, with_gradient
 from engine.planner.plan.order import Action, Pass, actions
-from engine.planner.plan.schedule import rounds_per_call
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
 # (tokens, positions, labels, attention) -> summed loss; in a pipeline, a stage has the residual stream of the stage

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from engine.attention.layout import Layout, idle, layout
+from engine.cost.times import rounds_per_call
 from engine.planner.plan.order import Pass
-from engine.planner.plan.schedule import rounds_per_call
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.attention.rings import Placed, ThreadComm, links_between
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import groupby, pairwise, zip_longest
 from typing import Literal
 
+from engine.cost.times import rounds_per_call
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import MicroBatch, StepPlan
 
@@ -221,7 +222,7 @@ def _hops(micro: MicroBatch, direction: schedule.Direction, stages: int) -> list
     if direction == "counts":
         return [[("counts", round_)] for round_ in range(max((s.degree for s in micro.shards), default=0))]
     rounds = range(max((s.degree // s.team for s in micro.shards), default=0))
-    most = schedule.rounds_per_call(stages)
+    most = rounds_per_call(stages)
     calls = [list(of) for _, of in groupby(rounds, lambda round_: schedule.call_of_round(round_, most))]
     found = []
     for after, before in zip([*calls[1:], [], []], [[], *calls], strict=False):

@@ -12,7 +12,8 @@ import numpy as np
 
 from engine.compiled import njit
 from engine.cost.model import Costs
-from engine.planner.plan.schedule import call_of_round, call_start, chunk_start, rounds_per_call
+from engine.cost.times import rounds_per_call
+from engine.planner.plan.schedule import call_of_round, call_start, chunk_start
 from engine.planner.plan.step_plan import StepPlan
 from engine.units import Bools, Ints
 

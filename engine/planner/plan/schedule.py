@@ -61,10 +61,6 @@ from numba.extending import register_jitable
 Direction = Literal["forward", "backward", "counts"]
 Kind = Literal["kv", "dkv", "counts"]  # of a buffer
 
-_ROUNDS_PER_CALL = (
-    4  # rounds of a call. With 8, plans of 2M tokens are no faster, because later calls wait longer for their K,V
-)
-
 
 class Span(NamedTuple):
     """Tokens start .. stop - 1 of a sequence."""
@@ -159,11 +155,6 @@ def mates(part: int, team: int) -> list[int]:
     """Return the other parts of a part's team, in ascending order."""
     first = part - part % team
     return [mate for mate in range(first, first + team) if mate != part]
-
-
-def rounds_per_call(stages: int) -> int:
-    """Return the maximum rounds of a call, a power of two, with this many pipeline stages."""
-    return _ROUNDS_PER_CALL if stages > 1 else 1
 
 
 @register_jitable

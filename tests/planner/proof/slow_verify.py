@@ -14,6 +14,7 @@ from math import ceil, floor
 import numpy as np
 
 from engine.cost.model import Costs
+from engine.cost.times import rounds_per_call
 from engine.planner.plan import schedule
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
@@ -174,7 +175,7 @@ def _fits(
         if len(rings[s]) > 1 or cut:
             largest = sum(ceil(Fraction(length, len(rings[s]))) for length in earlier)
             team = int(plan.team[s])
-            most = schedule.rounds_per_call(plan.stages)
+            most = rounds_per_call(plan.stages)
             calls = Counter(schedule.call_of_round(round_, most) for round_ in range(len(rings[s]) // team))
             buffers += ceil(Fraction(largest * max(calls.values()), most)) * team
     waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
