@@ -89,7 +89,7 @@ def backward_ring(rates: Rates, degree: float, compute: float, kv: float, dkv: f
     """
     if degree == 1:
         return compute
-    if rates.rounds_per_call > 1:  # no call takes less than its compute and its transfers, whichever these are
+    if rates.rounds_per_call > 1:  # which transfers run beside which rounds depends on the calls; none is faster
         return hide(rates, degree * compute, (degree - 1) * (kv + dkv)) + dkv
     middle = (degree - 2) * hide(rates, compute, kv + dkv)
     return hide(rates, compute, kv) + middle + hide(rates, compute, dkv) + dkv

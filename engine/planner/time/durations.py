@@ -45,12 +45,12 @@ class _Pass(NamedTuple):
 
 
 class _Rounds(NamedTuple):
-    """Rounds of a call, from `start` on, of the call before it, and of the one after it."""
+    """First rounds of four consecutive calls: the one before a call, the call itself, and the two after it."""
 
     before: int
     start: int
-    stop: int  # first round of the call after
-    after: int  # the one after the last of the call after
+    stop: int
+    after: int
 
 
 class _Rows(NamedTuple):
