@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.attention.kernels.call import Call
-from engine.attention.kernels.plans import PlanCosts, Plans, Shape, batch
+from engine.attention.kernels.plans import PlanCosts, Plans, Shape, computes, runs
 from engine.attention.layout import call_of, layout
 from engine.config.load import load
 from engine.config.schema import Config
@@ -58,13 +58,17 @@ class ThreadCall(NamedTuple):
         all_pairs = sum((q_stop - q) * (k_stop - k) for (q, q_stop), (k, k_stop) in sizes)
         return all_pairs / 2 if self.call.causal else float(all_pairs)
 
-    def shape(self, config: Config) -> Shape | None:
-        """The shape for which cuDNN would need a plan; None if cuDNN cannot compute the call."""
-        model, equal = config.model, batch(self.call)
-        if equal is None:
-            return None
+    def shapes(self, config: Config) -> list[Shape]:
+        """The shapes for which cuDNN would need plans: those of the call's runs that it can compute."""
+        model, causal = config.model, self.call.causal
         heads = (model.heads, model.kv_heads, model.head_dim)
-        return Shape(self.backward, *equal, self.call.causal, *heads, torch.bfloat16)
+        of_call = [run for run in runs(self.call) if computes(run, causal)]
+        return [Shape(self.backward, *run, causal, *heads, torch.bfloat16) for run in of_call]
+
+    @property
+    def packed(self) -> bool:
+        """Whether the call has sequences of several lengths."""
+        return len(runs(self.call)) > 1
 
 
 def main() -> None:
@@ -126,16 +130,20 @@ class Tally:
         self._pairs = self._cudnn_pairs = self._lost_s = 0.0
         self._builds = 0
 
-    def add(self, step: int, one: ThreadCall, shape: Shape | None, cudnn: int, builds: int) -> None:
-        """Add a call of all layers, of which `cudnn` layers used cuDNN, for which `builds` plans were built."""
+    def count(self, step: int, one: ThreadCall) -> None:
+        """Add the pairs of a call of all layers."""
+        if step >= FIRST_STEPS:
+            self._pairs += one.pairs * self._config.model.layers
+
+    def add(self, step: int, shape: Shape, cudnn: int, built: bool) -> None:
+        """Add a shape of a call of all layers, of which `cudnn` layers used cuDNN; `built` says that it got a plan."""
         if step < FIRST_STEPS:
             return
         layers = self._config.model.layers
-        self._pairs += one.pairs * layers
-        self._cudnn_pairs += one.pairs * cudnn
-        self._builds += builds
-        if shape is not None:
-            self._lost_s += shape.flops * COSTS.saved_s_per_flop * (layers - cudnn)
+        pairs = shape.sequences * shape.queries * shape.keys / (2 if shape.causal else 1)
+        self._cudnn_pairs += pairs * cudnn
+        self._builds += built
+        self._lost_s += shape.flops * COSTS.saved_s_per_flop * (layers - cudnn)
 
     def row(self) -> dict[str, float]:
         """Return plans built, seconds of building and seconds lost per step, and the fraction of pairs on cuDNN."""
@@ -148,50 +156,53 @@ class Tally:
         }
 
 
+Uses = Callable[[ThreadCall, Shape], int]  # how many of the layers compute a shape of a call with cuDNN
+
+
 def old_rule(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN for all calls of one length from 4,096 queries or keys on."""
-    tally, seen = Tally(config, len(steps)), set[tuple[bool, Shape]]()
-    for step, calls in enumerate(steps):
-        for one in calls:
-            shape = one.shape(config)
-            served = shape is not None and max(shape.queries, shape.keys) >= OLD_LEAST_TOKENS
-            new = served and (one.autograd, shape) not in seen
-            if served and shape is not None:
-                seen.add((one.autograd, shape))
-            tally.add(step, one, shape, config.model.layers if served else 0, int(new))
-    return tally.row()
+
+    def uses(one: ThreadCall, shape: Shape) -> int:
+        large = max(shape.queries, shape.keys) >= OLD_LEAST_TOKENS
+        return config.model.layers if large and not one.packed else 0
+
+    return tallied(steps, config, uses)
 
 
 def new_rule(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN as `Plans` decides, with a table for each of the two threads."""
-    tally, tables, built = Tally(config, len(steps)), (Plans(COSTS), Plans(COSTS)), set[tuple[bool, Shape]]()
-    for step, calls in enumerate(steps):
-        for one in calls:
-            shape = one.shape(config)
-            served = sum(tables[one.autograd].pay(shape) for _ in range(config.model.layers)) if shape else 0
-            new = served > 0 and (one.autograd, shape) not in built
-            if new and shape is not None:
-                built.add((one.autograd, shape))
-            tally.add(step, one, shape, served, int(new))
-    return tally.row()
+    tables = (Plans(COSTS), Plans(COSTS))
+
+    def uses(one: ThreadCall, shape: Shape) -> int:
+        return sum(tables[one.autograd].pay(shape, one.packed) for _ in range(config.model.layers))
+
+    return tallied(steps, config, uses)
 
 
 def hindsight(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN from the first call on for the shapes whose plan pays over all steps."""
     saved: defaultdict[tuple[bool, Shape], float] = defaultdict(float)
-    for calls in steps:
-        for one in calls:
-            if (shape := one.shape(config)) is not None:
-                saved[one.autograd, shape] += shape.flops * COSTS.saved_s_per_flop * config.model.layers
+    for one in (one for calls in steps for one in calls):
+        for shape in one.shapes(config):
+            saved[one.autograd, shape] += shape.flops * COSTS.saved_s_per_flop * config.model.layers
+
+    def uses(one: ThreadCall, shape: Shape) -> int:
+        return config.model.layers if saved[one.autograd, shape] > COSTS.build_s else 0
+
+    return tallied(steps, config, uses)
+
+
+def tallied(steps: list[list[ThreadCall]], config: Config, uses: Uses) -> dict[str, float]:
+    """Sum over the steps of a rank what a rule does."""
     tally, built = Tally(config, len(steps)), set[tuple[bool, Shape]]()
     for step, calls in enumerate(steps):
         for one in calls:
-            shape = one.shape(config)
-            served = shape is not None and saved[one.autograd, shape] > COSTS.build_s
-            new = served and (one.autograd, shape) not in built
-            if new and shape is not None:
-                built.add((one.autograd, shape))
-            tally.add(step, one, shape, config.model.layers if served else 0, int(new))
+            tally.count(step, one)
+            for shape in one.shapes(config):
+                cudnn = uses(one, shape)
+                tally.add(step, shape, cudnn, built=cudnn > 0 and (one.autograd, shape) not in built)
+                if cudnn:
+                    built.add((one.autograd, shape))
     return tally.row()
 
 

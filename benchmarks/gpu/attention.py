@@ -38,6 +38,7 @@ from engine.attention.layout import Layout, layout
 from engine.attention.ring import attend
 from engine.config.load import load
 from engine.config.schema import Config
+from engine.cost.times import rounds_per_call
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from engine.trainer.model import kernel_of
 
@@ -128,12 +129,14 @@ def packing(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]
 def ring(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
     """Measure one rank of a ring, and one call of the kernel with the same number of (query, key) pairs.
 
-    Another row has the ring with the uncompiled merge, if `chosen` has the compiled one.
+    Further rows have the ring with the uncompiled merge, if `chosen` has the compiled one, and as in pipelines, with
+    several rounds a call.
     """
     tokens = sizes.rank_tokens
     total = DEGREE * tokens
     shard = Shard(0, total, tuple(range(DEGREE)), PART)
-    one = layout(MicroBatch(index=0, rank=PART, gang=0, slot=-1, shards=(shard,)))
+    micro = MicroBatch(index=0, rank=PART, gang=0, slot=-1, shards=(shard,))
+    one = layout(micro)
     pairs = total * (total + 1) / 2 / DEGREE
     alone = int((2 * pairs) ** 0.5)
     kernels = {f"ours ({chosen.name})": chosen}
@@ -143,6 +146,10 @@ def ring(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
     for name, kernel in kernels.items():
         replayed = partial(ours, kernel, one, inputs, Replay())
         yield from measured("ring", name, f"ring of {DEGREE}, {tokens} a rank", pairs, replayed, device, sizes)
+    most = rounds_per_call(stages=2)
+    fewer = partial(ours, chosen, layout(micro, most), inputs, Replay())
+    what = f"ring of {DEGREE}, {tokens} a rank, {most} rounds a call"
+    yield from measured("ring", f"ours ({chosen.name})", what, pairs, fewer, device, sizes)
     single = partial(raw, chosen, unsplit([alone]), tensors(alone, device, sizes))
     pairs = alone * (alone + 1) / 2
     yield from measured("ring", f"{chosen.name}, raw", f"1 of {alone}", pairs, single, device, sizes)

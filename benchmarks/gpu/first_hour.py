@@ -68,7 +68,7 @@ class Part:
 PARTS = (
     Part("machine", 60, ("machine.py",), "versions, memory, packages, the selected attention kernel"),
     Part("tests", 240, ("commands.py", "--only", "tests"), "the tests that need a GPU"),
-    Part("probe", 240, ("probe.py",), "cuDNN's plan builds and NaNs, a ring of 4, cuDNN against varlen"),
+    Part("probe", 240, ("probe.py",), "cuDNN's plan builds and NaNs, a ring of 8, cuDNN against varlen"),
     Part("attention", 180, ("attention.py",), "kernels, packing, a ring of 8, and steps of real plans"),
     Part("train", 300, ("train.py", "--only", "cases"), "tokens/s and MFU of 1B and 8B-shaped models, 8K to 64K"),
     Part("train-plan", 150, ("train.py", "--only", "plan"), "steps of real plans: new against seen shapes"),

@@ -5,8 +5,9 @@
     builds     milliseconds of the first and of the next call of cuDNN with a shape, forward and backward; in another
                thread too, as autograd's. Shapes are those of real plans (`plans.py`)
     low        gradients that are not finite where the log-sum-exp is about -120, by kernel and shape
-    ring       a ring of four on one device against attention in float64, with lengths that do not divide evenly; blocks
-               are merged as in training, and also by the uncompiled merge
+    ring       a ring of eight on one device against attention in float64, with lengths that do not divide evenly; with
+               one round a call, and as in pipelines, with several of them and with teams. Blocks are merged as in
+               training, and also by the uncompiled merge
     rates      TFLOP/s of cuDNN and of the varlen kernel, forward and backward
     agreement  largest difference between both kernels at long lengths, relative to the largest element
 
@@ -22,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -69,7 +70,8 @@ class Sizes:
     low: tuple[tuple[int, int], ...] = ((4160, 4160), (8192, 4160), (4160, 4224), (1, 4224), (4096, 64), (4160, 4161))
     pairs: tuple[_Shape, ...] = ((65536, 65536, True), (16384, 8192, False), (8192, 16384, False))
     rings: tuple[int, ...] = (1000, 1537, 2051)
-    degree: int = 4
+    degree: int = 8
+    forms: tuple[tuple[int, int], ...] = ((1, 1), (4, 1), (4, 2))  # of rings: rounds a call, ranks of a team
 
 
 TINY = Sizes(
@@ -233,9 +235,10 @@ def agreement(probe: Probe) -> list[Row]:
 def ring(probe: Probe) -> list[Row]:
     """Compare a ring of ranks on one device, as threads, with attention in float64: out, dq, dk, dv."""
     return [
-        {"tokens": length, "merge": name, **ring_errors(probe, length, form)}
+        {"tokens": length, "merge": name, **ring_errors(probe, length, form, *shape)}
         for name, form in merges(probe).items()
         for length in probe.sizes.rings
+        for shape in probe.sizes.forms
     ]
 
 
@@ -245,7 +248,7 @@ def merges(probe: Probe) -> dict[str, Merge]:
     return {"uncompiled": merge} if selected is merge else {"compiled": selected, "uncompiled": merge}
 
 
-def ring_errors(probe: Probe, length: int, form: Merge) -> Row:
+def ring_errors(probe: Probe, length: int, form: Merge, rounds_per_call: int, team: int) -> Row:
     """Run a ring with this merge on one sequence of `length` tokens, and compare it with attention in float64."""
     degree, device = probe.sizes.degree, probe.device
     kernel = Kernel("cudnn", "asked by the probe", *probe.kernels.cudnn, merge=form)
@@ -259,17 +262,22 @@ def ring_errors(probe: Probe, length: int, form: Merge) -> Row:
     links = {(source, target): Queue[Tensor]() for source in range(degree) for target in range(degree)}
 
     def rank(part: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        shard = Shard(0, length, tuple(range(degree)), part)
-        one = layout(MicroBatch(index=0, rank=part, gang=0, slot=-1, shards=(shard,)))
+        shard = Shard(0, length, tuple(range(degree)), part, team=team)
+        one = layout(MicroBatch(index=0, rank=part, gang=0, slot=-1, shards=(shard,)), rounds_per_call)
         return both_passes(tensors, one, Threads(part, links), kernel)
 
     with ThreadPoolExecutor(degree) as pool:
         ranks = [pool.submit(rank, part, [x[rows_] for x in (q, k, v, dout)]) for part, rows_ in enumerate(own)]
+        faults = [fault for fault in (one.exception() for one in ranks) if fault is not None]
+        # If one rank fails, its neighbours wait in vain: theirs are not the cause.
+        for fault in sorted(faults, key=lambda fault: isinstance(fault, Empty)):
+            raise fault
         parts = [one.result() for one in ranks]
     order = torch.cat(own).argsort()
     found = [torch.cat(of_ranks)[order] for of_ranks in zip(*parts, strict=True)]
     errors = [error(a, b) for a, b in zip(found, exact, strict=True)]
-    return {"ranks": degree, "errors": errors, "holds": max(errors) < 0.03}
+    shape = {"ranks": degree, "rounds_per_call": rounds_per_call, "team": team}
+    return shape | {"errors": errors, "holds": max(errors) < 0.03}
 
 
 def both_passes(tensors: Sequence[Tensor], one: Any, comm: Threads, kernel: Kernel) -> list[Tensor]:

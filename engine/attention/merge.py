@@ -1,7 +1,8 @@
 """Merges the result of a ring's block into that of the calls before, on GPUs in compiled code.
 
-The plain form reads or writes tensors of the output's size in two kernels, and smaller ones in four more. Compiled, it
-is one kernel over the output, and one over the log-sum-exp, which is D times smaller.
+The plain form reads or writes tensors of the output's size in two kernels, and smaller ones in four more. Only the
+former are compiled, into one kernel. The log-sum-exp is D times smaller, and has many layouts, for each of which the
+compiler would run again: stored by heads or by tokens, all rows of a tensor or some.
 
 Letters: T query tokens, H query heads, D head size.
 """
@@ -20,7 +21,8 @@ from engine.models.fuse import TOLERANCE, compiled_function, wanted
 from engine.selection import Candidate, select
 
 # (tokens of the block, tokens of the rank) in the calls of the self-test. The second size makes the compiler treat both
-# as variables. It has code of its own for blocks of all tokens of the rank. So nothing is compiled in a step.
+# as variables. It has code of its own for blocks that begin with the rank's first token. So nothing is compiled in a
+# step.
 _TEST_TOKENS = ((6, 12), (9, 13), (14, 14))
 
 
@@ -39,7 +41,21 @@ def choose(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, 
 
 
 def _compiled() -> Merge:
-    return compiled_function(merge)
+    """Return `merge` (kernels/call.py) with its operations on the output compiled."""
+    blend = compiled_function(_blend)
+
+    def compiled_merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+        weight = lse.new_empty(lse.shape)  # contiguous, whatever the layout of `lse`
+        torch.sub(part_lse, lse, out=weight)
+        blend(out, part_out, weight.sigmoid_())
+        lse.copy_(torch.logaddexp(lse, part_lse))
+
+    return compiled_merge
+
+
+def _blend(out: Tensor, part_out: Tensor, weight: Tensor) -> None:
+    """Move `out` [T,H,D] towards `part_out`, in place, by the fraction `weight` [T,H]."""
+    out.lerp_(part_out.to(out.dtype), weight[..., None])
 
 
 def fault(compiled: Merge, device: torch.device, dtype: torch.dtype, heads: int, head_dim: int) -> str | None:

@@ -76,8 +76,10 @@ def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(first: Tensor, *others: Any) -> Any:
         # Detached, because the compiler would otherwise read `.grad`, which tensors inside a graph do not have.
         inputs = [value.detach() if isinstance(value, Tensor) else value for value in (first, *others)]
-        # Run 0 or 1 tokens uncompiled: torch.compile would compile again for these sizes.
-        return fast(*inputs) if len(first) > 1 else function(*inputs)
+        # Run 0 or 1 tokens uncompiled: torch.compile would compile again for these sizes. The same holds for the grad
+        # mode, which differs between a self-test and the forward pass of an autograd function.
+        with torch.no_grad():
+            return fast(*inputs) if len(first) > 1 else function(*inputs)
 
     return run
 

@@ -15,6 +15,7 @@ from engine.attention.kernels.choice import choose
 from engine.attention.layout import layout
 from engine.cluster.mesh import Mesh
 from engine.config.load import load
+from engine.cost.calibration import PLAN_BUILD_S
 from engine.cost.model import Costs
 from engine.models.recompute import MODES
 from engine.offload.arena import Arena
@@ -62,7 +63,7 @@ def test_the_kernel_of_a_rank_has_the_costs_and_the_merge_of_its_config(monkeypa
     assert kernel_of(config, CPU, ranks=1) == plain and plain.merge is merge
     assert kernel_of(config, CPU, ranks=2, plan_build_s=0.0).merge is other
     assert asked == [
-        (CPU, torch.bfloat16, 64, 0.5),
+        (CPU, torch.bfloat16, 64, PLAN_BUILD_S),
         (CPU, torch.bfloat16, 64, 0.0),
         (CPU, torch.bfloat16, 32, 64, "always"),
     ]

@@ -1,6 +1,6 @@
 """When cuDNN's faster kernel is worth the execution plan that it needs for a new shape.
 
-cuDNN builds a plan for every new shape, which takes about half a second, and PyTorch keeps one cache of plans per
+cuDNN builds a plan for every new shape, which takes about 70 ms on an H200, and PyTorch keeps one cache of plans per
 thread. Most of HDP's shapes come once. So a shape uses the varlen kernel until the time that cuDNN would have saved on
 all its calls reaches the time of building the plan (the ski-rental rule): whatever comes next, the time lost is less
 than twice that of the best decision in hindsight.
@@ -12,7 +12,8 @@ the backward pass, and the forward pass of recomputed layers. All layers of a mo
 from __future__ import annotations
 
 import threading
-from itertools import pairwise
+from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -27,9 +28,12 @@ class PlanCosts(NamedTuple):
 
     # Building one plan: `plan_build_s` of the calibration.
     build_s: float
-    # cuDNN against the varlen kernel, per FLOP of the call: 1 / 350 TFLOP/s - 1 / 650 TFLOP/s. An estimate for one
-    # H200, not measured yet.
-    saved_s_per_flop: float = 1.3e-15
+    # cuDNN against the varlen kernel, per FLOP of the call. Measured on one H200 at 64K tokens, head size 128:
+    # 1 / 361 - 1 / 624 s per TFLOP forward, 1 / 320 - 1 / 536 backward (benchmarks/RESULTS.md).
+    saved_s_per_flop: float = 1.2e-15
+    # What a kernel call of its own must save for sequences that are packed with others: it costs launches and a copy of
+    # its results. An estimate, not measured.
+    split_s: float = 5e-5
 
 
 class Shape(NamedTuple):
@@ -59,30 +63,44 @@ class Plans(threading.local):
         self._costs, self._most_shapes = costs, most_shapes
         self._saved: dict[Shape, float] = {}  # seconds that cuDNN saves on the calls so far; most recently used last
 
-    def pay(self, shape: Shape) -> bool:
-        """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true until forgotten."""
+    def pay(self, shape: Shape, packed: bool = False) -> bool:
+        """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true until forgotten.
+
+        `packed` says that the sequences of this shape are packed with others, of which they would have to be separated.
+        """
+        of_call = shape.flops * self._costs.saved_s_per_flop
+        if packed and of_call < self._costs.split_s:
+            return False
         saved = self._saved.pop(shape, 0.0)
         if saved < self._costs.build_s:
-            saved += shape.flops * self._costs.saved_s_per_flop
+            saved += of_call
         self._saved[shape] = saved
         if len(self._saved) > self._most_shapes:
             del self._saved[next(iter(self._saved))]
         return saved >= self._costs.build_s
 
 
-def batch(call: Call) -> tuple[int, int, int] | None:
-    """Return the sequences of a call and the queries and keys of each, if cuDNN can compute it correctly, else None.
+class Run(NamedTuple):
+    """Consecutive sequences of a call that have the same numbers of queries and of keys."""
 
-    All sequences must have the same number of queries and the same number of keys, because PyTorch supports cuDNN's
-    packed sequences only without GQA.
-    If the call is not causal, cuDNN's backward pass returns NaN on Hopper (9.26 and before): dq for keys = 64 modulo
-    128 and a log-sum-exp below -88.7 (pytorch#196678, cudnn-frontend#628); dk and dv for one query and a negative
-    log-sum-exp (cudnn-frontend#1072). We exclude calls with fewer than 64 queries, half a tile of the kernel.
+    sequences: int
+    queries: int  # of each sequence
+    keys: int
+
+
+@lru_cache(maxsize=1024)
+def runs(call: Call) -> tuple[Run, ...]:
+    """Divide the sequences of a call into runs. Cached, because all layers of a micro-batch make the same calls."""
+    sizes = ((rows.stop - rows.start, keys.stop - keys.start) for rows, keys in call.sequences())
+    return tuple(Run(len(list(same)), *size) for size, same in groupby(sizes))
+
+
+def computes(run: Run, causal: bool) -> bool:
+    """Return whether cuDNN computes these sequences correctly, as a batch.
+
+    If the call is not causal, cuDNN's backward pass returns NaN on Hopper (seen with 9.19; reported up to 9.26): dq for
+    keys = 64 modulo 128 and a log-sum-exp below -88.7 (pytorch#196678, cudnn-frontend#628); dk and dv for one query and
+    a negative log-sum-exp (cudnn-frontend#1072). It refuses causal calls of one query and one key. We exclude all calls
+    with fewer than 64 queries, half a tile of the kernel.
     """
-    queries, keys = ({stop - start for start, stop in pairwise(bounds)} for bounds in (call.q_bounds, call.kv_bounds))
-    if len(queries) != 1 or len(keys) != 1:
-        return None
-    of_each, keys_of_each = queries.pop(), keys.pop()
-    if not call.causal and (keys_of_each % 128 == 64 or of_each < 64):
-        return None
-    return len(call.q_bounds) - 1, of_each, keys_of_each
+    return run.queries >= 64 and (causal or run.keys % 128 != 64)

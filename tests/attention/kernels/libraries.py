@@ -147,7 +147,8 @@ def flash_attn_4() -> ModuleType:
 class Cudnn:
     """`torch.ops.aten._scaled_dot_product_cudnn_attention` and its gradient: dense batches [N,H,T,D].
 
-    Calls that are not causal get the NaNs of cuDNN's backward pass on Hopper (pytorch#196678, cudnn-frontend#1072).
+    Calls that are not causal get the NaNs of cuDNN's backward pass on Hopper (pytorch#196678, cudnn-frontend#1072), and
+    one query with one key is refused, as seen with cuDNN 9.19.
     """
 
     def __init__(self) -> None:
@@ -157,6 +158,8 @@ class Cudnn:
         self, q: Tensor, k: Tensor, v: Tensor, bias: None, lse: bool, dropout: float, causal: bool, _: bool
     ) -> Any:
         self.calls += 1
+        if q.shape[2] == k.shape[2] == 1:
+            raise RuntimeError("cuDNN Frontend error: s_q = s_kv = 1 is not supported.")
         one = self._call(q, k, causal)
         out, found = forward(*map(_packed, (q, k, v)), one)
         count, heads, queries, _size = q.shape

@@ -54,8 +54,8 @@ def test_numbers_are_those_of_the_reference(load: Callable[[], Functions], stand
 def test_strided_tensors_are_made_what_the_library_takes(
     load: Callable[[], Functions], stand_ins: libraries.Cudnn
 ) -> None:
-    kernel, one = load(), Call((0, 6, 12), (0, 6, 12), causal=True)
-    q, k, v, dout = (torch.randn(16, heads, 12).to(BF16).transpose(0, 2) for heads in (4, 2, 2, 4))
+    kernel, one = load(), Call((0, 64, 128), (0, 64, 128), causal=True)
+    q, k, v, dout = (torch.randn(16, heads, 128).to(BF16).transpose(0, 2) for heads in (4, 2, 2, 4))
     assert q.stride(-1) != 1
     out, lse = kernel.forward(q, k, v, one)
     found = (out, lse, *kernel.backward(dout, q, k, v, out, lse, one))
@@ -64,13 +64,13 @@ def test_strided_tensors_are_made_what_the_library_takes(
         assert torch.equal(a, b)
 
 
-def test_the_log_sum_exp_of_cudnn_is_stored_by_heads(stand_ins: libraries.Cudnn) -> None:
-    """As in the merge's self-test: for another layout the compiler would run in the middle of a step."""
-    q, k = torch.randn(12, 4, 16).to(BF16), torch.randn(12, 2, 16).to(BF16)
-    for one in (Call((0, 12), (0, 12), True), Call((0, 6, 12), (0, 6, 12), True)):
-        lses = [load().forward(q, k, k, one)[1] for load in (LIBRARIES["cudnn"], torch_varlen.load)]
-        assert [lse.stride() for lse in lses] == [(1, 12), (1, 12)]
-        torch.testing.assert_close(*lses)
+def test_the_log_sum_exp_of_cudnn_is_that_of_the_varlen_kernel(stand_ins: libraries.Cudnn) -> None:
+    """A ring may use a different one of the two in each round."""
+    q, k = torch.randn(128, 4, 16).to(BF16), torch.randn(128, 2, 16).to(BF16)
+    for one in (Call((0, 128), (0, 128), True), Call((0, 64, 128), (0, 64, 128), True)):
+        torch.testing.assert_close(
+            *(load().forward(q, k, k, one)[1] for load in (LIBRARIES["cudnn"], torch_varlen.load))
+        )
     assert stand_ins.calls == 2
 
 
@@ -105,23 +105,64 @@ def test_pytorchs_own_operators_take_the_call(name: str, call: Call) -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (Call((0, 5000), (0, 5000), True), (1, 5000, 5000)),
-        (Call((0, 64, 128), (0, 64, 128), True), (2, 64, 64)),
-        (Call((0, 1), (0, 1), True), (1, 1, 1)),
-        (Call((0, 2000, 4000), (0, 4100, 8200), False), (2, 2000, 4100)),
-        (Call((0, 4100, 8000), (0, 4100, 8000), True), None),
-        (Call((0, 100, 200), (0, 4100, 8000), False), None),
-        (Call((0, 8192), (0, 4160), False), None),
-        (Call((0, 4096), (0, 64), False), None),
-        (Call((0, 1), (0, 8192), False), None),
-        (Call((0, 63, 126), (0, 8192, 16384), False), None),
-        (Call((0, 64), (0, 8192), False), (1, 64, 8192)),
+        (Call((0, 5000), (0, 5000), True), True),
+        (Call((0, 64, 128), (0, 64, 128), True), True),
+        (Call((0, 1), (0, 1), True), False),
+        (Call((0, 63, 126), (0, 63, 126), True), False),
+        (Call((0, 2000, 4000), (0, 4100, 8200), False), True),
+        (Call((0, 8192), (0, 4160), False), False),
+        (Call((0, 4096), (0, 64), False), False),
+        (Call((0, 1), (0, 8192), False), False),
+        (Call((0, 63, 126), (0, 8192, 16384), False), False),
+        (Call((0, 64), (0, 8192), False), True),
     ],
 )
-def test_cudnn_gets_sequences_of_one_length_that_it_computes_correctly(
-    call: Call, expected: tuple[int, int, int] | None
+def test_cudnn_gets_sequences_that_it_computes_correctly(call: Call, expected: bool) -> None:
+    (run,) = plans.runs(call)
+    assert plans.computes(run, call.causal) == expected
+
+
+def test_runs_are_consecutive_sequences_of_one_length() -> None:
+    assert plans.runs(Call((0,), (0,), True)) == ()
+    assert plans.runs(Call((0, 9, 18, 25, 34), (0, 9, 18, 25, 34), True)) == ((2, 9, 9), (1, 7, 7), (1, 9, 9))
+    assert plans.runs(Call((0, 100, 200), (0, 4100, 8000), False)) == ((1, 100, 4100), (1, 100, 3900))
+
+
+@pytest.mark.parametrize(
+    ("call", "of_cudnn"),
+    [
+        # A ring's call of several rounds: all queries with the first half of some keys, half of them with all others.
+        (Call((0, 128, 192), (0, 70, 280), False), 2),
+        (Call((0, 5, 12, 76, 140, 143, 213), (0, 5, 12, 76, 140, 143, 213), True), 2),
+        (Call((0, 128, 192, 320), (0, 64, 134, 198), False), 1),
+        (Call((0, 5, 70), (0, 9, 73), False), 0),
+    ],
+)
+def test_sequences_of_several_lengths_are_divided_between_both_kernels(
+    call: Call, of_cudnn: int, stand_ins: libraries.Cudnn
 ) -> None:
-    assert plans.batch(call) == expected
+    """Forward and backward against the varlen kernel for the whole call, and each row is written."""
+    costs = plans.PlanCosts(build_s=0.0, split_s=0.0)
+    kernel = cudnn._Cudnn(plans.Plans(costs), torch_varlen.load()).functions()
+    q, k, v, dout = (torch.randn(bounds[-1], heads, 16).to(BF16) for bounds, heads in (
+        (call.q_bounds, 4), (call.kv_bounds, 2), (call.kv_bounds, 2), (call.q_bounds, 4)
+    ))  # fmt: skip
+    found = []
+    for one in (kernel, torch_varlen.load()):
+        out, lse = one.forward(q, k, v, call)
+        found.append((out, lse, *one.backward(dout, q, k, v, out, lse, call)))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert stand_ins.calls == 2 * of_cudnn
+
+
+def test_a_sequence_is_not_separated_from_others_for_less_than_it_costs() -> None:
+    """Not counted either: else each length that comes often enough would get launches of its own in the end."""
+    costs, shape = plans.PlanCosts(build_s=1e-6), plans.Shape(False, 1, 500, 500, True, 4, 2, 16, BF16)
+    table = plans.Plans(costs)
+    assert shape.flops * costs.saved_s_per_flop < costs.split_s
+    assert not any(table.pay(shape, packed=True) for _ in range(1000))
+    assert any(table.pay(shape) for _ in range(100))
 
 
 def low(call: Call) -> tuple[Tensor, ...]:
@@ -156,11 +197,10 @@ def test_a_kernel_whose_gradients_are_nan_is_seen_by_the_self_test(
     """Each class alone: cuDNN gets the calls of one kind that it must not get."""
     queries = call.q_bounds[1]
 
-    def careless(one: Call) -> tuple[int, int, int] | None:
-        same_kind = not one.causal and (one.q_bounds[1] == 1) == (queries == 1)
-        return (len(one.q_bounds) - 1, one.q_bounds[1], one.kv_bounds[1]) if same_kind else None
+    def careless(run: plans.Run, causal: bool) -> bool:
+        return not causal and (run.queries == 1) == (queries == 1)
 
-    monkeypatch.setattr(cudnn, "batch", careless)
+    monkeypatch.setattr(cudnn, "computes", careless)
     assert re.match(
         f"its {'dk' if queries == 1 else 'dq'} is not finite for .* with a log-sum-exp of -120",
         str(self_test.fault(cudnn.load(0.0), CPU, BF16, 16)),
@@ -189,9 +229,9 @@ def test_flash_attn_3_leaves_sms_to_transfers_only_while_there_are_any(
 
 def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(stand_ins: libraries.Cudnn) -> None:
     """Forward and backward have plans of their own: here the backward pass, with 2.5 times the work, pays first."""
-    one = Call((0, 6), (0, 6), True)
-    q, k = torch.randn(6, 4, 16).to(BF16), torch.randn(6, 2, 16).to(BF16)
-    saved_s = plans.Shape(False, 1, 6, 6, True, 4, 2, 16, BF16).flops * plans.PlanCosts(0.0).saved_s_per_flop
+    one = Call((0, 64), (0, 64), True)
+    q, k = torch.randn(64, 4, 16).to(BF16), torch.randn(64, 2, 16).to(BF16)
+    saved_s = plans.Shape(False, 1, 64, 64, True, 4, 2, 16, BF16).flops * plans.PlanCosts(0.0).saved_s_per_flop
     kernel = cudnn.load(2.4 * saved_s)
     results, counts = [], []
     for _ in range(4):

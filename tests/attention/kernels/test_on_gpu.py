@@ -15,6 +15,7 @@ from torch import Tensor
 from engine.attention.kernels import choice, reference
 from engine.attention.kernels.call import Call, Kernel
 from engine.attention.kernels.choice import choose
+from engine.close import error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -58,10 +59,10 @@ def exact(one: Call, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return five(choose(GPU, torch.float64, 128, "reference"), one, tuple(x.double() for x in tensors))
 
 
-def check(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance: float) -> None:
+def check(found: tuple[Tensor, ...], expected: tuple[Tensor, ...], tolerance: float, least: float = 0.0) -> None:
     for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), found, expected, strict=True):
-        error = float((a.double() - b).abs().max() / b.abs().max())
-        assert error < tolerance, (name, error)
+        off = error(a, b, least)
+        assert off < tolerance, (name, off)
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(8, 2), (4, 4), (6, 1)])
@@ -77,7 +78,9 @@ def test_sequences_of_one_length(kernel: tuple[Kernel, torch.dtype], lengths: li
     found, dtype = kernel
     one = call(lengths, lengths, causal=True)
     tensors = inputs(one, dtype)
-    check(five(found, one, tensors), exact(one, tensors), TOLERANCE[dtype])
+    # With one key, the gradients of q and k are 0 up to the rounding of terms of about 1.
+    least = 1.0 if max(lengths) == 1 else 0.0
+    check(five(found, one, tensors), exact(one, tensors), TOLERANCE[dtype], least)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from benchmarks.gpu import probe as probing
 from benchmarks.gpu.probe import TINY, Kernels, Probe, Sizes, planned_shapes
 from engine.attention.kernels import cpu, reference
 from engine.attention.kernels.call import Call, Functions
+from engine.attention.layout import Layout
 
 CPU = torch.device("cpu")
 
@@ -61,11 +63,26 @@ def test_gradients_that_are_not_finite_are_counted() -> None:
 
 
 def test_a_ring_on_one_device_agrees_with_attention() -> None:
-    (right,) = probing.ring(probe())
-    assert (right["tokens"], right["merge"], right["ranks"], right["holds"]) == (67, "uncompiled", 4, True)
-    assert len(right["errors"]) == 4 and max(right["errors"]) < 0.02
-    (wrong,) = probing.ring(probe(Functions(spoilt, cpu.load().backward)))
-    assert not wrong["holds"]
+    right = probing.ring(probe())
+    assert [(row["rounds_per_call"], row["team"]) for row in right] == [(1, 1), (4, 1), (4, 2)]
+    for row in right:
+        assert (row["tokens"], row["merge"], row["ranks"], row["holds"]) == (67, "uncompiled", 8, True)
+        assert len(row["errors"]) == 4 and max(row["errors"]) < 0.02
+    assert not any(row["holds"] for row in probing.ring(probe(Functions(spoilt, cpu.load().backward))))
+
+
+def test_the_fault_of_a_rank_is_reported_not_that_its_neighbours_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "PATIENCE_S", 0.5)
+    both_passes = probing.both_passes
+
+    def failing(tensors: Any, one: Layout, *more: Any) -> list[Tensor]:
+        if one.rings[0].shard.part == 5:
+            raise RuntimeError("no plan")
+        return both_passes(tensors, one, *more)
+
+    monkeypatch.setattr(probing, "both_passes", failing)
+    with pytest.raises(RuntimeError, match="no plan"):
+        probing.ring(probe())
 
 
 def test_a_ring_has_the_merge_of_training_and_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,6 +135,6 @@ def test_a_question_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch, capsys:
     with pytest.raises(SystemExit) as left:
         probing.main()
     assert left.value.code == 1
-    assert [len(rows) for rows in written] == [1, 2], "written after each question"
+    assert [len(rows) for rows in written] == [1, 4], "written after each question"
     assert written[0] == [{"question": "low", "error": "RuntimeError: no plan"}]
-    assert "question ring, tokens 67, merge uncompiled, ranks 4" in capsys.readouterr().out
+    assert "question ring, tokens 67, merge uncompiled, ranks 8" in capsys.readouterr().out
