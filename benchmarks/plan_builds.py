@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.attention.kernels.call import Call
-from engine.attention.kernels.plans import PlanCosts, Plans, Shape, computes, runs
+from engine.attention.kernels.plans import Candidate, Heads, PlanCosts, Plans, Shape, candidates, runs
 from engine.attention.layout import call_of, layout
 from engine.config.load import load
 from engine.config.schema import Config
@@ -58,17 +58,11 @@ class ThreadCall(NamedTuple):
         all_pairs = sum((q_stop - q) * (k_stop - k) for (q, q_stop), (k, k_stop) in sizes)
         return all_pairs / 2 if self.call.causal else float(all_pairs)
 
-    def shapes(self, config: Config) -> list[Shape]:
-        """The shapes for which cuDNN would need plans: those of the call's runs that it can compute."""
-        model, causal = config.model, self.call.causal
-        heads = (model.heads, model.kv_heads, model.head_dim)
-        of_call = [run for run in runs(self.call) if computes(run, causal)]
-        return [Shape(self.backward, *run, causal, *heads, torch.bfloat16) for run in of_call]
-
-    @property
-    def packed(self) -> bool:
-        """Whether the call has sequences of several lengths."""
-        return len(runs(self.call)) > 1
+    def candidates(self, config: Config) -> tuple[Candidate, ...]:
+        """The runs of the call that may use cuDNN."""
+        model = config.model
+        heads = Heads(model.heads, model.kv_heads, model.head_dim, torch.bfloat16)
+        return candidates(self.call, self.backward, heads, COSTS)
 
 
 def main() -> None:
@@ -135,15 +129,13 @@ class Tally:
         if step >= FIRST_STEPS:
             self._pairs += one.pairs * self._config.model.layers
 
-    def add(self, step: int, shape: Shape, cudnn: int, built: bool) -> None:
-        """Add a shape of a call of all layers, of which `cudnn` layers used cuDNN; `built` says that it got a plan."""
+    def add(self, step: int, one: Candidate, cudnn: int, built: bool) -> None:
+        """Add a run of a call of all layers, of which `cudnn` used cuDNN; `built` says that its shape got a plan."""
         if step < FIRST_STEPS:
             return
-        layers = self._config.model.layers
-        pairs = shape.sequences * shape.queries * shape.keys / (2 if shape.causal else 1)
-        self._cudnn_pairs += pairs * cudnn
+        self._cudnn_pairs += one.shape.pairs * cudnn
         self._builds += built
-        self._lost_s += shape.flops * COSTS.saved_s_per_flop * (layers - cudnn)
+        self._lost_s += one.saved_s * (self._config.model.layers - cudnn)
 
     def row(self) -> dict[str, float]:
         """Return plans built, seconds of building and seconds lost per step, and the fraction of pairs on cuDNN."""
@@ -156,15 +148,15 @@ class Tally:
         }
 
 
-Uses = Callable[[ThreadCall, Shape], int]  # how many of the layers compute a shape of a call with cuDNN
+Uses = Callable[[ThreadCall, Candidate], int]  # how many of the layers compute a run of a call with cuDNN
 
 
 def old_rule(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN for all calls of one length from 4,096 queries or keys on."""
 
-    def uses(one: ThreadCall, shape: Shape) -> int:
-        large = max(shape.queries, shape.keys) >= OLD_LEAST_TOKENS
-        return config.model.layers if large and not one.packed else 0
+    def uses(one: ThreadCall, run: Candidate) -> int:
+        large = max(run.shape.run.queries, run.shape.run.keys) >= OLD_LEAST_TOKENS
+        return config.model.layers if large and len(runs(one.call)) == 1 else 0
 
     return tallied(steps, config, uses)
 
@@ -173,8 +165,8 @@ def new_rule(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN as `Plans` decides, with a table for each of the two threads."""
     tables = (Plans(COSTS), Plans(COSTS))
 
-    def uses(one: ThreadCall, shape: Shape) -> int:
-        return sum(tables[one.autograd].pay(shape, one.packed) for _ in range(config.model.layers))
+    def uses(one: ThreadCall, run: Candidate) -> int:
+        return sum(tables[one.autograd].use_cudnn(run) for _ in range(config.model.layers))
 
     return tallied(steps, config, uses)
 
@@ -183,11 +175,11 @@ def hindsight(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]
     """Use cuDNN from the first call on for the shapes whose plan pays over all steps."""
     saved: defaultdict[tuple[bool, Shape], float] = defaultdict(float)
     for one in (one for calls in steps for one in calls):
-        for shape in one.shapes(config):
-            saved[one.autograd, shape] += shape.flops * COSTS.saved_s_per_flop * config.model.layers
+        for run in one.candidates(config):
+            saved[one.autograd, run.shape] += run.saved_s * config.model.layers
 
-    def uses(one: ThreadCall, shape: Shape) -> int:
-        return config.model.layers if saved[one.autograd, shape] > COSTS.build_s else 0
+    def uses(one: ThreadCall, run: Candidate) -> int:
+        return config.model.layers if saved[one.autograd, run.shape] > COSTS.build_s else 0
 
     return tallied(steps, config, uses)
 
@@ -198,11 +190,11 @@ def tallied(steps: list[list[ThreadCall]], config: Config, uses: Uses) -> dict[s
     for step, calls in enumerate(steps):
         for one in calls:
             tally.count(step, one)
-            for shape in one.shapes(config):
-                cudnn = uses(one, shape)
-                tally.add(step, shape, cudnn, built=cudnn > 0 and (one.autograd, shape) not in built)
+            for run in one.candidates(config):
+                cudnn, plan = uses(one, run), (one.autograd, run.shape)
+                tally.add(step, run, cudnn, built=cudnn > 0 and plan not in built)
                 if cudnn:
-                    built.add((one.autograd, shape))
+                    built.add(plan)
     return tally.row()
 
 

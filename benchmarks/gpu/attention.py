@@ -147,9 +147,9 @@ def ring(device: torch.device, chosen: Kernel, sizes: Sizes) -> Iterator[Row]:
         replayed = partial(ours, kernel, one, inputs, Replay())
         yield from measured("ring", name, f"ring of {DEGREE}, {tokens} a rank", pairs, replayed, device, sizes)
     most = rounds_per_call(stages=2)
-    fewer = partial(ours, chosen, layout(micro, most), inputs, Replay())
+    several_rounds = partial(ours, chosen, layout(micro, most), inputs, Replay())
     what = f"ring of {DEGREE}, {tokens} a rank, {most} rounds a call"
-    yield from measured("ring", f"ours ({chosen.name})", what, pairs, fewer, device, sizes)
+    yield from measured("ring", f"ours ({chosen.name})", what, pairs, several_rounds, device, sizes)
     single = partial(raw, chosen, unsplit([alone]), tensors(alone, device, sizes))
     pairs = alone * (alone + 1) / 2
     yield from measured("ring", f"{chosen.name}, raw", f"1 of {alone}", pairs, single, device, sizes)

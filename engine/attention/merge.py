@@ -1,10 +1,8 @@
 """Merges the result of a ring's block into that of the calls before, on GPUs in compiled code.
 
-The plain form reads or writes tensors of the output's size in two kernels, and smaller ones in four more. Only the
-former are compiled, into one kernel. The log-sum-exp is D times smaller, and has many layouts, for each of which the
-compiler would run again: stored by heads or by tokens, all rows of a tensor or some.
-
-Letters: T query tokens, H query heads, D head size.
+The plain form reads or writes tensors of the output's size in two kernels. Only these are compiled, into one kernel.
+The log-sum-exp is D times smaller (D is the head size), and has many layouts, for each of which the compiler would run
+again: stored by heads or by tokens, all rows of a tensor or some.
 """
 
 from __future__ import annotations
@@ -14,16 +12,16 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from engine.attention.kernels.call import Merge, merge
+from engine.attention.kernels.call import Merge, blend, merge
 from engine.close import mismatch
 from engine.dtypes import wider
 from engine.models.fuse import TOLERANCE, compiled_function, wanted
 from engine.selection import Candidate, select
 
-# (tokens of the block, tokens of the rank) in the calls of the self-test. The second size makes the compiler treat both
-# as variables. It has code of its own for blocks that begin with the rank's first token. So nothing is compiled in a
-# step.
-_TEST_TOKENS = ((6, 12), (9, 13), (14, 14))
+# (tokens of the block, tokens of the rank, whether it comes from a mate of a team) in the calls of the self-test. The
+# second size makes the compiler treat both as variables. It has code of its own for blocks that begin with the rank's
+# first token, and for what mates send, in the wider dtype. So nothing is compiled in a step.
+_TEST_CALLS = ((6, 12, False), (9, 13, False), (14, 14, False), (9, 13, True), (14, 14, True))
 
 
 @cache
@@ -41,21 +39,7 @@ def choose(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int, 
 
 
 def _compiled() -> Merge:
-    """Return `merge` (kernels/call.py) with its operations on the output compiled."""
-    blend = compiled_function(_blend)
-
-    def compiled_merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-        weight = lse.new_empty(lse.shape)  # contiguous, whatever the layout of `lse`
-        torch.sub(part_lse, lse, out=weight)
-        blend(out, part_out, weight.sigmoid_())
-        lse.copy_(torch.logaddexp(lse, part_lse))
-
-    return compiled_merge
-
-
-def _blend(out: Tensor, part_out: Tensor, weight: Tensor) -> None:
-    """Move `out` [T,H,D] towards `part_out`, in place, by the fraction `weight` [T,H]."""
-    out.lerp_(part_out.to(out.dtype), weight[..., None])
+    return partial(merge, blend=compiled_function(blend))
 
 
 def fault(compiled: Merge, device: torch.device, dtype: torch.dtype, heads: int, head_dim: int) -> str | None:
@@ -68,9 +52,12 @@ def fault(compiled: Merge, device: torch.device, dtype: torch.dtype, heads: int,
     def random(*sizes: int) -> Tensor:
         return torch.randn(*sizes, generator=generator).to(device)
 
-    for tokens, total in _TEST_TOKENS:
+    for tokens, total, of_mate in _TEST_CALLS:
         rows = slice(total - tokens, total)
         part_out, part_lse = random(tokens, heads, head_dim).to(dtype), random(heads, tokens).to(wider(dtype)).T
+        if of_mate:  # one message
+            message = torch.cat((part_out.to(wider(dtype)), part_lse[..., None]), dim=-1)
+            part_out, part_lse = message[..., :-1], message[..., -1]
         out, lse = (x.to(wider(dtype)) for x in (random(total, heads, head_dim), random(heads, total).T))
         expected_out, expected_lse = out.clone(), lse.clone()
         compiled(out[rows], lse[rows], part_out, part_lse)

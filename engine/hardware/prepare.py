@@ -89,8 +89,9 @@ def write_folder(config: Config, folder: RunFolder) -> None:
     for number in range(_DOCUMENTS):
         text = bytes(1 + (number * 31 + place * 7) % 251 for place in range(_BYTES))
         (texts / f"{number:03d}").write_bytes(text)
-    # Micro-batches are repeated, and cuDNN would get plans for their shapes after some repetitions. All are measured
-    # with the kernel for shapes without a plan, which most calls of training use.
+    # Micro-batches are repeated, and cuDNN would get plans for their shapes after some repetitions. So all are measured
+    # with the kernel for shapes without a plan, which in training computes about half of the pairs
+    # (benchmarks/RESULTS.md): the measured rate of attention is lower than that of training.
     calibration = folder.root / "calibration.json"
     replace(nominal(config.cluster.name), plan_build_s=NEVER_S).write(calibration)
     cluster = config.cluster.model_copy(update={"calibration": str(calibration)})

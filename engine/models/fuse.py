@@ -1,6 +1,6 @@
 """Compiles the pointwise operations of a model with torch.compile: one kernel for each forward and backward function.
 
-Only the functions of `models/common/pointwise.py` and the merge of ring attention are compiled. They run outside
+Only the functions of `models/common/pointwise.py` and a part of ring attention's merge are compiled. They run outside
 autograd, so compiled code contains no collectives, and the compiler does not decide which tensors are saved for the
 backward pass. The code is specialised for the widths of the model, but not for the number of tokens.
 """
@@ -76,8 +76,8 @@ def compiled_function(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(first: Tensor, *others: Any) -> Any:
         # Detached, because the compiler would otherwise read `.grad`, which tensors inside a graph do not have.
         inputs = [value.detach() if isinstance(value, Tensor) else value for value in (first, *others)]
-        # Run 0 or 1 tokens uncompiled: torch.compile would compile again for these sizes. The same holds for the grad
-        # mode, which differs between a self-test and the forward pass of an autograd function.
+        # torch.compile would compile again for 0 or 1 tokens, so run these uncompiled. It would also compile again for
+        # another grad mode, which differs between a self-test and the forward pass of an autograd function.
         with torch.no_grad():
             return fast(*inputs) if len(first) > 1 else function(*inputs)
 

@@ -80,7 +80,8 @@ def kernel_of(config: Config, device: torch.device, ranks: int, plan_build_s: fl
     kernel = choose(device, dtype, model.head_dim, plan_build_s=build_s)
     if ranks == 1 and config.parallel.pp == 1:  # no rings, and no slices
         return kernel
-    return replace(kernel, merge=choose_merge(device, dtype, model.heads, model.head_dim, config.compile))
+    heads = model.heads // config.parallel.tp
+    return replace(kernel, merge=choose_merge(device, dtype, heads, model.head_dim, config.compile))
 
 
 def make_model(

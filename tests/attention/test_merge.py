@@ -66,7 +66,7 @@ def test_the_compiled_merge_is_one_pass_with_the_numbers_of_the_plain_one() -> N
     metrics.reset()
     fused = merging.choose(CPU, BF16, 4, 16, "always")
     assert fused is not merge
-    graphs = len(merging._TEST_TOKENS)
+    graphs = len(merging._TEST_CALLS)
     assert metrics.generated_kernel_count <= graphs, "one pass over the output"
     out, lse = torch.randn(40, 4, 16), torch.randn(4, 40).T
     part_out, part_lse = torch.randn(33, 4, 16).to(BF16), torch.randn(4, 33).T
@@ -89,7 +89,7 @@ def test_no_block_of_a_run_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> N
     torch._dynamo.reset()
     fused = merging.choose(CPU, BF16, 4, 16, "always")
     before = len(made)
-    assert before == len(merging._TEST_TOKENS)
+    assert before == len(merging._TEST_CALLS)
     generator = random.Random(0)
     for grad in (True, False):  # False in the forward pass of an autograd function
         for _ in range(100):
@@ -99,6 +99,9 @@ def test_no_block_of_a_run_is_compiled_for(monkeypatch: pytest.MonkeyPatch) -> N
             packed = stop - start + generator.choice([0, 7])  # rows of all blocks of the call
             lse = generator.choice([torch.randn(4, total).T, torch.randn(total, 4)])
             part_out, part_lse = torch.randn(packed, 4, 16).to(BF16), torch.randn(4, packed).T
+            if generator.random() < 0.3:  # of a mate: one message
+                message = torch.randn(packed, 4, 17)
+                part_out, part_lse = message[..., :-1], message[..., -1]
             rows, part = slice(start, stop), slice(packed - (stop - start), packed)
             with torch.set_grad_enabled(grad):
                 fused(torch.randn(total, 4, 16)[rows], lse[rows], part_out[part], part_lse[part])

@@ -47,6 +47,15 @@ def test_each_rule_counts_plans_and_pairs() -> None:
     assert 0 < new["lost_s"] < old["build_s"]
 
 
+def test_sequences_that_share_a_call_count_what_a_call_of_their_own_saves() -> None:
+    """The longer one, which comes in all steps, beside others that save less than a call of their own costs."""
+    mixes = [Call((0, 500 + step, 66036 + step), (0, 500 + step, 66036 + step), causal=True) for step in range(20)]
+    steps = [[ThreadCall(True, True, call)] for call in mixes]
+    old, new, best = (rule(steps, CONFIG) for rule in (old_rule, new_rule, hindsight))
+    assert old["cudnn_pairs"] == 0 < 0.99 < new["cudnn_pairs"] == best["cudnn_pairs"] < 1
+    assert new["lost_s"] == best["lost_s"] == 0, "the rest saves nothing"
+
+
 def test_lengths_of_a_corpus_are_planned_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_builds, "FIRST_STEPS", 1)
     rows = measure("github", 3, (*SETTINGS, "model.layers=4"))

@@ -62,10 +62,14 @@ def test_the_kernel_of_a_rank_has_the_costs_and_the_merge_of_its_config(monkeypa
     config = load(["recipe=h200-1b-8k", "compile=always"])
     assert kernel_of(config, CPU, ranks=1) == plain and plain.merge is merge
     assert kernel_of(config, CPU, ranks=2, plan_build_s=0.0).merge is other
+    with_tp = load(["recipe=h200-1b-8k", "compile=always", "cluster.ranks_per_node=2", "parallel.tp=2"])
+    assert kernel_of(with_tp, CPU, ranks=2, plan_build_s=0.0).merge is other
     assert asked == [
         (CPU, torch.bfloat16, 64, PLAN_BUILD_S),
         (CPU, torch.bfloat16, 64, 0.0),
         (CPU, torch.bfloat16, 32, 64, "always"),
+        (CPU, torch.bfloat16, 64, 0.0),
+        (CPU, torch.bfloat16, 16, 64, "always"),  # the heads of a device
     ]
 
 

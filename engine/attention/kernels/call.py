@@ -58,7 +58,15 @@ class Functions(NamedTuple):
     backward: Backward
 
 
-def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+def blend(out: Tensor, part_out: Tensor, weight: Tensor) -> None:
+    """Move `out` [T,H,D] towards `part_out`, in place, by the fraction `weight` [T,H]."""
+    out.lerp_(part_out.to(out.dtype), weight[..., None])
+
+
+Blend = Callable[[Tensor, Tensor, Tensor], None]
+
+
+def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor, blend: Blend = blend) -> None:
     """Merge the result of a ring's block into `out` [T,H,D] and `lse` [T,H] of the same queries, in place.
 
     Attention over the keys A and B together follows from attention over A and over B (online softmax; Milakov and
@@ -66,8 +74,12 @@ def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
         out = (exp(lse_A) out_A + exp(lse_B) out_B) / (exp(lse_A) + exp(lse_B))
     This form overflows. The stable form, in one pass over the rows, is
         out = out_A + sigmoid(lse_B - lse_A) (out_B - out_A)
+    `blend` computes the last line. It may be a compiled form of the function above, so `weight` is contiguous whatever
+    the layout of `lse`.
     """
-    out.lerp_(part_out.to(out.dtype), (part_lse - lse).sigmoid()[..., None])
+    weight = torch.empty(lse.shape, dtype=lse.dtype, device=lse.device)
+    torch.sub(part_lse, lse, out=weight)
+    blend(out, part_out, weight.sigmoid_())
     lse.copy_(torch.logaddexp(lse, part_lse))
 
 
@@ -78,7 +90,7 @@ Merge = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 class Kernel:
     """A selected kernel, why it was selected, and why the kernels before it in the list were not ("name: reason").
 
-    `merge` merges the kernel's results for the blocks of a ring; it may be a compiled form of the function above.
+    `merge` merges the kernel's results for the blocks of a ring; parts of it may be compiled.
     """
 
     name: str

@@ -1,10 +1,9 @@
 """cuDNN's attention kernel, called through PyTorch, for sequences of one length whose shape comes again.
 
-PyTorch supports cuDNN's packed sequences only without GQA. So a call is divided into runs of sequences with the same
-numbers of queries and of keys, each of which is a dense batch. Runs that cuDNN computes wrongly or not at all, and
-those for which building an execution plan is not worth its time (plans.py), use PyTorch's varlen kernel. Both kernels
-define the log-sum-exp in the same way, so a ring may use a different one in each round, and a call a different one in
-its backward pass.
+A call is divided: runs of sequences with the same numbers of queries and of keys use cuDNN if their shape pays for an
+execution plan (plans.py). The rest uses PyTorch's varlen kernel, as does what cuDNN computes wrongly or not at all.
+Both kernels define the log-sum-exp in the same way, so a ring may use a different one in each round, and a call a
+different one in its backward pass.
 
 Letters: N sequences, T query tokens and S key tokens of each, H query heads, G key and value heads, D head size.
 """
@@ -12,6 +11,7 @@ Letters: N sequences, T query tokens and S key tokens of each, H query heads, G 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -19,19 +19,21 @@ from torch import Tensor
 
 from engine.attention.kernels import torch_varlen
 from engine.attention.kernels.call import Call, Functions
-from engine.attention.kernels.plans import PlanCosts, Plans, Run, Shape, computes, runs
+from engine.attention.kernels.plans import Heads, PlanCosts, Plans, candidates
 
 
 def load(build_s: float) -> Functions:
     """Return functions that use cuDNN for shapes that come again, and PyTorch's varlen kernel for others.
 
-    `build_s` is the time in seconds of building an execution plan; with 0, cuDNN is used from a shape's first call on.
+    `build_s` is the time in seconds of building an execution plan. With 0, all that cuDNN computes correctly uses it
+    from the first call on, also sequences that share a call with others.
     """
-    return _Cudnn(Plans(PlanCosts(build_s)), torch_varlen.load()).functions()
+    costs = PlanCosts(build_s) if build_s else PlanCosts(build_s, split_s=0.0)
+    return _Cudnn(Plans(costs), torch_varlen.load()).functions()
 
 
 class _Part(NamedTuple):
-    """Consecutive sequences of a call: a run that cuDNN computes, or runs for the other kernel."""
+    """Consecutive sequences of a call, for one of the two kernels."""
 
     by_cudnn: bool
     rows: slice
@@ -41,7 +43,7 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class _Cudnn:
-    """Uses cuDNN for runs that it can compute and whose shape pays for a plan, and `others` for all other runs."""
+    """Uses cuDNN for the runs of a call whose shape pays for a plan, and `others` for the rest."""
 
     plans: Plans
     others: Functions
@@ -51,59 +53,61 @@ class _Cudnn:
 
     def _forward(self, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         parts = self._parts(call, q, k, backward=False)
-        kernels = {True: _forward, False: self.others.forward}
         if len(parts) == 1:
-            return kernels[parts[0].by_cudnn](q, k, v, call)
+            return (_dense_forward if parts[0].by_cudnn else self.others.forward)(q, k, v, call)
         out, lse = torch.empty_like(q), q.new_empty(q.shape[:2], dtype=torch.float32)
-        for served, rows, keys, part in parts:
-            out[rows], lse[rows] = kernels[served](q[rows], k[keys], v[keys], part)
+        for by_cudnn, rows, keys, part in parts:
+            compute = _dense_forward if by_cudnn else self.others.forward
+            out[rows], lse[rows] = compute(q[rows], k[keys], v[keys], part)
         return out, lse
 
     def _backward(
         self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
     ) -> tuple[Tensor, Tensor, Tensor]:
         parts = self._parts(call, q, k, backward=True)
-        kernels = {True: _backward, False: self.others.backward}
         if len(parts) == 1:
-            return kernels[parts[0].by_cudnn](dout, q, k, v, out, lse, call)
+            return (_dense_backward if parts[0].by_cudnn else self.others.backward)(dout, q, k, v, out, lse, call)
         dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-        for served, rows, keys, part in parts:
+        for by_cudnn, rows, keys, part in parts:
+            compute = _dense_backward if by_cudnn else self.others.backward
             inputs = (dout[rows], q[rows], k[keys], v[keys], out[rows], lse[rows])
-            dq[rows], dk[keys], dv[keys] = kernels[served](*inputs, part)
+            dq[rows], dk[keys], dv[keys] = compute(*inputs, part)
         return dq, dk, dv
 
-    def _parts(self, call: Call, q: Tensor, k: Tensor, backward: bool) -> list[_Part]:
-        """Divide a call, which is one part of `others` if cuDNN computes none of its runs."""
-        found = runs(call)
-        parts: list[tuple[bool, int, int]] = []  # with the first sequence, and the one after the last
-        start = 0
-        for run in found:
-            stop = start + run.sequences
-            served = self._serves(run, call.causal, q, k, backward, packed=len(found) > 1)
-            if parts and not served and not parts[-1][0]:
-                start = parts.pop()[1]
-            parts.append((served, start, stop))
-            start = stop
-        if len(parts) < 2:
-            return [_Part(bool(parts) and parts[0][0], slice(0, len(q)), slice(0, len(k)), call)]
-        return [_Part(served, *_cut(call, start, stop)) for served, start, stop in parts]
-
-    def _serves(self, run: Run, causal: bool, q: Tensor, k: Tensor, backward: bool, packed: bool) -> bool:
-        shape = Shape(backward, *run, causal, q.shape[1], k.shape[1], q.shape[2], q.dtype)
-        return computes(run, causal) and self.plans.pay(shape, packed)
+    def _parts(self, call: Call, q: Tensor, k: Tensor, backward: bool) -> tuple[_Part, ...]:
+        """Divide a call between the two kernels. An empty call has no parts."""
+        heads = Heads(q.shape[1], k.shape[1], q.shape[2], q.dtype)
+        found = candidates(call, backward, heads, self.plans.costs)
+        return _divided(call, tuple((one.start, one.stop) for one in found if self.plans.use_cudnn(one)))
 
 
-def _cut(call: Call, start: int, stop: int) -> tuple[slice, slice, Call]:
-    """Return the rows, the keys and the call of the sequences start .. stop - 1."""
+@lru_cache(maxsize=1024)
+def _divided(call: Call, by_cudnn: tuple[tuple[int, int], ...]) -> tuple[_Part, ...]:
+    """Divide a call into the sequences start .. stop - 1 of each pair in `by_cudnn`, and what is between them.
+
+    Cached, because all layers of a micro-batch make the same calls.
+    """
+    parts, done, count = [], 0, len(call.q_bounds) - 1
+    for start, stop in (*by_cudnn, (count, count)):
+        if done < start:
+            parts.append(_part(call, done, start, by_cudnn=False))
+        if start < stop:
+            parts.append(_part(call, start, stop, by_cudnn=True))
+        done = stop
+    return tuple(parts)
+
+
+def _part(call: Call, start: int, stop: int, by_cudnn: bool) -> _Part:
     q_bounds, kv_bounds = (bounds[start : stop + 1] for bounds in (call.q_bounds, call.kv_bounds))
-    part = call._replace(
+    of_part = call._replace(
         q_bounds=tuple(bound - q_bounds[0] for bound in q_bounds),
         kv_bounds=tuple(bound - kv_bounds[0] for bound in kv_bounds),
     )
-    return slice(q_bounds[0], q_bounds[-1]), slice(kv_bounds[0], kv_bounds[-1]), part
+    return _Part(by_cudnn, slice(q_bounds[0], q_bounds[-1]), slice(kv_bounds[0], kv_bounds[-1]), of_part)
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _dense_forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Compute sequences of one length as a batch."""
     count = len(call.q_bounds) - 1
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         *(_batched(x, count) for x in (q, k, v)), None, True, 0.0, call.causal, False
@@ -111,9 +115,10 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tenso
     return _packed(out), _packed(lse.reshape(out.shape[:3]))
 
 
-def _backward(
+def _dense_backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, call: Call
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of sequences of one length as a batch."""
     count = len(call.q_bounds) - 1
     queries, keys = len(q) // count, len(k) // count
     seed = q.new_zeros((), dtype=torch.int64)  # seed and offset of dropout, which is not used

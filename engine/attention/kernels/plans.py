@@ -5,6 +5,9 @@ thread. Most of HDP's shapes come once. So a shape uses the varlen kernel until 
 all its calls reaches the time of building the plan (the ski-rental rule): whatever comes next, the time lost is less
 than twice that of the best decision in hindsight.
 
+PyTorch gives cuDNN dense batches only, if keys are shared by query heads. In a call with sequences of several lengths,
+each run of equal ones is such a batch, and needs a kernel call of its own.
+
 The forward and the backward pass have plans of their own, and so have the threads that run them: autograd's thread runs
 the backward pass, and the forward pass of recomputed layers. All layers of a model share their shapes.
 """
@@ -24,60 +27,25 @@ MOST_SHAPES = 4096  # shapes that a thread remembers; the one that was used leas
 
 
 class PlanCosts(NamedTuple):
-    """The times that decide."""
+    """The times that decide, in seconds."""
 
     # Building one plan: `plan_build_s` of the calibration.
     build_s: float
-    # cuDNN against the varlen kernel, per FLOP of the call. Measured on one H200 at 64K tokens, head size 128:
+    # What a kernel call of their own costs for sequences that share a call with others: launches, and a copy of the
+    # results. An estimate, not measured.
+    split_s: float = 5e-5
+    # What cuDNN saves against the varlen kernel, per FLOP. Measured on one H200 at 64K tokens, head size 128:
     # 1 / 361 - 1 / 624 s per TFLOP forward, 1 / 320 - 1 / 536 backward (benchmarks/RESULTS.md).
     saved_s_per_flop: float = 1.2e-15
-    # What a kernel call of its own must save for sequences that are packed with others: it costs launches and a copy of
-    # its results. An estimate, not measured.
-    split_s: float = 5e-5
 
 
-class Shape(NamedTuple):
-    """What an execution plan is built for."""
+class Heads(NamedTuple):
+    """The heads of a call."""
 
-    backward: bool
-    sequences: int
-    queries: int  # of each sequence
+    queries: int
     keys: int
-    causal: bool
-    heads: int  # of the queries
-    kv_heads: int
-    head_dim: int
+    size: int
     dtype: torch.dtype
-
-    @property
-    def flops(self) -> float:
-        """FLOPs of a call: two products of a multiply-add per (query, key) pair, five in the backward pass."""
-        pairs = self.sequences * self.queries * self.keys / (2 if self.causal else 1)
-        return 2 * (5 if self.backward else 2) * pairs * self.heads * self.head_dim
-
-
-class Plans(threading.local):
-    """Decides call by call whether to use cuDNN, separately in each thread."""
-
-    def __init__(self, costs: PlanCosts, most_shapes: int = MOST_SHAPES) -> None:
-        self._costs, self._most_shapes = costs, most_shapes
-        self._saved: dict[Shape, float] = {}  # seconds that cuDNN saves on the calls so far; most recently used last
-
-    def pay(self, shape: Shape, packed: bool = False) -> bool:
-        """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true until forgotten.
-
-        `packed` says that the sequences of this shape are packed with others, of which they would have to be separated.
-        """
-        of_call = shape.flops * self._costs.saved_s_per_flop
-        if packed and of_call < self._costs.split_s:
-            return False
-        saved = self._saved.pop(shape, 0.0)
-        if saved < self._costs.build_s:
-            saved += of_call
-        self._saved[shape] = saved
-        if len(self._saved) > self._most_shapes:
-            del self._saved[next(iter(self._saved))]
-        return saved >= self._costs.build_s
 
 
 class Run(NamedTuple):
@@ -88,15 +56,78 @@ class Run(NamedTuple):
     keys: int
 
 
+class Shape(NamedTuple):
+    """What an execution plan is built for."""
+
+    run: Run
+    causal: bool
+    backward: bool
+    heads: Heads
+
+    @property
+    def pairs(self) -> float:
+        """(query, key) pairs of a call."""
+        return self.run.sequences * self.run.queries * self.run.keys / (2 if self.causal else 1)
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of a call: two products of a multiply-add per (query, key) pair, five in the backward pass."""
+        return 2 * (5 if self.backward else 2) * self.pairs * self.heads.queries * self.heads.size
+
+
+class Candidate(NamedTuple):
+    """The sequences start .. stop - 1 of a call, a run on which cuDNN saves time once it has a plan."""
+
+    start: int
+    stop: int
+    shape: Shape
+    saved_s: float  # in a call
+
+
+class Plans(threading.local):
+    """Decides call by call whether to use cuDNN, separately in each thread."""
+
+    def __init__(self, costs: PlanCosts, most_shapes: int = MOST_SHAPES) -> None:
+        self.costs, self._most_shapes = costs, most_shapes
+        self._saved: dict[Shape, float] = {}  # seconds that cuDNN saves on the calls so far; most recently used last
+
+    def use_cudnn(self, one: Candidate) -> bool:
+        """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true until forgotten."""
+        saved = self._saved.pop(one.shape, 0.0)
+        if saved < self.costs.build_s:
+            saved += one.saved_s
+        self._saved[one.shape] = saved
+        if len(self._saved) > self._most_shapes:
+            del self._saved[next(iter(self._saved))]
+        return saved >= self.costs.build_s
+
+
 @lru_cache(maxsize=1024)
-def runs(call: Call) -> tuple[Run, ...]:
-    """Divide the sequences of a call into runs. Cached, because all layers of a micro-batch make the same calls."""
+def candidates(call: Call, backward: bool, heads: Heads, costs: PlanCosts) -> tuple[Candidate, ...]:
+    """Return the runs of a call that cuDNN computes correctly, and on which it saves time.
+
+    Cached, because all layers of a micro-batch make the same calls.
+    """
+    found, start = [], 0
+    runs_of_call = runs(call)
+    split_s = costs.split_s if len(runs_of_call) > 1 else 0.0
+    for run in runs_of_call:
+        shape = Shape(run, call.causal, backward, heads)
+        saved_s = shape.flops * costs.saved_s_per_flop - split_s
+        if saved_s > 0 and cudnn_computes(run, call.causal):
+            found.append(Candidate(start, start + run.sequences, shape, saved_s))
+        start += run.sequences
+    return tuple(found)
+
+
+def runs(call: Call) -> list[Run]:
+    """Divide the sequences of a call into runs."""
     sizes = ((rows.stop - rows.start, keys.stop - keys.start) for rows, keys in call.sequences())
-    return tuple(Run(len(list(same)), *size) for size, same in groupby(sizes))
+    return [Run(len(list(same)), *size) for size, same in groupby(sizes)]
 
 
-def computes(run: Run, causal: bool) -> bool:
-    """Return whether cuDNN computes these sequences correctly, as a batch.
+def cudnn_computes(run: Run, causal: bool) -> bool:
+    """Return whether cuDNN computes a run correctly, as a dense batch.
 
     If the call is not causal, cuDNN's backward pass returns NaN on Hopper (seen with 9.19; reported up to 9.26): dq for
     keys = 64 modulo 128 and a log-sum-exp below -88.7 (pytorch#196678, cudnn-frontend#628); dk and dv for one query and

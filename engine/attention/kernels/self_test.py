@@ -4,7 +4,7 @@ All calls have fewer key heads than query heads (GQA):
 
 - packed causal sequences, and such of equal length, which cuDNN computes;
 - ring blocks, which have different numbers of queries and keys, and whose `out` and `lse` in the backward pass cover
-  more keys than the call;
+  more keys than the call; blocks of one shape, and of two, between which a call of cuDNN is divided;
 - blocks of one query, for which flash-attn 2 swaps queries and heads;
 - blocks with a log-sum-exp of about -120, which trained weights reach: exp(-lse) overflows in float32. cuDNN's backward
   pass then returns NaN for 64 keys (modulo 128), and for one query (plans.py).
@@ -28,6 +28,7 @@ NAMES = ("output", "log-sum-exp", "dq", "dk", "dv")
 CAUSAL = Call((0, 5, 70), (0, 5, 70), causal=True)
 EVEN = Call((0, 70, 140), (0, 70, 140), causal=True)
 BLOCK = Call((0, 72, 144), (0, 40, 80), causal=False, overlapped=True)
+BLOCKS = Call((0, 72, 136), (0, 40, 140), causal=False, overlapped=True)
 ONE_QUERY = Call((0, 1, 2), (0, 40, 80), causal=False)
 TILE = Call((0, 72, 144), (0, 64, 128), causal=False)
 ONE_QUERY_LOW = Call((0, 1, 2), (0, 128, 256), causal=False)
@@ -46,6 +47,7 @@ CASES = (
     Case(CAUSAL),
     Case(EVEN),
     Case(BLOCK, more_keys=20),
+    Case(BLOCKS, more_keys=20),
     Case(ONE_QUERY, more_keys=20),
     Case(TILE, low=True),
     Case(ONE_QUERY_LOW, low=True),

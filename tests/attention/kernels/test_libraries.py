@@ -27,6 +27,7 @@ LIBRARIES = {
     "torch_varlen": torch_varlen.load,
     "cudnn": partial(cudnn.load, 0.0),
 }
+HEADS = plans.Heads(32, 8, 128, BF16)
 each_library = pytest.mark.parametrize("load", LIBRARIES.values(), ids=LIBRARIES)
 
 
@@ -119,13 +120,13 @@ def test_pytorchs_own_operators_take_the_call(name: str, call: Call) -> None:
 )
 def test_cudnn_gets_sequences_that_it_computes_correctly(call: Call, expected: bool) -> None:
     (run,) = plans.runs(call)
-    assert plans.computes(run, call.causal) == expected
+    assert plans.cudnn_computes(run, call.causal) == expected
 
 
 def test_runs_are_consecutive_sequences_of_one_length() -> None:
-    assert plans.runs(Call((0,), (0,), True)) == ()
-    assert plans.runs(Call((0, 9, 18, 25, 34), (0, 9, 18, 25, 34), True)) == ((2, 9, 9), (1, 7, 7), (1, 9, 9))
-    assert plans.runs(Call((0, 100, 200), (0, 4100, 8000), False)) == ((1, 100, 4100), (1, 100, 3900))
+    assert plans.runs(Call((0,), (0,), True)) == []
+    assert plans.runs(Call((0, 9, 18, 25, 34), (0, 9, 18, 25, 34), True)) == [(2, 9, 9), (1, 7, 7), (1, 9, 9)]
+    assert plans.runs(Call((0, 100, 200), (0, 4100, 8000), False)) == [(1, 100, 4100), (1, 100, 3900)]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,7 @@ def test_sequences_of_several_lengths_are_divided_between_both_kernels(
     call: Call, of_cudnn: int, stand_ins: libraries.Cudnn
 ) -> None:
     """Forward and backward against the varlen kernel for the whole call, and each row is written."""
-    costs = plans.PlanCosts(build_s=0.0, split_s=0.0)
-    kernel = cudnn._Cudnn(plans.Plans(costs), torch_varlen.load()).functions()
+    kernel = cudnn.load(0.0)
     q, k, v, dout = (torch.randn(bounds[-1], heads, 16).to(BF16) for bounds, heads in (
         (call.q_bounds, 4), (call.kv_bounds, 2), (call.kv_bounds, 2), (call.q_bounds, 4)
     ))  # fmt: skip
@@ -156,13 +156,16 @@ def test_sequences_of_several_lengths_are_divided_between_both_kernels(
     assert stand_ins.calls == 2 * of_cudnn
 
 
-def test_a_sequence_is_not_separated_from_others_for_less_than_it_costs() -> None:
-    """Not counted either: else each length that comes often enough would get launches of its own in the end."""
-    costs, shape = plans.PlanCosts(build_s=1e-6), plans.Shape(False, 1, 500, 500, True, 4, 2, 16, BF16)
-    table = plans.Plans(costs)
-    assert shape.flops * costs.saved_s_per_flop < costs.split_s
-    assert not any(table.pay(shape, packed=True) for _ in range(1000))
-    assert any(table.pay(shape) for _ in range(100))
+def test_a_run_pays_with_what_it_saves_beyond_its_own_call() -> None:
+    """Else each length that comes often enough would get launches of its own in the end."""
+    costs = plans.PlanCosts(build_s=1.0)
+    alone, pair = Call((0, 500), (0, 500), True), Call((0, 500, 4500), (0, 500, 4500), True)
+    (short,), (long,) = (plans.candidates(call, False, HEADS, costs) for call in (alone, pair))
+    assert 0 < short.saved_s < costs.split_s, "too little beside another sequence"
+    assert (long.start, long.stop, long.shape.run) == (1, 2, (1, 4000, 4000))
+    assert long.saved_s == pytest.approx(64 * short.saved_s - costs.split_s)
+    both = plans.candidates(pair, False, HEADS, costs._replace(split_s=0.0))
+    assert [one.shape.run.queries for one in both] == [500, 4000]
 
 
 def low(call: Call) -> tuple[Tensor, ...]:
@@ -200,7 +203,8 @@ def test_a_kernel_whose_gradients_are_nan_is_seen_by_the_self_test(
     def careless(run: plans.Run, causal: bool) -> bool:
         return not causal and (run.queries == 1) == (queries == 1)
 
-    monkeypatch.setattr(cudnn, "computes", careless)
+    monkeypatch.setattr(plans, "cudnn_computes", careless)
+    plans.candidates.cache_clear()
     assert re.match(
         f"its {'dk' if queries == 1 else 'dq'} is not finite for .* with a log-sum-exp of -120",
         str(self_test.fault(cudnn.load(0.0), CPU, BF16, 16)),
@@ -231,8 +235,8 @@ def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(stand_ins: libraries.C
     """Forward and backward have plans of their own: here the backward pass, with 2.5 times the work, pays first."""
     one = Call((0, 64), (0, 64), True)
     q, k = torch.randn(64, 4, 16).to(BF16), torch.randn(64, 2, 16).to(BF16)
-    saved_s = plans.Shape(False, 1, 64, 64, True, 4, 2, 16, BF16).flops * plans.PlanCosts(0.0).saved_s_per_flop
-    kernel = cudnn.load(2.4 * saved_s)
+    (found,) = plans.candidates(one, False, plans.Heads(4, 2, 16, BF16), plans.PlanCosts(0.0))
+    kernel = cudnn.load(2.4 * found.saved_s)
     results, counts = [], []
     for _ in range(4):
         out, lse = kernel.forward(q, k, k, one)
