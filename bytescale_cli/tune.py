@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +27,9 @@ from bytescale_cli.options import (
 
 if TYPE_CHECKING:
     from engine.config.schema import Config
+    from engine.errors import BytescaleError
     from engine.tune.search import Search, Trial
+    from engine.units import Ints
 
 _SECONDS = 40  # with loading and checks, the command ends within a minute
 _QUESTIONS = {
@@ -35,8 +38,8 @@ _QUESTIONS = {
 }
 _LEGEND = """slower: step time / that of the first
 device_ms_per_token: time of all devices together
-memory: peak of a device for the largest micro-batch that a plan may contain
-behind: the part of the step that is longest beside that of the first"""
+memory: peak of a device for the largest micro-batch that a plan may contain, or that of the plans if it is higher
+behind: where it loses the most time against the first"""
 
 
 def tune(
@@ -60,28 +63,24 @@ def tune(
     check_steps(steps, "--steps")
     check_at_least(1, seconds, "--seconds")
     path = None if out is None else new_recipe(out, "--out")
-    from engine.config.load import load
     from engine.data.lengths import step_lengths
-    from engine.errors import ConfigError
-    from engine.fit.check import check_fit
     from engine.report.words import source
-    from engine.tune.search import UNPLANNED, search
+    from engine.tune.search import search
     from engine.tune.space import SEARCHED
 
     with config_as_typed(config_file):
         typed = with_config(overrides, config_file)
-        config = load(typed, output.say)
+        given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
+        config, broken = _load(typed, given)
     output.say_when_compiling()
-    given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
     fixed = [key for key in SEARCHED if key in given]
     lengths = list(step_lengths(config, steps, output.say))
     found = search(config, lengths, deadline, fixed)
+    if broken:
+        found.own = None  # the config has other settings than the recipe
     best = found.best()
     if not best:
-        check_fit(config, fixed, here=False)
-        unplanned = found.fallen.get(UNPLANNED)
-        message = f"no settings can be planned; {unplanned.example}" if unplanned else "no settings fit in memory"
-        raise ConfigError(message, key="planner", hint="set fewer of the searched keys, or another planner")
+        raise _none(config, lengths, found, fixed)
     rows = [_row(trial, best[0]) for trial in best]
     reasons = [{"reason": reason, **vars(fallen)} for reason, fallen in found.fallen.items()]
     answer: dict[str, Any] = {
@@ -92,7 +91,7 @@ def tune(
         "fixed": fixed,
         "source": source(config),
     }
-    text = _text(config, found, rows, fixed)
+    text = _text(config, found, rows, fixed, broken)
     if path is not None:
         from engine.config.own_variant import own_variant
 
@@ -105,6 +104,45 @@ def tune(
         text += f"\n\nwritten: {path}; use it by --config {shlex.quote(str(path))}"
     say_toys(config, "model", "lengths", "rates")
     output.emit({"tune": answer}, output.fill(text), as_json=json)
+
+
+def _load(typed: Sequence[str], given: Collection[str]) -> tuple[Config, str]:
+    """Load the config, and say which rule the recipe's own settings break, if they do.
+
+    Then the config has plain values of the searched keys that are not given. Raises ConfigError if that does not help.
+    """
+    from engine.config.load import load
+    from engine.errors import ConfigError
+    from engine.fit.suggestions import as_overrides
+    from engine.tune.space import PLAIN
+
+    try:
+        return load(typed, output.say), ""
+    except ConfigError as error:
+        plain = {key: value for key, value in PLAIN.items() if key not in given}
+        if not plain:
+            raise
+        config = load([*typed, *as_overrides(plain).split()], output.say)
+        return config, error.problems[0].message
+
+
+def _none(config: Config, lengths: Sequence[Ints], found: Search, fixed: Collection[str]) -> BytescaleError:
+    """The error if there are no settings that fit and can be planned."""
+    from engine.errors import ConfigError, MemoryFitError
+    from engine.fit.check import fit_error
+    from engine.tune.search import TOO_LARGE, UNPLANNED, least_nodes
+
+    own = fit_error(config, fixed, here=False)
+    if own is not None and TOO_LARGE in found.fallen:
+        nodes = least_nodes(config, lengths, fixed)
+        (problem,) = own.problems
+        message = f"none of {found.fallen[TOO_LARGE].count:,} settings fits; as given, {problem.message}"
+        error = MemoryFitError(message, key=problem.key, hint=f"cluster.nodes={nodes}" if nodes else problem.hint)
+        error.found = own.found
+        return error
+    unplanned = found.fallen.get(UNPLANNED)
+    message = f"no settings can be planned; {unplanned.example}" if unplanned else "no settings fit in memory"
+    return ConfigError(message, key="planner", hint="set fewer of the searched keys, or another planner")
 
 
 def _row(trial: Trial, best: Trial) -> dict[str, Any]:
@@ -133,7 +171,7 @@ def _row(trial: Trial, best: Trial) -> dict[str, Any]:
     }
 
 
-def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list[str]) -> str:
+def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list[str], broken: str) -> str:
     """Format the best settings, a comparison with the recipe, and why others fall off."""
     from engine.cluster.cluster import Cluster
     from engine.config.units import counted
@@ -151,7 +189,9 @@ def _text(config: Config, found: Search, rows: list[dict[str, Any]], fixed: list
     head += f"planner {config.planner.name}"
     head += f"; kept as set: {', '.join(fixed)}" if fixed else ""
     lines = [head, "", output.sections(["place"], _QUESTIONS, cells), "", _LEGEND, ""]
-    if found.own is None:
+    if broken:
+        lines.append(f"the settings as given break a rule: {broken}")
+    elif found.own is None:
         lines.append("the settings as given do not fit or cannot be planned")
     else:
         own = found.own.step_s

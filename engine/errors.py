@@ -151,8 +151,11 @@ def storage_error(error: BaseException) -> StorageError | None:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether an error is Ctrl-C. From an @njit function it arrives as a SystemError with that cause."""
-    return isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
+    """Return whether an error is Ctrl-C. From an @njit function it arrives as one or several SystemErrors around it."""
+    inner: BaseException | None = error
+    while isinstance(inner, SystemError):
+        inner = inner.__cause__ or inner.__context__
+    return isinstance(inner, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
 
 
 def _lacks(size: int) -> bool:

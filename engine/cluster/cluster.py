@@ -51,6 +51,13 @@ class Cluster:
         cluster = cls(nodes, config.device_memory)
         return cluster if parallel is None else cluster._hdp(parallel)
 
+    def _odd_node(self) -> str:
+        """Name the first node that has another number of devices than most, as the end of a hint."""
+        sizes = [node.devices for node in self.nodes]
+        usual = max(set(sizes), key=sizes.count)
+        odd = next((node for node in self.nodes if node.devices != usual), None)
+        return "" if odd is None else f"; {odd.host} has {counted(odd.devices, 'device')}, most nodes have {usual}"
+
     def _hdp(self, parallel: schema.Parallel) -> Cluster:
         """Group the devices into HDP ranks of tp x pp devices, placed as in `Mesh`; return the cluster of these ranks.
 
@@ -68,7 +75,8 @@ class Cluster:
         if self.ranks % (tp * pp):
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {counted(self.ranks, 'device')}"
             key = "parallel.tp" if self.ranks % tp else "parallel.pp"
-            raise ConfigError(message, key=key, hint="choose degrees whose product divides the number of devices")
+            hint = "choose degrees whose product divides the number of devices"
+            raise ConfigError(message, key=key, hint=hint + self._odd_node())
         devices = Mesh.of(self.ranks, parallel).devices()
 
         # The cost model knows all-reduces over tp devices inside one node or across whole nodes only.

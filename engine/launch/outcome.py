@@ -92,5 +92,10 @@ def write_page(folder: RunFolder, say: Say) -> str | None:
         return str(write_report(folder.root)) if metrics.read_metrics(folder.metrics) else None
     except (Exception, KeyboardInterrupt) as error:  # whatever it is, the user must see how the run itself ended
         what = error.problems[0].key if isinstance(error, BytescaleError) else type(error).__name__
-        say(" ".join(f"the report could not be written: {what}: {error}".split()))
+        why = (
+            f"{error.filename}: {error.strerror}"
+            if isinstance(error, OSError) and error.strerror
+            else f"{what}: {error}"
+        )
+        say(" ".join(f"the report could not be written: {why}".split()))
         return None

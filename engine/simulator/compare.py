@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.planner.make import plan_step
+from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.simulator.facts import Facts, outcome
 from engine.simulator.timeline import simulate
@@ -21,14 +22,15 @@ def compare(steps: Sequence[Ints], settings: PlanSettings, planners: Sequence[st
     Facts are means over steps, except for peak memory (maxima) and tokens per second (of all steps together).
     The baseline always comes first, because speed-ups are relative to it; then `planners` in their order, each once.
     """
-    runs = [mean_outcome(steps, settings.by(planner)) for planner in dict.fromkeys([BASELINE, *planners])]
+    runs = []
+    for own in map(settings.by, dict.fromkeys([BASELINE, *planners])):
+        runs.append(mean_outcome((plan_step(lengths, own) for lengths in steps), own))
     baseline = float(runs[0]["step_s"])
     return [run | {"speedup": baseline / float(run["step_s"])} for run in runs]
 
 
-def mean_outcome(steps: Sequence[Ints], settings: PlanSettings) -> Facts:
-    """Plan and simulate `steps`; facts as in `compare`, without the speed-up."""
-    plans = (plan_step(lengths, settings) for lengths in steps)
+def mean_outcome(plans: Iterable[StepPlan], settings: PlanSettings) -> Facts:
+    """Simulate the plans of one planner, at least one; facts as in `compare`, without the speed-up."""
     found = [outcome(plan, settings, simulate(plan, settings)) for plan in plans]
     measured = {name: [float(one[name]) for one in found] for name in found[0] if name not in _SAME}
     mean: Facts = {name: sum(values) / len(found) for name, values in measured.items()}

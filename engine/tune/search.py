@@ -9,20 +9,23 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from engine.config.checks import check
+from engine.config.mesh_checks import MOST_RANKS
 from engine.config.schema import Config
 from engine.cost.budget import least
 from engine.errors import ConfigError, MemoryFitError
-from engine.fit.estimate import Estimate, estimate_fullest
+from engine.fit.estimate import Estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
 from engine.fit.suggestions import as_overrides, with_values
 from engine.planner.adaptive.workload import lower_bound
 from engine.planner.checks import check_planner
+from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
 from engine.simulator.facts import Facts
@@ -35,7 +38,7 @@ INVALID = "break a rule of the config"
 TOO_LARGE = "do not fit in memory"
 UNPLANNED = "cannot be planned"
 BOUNDED = "have a lower bound above the step time of those in the table"
-UNTRIED = "were not simulated: the time was over, which --seconds sets"
+UNTRIED = "were not simulated, and may be faster: the time was over, which --seconds sets"
 SLOWER = "were simulated and are slower, or differ only in capacity and offload"
 
 
@@ -74,7 +77,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Trial:
-    """A simulated candidate: facts of its steps, as in simulator/compare.py, and its largest micro-batch's memory."""
+    """A simulated candidate: facts of its steps, as in simulator/compare.py, and the most memory of a device."""
 
     candidate: Candidate
     facts: Facts
@@ -177,12 +180,15 @@ class Search:
 
     def trial(self, candidate: Candidate) -> Trial | None:
         """Plan and simulate the steps; None, and counted, if they cannot be planned."""
+        settings = candidate.settings
         try:
-            facts = mean_outcome(self.steps, candidate.settings)
+            plans = [plan_step(lengths, settings) for lengths in self.steps]
         except (ConfigError, MemoryFitError) as error:
             self.drop(UNPLANNED, f"{as_overrides(candidate.changes)}: {error.problems[0].message}")
             return None
-        return Trial(candidate, facts, estimate_fullest(candidate.config, candidate.settings))
+        # The largest micro-batch that a plan may contain; in a pipeline, plans may need more for those in flight.
+        memory = [estimate_fullest(candidate.config, settings), estimate_plans(candidate.config, settings, plans)]
+        return Trial(candidate, mean_outcome(plans, settings), max(memory, key=lambda one: one.peak))
 
 
 def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collection[str] = ()) -> Search:
@@ -215,6 +221,24 @@ def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collec
     if slower:
         found.drop(SLOWER, count=slower)
     return found
+
+
+def least_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str] = ()) -> int | None:
+    """Return the fewest nodes, more than those of the config, with which some settings fit; None if there are none.
+
+    Also None with a hostfile. It assumes that what fits on some nodes fits on more of them.
+    """
+
+    def fits(nodes: int) -> bool:
+        return any(Search(steps).candidates(with_values(config, {"cluster.nodes": nodes}), fixed))
+
+    few = config.cluster.nodes
+    if config.cluster.hostfile is not None:
+        return None
+    many = next((few << n for n in range(1, 16) if few << n <= MOST_RANKS and fits(few << n)), None)
+    if many is None:
+        return None
+    return bisect_left(range(many), True, lo=max(few, many // 2) + 1, key=fits)
 
 
 def _bounded(candidate: Candidate) -> str:

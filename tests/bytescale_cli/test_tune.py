@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bytescale_cli import tune
 from bytescale_cli.main import run
 from engine.config.load import diff, load
 
@@ -96,6 +97,30 @@ def test_the_text_says_why_others_fall_off(capsys: Capture) -> None:
 def test_nothing_fits(capsys: Capture) -> None:
     code, error = failure(capsys, *SMALL, "cluster.device_memory=4GiB")
     assert code == 10 and "device memory" in error["message"] and error["hint"]
+
+
+def test_the_hint_has_the_nodes_with_which_some_settings_fit(capsys: Capture) -> None:
+    code, error = failure(capsys, "recipe=llama70b-2m", "cluster.nodes=1")
+    assert (code, error["hint"]) == (10, "cluster.nodes=4")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["recipe=llama70b-2m-paper", "cluster.nodes=1"], "parallel.tp x parallel.pp = 32 does not divide 8 devices"),
+        (["recipe=llama70b-2m-paper", "zero.stage=2"], "ZeRO-2 cannot be combined with parallel.pp=4"),
+    ],
+)
+def test_values_of_the_recipe_that_are_searched_may_break_a_rule(keys: list[str], message: str) -> None:
+    config, broken = tune._load(keys, {key.partition("=")[0] for key in keys})
+    assert broken == message and config.parallel.pp == 1
+
+
+def test_values_that_are_given_may_not(capsys: Capture) -> None:
+    """The recipe's pp = 4 is not at fault."""
+    assert run(["tune", "recipe=llama70b-2m-paper", "parallel.tp=3", "--json"]) == 2
+    errors = json.loads(capsys.readouterr().out)["errors"]
+    assert {error["key"] for error in errors} == {"parallel.tp"} and "= 3 does not divide" in str(errors)
 
 
 @pytest.mark.parametrize(

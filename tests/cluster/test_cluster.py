@@ -176,6 +176,14 @@ def test_a_rank_of_several_whole_nodes_is_accepted() -> None:
     assert hdp(nodes, tp=8, pp=1).node_of.tolist() == [0, 1, 2]
 
 
+def test_the_node_that_differs_is_named_where_degrees_do_not_divide_the_devices() -> None:
+    """In a hostfile of a thousand lines it is the way out."""
+    nodes = tuple(Node(f"gpu-{n}", 7 if n == 3 else 8) for n in range(10))
+    with pytest.raises(ConfigError) as caught:
+        Cluster(nodes, 1)._hdp(schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
+    assert (caught.value.problems[0].hint or "").endswith("; gpu-3 has 7 devices, most nodes have 8")
+
+
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
     with pytest.raises(ConfigError, match="= 5 does not divide 12 devices"):
         Cluster.of(config(nodes=3), schema.Parallel(tp=5, pp=1, stages="auto", ep=1))

@@ -12,8 +12,9 @@ from engine.config.checks import check
 from engine.config.load import load
 from engine.config.schema import Config
 from engine.data.lengths import step_lengths
-from engine.fit.estimate import estimate
+from engine.fit.estimate import estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
+from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
 from engine.tune.search import (
@@ -26,6 +27,7 @@ from engine.tune.search import (
     UNTRIED,
     Search,
     behind,
+    least_nodes,
     search,
 )
 from engine.tune.space import SEARCHED, capacities, layouts
@@ -53,12 +55,16 @@ def whole(config: Config, steps: list[Ints]) -> Search:
     return search(config, steps, NEVER, FIXED)
 
 
+def simulated(steps: list[Ints], settings: PlanSettings) -> float:
+    return float(mean_outcome([plan_step(lengths, settings) for lengths in steps], settings)["step_s"])
+
+
 def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: list[Ints], whole: Search) -> None:
     """If a lower bound were too high, a faster candidate would be left out."""
     every = list(Search(steps).candidates(config, FIXED))
     fastest: dict[tuple[object, ...], float] = {}
     for one in every:
-        step_s = float(mean_outcome(steps, one.settings)["step_s"])
+        step_s = simulated(steps, one.settings)
         assert one.bound_s <= step_s
         fastest[one.layout] = min(step_s, fastest.get(one.layout, step_s))
     assert [one.step_s for one in whole.best()] == sorted(fastest.values())[:SHOWN]
@@ -95,7 +101,7 @@ def test_the_config_itself_is_a_candidate(keys: list[str], steps: list[Ints]) ->
     own = load([*SMALL, "recompute=layer", *keys])
     found = search(own, steps, time.monotonic() - 1)
     assert found.own is not None and found.own.candidate.config == own and found.trials == [found.own]
-    assert found.own.step_s == mean_outcome(steps, PlanSettings.of(own))["step_s"]
+    assert found.own.step_s == simulated(steps, PlanSettings.of(own))
 
 
 def test_what_trials_showed_decides_what_comes_next(config: Config, steps: list[Ints], whole: Search) -> None:
@@ -159,6 +165,29 @@ def test_nothing_fits(config: Config) -> None:
     tiny = config.model_copy(update={"cluster": config.cluster.model_copy(update={"device_memory": 2**30})})
     found = search(tiny, [np.array([1024])], NEVER)
     assert found.best() == [] and found.own is None and found.fallen.keys() == {INVALID, TOO_LARGE}
+
+
+def test_the_fewest_nodes_that_fit() -> None:
+    """Of all settings that are searched, not of the config's own. 70B does not fit on one node."""
+    own = load(["recipe=llama70b-2m", "cluster.nodes=1", "recompute=layer", "context=8K", "batch_tokens=1M"])
+    steps = [np.array([8192] * 128)]
+    nodes = least_nodes(own, steps, ["recompute"])
+    assert nodes is not None and nodes > 1
+    for count in (nodes - 1, nodes):
+        more = own.model_copy(update={"cluster": own.cluster.model_copy(update={"nodes": count})})
+        assert any(Search(steps).candidates(more, ["recompute"])) == (count == nodes)
+
+
+def test_memory_is_that_of_the_simulated_plans_too() -> None:
+    """In a pipeline they hold more micro-batches than the largest one needs by 1F1B's count."""
+    config = load(["recipe=llama70b-2m-paper", "offload.ratio=0"])
+    fixed = ["parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity"]
+    steps = list(step_lengths(config, 1))
+    (trial,) = search(config, steps, NEVER, fixed).best()
+    settings = PlanSettings.of(config)
+    plans = [plan_step(lengths, settings) for lengths in steps]
+    of_plans = estimate_plans(config, settings, plans).peak
+    assert trial.memory.peak == of_plans > estimate_fullest(config, settings).peak
 
 
 def test_a_pipeline_of_slices_is_about_as_fast_as_no_pipeline_at_8192_devices() -> None:
