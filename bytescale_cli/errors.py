@@ -74,6 +74,7 @@ def _known(error: BaseException) -> BytescaleError:
                 hint = f"config values are KEY=VALUE, without dashes: {' or '.join(f'{key}=...' for key in found)}"
         if message.rstrip(".").endswith("requires an argument"):
             message, hint = "needs a value", f"write it after the flag: {place} VALUE"
+        meant = " or ".join(_in_groups(message, context)) or meant
         if meant:
             hint = f"did you mean {meant.replace(chr(39), '').rstrip('?')}?"
         usage = BytescaleError(message.rstrip(".") or "is missing", key=place, hint=hint)
@@ -86,6 +87,14 @@ def _known(error: BaseException) -> BytescaleError:
     with os.fdopen(handle, "w", encoding="utf-8") as file:
         file.write(_trace(error))
     return BytescaleError(message, hint=f"please report it and attach {path}")
+
+
+def _in_groups(message: str, context: typer.Context | None) -> list[str]:
+    """Return the commands of groups that an unknown command names: `ckpt export` for `export`."""
+    if context is None or not message.startswith("no such command"):
+        return []
+    name, groups = message.split("'")[1], getattr(context.command, "commands", {})
+    return [f"{group} {name}" for group, found in groups.items() if name in getattr(found, "commands", {})]
 
 
 def _as_in_help(parameter: Any) -> str:

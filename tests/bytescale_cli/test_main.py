@@ -20,6 +20,7 @@ HEAVY = {"torch", "deepspeed", "ray", "numpy", "pydantic", "hydra", "matplotlib"
 
 MISTAKES = [
     ("tran recipe=quickstart", "no such command 'tran'", "did you mean train?"),
+    ("export runs/x", "no such command 'export'", "did you mean ckpt export?"),
     ("config shw", "no such command 'shw'", "did you mean show?"),
     ("recipes", "missing command", "bytescale recipes --help"),
     ("train --nprok 2", "--nprok: unknown flag", "did you mean --nproc?"),
