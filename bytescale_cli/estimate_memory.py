@@ -90,6 +90,8 @@ def estimate_memory(
         if fit:
             answer["fit"] = largest | {"refused": refused}
             text += ["", *(f"{what:<36}{value}" for what, value in fitting)]
+            if largest["capacity"] != largest["capacity_without_offload"]:
+                text.append("with offload these may use all host memory, and leave none for the copy of checkpoints")
     if table:
         answer["table"], lines = _table(config, settings)
         text += ["", *lines]

@@ -130,11 +130,11 @@ def _none(config: Config, lengths: Sequence[Ints], found: Search, fixed: Collect
     """The error if there are no settings that fit and can be planned."""
     from engine.errors import ConfigError, MemoryFitError
     from engine.fit.check import fit_error
-    from engine.tune.search import TOO_LARGE, UNPLANNED, least_nodes
+    from engine.tune.search import TOO_LARGE, UNPLANNED, enough_nodes
 
     own = fit_error(config, fixed, here=False)
     if own is not None and TOO_LARGE in found.fallen:
-        nodes = least_nodes(config, lengths, fixed)
+        nodes = enough_nodes(config, lengths, fixed)
         (problem,) = own.problems
         message = f"none of {found.fallen[TOO_LARGE].count:,} settings fits; as given, {problem.message}"
         error = MemoryFitError(message, key=problem.key, hint=f"cluster.nodes={nodes}" if nodes else problem.hint)

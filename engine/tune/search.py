@@ -223,7 +223,7 @@ def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collec
     return found
 
 
-def least_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str] = ()) -> int | None:
+def enough_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str] = ()) -> int | None:
     """Return the fewest nodes, more than those of the config, with which some settings fit; None if there are none.
 
     Also None with a hostfile. It assumes that what fits on some nodes fits on more of them.

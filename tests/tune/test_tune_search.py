@@ -27,7 +27,7 @@ from engine.tune.search import (
     UNTRIED,
     Search,
     behind,
-    least_nodes,
+    enough_nodes,
     search,
 )
 from engine.tune.space import SEARCHED, capacities, layouts
@@ -171,7 +171,7 @@ def test_the_fewest_nodes_that_fit() -> None:
     """Of all settings that are searched, not of the config's own. 70B does not fit on one node."""
     own = load(["recipe=llama70b-2m", "cluster.nodes=1", "recompute=layer", "context=8K", "batch_tokens=1M"])
     steps = [np.array([8192] * 128)]
-    nodes = least_nodes(own, steps, ["recompute"])
+    nodes = enough_nodes(own, steps, ["recompute"])
     assert nodes is not None and nodes > 1
     for count in (nodes - 1, nodes):
         more = own.model_copy(update={"cluster": own.cluster.model_copy(update={"nodes": count})})
