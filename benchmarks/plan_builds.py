@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.attention.kernels.call import Call
-from engine.attention.kernels.plans import Candidate, Heads, PlanCosts, Plans, Shape, candidates, runs
+from engine.attention.kernels.plans import CudnnRun, Heads, PlanCosts, Plans, Shape, cudnn_runs, runs
 from engine.attention.layout import call_of, layout
 from engine.config.load import load
 from engine.config.schema import Config
@@ -58,11 +58,11 @@ class ThreadCall(NamedTuple):
         all_pairs = sum((q_stop - q) * (k_stop - k) for (q, q_stop), (k, k_stop) in sizes)
         return all_pairs / 2 if self.call.causal else float(all_pairs)
 
-    def candidates(self, config: Config) -> tuple[Candidate, ...]:
+    def cudnn_runs(self, config: Config) -> tuple[CudnnRun, ...]:
         """The runs of the call that may use cuDNN."""
         model = config.model
         heads = Heads(model.heads, model.kv_heads, model.head_dim, torch.bfloat16)
-        return candidates(self.call, self.backward, heads, COSTS)
+        return cudnn_runs(self.call, self.backward, heads, COSTS)
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ class Tally:
         if step >= FIRST_STEPS:
             self._pairs += one.pairs * self._config.model.layers
 
-    def add(self, step: int, one: Candidate, cudnn: int, built: bool) -> None:
+    def add(self, step: int, one: CudnnRun, cudnn: int, built: bool) -> None:
         """Add a run of a call of all layers, of which `cudnn` used cuDNN; `built` says that its shape got a plan."""
         if step < FIRST_STEPS:
             return
@@ -148,13 +148,13 @@ class Tally:
         }
 
 
-Uses = Callable[[ThreadCall, Candidate], int]  # how many of the layers compute a run of a call with cuDNN
+Uses = Callable[[ThreadCall, CudnnRun], int]  # how many of the layers compute a run of a call with cuDNN
 
 
 def old_rule(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN for all calls of one length from 4,096 queries or keys on."""
 
-    def uses(one: ThreadCall, run: Candidate) -> int:
+    def uses(one: ThreadCall, run: CudnnRun) -> int:
         large = max(run.shape.run.queries, run.shape.run.keys) >= OLD_LEAST_TOKENS
         return config.model.layers if large and len(runs(one.call)) == 1 else 0
 
@@ -165,7 +165,7 @@ def new_rule(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]:
     """Use cuDNN as `Plans` decides, with a table for each of the two threads."""
     tables = (Plans(COSTS), Plans(COSTS))
 
-    def uses(one: ThreadCall, run: Candidate) -> int:
+    def uses(one: ThreadCall, run: CudnnRun) -> int:
         return sum(tables[one.autograd].use_cudnn(run) for _ in range(config.model.layers))
 
     return tallied(steps, config, uses)
@@ -175,10 +175,10 @@ def hindsight(steps: list[list[ThreadCall]], config: Config) -> dict[str, float]
     """Use cuDNN from the first call on for the shapes whose plan pays over all steps."""
     saved: defaultdict[tuple[bool, Shape], float] = defaultdict(float)
     for one in (one for calls in steps for one in calls):
-        for run in one.candidates(config):
+        for run in one.cudnn_runs(config):
             saved[one.autograd, run.shape] += run.saved_s * config.model.layers
 
-    def uses(one: ThreadCall, run: Candidate) -> int:
+    def uses(one: ThreadCall, run: CudnnRun) -> int:
         return config.model.layers if saved[one.autograd, run.shape] > COSTS.build_s else 0
 
     return tallied(steps, config, uses)
@@ -190,7 +190,7 @@ def tallied(steps: list[list[ThreadCall]], config: Config, uses: Uses) -> dict[s
     for step, calls in enumerate(steps):
         for one in calls:
             tally.count(step, one)
-            for run in one.candidates(config):
+            for run in one.cudnn_runs(config):
                 cudnn, plan = uses(one, run), (one.autograd, run.shape)
                 tally.add(step, run, cudnn, built=cudnn > 0 and plan not in built)
                 if cudnn:

@@ -91,7 +91,9 @@ def estimate_memory(
             answer["fit"] = largest | {"refused": refused}
             text += ["", *(f"{what:<36}{value}" for what, value in fitting)]
             if largest["capacity"] != largest["capacity_without_offload"]:
-                text.append("with offload these may use all host memory, and leave none for the copy of checkpoints")
+                text.append(
+                    "with offload, these settings may use all host memory, and leave none for the copy of checkpoints"
+                )
     if table:
         answer["table"], lines = _table(config, settings)
         text += ["", *lines]

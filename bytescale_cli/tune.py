@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.errors import BytescaleError
     from engine.tune.search import Search, Trial
-    from engine.units import Ints
 
 _SECONDS = 40  # with loading and checks, the command ends within a minute
+_LOOK_S = 10.0  # for the number of nodes that is enough, if nothing fits
 _QUESTIONS = {
     "What do they set?": ["tp", "pp", "zero.stage", "recompute", "offload.ratio", "capacity"],
     "How fast are they?": ["step_s", "tokens_per_s", "slower", "device_ms_per_token", "memory", "behind"],
@@ -71,21 +71,20 @@ def tune(
     with config_as_typed(config_file):
         typed = with_config(overrides, config_file)
         given = {key for key, equals, _ in (text.partition("=") for text in typed) if equals}
-        config, broken = _load(typed, given)
+        fixed = [key for key in SEARCHED if key in given]
+        config, broken = _load(typed, fixed)
     output.say_when_compiling()
-    fixed = [key for key in SEARCHED if key in given]
     lengths = list(step_lengths(config, steps, output.say))
     found = search(config, lengths, deadline, fixed)
-    if broken:
-        found.own = None  # the config has other settings than the recipe
     best = found.best()
     if not best:
-        raise _none(config, lengths, found, fixed)
+        raise _none(config, found, fixed, broken)
     rows = [_row(trial, best[0]) for trial in best]
     reasons = [{"reason": reason, **vars(fallen)} for reason, fallen in found.fallen.items()]
     answer: dict[str, Any] = {
         "best": rows,
         "recipe_step_s": found.own and found.own.step_s,
+        "recipe_breaks": broken or None,
         "simulated": len(found.trials),
         "fallen": reasons,
         "fixed": fixed,
@@ -106,43 +105,50 @@ def tune(
     output.emit({"tune": answer}, output.fill(text), as_json=json)
 
 
-def _load(typed: Sequence[str], given: Collection[str]) -> tuple[Config, str]:
-    """Load the config, and say which rule the recipe's own settings break, if they do.
+def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
+    """Load the config, and say which rule its own settings break, if other values of the searched keys break none.
 
-    Then the config has plain values of the searched keys that are not given. Raises ConfigError if that does not help.
+    Else raises ConfigError.
     """
+    from engine.config.checks import check
     from engine.config.load import load
-    from engine.errors import ConfigError
-    from engine.fit.suggestions import as_overrides
-    from engine.tune.space import PLAIN
+    from engine.fit.suggestions import with_values
+    from engine.tune.space import layouts
 
-    try:
-        return load(typed, output.say), ""
-    except ConfigError as error:
-        plain = {key: value for key, value in PLAIN.items() if key not in given}
-        if not plain:
-            raise
-        config = load([*typed, *as_overrides(plain).split()], output.say)
-        return config, error.problems[0].message
+    config = load(typed, output.say, rules=False)
+    problems = check(config)
+    if all(check(with_values(config, changes)) for changes in layouts(config, fixed)):
+        load(typed)  # raises, and names the place of each problem
+    return config, "; ".join(problem.message for problem in problems)
 
 
-def _none(config: Config, lengths: Sequence[Ints], found: Search, fixed: Collection[str]) -> BytescaleError:
+def _none(config: Config, found: Search, fixed: Collection[str], broken: str) -> BytescaleError:
     """The error if there are no settings that fit and can be planned."""
     from engine.errors import ConfigError, MemoryFitError
     from engine.fit.check import fit_error
     from engine.tune.search import TOO_LARGE, UNPLANNED, enough_nodes
 
-    own = fit_error(config, fixed, here=False)
-    if own is not None and TOO_LARGE in found.fallen:
-        nodes = enough_nodes(config, lengths, fixed)
+    too_large, unplanned = (found.fallen.get(reason) for reason in (TOO_LARGE, UNPLANNED))
+    if too_large is None:
+        message = f"no settings can be planned; {unplanned.example}" if unplanned else "no settings can be planned"
+        return ConfigError(message, key="planner", hint="set fewer of the searched keys, or another planner")
+    try:
+        own = None if broken else fit_error(config, fixed, here=False)
+    except ConfigError:  # the degrees of the recipe do not divide the devices of a hostfile
+        own = None
+    message, key, ways = f"no settings fit, for example {too_large.example}", "cluster.device_memory", []
+    if own is not None:
         (problem,) = own.problems
-        message = f"none of {found.fallen[TOO_LARGE].count:,} settings fits; as given, {problem.message}"
-        error = MemoryFitError(message, key=problem.key, hint=f"cluster.nodes={nodes}" if nodes else problem.hint)
-        error.found = own.found
-        return error
-    unplanned = found.fallen.get(UNPLANNED)
-    message = f"no settings can be planned; {unplanned.example}" if unplanned else "no settings fit in memory"
-    return ConfigError(message, key="planner", hint="set fewer of the searched keys, or another planner")
+        message, key = f"no settings fit; as given, {problem.message}", str(problem.key)
+        # Other searched keys do not help, and there may be enough on fewer nodes than as given.
+        ways = [way for way in own.found.get("ways", []) if "cluster.nodes" not in way["set"]]
+    if unplanned is not None:
+        message += f"; {unplanned.count:,} others cannot be planned, for example {unplanned.example}"
+    nodes = enough_nodes(config, found.steps, fixed, time.monotonic() + _LOOK_S)
+    hints = [*(way["set"] for way in ways), *([f"cluster.nodes={nodes}"] if nodes else [])]
+    error = MemoryFitError(message, key=key, hint="; or ".join(hints) or "use more devices, or a smaller model")
+    error.found = {"ways": ways}
+    return error
 
 
 def _row(trial: Trial, best: Trial) -> dict[str, Any]:

@@ -51,13 +51,6 @@ class Cluster:
         cluster = cls(nodes, config.device_memory)
         return cluster if parallel is None else cluster._hdp(parallel)
 
-    def _odd_node(self) -> str:
-        """Name the first node that has another number of devices than most, as the end of a hint."""
-        sizes = [node.devices for node in self.nodes]
-        usual = max(set(sizes), key=sizes.count)
-        odd = next((node for node in self.nodes if node.devices != usual), None)
-        return "" if odd is None else f"; {odd.host} has {counted(odd.devices, 'device')}, most nodes have {usual}"
-
     def _hdp(self, parallel: schema.Parallel) -> Cluster:
         """Group the devices into HDP ranks of tp x pp devices, placed as in `Mesh`; return the cluster of these ranks.
 
@@ -76,7 +69,7 @@ class Cluster:
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {counted(self.ranks, 'device')}"
             key = "parallel.tp" if self.ranks % tp else "parallel.pp"
             hint = "choose degrees whose product divides the number of devices"
-            raise ConfigError(message, key=key, hint=hint + self._odd_node())
+            raise ConfigError(message, key=key, hint=hint + self._odd_node(tp * pp))
         devices = Mesh.of(self.ranks, parallel).devices()
 
         # The cost model knows all-reduces over tp devices inside one node or across whole nodes only.
@@ -98,6 +91,16 @@ class Cluster:
         ranks = np.diff(begin, append=devices.shape[1]).tolist()
         hosts = [self.nodes[home].host for home in homes.tolist()]
         return Cluster(tuple(map(Node, hosts, ranks, speeds, memories)), self.device_memory)
+
+    def _odd_node(self, group: int) -> str:
+        """Name the first node that has another number of devices than most, if `group` would divide those of equal
+        nodes; the end of a hint."""
+        sizes = [node.devices for node in self.nodes]
+        usual = max(set(sizes), key=sizes.count)
+        if 2 * sizes.count(usual) <= len(sizes) or usual * len(sizes) % group:
+            return ""
+        odd = next(node for node in self.nodes if node.devices != usual)
+        return f"; {odd.host} has {counted(odd.devices, 'device')}, most nodes have {usual}"
 
     def with_memory(self, usable: Callable[[int], int]) -> Cluster:
         """Return the cluster with the memory of each rank, in bytes, replaced by `usable(memory)`."""

@@ -14,14 +14,14 @@ from engine.errors import ConfigError
 __all__ = ["diff", "digest", "load", "read_resolved", "recipes", "resolved_yaml"]
 
 
-def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: None) -> Config:
+def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: None, *, rules: bool = True) -> Config:
     """Load the config of a recipe with these overrides; `load([])` is the quickstart.
 
     The recipe is packaged (`recipe=NAME`) or a YAML file (`recipe=PATH`). If documents are named, on the command line
     or in such a file, `lengths` is `data`; if lengths are named too, these are used, and `say` gets a line about it
     (named.py). Raises ConfigError with every wrong key, type and bound, and with every broken rule between keys; what a
     file sets is named by file and line. Rules run only if all keys and names are spelt correctly; otherwise they would
-    check values that the user did not mean.
+    check values that the user did not mean. Without `rules` they do not run at all.
     """
     # Imported here because ranks import this module to read a resolved config, and Hydra is slow to import.
     from engine.config.compose import compose
@@ -41,7 +41,7 @@ def load(overrides: Sequence[str], say: Callable[[str], None] = lambda line: Non
         raise ConfigError.of([*problems, *located(error.problems, good, own)]) from error
     typed = {key: text for recipe in reversed(own) for key, text in recipe.texts.items()}
     config, invalid = validate(values, typed | dict(text.split("=", 1) for text in good))
-    if not problems:
+    if not problems and not (config and not rules):
         found = checks.check(config) if config else invalid + checks.check_part(right_part(values, invalid), invalid)
     else:
         found = invalid

@@ -92,10 +92,8 @@ def write_page(folder: RunFolder, say: Say) -> str | None:
         return str(write_report(folder.root)) if metrics.read_metrics(folder.metrics) else None
     except (Exception, KeyboardInterrupt) as error:  # whatever it is, the user must see how the run itself ended
         what = error.problems[0].key if isinstance(error, BytescaleError) else type(error).__name__
-        why = (
-            f"{error.filename}: {error.strerror}"
-            if isinstance(error, OSError) and error.strerror
-            else f"{what}: {error}"
-        )
+        why = f"{what}: {error}"
+        if isinstance(error, OSError) and error.strerror:
+            why = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         say(" ".join(f"the report could not be written: {why}".split()))
         return None

@@ -9,14 +9,12 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from engine.config.checks import check
-from engine.config.mesh_checks import MOST_RANKS
 from engine.config.schema import Config
 from engine.cost.budget import least
 from engine.errors import ConfigError, MemoryFitError
@@ -223,22 +221,27 @@ def search(config: Config, steps: Sequence[Ints], deadline: float, fixed: Collec
     return found
 
 
-def enough_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str] = ()) -> int | None:
-    """Return the fewest nodes, more than those of the config, with which some settings fit; None if there are none.
+def enough_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str], deadline: float) -> int | None:
+    """Return a number of nodes, usually the fewest, with which some settings fit; None if none is found in time.
 
-    Also None with a hostfile. It assumes that what fits on some nodes fits on more of them.
+    Also None with a hostfile. It tries powers of two times the config's nodes, then numbers below the first that is
+    enough, and no new one after `deadline`, in seconds of `time.monotonic()`.
     """
 
     def fits(nodes: int) -> bool:
         return any(Search(steps).candidates(with_values(config, {"cluster.nodes": nodes}), fixed))
 
-    few = config.cluster.nodes
+    short = enough = config.cluster.nodes
     if config.cluster.hostfile is not None:
         return None
-    many = next((few << n for n in range(1, 16) if few << n <= MOST_RANKS and fits(few << n)), None)
-    if many is None:
-        return None
-    return bisect_left(range(many), True, lo=max(few, many // 2) + 1, key=fits)
+    while not fits(enough := 2 * short):
+        short = enough
+        if time.monotonic() > deadline:
+            return None
+    while enough - short > 1 and time.monotonic() < deadline:
+        middle = (short + enough) // 2
+        short, enough = (short, middle) if fits(middle) else (middle, enough)
+    return enough
 
 
 def _bounded(candidate: Candidate) -> str:

@@ -13,8 +13,6 @@ from engine.planner.settings import PlanSettings
 
 # parallel.ep keeps the recipe's value.
 SEARCHED = ("parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity")
-# Values with which a search starts if those of the recipe break a rule beside keys that are fixed.
-PLAIN = {"parallel.tp": 1, "parallel.pp": 1, "zero.stage": 1}
 _DEGREES = (1, 2, 4, 8, 16)
 _ROUND = 1024  # tokens: capacities are multiples of this, which are easier to read
 

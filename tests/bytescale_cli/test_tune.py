@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from bytescale_cli import tune
 from bytescale_cli.main import run
 from engine.config.load import diff, load
 
@@ -104,23 +103,60 @@ def test_the_hint_has_the_nodes_with_which_some_settings_fit(capsys: Capture) ->
     assert (code, error["hint"]) == (10, "cluster.nodes=4")
 
 
+def test_values_of_the_recipe_that_are_searched_may_break_a_rule(capsys: Capture, tmp_path: Path) -> None:
+    """Its tp x pp = 32 does not divide the devices; the rules hold for what is found."""
+    small = [
+        "recipe=llama70b-2m-paper",
+        "cluster.nodes=4",
+        "cluster.ranks_per_node=6",
+        "context=8K",
+        "batch_tokens=64K",
+    ]
+    file = tmp_path / "best.yaml"
+    keys = [*small, "recompute=layer", "zero.stage=3", "capacity=8K", "--seconds", "1"]
+    assert run(["tune", *keys, "--json", "--out", str(file)]) == 0
+    found = json.loads(capsys.readouterr().out)["tune"]
+    assert found["recipe_step_s"] is None
+    assert "does not divide 24 devices" in found["recipe_breaks"] and "ZeRO-3" in found["recipe_breaks"]
+    assert load([f"recipe={file}"]).parallel.pp == found["best"][0]["pp"] == 1
+    assert run(["tune", *keys]) == 0
+    assert "the settings as given break a rule: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        (["recipe=llama70b-2m-paper", "cluster.nodes=1"], "parallel.tp x parallel.pp = 32 does not divide 8 devices"),
-        (["recipe=llama70b-2m-paper", "zero.stage=2"], "ZeRO-2 cannot be combined with parallel.pp=4"),
-    ],
+    ("key", "value"), [("parallel.tp", 3), ("zero.stage", 7), ("optimizer.lr", -1), ("parallel.tp", "two")]
 )
-def test_values_of_the_recipe_that_are_searched_may_break_a_rule(keys: list[str], message: str) -> None:
-    config, broken = tune._load(keys, {key.partition("=")[0] for key in keys})
-    assert broken == message and config.parallel.pp == 1
+def test_values_that_are_given_may_not(capsys: Capture, tmp_path: Path, key: str, value: object) -> None:
+    """On the command line, and what a file of the user sets has a wrong type or bound there too."""
+    assert run(["tune", "recipe=llama70b-2m-paper", f"{key}={value}", "--json"]) == 2
+    assert key in {error["key"] for error in json.loads(capsys.readouterr().out)["errors"]}
+    if value != 3:  # tp=3 of a file is only one of the values that are tried
+        section, name = key.split(".")
+        file = tmp_path / "mine.yaml"
+        file.write_text(f"defaults: [llama70b-2m-paper]\n{section}: {{{name}: {value}}}\n")
+        assert run(["tune", "--config", str(file), "--json"]) == 2
+        assert "mine.yaml:2" in str(json.loads(capsys.readouterr().out)["errors"])
 
 
-def test_values_that_are_given_may_not(capsys: Capture) -> None:
-    """The recipe's pp = 4 is not at fault."""
-    assert run(["tune", "recipe=llama70b-2m-paper", "parallel.tp=3", "--json"]) == 2
-    errors = json.loads(capsys.readouterr().out)["errors"]
-    assert {error["key"] for error in errors} == {"parallel.tp"} and "= 3 does not divide" in str(errors)
+def test_searched_keys_take_values_that_a_given_one_needs(capsys: Capture) -> None:
+    code, error = failure(
+        capsys, "recipe=llama70b-2m-paper", "cluster.nodes=1", "planner.mode=pipeline", "capacity=64M"
+    )
+    assert code == 10 and error["message"].startswith("no settings fit, for example "), "not that pp is 1"
+
+
+def test_other_ways_than_nodes_are_kept(capsys: Capture) -> None:
+    small = ["recipe=llama3-8b-2m", "cluster.nodes=1", "cluster.ranks_per_node=1", "context=8K", "capacity=8K"]
+    code, error = failure(capsys, *small)
+    assert code == 10 and error["hint"].startswith("optimizer.on_host=true; or cluster.nodes=")
+
+
+def test_a_hostfile_on_which_nothing_fits(capsys: Capture, tmp_path: Path) -> None:
+    """The recipe's degrees, which do not divide its devices, are not at fault."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("gpu-1 slots=8\n")
+    code, error = failure(capsys, "recipe=llama70b-2m-paper", f"cluster.hostfile={hosts}")
+    assert code == 10 and "device memory" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,10 @@ def test_the_node_that_differs_is_named_where_degrees_do_not_divide_the_devices(
     with pytest.raises(ConfigError) as caught:
         Cluster(nodes, 1)._hdp(schema.Parallel(tp=8, pp=1, stages="auto", ep=1))
     assert (caught.value.problems[0].hint or "").endswith("; gpu-3 has 7 devices, most nodes have 8")
+    for others, tp in ((nodes[2:4], 8), (nodes, 3)):  # no majority; not the cause
+        with pytest.raises(ConfigError) as caught:
+            Cluster(others, 1)._hdp(schema.Parallel(tp=tp, pp=1, stages="auto", ep=1))
+        assert "most nodes" not in (caught.value.problems[0].hint or "")
 
 
 def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:

@@ -483,6 +483,25 @@ def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: int, error:
     return settings
 
 
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(28, "No space left on device", "r.html"), "r.html: No space left on device"),
+    ],
+)
+def test_a_report_that_the_disk_has_no_space_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError, why: str
+) -> None:
+    def full(folder: Path) -> Path:
+        raise error
+
+    settings, said = finished(tmp_path, monkeypatch, 2), list[str]()
+    monkeypatch.setattr("engine.report.run_page.write_report", full)
+    train(settings, say=said.append)
+    assert said[-1] == f"the report could not be written: {why}"
+
+
 def test_a_failing_report_is_reported_and_changes_no_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     result = train(finished(tmp_path, monkeypatch, 2), say=said.append)["train"]

@@ -171,11 +171,19 @@ def test_the_fewest_nodes_that_fit() -> None:
     """Of all settings that are searched, not of the config's own. 70B does not fit on one node."""
     own = load(["recipe=llama70b-2m", "cluster.nodes=1", "recompute=layer", "context=8K", "batch_tokens=1M"])
     steps = [np.array([8192] * 128)]
-    nodes = enough_nodes(own, steps, ["recompute"])
+    nodes = enough_nodes(own, steps, ["recompute"], NEVER)
     assert nodes is not None and nodes > 1
     for count in (nodes - 1, nodes):
         more = own.model_copy(update={"cluster": own.cluster.model_copy(update={"nodes": count})})
         assert any(Search(steps).candidates(more, ["recompute"])) == (count == nodes)
+
+
+def test_a_look_for_nodes_ends() -> None:
+    """With a capacity of 64M tokens nothing fits on any number of nodes."""
+    own = load(["recipe=llama70b-2m", "cluster.nodes=1", "capacity=64M"])
+    began = time.monotonic()
+    assert enough_nodes(own, [np.array([8192])], ["capacity"], began + 1) is None
+    assert time.monotonic() - began < 30
 
 
 def test_memory_is_that_of_the_simulated_plans_too() -> None:

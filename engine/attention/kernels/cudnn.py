@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.attention.kernels import torch_varlen
 from engine.attention.kernels.call import Call, Functions
-from engine.attention.kernels.plans import Heads, PlanCosts, Plans, candidates
+from engine.attention.kernels.plans import Heads, PlanCosts, Plans, cudnn_runs
 
 
 def load(build_s: float) -> Functions:
@@ -77,7 +77,7 @@ class _Cudnn:
     def _parts(self, call: Call, q: Tensor, k: Tensor, backward: bool) -> tuple[_Part, ...]:
         """Divide a call between the two kernels. An empty call has no parts."""
         heads = Heads(q.shape[1], k.shape[1], q.shape[2], q.dtype)
-        found = candidates(call, backward, heads, self.plans.costs)
+        found = cudnn_runs(call, backward, heads, self.plans.costs)
         return _divided(call, tuple((one.start, one.stop) for one in found if self.plans.use_cudnn(one)))
 
 

@@ -6,7 +6,8 @@ all its calls reaches the time of building the plan (the ski-rental rule): whate
 than twice that of the best decision in hindsight.
 
 PyTorch gives cuDNN dense batches only, if keys are shared by query heads. In a call with sequences of several lengths,
-each run of equal ones is such a batch, and needs a kernel call of its own.
+each run of equal ones is such a batch, and needs a separate kernel call. Where a run saves less than this costs, it is
+not counted.
 
 The forward and the backward pass have plans of their own, and so have the threads that run them: autograd's thread runs
 the backward pass, and the forward pass of recomputed layers. All layers of a model share their shapes.
@@ -31,8 +32,7 @@ class PlanCosts(NamedTuple):
 
     # Building one plan: `plan_build_s` of the calibration.
     build_s: float
-    # What a kernel call of their own costs for sequences that share a call with others: launches, and a copy of the
-    # results. An estimate, not measured.
+    # Extra cost of a separate kernel call: launches, and a copy of the results. An estimate, not measured.
     split_s: float = 5e-5
     # What cuDNN saves against the varlen kernel, per FLOP. Measured on one H200 at 64K tokens, head size 128:
     # 1 / 361 - 1 / 624 s per TFLOP forward, 1 / 320 - 1 / 536 backward (benchmarks/RESULTS.md).
@@ -42,9 +42,9 @@ class PlanCosts(NamedTuple):
 class Heads(NamedTuple):
     """The heads of a call."""
 
-    queries: int
-    keys: int
-    size: int
+    query: int
+    kv: int
+    size: int  # elements of a head
     dtype: torch.dtype
 
 
@@ -72,10 +72,10 @@ class Shape(NamedTuple):
     @property
     def flops(self) -> float:
         """FLOPs of a call: two products of a multiply-add per (query, key) pair, five in the backward pass."""
-        return 2 * (5 if self.backward else 2) * self.pairs * self.heads.queries * self.heads.size
+        return 2 * (5 if self.backward else 2) * self.pairs * self.heads.query * self.heads.size
 
 
-class Candidate(NamedTuple):
+class CudnnRun(NamedTuple):
     """The sequences start .. stop - 1 of a call, a run on which cuDNN saves time once it has a plan."""
 
     start: int
@@ -91,7 +91,7 @@ class Plans(threading.local):
         self.costs, self._most_shapes = costs, most_shapes
         self._saved: dict[Shape, float] = {}  # seconds that cuDNN saves on the calls so far; most recently used last
 
-    def use_cudnn(self, one: Candidate) -> bool:
+    def use_cudnn(self, one: CudnnRun) -> bool:
         """Count a call, and return whether it uses cuDNN. Once true for a shape, it stays true until forgotten."""
         saved = self._saved.pop(one.shape, 0.0)
         if saved < self.costs.build_s:
@@ -103,7 +103,7 @@ class Plans(threading.local):
 
 
 @lru_cache(maxsize=1024)
-def candidates(call: Call, backward: bool, heads: Heads, costs: PlanCosts) -> tuple[Candidate, ...]:
+def cudnn_runs(call: Call, backward: bool, heads: Heads, costs: PlanCosts) -> tuple[CudnnRun, ...]:
     """Return the runs of a call that cuDNN computes correctly, and on which it saves time.
 
     Cached, because all layers of a micro-batch make the same calls.
@@ -115,7 +115,7 @@ def candidates(call: Call, backward: bool, heads: Heads, costs: PlanCosts) -> tu
         shape = Shape(run, call.causal, backward, heads)
         saved_s = shape.flops * costs.saved_s_per_flop - split_s
         if saved_s > 0 and cudnn_computes(run, call.causal):
-            found.append(Candidate(start, start + run.sequences, shape, saved_s))
+            found.append(CudnnRun(start, start + run.sequences, shape, saved_s))
         start += run.sequences
     return tuple(found)
 

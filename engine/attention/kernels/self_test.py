@@ -4,7 +4,7 @@ All calls have fewer key heads than query heads (GQA):
 
 - packed causal sequences, and such of equal length, which cuDNN computes;
 - ring blocks, which have different numbers of queries and keys, and whose `out` and `lse` in the backward pass cover
-  more keys than the call; blocks of one shape, and of two, between which a call of cuDNN is divided;
+  more keys than the call; also blocks of two shapes, for which cuDNN needs two calls;
 - blocks of one query, for which flash-attn 2 swaps queries and heads;
 - blocks with a log-sum-exp of about -120, which trained weights reach: exp(-lse) overflows in float32. cuDNN's backward
   pass then returns NaN for 64 keys (modulo 128), and for one query (plans.py).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -29,6 +29,14 @@ LIBRARIES = {
 }
 HEADS = plans.Heads(32, 8, 128, BF16)
 each_library = pytest.mark.parametrize("load", LIBRARIES.values(), ids=LIBRARIES)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Forget what was computed with patched functions, before and after."""
+    plans.cudnn_runs.cache_clear()
+    yield
+    plans.cudnn_runs.cache_clear()
 
 
 @pytest.fixture
@@ -160,11 +168,11 @@ def test_a_run_pays_with_what_it_saves_beyond_its_own_call() -> None:
     """Else each length that comes often enough would get launches of its own in the end."""
     costs = plans.PlanCosts(build_s=1.0)
     alone, pair = Call((0, 500), (0, 500), True), Call((0, 500, 4500), (0, 500, 4500), True)
-    (short,), (long,) = (plans.candidates(call, False, HEADS, costs) for call in (alone, pair))
+    (short,), (long,) = (plans.cudnn_runs(call, False, HEADS, costs) for call in (alone, pair))
     assert 0 < short.saved_s < costs.split_s, "too little beside another sequence"
     assert (long.start, long.stop, long.shape.run) == (1, 2, (1, 4000, 4000))
     assert long.saved_s == pytest.approx(64 * short.saved_s - costs.split_s)
-    both = plans.candidates(pair, False, HEADS, costs._replace(split_s=0.0))
+    both = plans.cudnn_runs(pair, False, HEADS, costs._replace(split_s=0.0))
     assert [one.shape.run.queries for one in both] == [500, 4000]
 
 
@@ -204,7 +212,6 @@ def test_a_kernel_whose_gradients_are_nan_is_seen_by_the_self_test(
         return not causal and (run.queries == 1) == (queries == 1)
 
     monkeypatch.setattr(plans, "cudnn_computes", careless)
-    plans.candidates.cache_clear()
     assert re.match(
         f"its {'dk' if queries == 1 else 'dq'} is not finite for .* with a log-sum-exp of -120",
         str(self_test.fault(cudnn.load(0.0), CPU, BF16, 16)),
@@ -235,7 +242,7 @@ def test_cudnn_is_used_once_a_shape_has_paid_for_its_plan(stand_ins: libraries.C
     """Forward and backward have plans of their own: here the backward pass, with 2.5 times the work, pays first."""
     one = Call((0, 64), (0, 64), True)
     q, k = torch.randn(64, 4, 16).to(BF16), torch.randn(64, 2, 16).to(BF16)
-    (found,) = plans.candidates(one, False, plans.Heads(4, 2, 16, BF16), plans.PlanCosts(0.0))
+    (found,) = plans.cudnn_runs(one, False, plans.Heads(4, 2, 16, BF16), plans.PlanCosts(0.0))
     kernel = cudnn.load(2.4 * found.saved_s)
     results, counts = [], []
     for _ in range(4):

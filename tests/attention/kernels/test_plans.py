@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.attention.kernels.plans import Candidate, Heads, PlanCosts, Plans, Run, Shape
+from engine.attention.kernels.plans import CudnnRun, Heads, PlanCosts, Plans, Run, Shape
 
 RUN, HEADS = Run(1, 1000, 1000), Heads(2, 1, 64, torch.bfloat16)
 SHAPE = Shape(RUN, False, False, HEADS)
@@ -22,8 +22,8 @@ def plans(build_s: float, most_shapes: int = 100) -> Plans:
     return Plans(PlanCosts(build_s), most_shapes)
 
 
-def calls_of(shape: Shape) -> Candidate:
-    return Candidate(0, shape.run.sequences, shape, SAVED_S * shape.flops / SHAPE.flops)
+def calls_of(shape: Shape) -> CudnnRun:
+    return CudnnRun(0, shape.run.sequences, shape, SAVED_S * shape.flops / SHAPE.flops)
 
 
 ONE = calls_of(SHAPE)
@@ -33,7 +33,7 @@ def test_flops_are_those_of_the_products() -> None:
     assert SHAPE.flops == 2 * 2 * 1000 * 1000 * 2 * 64
     assert SHAPE._replace(causal=True).flops == SHAPE.flops / 2
     assert SHAPE._replace(backward=True).flops == 2.5 * SHAPE.flops
-    assert SHAPE._replace(run=Run(3, 500, 1000), heads=HEADS._replace(keys=2)).flops == 1.5 * SHAPE.flops
+    assert SHAPE._replace(run=Run(3, 500, 1000), heads=HEADS._replace(kv=2)).flops == 1.5 * SHAPE.flops
 
 
 def test_a_shape_pays_when_its_calls_would_have_saved_the_time_of_the_plan() -> None:
@@ -53,7 +53,7 @@ def test_everything_that_a_plan_is_built_for_is_counted_apart() -> None:
         SHAPE._replace(run=RUN._replace(keys=999)),
         SHAPE._replace(run=RUN._replace(queries=999)),
         SHAPE._replace(causal=True),
-        *(SHAPE._replace(heads=HEADS._replace(**change)) for change in ({"queries": 1}, {"keys": 2}, {"size": 32})),
+        *(SHAPE._replace(heads=HEADS._replace(**change)) for change in ({"query": 1}, {"kv": 2}, {"size": 32})),
         SHAPE._replace(heads=HEADS._replace(dtype=torch.float16)),
     ]
     assert not any(asked.use_cudnn(calls_of(one)) for one in (SHAPE, *others))
