@@ -37,8 +37,8 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
     if devices % group:
         message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
         key = "parallel.tp" if devices % tp else "parallel.pp"
-        devices_of = "cluster.nodes x cluster.ranks_per_node, or train --nproc"
-        return Problem(message, key, f"choose degrees that divide the devices, or a number of them ({devices_of})")
+        hint = "choose degrees that divide the devices, or another number of devices: "
+        return Problem(message, key, hint + "cluster.nodes, cluster.ranks_per_node")
     if node % tp and tp % node:
         message = (
             f"{tp} is neither a divisor nor a multiple of a node's {node} devices, "

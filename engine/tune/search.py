@@ -231,7 +231,7 @@ def enough_nodes(config: Config, steps: Sequence[Ints], fixed: Collection[str], 
     def fits(nodes: int) -> bool:
         return any(Search(steps).candidates(with_values(config, {"cluster.nodes": nodes}), fixed))
 
-    short = enough = config.cluster.nodes
+    short = config.cluster.nodes
     if config.cluster.hostfile is not None:
         return None
     while not fits(enough := 2 * short):
