@@ -64,7 +64,8 @@ class Costs:
     closing_bytes: int = 0  # in addition to the states at the end of a step, after activations are released
     filling_bytes: int = 0  # part of `fixed_bytes` not yet allocated when a step's first backward pass begins
     in_flight: int = 1  # micro-batches whose activations a device holds at once, counted in `token_bytes`
-    kept_bytes: int = 0  # of a sliced sequence, per token in addition: K,V of its slices, and their gradients
+    slice_kv_bytes: int = 0  # per token of a slice that later slices attend to: its K,V, until its backward pass
+    slice_dkv_bytes: int = 0  # per token of the same, from the backward pass of the last slice on: gradients of K,V
     query_bytes: int = 0  # queries of a token in all layers, sent once
     result_bytes: int = 0  # output of a token in all layers, or the gradient of its queries, sent once
     share: float = 1.0  # of the model's work that a device of the stage does
@@ -251,7 +252,8 @@ def _bytes(config: Config, ranks: int) -> list[dict[str, Any]]:
                 "in_flight": in_flight,
                 "token_bytes": -(-saved // (model.layers * tp)),
                 "instants": activations.instants(config, stage),
-                "kept_bytes": -(-2 * own * model.kv_heads * model.head_dim * (b + w) // tp),
+                "slice_kv_bytes": -(-2 * own * model.kv_heads * model.head_dim * b // tp),
+                "slice_dkv_bytes": -(-2 * own * model.kv_heads * model.head_dim * w // tp),
                 "team_bytes": model.heads * model.head_dim * (3 * b + 3 * w) // tp,
                 # In a pipeline, slices have buffers even on a single rank.
                 "ring_bytes": -(-activations.ring_bytes(model, dtype, pp) // tp) if ranks > 1 or pp > 1 else 0,

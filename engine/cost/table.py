@@ -16,6 +16,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from engine.config import schema
+from engine.config.devices import uses_gpus
 from engine.cost import sizes
 from engine.cost.flops import layer_weights
 from engine.cost.sizes import device_parameters, element_bytes, is_bf16_optimizer, optimizer_tensors, parameters, pinned
@@ -43,6 +44,7 @@ LETTERS = {
     "stage, on_host, weights_on_host, recompute, tile": "zero.stage, optimizer.on_host, zero.weights_on_host, "
     "recompute, mlp_tile",
     "bf16_optimizer": "dtype=bf16 in stage 1 without on_host: DeepSpeed runs its BF16_Optimizer",
+    "cpu": "the devices are processes on CPUs: allocated memory is resident only once it has been written",
     "pinned(x)": "next power of two, as PyTorch allocates pinned memory; for the sum of many tensors, at most 2 * x",
 }
 
@@ -111,7 +113,7 @@ ROWS = (
     Row(ALWAYS, "optimizer", "partition of master weights and moments", "n * w * S", "not on_host",
         _Z12 + "initialize_optimizer_states"),
     Row(ALWAYS, "gather_buffers", "gradient bucket", "b * B", "stage == 2", _Z12 + "setup_buckets"),
-    Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 1 and not bf16_optimizer",
+    Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 1 and not bf16_optimizer and not cpu",
         _Z12 + "setup_buckets"),
     Row(ALWAYS, "gather_buffers", "gradient bucket", "w * B", "stage == 3", _Z3 + "_setup_for_real_optimizer"),
     Row(ALWAYS, "gather_buffers", "copies of the bucket during its reduction", "c * B", "stage == 2 and P > BUCKET",
@@ -214,6 +216,8 @@ ROWS = (
         "deepspeed/runtime/engine.py: allreduce_no_retain"),
     Row(END, "gradients", "gradients joined for the update, or a copy of a gradient larger than the bucket",
         "w * max(S, L if L > BUCKET else 0)", "stage == 1 and not bf16_optimizer", _Z12 + "get_flat_partition"),
+    Row(END, "gradients", "gradient bucket, first written here", "w * B", "stage == 1 and not bf16_optimizer and cpu",
+        _Z12 + "setup_buckets"),
     Row(END, "gradients", "gradients joined for the update", "w * S", "stage > 1 and P > BUCKET and not on_host",
         _Z12 + "get_flat_partition"),
     Row(END, "gradients", "copies of the bucket during its reduction", "c * B", "stage > 1 and P <= BUCKET",
@@ -293,6 +297,7 @@ def letters(config: schema.Config, ranks: int = 1, stage: int | None = None, las
         "weights_on_host": config.zero.weights_on_host,
         "tied": model.tied,
         "bf16_optimizer": is_bf16_optimizer(config),
+        "cpu": not uses_gpus(config),
         "pinned": pinned,
     }
     return found

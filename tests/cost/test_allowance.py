@@ -16,7 +16,7 @@ def test_what_is_usable_is_just_what_fits(memory: int, tensors: int, context: in
 
 def test_it_follows_the_kind_of_device_and_how_many_there_are() -> None:
     one, eight = load(["cluster=h200x8", "cluster.ranks_per_node=1", "context=1K"]), load(["cluster=h200x8"])
-    assert Allowance.of(load([])) == Allowance(480 << 20, 20)
+    assert Allowance.of(load([])) == Allowance(520 << 20, 8)
     assert Allowance.of(one) == Allowance(1 << 30, 5)
     nccl = 2 * (688 << 20) + 4 * 32 * (12 << 20)  # two communicators, and four peers with 32 channels each
     assert Allowance.of(eight) == Allowance.of(one, devices=8) == Allowance((1 << 30) + nccl, 5)

@@ -158,7 +158,11 @@ def one(lengths: list[int], config: Config) -> Found:
 
     step(0.0)  # optimizer states, buffers and the arena are there
     arena = offload.arenas[0].size if offload else 0
-    with patch("engine.cost.table.pinned", lambda size, many=False: size):  # nothing is pinned on a CPU
+    # Nothing is pinned on a CPU. What is allocated counts, as on a GPU.
+    with (
+        patch("engine.cost.table.pinned", lambda size, many=False: size),
+        patch("engine.cost.table.uses_gpus", lambda config: True),
+    ):
         counted = estimated(config, plan, context.hdp_rank)
         states_away = Costs.of(config).host_fixed_bytes  # a CPU's tensors are all in one memory
     expected_peak, gloo = counted.peak - counted.items["other"] + states_away, gloo_bytes(config)

@@ -1,4 +1,4 @@
-"""A real run on CPU processes holds at most what `estimate-memory` says, and at least half of it.
+"""A real run on CPU processes holds at most what `estimate-memory` says, and at least half of it; a pipeline 85 %.
 
 A CPU process holds both what the estimate places on the device and what it places on the host, where the copy for
 checkpoints is reserved after the first step. The allowance of a CPU process is an upper bound: how much freed memory
@@ -69,14 +69,14 @@ def test_of_a_pipeline_with_tensor_parallelism(tmp_path: Path) -> None:
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert all(plan.mode == "pipeline" and plan.micro_batches >= 8 for plan in plans)
-    check(resident(config), estimate_plans(config, settings, plans))
+    check(resident(config), estimate_plans(config, settings, plans), at_least=0.85)
 
 
-def check(resident: int, found: Estimate) -> None:
+def check(resident: int, found: Estimate, at_least: float = 0.5) -> None:
     both = found.peak + found.host
     print(f"resident {resident / 2**20:.0f} MiB, estimate {both / 2**20:.0f}: {resident / both:.3f}")
     assert found.host == found.checkpoint > 0
-    assert both / 2 <= resident <= both
+    assert at_least * both <= resident <= both
 
 
 def configured(folder: Path, lengths: list[int], keys: list[str]) -> Config:

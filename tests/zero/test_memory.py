@@ -45,8 +45,12 @@ def held_and_estimated(dtype: str, stage: int, *more: str) -> list[tuple[int, in
     model_keys = [f"model.{key}" for key in SHAPE]
     config = load(["recipe=quickstart", f"dtype={dtype}", f"zero.stage={stage}", *model_keys, *more])
     rows = [row for row in ROWS if "PyTorch's cache" not in row.tensor]
-    # Nothing is pinned on a CPU: no rounding, and no cache of pinned memory.
-    with patch("engine.cost.table.pinned", lambda size, many=False: size), patch("engine.cost.table.ROWS", rows):
+    # Nothing is pinned on a CPU: no rounding, and no cache of pinned memory. What is allocated counts, as on a GPU.
+    with (
+        patch("engine.cost.table.pinned", lambda size, many=False: size),
+        patch("engine.cost.table.ROWS", rows),
+        patch("engine.cost.table.uses_gpus", lambda config: True),
+    ):
         estimated = states(config, WORLD)
     start_counting()
     with sharded(config):

@@ -86,7 +86,7 @@ def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
     costs, slots = settings.costs, int(plan.slot.max()) + 1
     forward, backward = by_slot(plan, gang_times(plan, costs, settings.cluster), costs)
     tokens, buffers = loads.micro_loads(plan)
-    held = loads.held_tokens(plan, costs)
+    held, (gradients, _) = loads.held_tokens(plan, costs), loads.gradient_tokens(plan, costs)
     in_slot = np.zeros((len(held), slots), dtype=np.int64)
     for stage, of_stage in enumerate(held):
         np.maximum.at(in_slot[stage], plan.slot, of_stage)
@@ -98,6 +98,8 @@ def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
         if plan.offload.any():  # two layers are copied back
             besides += one.token_bytes * 2 * largest // (one.layers * one.in_flight)
         saved = int(settings.cluster.memory.min()) - one.fixed_bytes - besides
-        most[number] = max(0, saved) * one.in_flight // max(1, one.token_bytes)
+        # While one sequence's slices run backward, they have gradients of their K,V.
+        held_at_once = max(0, saved) * one.in_flight // max(1, one.token_bytes) - int(gradients[number].max())
+        most[number] = max(0, held_at_once)
     shares = costs.shares[:, None]
     return Jobs(forward * shares, backward * shares, in_slot, linked), most

@@ -69,12 +69,14 @@ class InFlight(NamedTuple):
 def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
     """Return what is in flight on each stage of a pipeline.
 
-    K,V and their gradients that each slice of a sequence keeps until its own backward pass (`Costs.kept_bytes`) count
-    as tokens too, and so do those of the micro-batch itself, which are no activations of it. The micro-batches of a
-    stage fill its memory the most when one of these passes begins, because only backward passes free memory.
+    K,V that each slice keeps for later ones until its own backward pass (`Costs.slice_kv_bytes`) count as tokens too,
+    and so do their gradients (`gradient_tokens`), also those of the micro-batch itself, which are no activations of it.
+    The micro-batches of a stage fill its memory the most when one of these passes begins, because only backward passes
+    free memory.
     """
     saved = np.stack([stage.resident_here(micro_tokens(plan), plan.offload) for stage in costs.stages])
-    return InFlight(*_in_flight(held_tokens(plan, costs), saved, plan.offload, plan.micro_start, plan.passes))
+    held = (held_tokens(plan, costs), *gradient_tokens(plan, costs), saved)
+    return InFlight(*_in_flight(*held, plan.offload, plan.micro_start, plan.passes))
 
 
 def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
@@ -82,18 +84,47 @@ def held_tokens(plan: StepPlan, costs: Costs) -> Ints:
 
     What a team needs while a layer attends counts too.
     """
-    tokens, sliced = micro_tokens(plan), np.zeros(plan.micro_batches, dtype=np.int64)
-    of_sliced = plan.sliced[plan.shard_slice]
-    np.add.at(sliced, plan.shard_micro[of_sliced], shard_loads(plan)[0][of_sliced])
-    mates = np.zeros(plan.micro_batches, dtype=np.int64)
+    tokens, mates = micro_tokens(plan), np.zeros(plan.micro_batches, dtype=np.int64)
+    kv_of = _of_micro_batches(plan, _continued_tokens(plan))
     if int(plan.team.max()) > 1:
-        np.add.at(mates, plan.shard_micro, shard_loads(plan)[0] * (plan.team[plan.shard_slice] - 1))
+        mates = _of_micro_batches(plan, shard_loads(plan)[0] * (plan.team[plan.shard_slice] - 1))
     held = np.empty((len(costs.stages), plan.micro_batches), dtype=np.int64)
     for number, stage in enumerate(costs.stages):
-        kept = sliced * stage.kept_bytes + mates * stage.team_bytes
-        kept = -(-kept * stage.in_flight // max(1, stage.token_bytes))
-        held[number] = stage.resident_here(tokens, plan.offload) + kept
+        besides = _as_tokens(kv_of * stage.slice_kv_bytes + mates * stage.team_bytes, stage)
+        held[number] = stage.resident_here(tokens, plan.offload) + besides
     return held
+
+
+def gradient_tokens(plan: StepPlan, costs: Costs) -> tuple[Ints, Ints]:
+    """Return the gradients of slices' K,V, counted as tokens: what a backward pass adds, and removes, [n, M] each.
+
+    The backward pass of a sequence's last slice adds those of all its earlier slices, and each removes its own.
+    """
+    own = _continued_tokens(plan)
+    ends = (plan.sliced & ~plan.continued)[plan.shard_slice]
+    added, removed = np.empty((2, len(costs.stages), plan.micro_batches), dtype=np.int64)
+    for number, stage in enumerate(costs.stages):
+        each = _as_tokens(own * stage.slice_dkv_bytes, stage)
+        removed[number] = _of_micro_batches(plan, each)
+        added[number] = _of_micro_batches(plan, np.where(ends, _carried(each, plan.before, plan.ring_start), 0))
+    return added, removed
+
+
+def _continued_tokens(plan: StepPlan) -> Ints:
+    """The tokens of each shard if its slice has later ones, else 0, [K]."""
+    return np.where(plan.continued[plan.shard_slice], shard_loads(plan)[0], 0)
+
+
+def _of_micro_batches(plan: StepPlan, of_shards: Ints) -> Ints:
+    """Sum the values of shards [K] for each micro-batch, [M]."""
+    sums = np.zeros(plan.micro_batches, dtype=np.int64)
+    np.add.at(sums, plan.shard_micro, of_shards)
+    return sums
+
+
+def _as_tokens(held_bytes: Ints, stage: Costs) -> Ints:
+    """How many tokens' activations take so many bytes on a stage, rounded up."""
+    return -(-held_bytes * stage.in_flight // max(1, stage.token_bytes))
 
 
 def peak_bytes(plan: StepPlan, costs: Costs, first: Bools | bool = False) -> Ints:
@@ -122,10 +153,13 @@ def host_bytes(plan: StepPlan, costs: Costs, held: InFlight) -> Ints:
 
 
 @njit
-def _in_flight(held: Ints, saved: Ints, offload: Ints, micro_start: Ints, passes: Ints) -> tuple[Ints, Ints]:
+def _in_flight(
+    held: Ints, added: Ints, removed: Ints, saved: Ints, offload: Ints, micro_start: Ints, passes: Ints
+) -> tuple[Ints, Ints]:
     """Compiled part of `in_flight`.
 
     Each micro-batch holds held [n, M] tokens from its forward to its backward pass, saved [n, M] of them activations.
+    Its backward pass adds added [n, M] tokens of gradients, and removes removed [n, M].
     """
     stages = len(held)
     tokens, offloading = np.zeros_like(held), np.zeros_like(held)
@@ -139,8 +173,10 @@ def _in_flight(held: Ints, saved: Ints, offload: Ints, micro_start: Ints, passes
             live[stage] += sign * held[stage, micro]
             away[stage] += sign * int(offload[micro] > 0)
             if sign < 0:
+                live[stage] += added[stage, micro]
                 tokens[stage, micro] = live[stage] + held[stage, micro] - saved[stage, micro]
                 offloading[stage, micro] = away[stage]
+                live[stage] -= removed[stage, micro]
     return tokens, offloading
 
 

@@ -131,6 +131,11 @@ class StepPlan:
         """Whether each slice is one of several of its sequence, [S]."""
         return self.lengths != self.sequence_lengths[self.slice_sequence]
 
+    @cached_property
+    def continued(self) -> Bools:
+        """Whether each slice has later ones, which attend to its K,V, [S]."""
+        return np.append(self.before[1:] > 0, False)
+
     @property
     def micro_batches(self) -> int:
         """The number of micro-batches M, idle ones included."""

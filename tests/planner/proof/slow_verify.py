@@ -120,15 +120,17 @@ def _memory(plan: StepPlan, settings: PlanSettings, rings: list[list[int]], micr
     for rank in range(plan.ranks):
         own = [micro for micro in micros if micro.rank == rank]
         for stage in range(plan.stages):
-            live: set[int] = set()
+            live: Counter[int] = Counter()  # -1 if a damaged order has the backward pass first
+            backward: list[Micro] = []  # whose backward pass has begun
             for place, direction in order_of(plan, len(own), stage):
                 if direction == "forward":
-                    live.add(place)
+                    live[place] += 1
                     continue
-                others = [own[other] for other in live - {place}] if plan.mode == "pipeline" else []
-                live -= {place}
+                live[place] -= 1
+                others = [(own[other], count) for other, count in live.items()] if plan.mode == "pipeline" else []
+                backward.append(own[place])
                 costs = settings.costs.stages[stage]
-                if not _fits(plan, settings, costs, rings, own[place], others, own):
+                if not _fits(plan, settings, costs, rings, own[place], others, own, backward):
                     return False
     return True
 
@@ -144,14 +146,37 @@ def _stays(plan: StepPlan, rings: list[list[int]], micro: Micro, layers: int) ->
 
 
 def _besides(plan: StepPlan, costs: Costs, rings: list[list[int]], micro: Micro) -> int:
-    """Return what slices keep and teams exchange, as tokens."""
+    """Return the K,V that slices keep, and what teams exchange, as tokens."""
     total = 0
     for s, part in micro.shards:
         tokens = schedule.shard_tokens(int(plan.lengths[s]), len(rings[s]), part)
-        cut = plan.before[s] > 0 or (s + 1 < len(plan.before) and plan.before[s + 1] > 0)
-        total += tokens * costs.kept_bytes * bool(cut)
+        total += tokens * costs.slice_kv_bytes * (_last(plan, s) > s)
         total += tokens * (int(plan.team[s]) - 1) * costs.team_bytes
     return ceil(Fraction(total * costs.in_flight, costs.token_bytes))
+
+
+def _gradients(plan: StepPlan, costs: Costs, rings: list[list[int]], own: list[Micro], backward: list[Micro]) -> int:
+    """Return the gradients of slices' K,V, as tokens, when the last one of the passes `backward` of a rank begins.
+
+    They are there from the pass of the last slice to their own. A pass in the wrong order counts as -1 until then.
+    """
+    total = 0
+    for s, part in [shard for micro in own for shard in micro.shards]:
+        tokens = schedule.shard_tokens(int(plan.lengths[s]), len(rings[s]), part)
+        begun = any((_last(plan, s), part) in micro.shards for micro in backward)
+        ended = any((s, part) in micro.shards for micro in backward[:-1])
+        if _last(plan, s) > s:
+            total += (begun - ended) * ceil(
+                Fraction(tokens * costs.slice_dkv_bytes * costs.in_flight, costs.token_bytes)
+            )
+    return total
+
+
+def _last(plan: StepPlan, at: int) -> int:
+    """Return the last slice of the sequence of a slice."""
+    while at + 1 < len(plan.before) and plan.before[at + 1] > 0:
+        at += 1
+    return at
 
 
 def _fits(
@@ -160,10 +185,14 @@ def _fits(
     costs: Costs,
     rings: list[list[int]],
     micro: Micro,
-    others: list[Micro],
+    others: list[tuple[Micro, int]],
     own: list[Micro],
+    backward: list[Micro],
 ) -> bool:
-    """Whether a micro-batch fits on a stage beside `others`; `own` are all micro-batches of its rank."""
+    """Whether a micro-batch fits on a stage beside `others`, with counts; `own` are all micro-batches of its rank.
+
+    `backward` are those whose backward passes have begun, this one included.
+    """
     tokens, stays = _held(plan, rings, micro), _stays(plan, rings, micro, costs.layers)
     buffers = 0
     for s, _ in micro.shards:
@@ -178,8 +207,12 @@ def _fits(
             most = rounds_per_call(plan.stages)
             calls = Counter(schedule.call_of_round(round_, most) for round_ in range(len(rings[s]) // team))
             buffers += ceil(Fraction(largest * max(calls.values()), most)) * team
-    waiting = sum(_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other) for other in others)
-    waiting += _besides(plan, costs, rings, micro) if plan.mode == "pipeline" else 0
+    waiting = 0
+    for other, count in others:
+        waiting += count * (_stays(plan, rings, other, costs.layers) + _besides(plan, costs, rings, other))
+    if plan.mode == "pipeline":
+        waiting += _besides(plan, costs, rings, micro)
+        waiting += _gradients(plan, costs, rings, own, backward)
     layer, loss = (instant.fixed + instant.token * tokens for instant in costs.instants)
     each = Fraction(costs.token_bytes, costs.in_flight)  # of one micro-batch
     saved = each * (stays + waiting)
@@ -188,7 +221,7 @@ def _fits(
     fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
     peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
     if plan.mode == "pipeline":  # the host reserves as much for each as the largest one of the rank needs
-        count = (micro.offload > 0) + sum(other.offload > 0 for other in others)
+        count = (micro.offload > 0) + sum(count for other, count in others if other.offload > 0)
         host = count * max(_held(plan, rings, one) - _stays(plan, rings, one, costs.layers) for one in own)
         host *= each
     else:

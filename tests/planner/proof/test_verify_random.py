@@ -150,7 +150,7 @@ def verified(rng: np.random.Generator) -> tuple[StepPlan, PlanSettings]:
     if plan.mode == "free" and rng.random() < 0.5:
         plan = lockstep(plan)
     tokens, buffers = loads.micro_loads(plan)
-    costs = staged_costs(plan.stages, replace(COSTS, kept_bytes=7, team_bytes=11))
+    costs = staged_costs(plan.stages, replace(COSTS, slice_kv_bytes=7, slice_dkv_bytes=13, team_bytes=11))
     held = loads.in_flight(plan, costs) if plan.mode == "pipeline" else None
     peak = int(costs.peak_bytes(tokens, buffers, plan.offload, waiting=held and list(held.tokens)).max())
     host = int((loads.host_bytes(plan, costs, held) if held else costs.host_bytes(tokens, plan.offload)).max())
