@@ -7,8 +7,10 @@ sum of squared lengths of a rank.
 
 - `--ranks N` (2): HDP ranks.
 - `--stage Z` (1): the ZeRO stage; 2 and 3 run their plans in lockstep.
-- `--processor-time`: for more ranks than cores. A micro-batch takes the processor time of its slowest rank, and a step
-  the makespan of these durations, so ranks that take turns on a core are not counted as slow.
+- `--processor-time`: for more ranks than cores. A micro-batch takes the processor time of its slowest rank, the median
+  over all steps, and a step the makespan of these durations. So ranks that take turns on a core are not counted as
+  slow. The machine is calibrated with as many ranks, and with medians of processor time too: waiting for messages takes
+  none, and ranks that share a core slow each other down.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.config.load import load, read_resolved
+from engine.config.schema import Config
 from engine.planner.make import plan_step
 from engine.planner.plan import loads
 from engine.planner.plan.emit import Group, emit
@@ -56,8 +59,11 @@ def main() -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as root:
         calibration = Path(root) / "calibration.json"
-        command = [sys.executable, "-m", "bytescale_cli", "profile-hardware", *OVERRIDES, "--out", str(calibration)]
-        subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+        if given.processor_time:
+            calibrate_processor_time(Path(root) / "profile", keys, calibration)
+        else:
+            command = [sys.executable, "-m", "bytescale_cli", "profile-hardware", *OVERRIDES, "--out", str(calibration)]
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
         keys.append(f"cluster.calibration={calibration}")
         settings = PlanSettings.of(load(keys)).without_offload()
         measured = run_for_real(Path(root) / "run", Job(keys, given.processor_time))
@@ -98,28 +104,61 @@ def plans(settings: PlanSettings) -> dict[str, StepPlan]:
     return {name: plan_step(LENGTHS, settings.by(name)) for name in ("adaptive", "balanced", "static")} | made
 
 
+def calibrate_processor_time(root: Path, keys: list[str], calibration: Path) -> None:
+    """Write a calibration to processor time, measured with as many ranks as the plans have."""
+    from engine.hardware.fit import calibrate
+    from engine.hardware.measured import RESULT, read
+    from engine.hardware.prepare import measuring
+
+    config = load(keys)
+    root.mkdir()
+    ours = measuring(config, config.cluster.ranks_per_node, root)
+    run("calibrate", ours, root)
+    calibrate(read(root / RESULT), ours).write(calibration)
+
+
 def run_for_real(root: Path, job: Job) -> dict[str, float]:
     """Measure the median step time of each plan in seconds."""
-    from engine.hardware.prepare import measuring, write_folder
+    from engine.hardware.prepare import measuring
+
+    config = load(job.keys)
+    root.mkdir()
+    (root / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    ours = measuring(config, config.cluster.ranks_per_node, root)
+    run("rank", ours.model_copy(update={"zero": config.zero}), root)
+    found: dict[str, float] = json.loads((root / "measured.json").read_text(encoding="utf-8"))
+    return found
+
+
+def run(work: str, config: Config, root: Path) -> None:
+    """Run this file with the arguments `work` and `root` on all ranks."""
+    from engine.cluster.cluster import Cluster
+    from engine.hardware.prepare import write_folder
     from engine.launch.commands import node_commands
     from engine.launch.ranks import run_ranks
 
-    config, folder = load(job.keys), RunFolder(root)
-    root.mkdir()
-    ours = measuring(config, config.cluster.ranks_per_node, root)
-    ours = ours.model_copy(update={"zero": config.zero})
-    write_folder(ours, folder)
-    (root / "job.json").write_text(json.dumps(job), encoding="utf-8")
-    from engine.cluster.cluster import Cluster
-
-    commands = node_commands(Cluster.of(ours.cluster), folder, None, ours)
+    folder = RunFolder(root)
+    write_folder(config, folder)
+    commands = node_commands(Cluster.of(config.cluster), folder, None, config)
     for command in commands:
-        program = [sys.executable, str(Path(__file__).resolve()), "rank", str(root)]
+        program = [sys.executable, str(Path(__file__).resolve()), work, str(root)]
         command.job["ranks"] = [[rank, program] for rank in command.ranks]
         command.job["environment"]["OMP_NUM_THREADS"] = "1"
     run_ranks(commands, folder, lambda: None, lambda text: None)
-    found: dict[str, float] = json.loads((root / "measured.json").read_text(encoding="utf-8"))
-    return found
+
+
+def calibrate_rank(root: Path) -> int:
+    """Measure on this rank what `profile-hardware` measures, as medians of processor time."""
+    from engine.hardware import timing
+    from engine.hardware.profile import SECONDS
+    from engine.trainer.rank import run_rank
+
+    timing.Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
+    timing.QUANTILE = 0.5
+    from engine.hardware.rank import measure  # after the changes, because it imports QUANTILE
+
+    folder = RunFolder(root)
+    return run_rank(folder, lambda stop, control: measure(folder, SECONDS, control), saves=False)
 
 
 def rank(root: Path) -> int:
@@ -147,7 +186,8 @@ def rank(root: Path) -> int:
         for name, plan in todo.items()
     }
     idle = idle_part(random_inputs(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
-    times: dict[str, list[float]] = {name: [] for name in todo}
+    times: dict[str, list[float]] = {name: [] for name in todo}  # of the slowest rank; in processor time, of the update
+    durations: dict[str, list[dict[int, float]]] = {name: [] for name in todo}  # of micro-batches
     for turn in range(REPEATS + 1):
         for name, plan in todo.items():
             dist.barrier()
@@ -164,10 +204,14 @@ def rank(root: Path) -> int:
             (slowest_s, update_s) = trainer.control.largest(clock() - began, clock() - ran)
             spans = trainer.control.gather([(number, stop - start) for number, start, stop in measured.spans()])
             if groups.rank == 0 and turn:  # the first round warms up
-                in_turn = makespan_of(plan, dict(span for some in spans for span in some), settings)
-                times[name].append(in_turn + update_s if job.processor_time else slowest_s)
+                times[name].append(update_s if job.processor_time else slowest_s)
+                durations[name].append(dict(span for some in spans for span in some))
     if groups.rank == 0:
         medians = {name: float(np.median(found)) for name, found in times.items()}
+        if job.processor_time:
+            for name, turns in durations.items():
+                typical = {number: float(np.median([turn[number] for turn in turns])) for number in turns[0]}
+                medians[name] += makespan_of(todo[name], typical, settings)
         (root / "measured.json").write_text(json.dumps(medians), encoding="utf-8")
     trainer.close()
     return 0
@@ -226,4 +270,6 @@ def correlation(a: Any, b: Any) -> float:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
         sys.exit(rank(Path(sys.argv[2])))
+    if sys.argv[1:2] == ["calibrate"]:
+        sys.exit(calibrate_rank(Path(sys.argv[2])))
     main()

@@ -36,9 +36,9 @@ class Rates(NamedTuple):
     pair_b: float  # of a (query, key) pair, backward
     micro: float  # fixed, of a micro-batch, forward and backward
     sequence: float  # fixed, of a shard in a micro-batch, forward and backward
-    round: float  # fixed, of a round of rings, in each pass
-    ring: float  # fixed, of each ring in a round, in each pass
-    merge: float  # of merging block outputs, per token of a shard and round, in each pass
+    round: float  # fixed, of a round of rings after the first, in each pass
+    ring: float  # fixed, of each ring in such a round, in each pass
+    merge: float  # of merging block outputs, per token of a shard and such a round, in each pass
     latency: float  # fixed, of a transfer, the same inside a node and between nodes
     kv: float  # to send a token's K,V to a rank of the same node
     dkv: float  # to send a token's dK,dV to a rank of the same node
@@ -168,8 +168,9 @@ def together(
     part, each = tokens / degree, pairs / (degree * turns)  # of a rank; of one round
     carried = part + before / degree
     fixed = rates.round + rates.ring * count + rates.merge * part * team
-    # For a round, in the mean. The queries of mates, or the keys of earlier slices, need another call in round 0.
-    fixed *= (calls(turns, rates.rounds_per_call) + int(team > 1 or before > 0.0)) / turns
+    # For a round, in the mean. Round 0 is the call that every micro-batch has, but the queries of mates, or the keys of
+    # earlier slices, need another one.
+    fixed *= (calls(turns, rates.rounds_per_call) - int(team == 1 and before == 0.0)) / turns
     kv, dkv = rates.latency + slowdown * rates.kv * carried, rates.latency + slowdown * rates.dkv * carried
     forward = forward_ring(rates, turns, rates.pair_f * each + fixed, kv)
     backward = backward_ring(rates, turns, rates.pair_b * each + fixed, kv, dkv)

@@ -9,6 +9,9 @@ rates and the times that end in _s):
 ```
 T is fitted to forward and backward together, and to the forward pass alone; the two fits give the ratios of backward
 to forward time. Micro-batches with rings then determine the terms of a ring.
+
+Errors count relative to the square root of the measured time. A step is a sum of micro-batches, most of them full, so
+the large ones must be right. With relative errors the many small ones would decide.
 """
 
 from __future__ import annotations
@@ -101,7 +104,7 @@ def _compute(measured: Measured, config: Config) -> Calibration:
 
     def fitted(times: Sequence[float]) -> list[float]:
         values = np.array(times)
-        found = least_squares(np.array(rows), values, values)
+        found = least_squares(np.array(rows), values, np.sqrt(values))
         if not (found[:2] > 0).all():
             message = "the timings are too noisy to separate attention from linear layers"
             raise PreflightError(message, hint="run it again while no other program uses the machine")
@@ -206,7 +209,7 @@ def fit_rings(timed: Sequence[tuple[Case, Timing]], known: Calibration, config: 
         here = predicted(x)
         columns = [(predicted(x + step) - here) / step.sum() for step in np.diag(_SLOPE_STEPS)]
         slopes = np.stack(columns, axis=1)
-        x = least_squares(slopes, times - here + slopes @ x, times)
+        x = least_squares(slopes, times - here + slopes @ x, np.sqrt(times))
     return calibration(x)
 
 

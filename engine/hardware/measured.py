@@ -16,10 +16,32 @@ from engine.config.units import counted
 RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
 # (length, count): micro-batches of several sequences of equal length
-_PACKS = ((32, 4), (32, 16), (32, 64), (128, 4), (128, 8), (128, 32), (512, 2), (512, 8), (2048, 2), (2048, 4))
+_PACKS = (
+    (32, 4),
+    (32, 16),
+    (32, 64),
+    (128, 4),
+    (128, 8),
+    (128, 32),
+    (128, 64),
+    (512, 2),
+    (512, 8),
+    (512, 16),
+    (2048, 2),
+    (2048, 4),
+)
 _OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
 _MIXED = ((512, (128, 128)), (2048, (512, 128, 128, 32, 32)))  # (ring, unsplit sequences) of one micro-batch
-_RINGS = ((32, 8), (32, 64), (128, 4), (128, 16), (512, 4))  # (length, count): rings of one micro-batch
+_RINGS = (
+    (32, 8),
+    (32, 64),
+    (32, 256),
+    (128, 4),
+    (128, 16),
+    (128, 64),
+    (512, 4),
+    (512, 16),
+)  # (length, count): rings of one micro-batch
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from engine.control import progress
 from engine.hardware.measured import Timing
 from engine.parallel.groups import Groups
 
@@ -56,7 +57,8 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
     """
     # Each runs twice, first to warm up (once if over 1 s); the slowest rank's time decides how often it is repeated.
     first: list[float] = []
-    for run in runs:
+    for number, run in enumerate(runs):
+        progress.report("forward", number)  # or the launcher would stop the ranks as if they were stuck
         dist.barrier()
         (once,) = groups.control.largest(sum(run()))
         first.append(once if once > 1 else groups.control.largest(sum(run()))[0])
@@ -69,8 +71,9 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
     for turn in range(max(repeats)):
         if turn >= _FEWEST and groups.control.largest(time.monotonic() - began)[0] > seconds:
             break
-        for run, taken, repeat in zip(runs, samples, repeats, strict=False):
+        for number, (run, taken, repeat) in enumerate(zip(runs, samples, repeats, strict=False)):
             if turn < repeat:
+                progress.report("forward", (turn + 1) * len(runs) + number)
                 dist.barrier()
                 taken.append(run())
     return [_timing(of_ranks) for of_ranks in zip(*groups.control.gather(samples), strict=True)]

@@ -81,7 +81,7 @@ def slow_shared(rates: Rates, tokens: float, degree: int, far: float, pairs: Cal
     """Time of a sequence on its ring; `pairs` gives the pairs of a rank in a round."""
     part = tokens / degree
     beside = (rates.round + rates.ring + rates.merge * part) if degree > 1 else 0.0
-    beside *= slow_calls(degree, rates.rounds_per_call) / degree
+    beside *= (slow_calls(degree, rates.rounds_per_call) - 1) / degree
     forward = walk(rates, degree, 0, "forward", lambda round_: rates.pair_f * pairs(round_) + beside, far, part)
     backward = walk(rates, degree, 0, "backward", lambda round_: rates.pair_b * pairs(round_) + beside, far, part)
     linear = (rates.token_f + rates.token_b) * part
@@ -175,7 +175,7 @@ def test_a_slice_in_the_best_team(rates: Rates, tokens: int, before: int, degree
     for team in [team for team in (1, 2, 4) if team <= most and degree % team == 0]:
         turns, part, carried = degree // team, tokens / degree, (tokens + before) / degree
         fixed = rates.round + rates.ring + rates.merge * part * team
-        fixed *= (slow_calls(turns, rates.rounds_per_call) + (team > 1 or before > 0)) / turns
+        fixed *= (slow_calls(turns, rates.rounds_per_call) - (team == 1 and before == 0)) / turns
         work = [pair * pairs / degree / turns + fixed for pair in (rates.pair_f, rates.pair_b)]
         forward = walk(rates, turns, 0, "forward", lambda _, w=work[0]: w, 3.0, carried)
         backward = walk(rates, turns, 0, "backward", lambda _, w=work[1]: w, 3.0, carried)
@@ -242,7 +242,7 @@ def test_running_forward_again_takes_a_forward_pass(rates: Rates, tokens: int, d
     once, twice = (shared(rates._replace(recompute_factor=again), float(tokens), degree, 1.0) for again in (0.0, 1.0))
     mean = tokens * (tokens + 1) / 2 / degree**2
     beside = (rates.round + rates.ring + rates.merge * tokens / degree) if degree > 1 else 0.0
-    beside *= slow_calls(degree, rates.rounds_per_call) / degree
+    beside *= (slow_calls(degree, rates.rounds_per_call) - 1) / degree
     compute = rates.pair_f * mean + beside
     ring = walk(rates, degree, 0, "forward", lambda round_: compute, 1.0, tokens / degree)
     assert twice == pytest.approx(once + ring, rel=EXACT)

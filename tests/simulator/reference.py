@@ -123,17 +123,17 @@ class Machine:
         """Return the compute of a rank in a call."""
         rates = self.settings.costs.rates
         pair = rates.pair_f if direction == "forward" else rates.pair_b
-        total, started = 0.0, 0
+        total, starts = 0.0, False
         for s in micro.shards:
             turns = s.degree // s.team
             rounds = [round_ for round_ in call.rounds if round_ < turns]
             if s.degree == 1 or not rounds or not self.tokens(s):
                 continue
-            again = 0 in rounds and (s.team > 1 or bool(s.earlier))
-            started = max(started, 1 + again)
             total += pair * self.pairs(s) / turns * len(rounds)
-            total += (1 + again) * (rates.merge * self.tokens(s) * s.team + rates.ring)
-        return (total + rates.round * started) * self.slow(micro.rank)
+            if 0 not in rounds or s.team > 1 or s.earlier:  # else only the causal call, which every micro-batch has
+                starts = True
+                total += rates.merge * self.tokens(s) * s.team + rates.ring
+        return (total + rates.round * starts) * self.slow(micro.rank)
 
     def transfer(self, micro: MicroBatch, gang: list[MicroBatch], call: Call, direction: schedule.Direction) -> float:
         """Return the time of a rank's transfers, or of all transfers that leave its node if their cards are slower."""
