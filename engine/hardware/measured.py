@@ -7,6 +7,7 @@ the same time, as in training, where neighbours share caches and memory bandwidt
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,33 +16,11 @@ from engine.config.units import counted
 
 RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
-# (length, count): micro-batches of several sequences of equal length
-_PACKS = (
-    (32, 4),
-    (32, 16),
-    (32, 64),
-    (128, 4),
-    (128, 8),
-    (128, 32),
-    (128, 64),
-    (512, 2),
-    (512, 8),
-    (512, 16),
-    (2048, 2),
-    (2048, 4),
-)
+# Counts of sequences by length: micro-batches of several sequences of equal length, up to the size of training's.
+_PACKS = {32: (4, 16, 64), 128: (4, 8, 32, 64), 512: (2, 8, 16), 2048: (2, 4)}
 _OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
 _MIXED = ((512, (128, 128)), (2048, (512, 128, 128, 32, 32)))  # (ring, unsplit sequences) of one micro-batch
-_RINGS = (
-    (32, 8),
-    (32, 64),
-    (32, 256),
-    (128, 4),
-    (128, 16),
-    (128, 64),
-    (512, 4),
-    (512, 16),
-)  # (length, count): rings of one micro-batch
+_RINGS = {32: (8, 64, 256), 128: (4, 16, 64), 512: (4, 16)}  # the same, of rings
 
 
 @dataclass(frozen=True)
@@ -70,14 +49,19 @@ def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case
     while 2 * lengths[-1] <= longest:
         lengths.append(2 * lengths[-1])
     found = [Case(layers, (length,)) for length in lengths]
-    found += [Case(layers, (length,) * count) for length, count in _PACKS if length * count <= longest]
+    found += [Case(layers, (length,) * count) for length, count in _several(_PACKS, longest)]
     if other is not None:
         found += [Case(other, (length,)) for length in _OTHER if length <= longest]
     if ranks > 1:
         found += [Case(layers, ring=(length,)) for length in lengths]
         found += [Case(layers, unsplit, (ring,)) for ring, unsplit in _MIXED if ring + sum(unsplit) <= longest]
-        found += [Case(layers, ring=(length,) * count) for length, count in _RINGS if length * count <= longest]
+        found += [Case(layers, ring=(length,) * count) for length, count in _several(_RINGS, longest)]
     return found
+
+
+def _several(counts: Mapping[int, tuple[int, ...]], longest: int) -> list[tuple[int, int]]:
+    """Return each (length, count) of at most `longest` tokens."""
+    return [(length, count) for length, some in counts.items() for count in some if length * count <= longest]
 
 
 @dataclass(frozen=True)
