@@ -29,7 +29,7 @@ from engine.zero.engine import ZeroEngine
 _STEPS, _WARM = 14, 4  # training steps; the first ones, which warm up, are not counted
 _TOO_LONG_S = 2.0  # micro-batches that take longer are skipped
 # Approximate fractions of the time: each measurement is repeated at least twice, however long it takes.
-_MICRO_BATCHES, _TRANSFERS, _OVERLAP, _UPDATES = 0.78, 0.04, 0.02, 0.06
+_MICRO_BATCHES, _SHARDED, _TRANSFERS, _OVERLAP, _UPDATES = 0.75, 0.03, 0.04, 0.02, 0.06
 _HALF, _PRODUCT, _COPIES = 0.02, 0.02, 0.03
 _WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied": False}  # a few large matrices
 _WIDE_VOCAB = {"cpu": 1 << 15, "cuda": 1 << 20}
@@ -59,15 +59,14 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
 
     several = groups.mesh.hdp > 1
     dtype = next(module.parameters()).dtype
-    timed_cases, sharded = _micro_batches(config, groups, trainer, _MICRO_BATCHES * seconds)
     measured = Measured(
         fixed_s=float(control.gather(np.quantile(fixed, QUANTILE) if fixed else 0.0)[0]),
         device=device.name(groups.device),
         ranks=groups.mesh.hdp,
         layers=shape.layers,
-        micro_batches=timed_cases,
+        micro_batches=_micro_batches(config, groups, trainer, _MICRO_BATCHES * seconds),
         transfers=device.transfers(context.comm, groups, _TRANSFERS * seconds) if several else (),
-        sharded=sharded,
+        sharded=_sharded(config, groups, trainer, _SHARDED * seconds) if several else None,
         overlap=device.overlap(context.comm, groups, _OVERLAP * seconds) if several else 0.0,
         updates=_updates(config, groups, trainer, _UPDATES * seconds),
         half_tokens=device.half_tokens(shape, dtype, groups, _HALF * seconds),
@@ -83,12 +82,10 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
     return ExitCode.OK
 
 
-def _micro_batches(
-    config: Config, groups: Groups, trainer: Trainer, seconds: float
-) -> tuple[tuple[tuple[Case, Timing], ...], tuple[Timing, Timing] | None]:
-    """Time the micro-batches of `measured.cases`, in the order of their estimated cost, and the two of `_sharded`.
+def _micro_batches(config: Config, groups: Groups, trainer: Trainer, seconds: float) -> tuple[tuple[Case, Timing], ...]:
+    """Time the micro-batches of `measured.cases`, in the order of their estimated cost.
 
-    The first result ends with the first one that takes too long. The second is None on one rank.
+    The result ends with the first one that takes too long.
     """
     other = config.model.layers // 2 or None  # a second number of layers; none for a model of one layer
     engines = {config.model.layers: trainer.engine}
@@ -103,20 +100,18 @@ def _micro_batches(
         ),
     )
     runs = micro_batches.runs(todo, engines, trainer.context, groups.mesh.hdp, config.model.vocab)
-    if groups.mesh.hdp == 1:
-        return tuple(zip(todo, interleaved(runs, groups, seconds, _TOO_LONG_S), strict=False)), None
-    # All in one list: a second in which the machine is busy would falsify the small difference of the first two.
-    whole, sharded, *timings = interleaved([*_sharded(config, groups, trainer), *runs], groups, seconds, _TOO_LONG_S)
-    return tuple(zip(todo, timings, strict=False)), (whole, sharded)
+    return tuple(zip(todo, interleaved(runs, groups, seconds, _TOO_LONG_S), strict=False))
 
 
-def _sharded(config: Config, groups: Groups, trainer: Trainer) -> list[Run]:
-    """Return functions that run a short micro-batch of the trained model with ZeRO-1 and with ZeRO-3."""
+def _sharded(config: Config, groups: Groups, trainer: Trainer, seconds: float) -> tuple[Timing, Timing]:
+    """Time a short micro-batch of the trained model with ZeRO-1 and with ZeRO-3."""
     case, layers = Case(config.model.layers, (32,)), config.model.layers
     stage_3 = config.model_copy(update={"zero": config.zero.model_copy(update={"stage": 3})})
     engines = (trainer.engine, _engine(stage_3, groups))
     ranks, vocab = groups.mesh.hdp, config.model.vocab
-    return [micro_batches.runs([case], {layers: engine}, trainer.context, ranks, vocab)[0] for engine in engines]
+    todo = [micro_batches.runs([case], {layers: engine}, trainer.context, ranks, vocab)[0] for engine in engines]
+    whole, sharded = interleaved(todo, groups, seconds)
+    return whole, sharded
 
 
 def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -> tuple[tuple[int, float], ...]:
