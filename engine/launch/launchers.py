@@ -28,7 +28,7 @@ from engine.control.signals import shielded
 from engine.errors import ExitCode, PreflightError
 from engine.launch.agent import last_line
 from engine.launch.commands import NodeCommand
-from engine.run.checkpoints import newest_first
+from engine.run.checkpoints import newest_first, step_of
 from engine.run.folder import RunFolder
 
 _SSH_FAILED = 255
@@ -189,6 +189,6 @@ def allow_many_files() -> None:
 
 def how_to_resume(folder: RunFolder) -> str:
     """Return the hint for a run that can go on."""
-    if newest_first(folder.checkpoints):
-        return "run the same command to resume from the last checkpoint"
+    if saved := newest_first(folder.checkpoints):
+        return f"run the same command to resume; the last checkpoint is of step {step_of(saved[0])}"
     return "run the same command to start again; no checkpoint had been saved yet"

@@ -565,3 +565,11 @@ def test_a_rank_ends_when_its_launcher_is_gone(tmp_path: Path, folder: RunFolder
     process.wait()
     gone, alive = psutil.wait_procs(orphans, timeout=10)
     assert gone and not alive
+
+
+def test_the_hint_names_the_step_from_which_a_run_resumes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert launchers.how_to_resume(folder) == "run the same command to start again; no checkpoint had been saved yet"
+    for step in (7, 20):
+        (folder.checkpoints / f"step-{step:08d}").mkdir(parents=True)
+    assert launchers.how_to_resume(folder) == "run the same command to resume; the last checkpoint is of step 20"
