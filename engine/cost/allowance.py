@@ -21,9 +21,10 @@ _PEER = 32 * (12 << 20)
 PEERS = 4  # of a rank in all of its rings (planner/neighbours.py)
 _PEERS_IN_TEAMS = 16  # in a pipeline, where rings have teams of up to four
 _FRAGMENTATION = 5  # percent of the tensors on a GPU: PyTorch's allocator with expandable segments
-# A rank of cluster=local is a process on a CPU: 314 MiB for Python, PyTorch and DeepSpeed before the first tensor, and
-# up to 250 MiB of freed small blocks that the C library keeps, with the allocator that ranks get (launch/commands.py).
-# gloo copies what it sends. Both values are chosen so that no measured run held more (docs/log.md, 2026-11-26).
+# A rank of cluster=local is a process on a CPU. Before the first tensor, Python, PyTorch and DeepSpeed take 314 MiB.
+# The C library keeps gaps between small blocks, none to 250 MiB (the allocator's settings: launch/commands.py), and
+# gloo copies what it sends. Both values together are what the fullest of the measured runs held (docs/log.md,
+# 2026-11-26).
 _PROCESS = 520 << 20
 _PROCESS_PERCENT = 8  # of the tensors
 

@@ -15,7 +15,8 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.files import write_durably
 
-SCHEMA = 2  # 1 had no `ring_s`, and counted an all-reduce as a reduce-scatter
+# 1 had no `ring_s`, and counted an all-reduce as a reduce-scatter. In 2 the first round of a ring cost what others do.
+SCHEMA = 3
 PLAN_BUILD_S = 0.07  # where it is not measured: .064 s forward and .075 s backward on one H200 (benchmarks/RESULTS.md)
 
 
@@ -38,8 +39,8 @@ class Calibration:
         float  # fixed time of a layer of a micro-batch if ZeRO-3 gathers its weights, in addition: DeepSpeed's hooks
     )
     sequence_s: float  # fixed time of a shard in a layer, forward and backward together
-    round_s: float  # fixed time of a round of rings in a layer, but the first, whose call every micro-batch has
-    ring_s: float  # fixed time of each ring in such a round: merging its block, posting its transfers
+    round_s: float  # fixed time of each round of rings after the first, in a layer: launching kernels
+    ring_s: float  # fixed time of each ring in such a round, in a layer: merging its block, posting its transfers
     merge_bytes_per_s: float  # device memory, reads and writes, while outputs of ring rounds are merged
     latency_s: float  # fixed time of a transfer
     node_bytes_per_s: float  # rank to rank inside a node, each direction

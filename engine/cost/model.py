@@ -177,10 +177,10 @@ class Costs:
         if waiting is None:
             waiting = (self.in_flight - 1) * own
         begins = -(-self.token_bytes * (own + waiting) // self.in_flight) + self.working(tokens) - fill
-        # The other micro-batches in flight have not begun their backward passes.
+        # What the other micro-batches in flight hold stays until the pass ends.
         others = self.token_bytes * waiting // self.in_flight
         two_left = self.two_left(tokens) + others - fill * min(2, self.layers) // self.layers
-        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + self.instants[0].of(tokens))
+        return np.maximum(np.maximum(begins, two_left), self.passing_bytes + self.instants[0].of(tokens) + others)
 
     def two_left(self, tokens: Ints) -> Ints:
         """Bytes of micro-batches on the first stage when two layers of their backward pass are left (`fullest`)."""
@@ -227,7 +227,8 @@ class Costs:
         if available < self.closing_bytes:
             return 0
         most = [instant.most(available, saved) for instant in self.instants]
-        most.append(self.instants[0].most(available - self.passing_bytes, self.ring_bytes))
+        others = -(-self.token_bytes * (self.in_flight - 1) // self.in_flight)
+        most.append(self.instants[0].most(available - self.passing_bytes, others + self.ring_bytes))
         return max(0, min(most))
 
     def seconds(self, ns: float) -> float:

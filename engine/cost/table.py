@@ -1,4 +1,4 @@
-"""The memory model as a table: the tensors on a GPU at each instant of a step, and their bytes.
+"""The memory model as a table: the tensors on a device at each instant of a step, and their bytes.
 
 `bytes` and `when` of a row are Python expressions over `LETTERS`. The same strings are evaluated here and shown in
 docs/memory.md: `python -m engine.cost.table docs/memory.md` writes the tables into that page, and a test compares both.

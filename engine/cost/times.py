@@ -36,9 +36,10 @@ class Rates(NamedTuple):
     pair_b: float  # of a (query, key) pair, backward
     micro: float  # fixed, of a micro-batch, forward and backward
     sequence: float  # fixed, of a shard in a micro-batch, forward and backward
-    round: float  # fixed, of a round of rings after the first, in each pass
-    ring: float  # fixed, of each ring in such a round, in each pass
-    merge: float  # of merging block outputs, per token of a shard and such a round, in each pass
+    # In each pass and for each call of attention with rings, but the causal one, which is a micro-batch's own:
+    round: float  # fixed
+    ring: float  # fixed, for each ring
+    merge: float  # of merging block outputs, per token of a shard
     latency: float  # fixed, of a transfer, the same inside a node and between nodes
     kv: float  # to send a token's K,V to a rank of the same node
     dkv: float  # to send a token's dK,dV to a rank of the same node
@@ -76,23 +77,26 @@ def calls(rounds: float, most: int) -> float:
 
 
 @njit
-def forward_ring(rates: Rates, degree: float, compute: float, kv: float) -> float:
-    """Forward time of a ring; `compute` and `kv` are the times of one round's compute and transfer of K,V."""
-    return (degree - 1) * hide(rates, compute, kv) + compute
+def forward_ring(rates: Rates, degree: float, first: float, compute: float, kv: float) -> float:
+    """Forward time of a ring of 2 ranks or more; of any degree if all rounds are alike.
+
+    `first` is the compute of the first round, `compute` that of a later one, and `kv` the time to send K,V on.
+    """
+    return hide(rates, first, kv) + (degree - 2) * hide(rates, compute, kv) + compute
 
 
 @njit
-def backward_ring(rates: Rates, degree: float, compute: float, kv: float, dkv: float) -> float:
+def backward_ring(rates: Rates, degree: float, first: float, compute: float, kv: float, dkv: float) -> float:
     """Backward time of a ring, without recomputation of its forward pass. A lower bound if calls have several rounds.
 
-    `compute`, `kv` and `dkv` are the times of one round.
+    The arguments are as in `forward_ring`; `dkv` is the time to send dK,dV on.
     """
     if degree == 1:
-        return compute
+        return first
     if rates.rounds_per_call > 1:  # which transfers run beside which rounds depends on the calls; none is faster
-        return hide(rates, degree * compute, (degree - 1) * (kv + dkv)) + dkv
+        return hide(rates, first + (degree - 1) * compute, (degree - 1) * (kv + dkv)) + dkv
     middle = (degree - 2) * hide(rates, compute, kv + dkv)
-    return hide(rates, compute, kv) + middle + hide(rates, compute, dkv) + dkv
+    return hide(rates, first, kv) + middle + hide(rates, compute, dkv) + dkv
 
 
 @njit
@@ -161,19 +165,21 @@ def together(
     """Time of `count` sequences on rings of the same ranks, in ns, both passes, without that of their micro-batch.
 
     `tokens` and `pairs` are sums over the sequences. The rings advance together, round by round, in teams of `team`.
-    `before` are the tokens of earlier slices, whose K,V travel too. A call of several rounds costs what its rounds do,
-    but its fixed times only once.
+    `before` are the tokens of earlier slices, whose K,V travel too. The first round is the causal call that every
+    micro-batch has: it has no fixed times, except for the queries of mates or the keys of earlier slices, which need
+    another call. A call of several rounds costs what its rounds do, but its fixed times only once.
     """
     turns = degree / team
     part, each = tokens / degree, pairs / (degree * turns)  # of a rank; of one round
     carried = part + before / degree
     fixed = rates.round + rates.ring * count + rates.merge * part * team
-    # For a round, in the mean. Round 0 is the call that every micro-batch has, but the queries of mates, or the keys of
-    # earlier slices, need another one.
-    fixed *= (calls(turns, rates.rounds_per_call) - int(team == 1 and before == 0.0)) / turns
+    first = fixed if team > 1 or before > 0.0 else 0.0
+    if rates.rounds_per_call > 1:  # a call's fixed times, in the mean over all rounds
+        fixed = (first + fixed * (calls(turns, rates.rounds_per_call) - 1.0)) / turns
+        first = fixed
     kv, dkv = rates.latency + slowdown * rates.kv * carried, rates.latency + slowdown * rates.dkv * carried
-    forward = forward_ring(rates, turns, rates.pair_f * each + fixed, kv)
-    backward = backward_ring(rates, turns, rates.pair_b * each + fixed, kv, dkv)
+    forward = forward_ring(rates, turns, rates.pair_f * each + first, rates.pair_f * each + fixed, kv)
+    backward = backward_ring(rates, turns, rates.pair_b * each + first, rates.pair_b * each + fixed, kv, dkv)
     if team > 1:
         forward += exchange(rates, part, team, slowdown, QUERIES_F)
         backward += exchange(rates, part, team, slowdown, QUERIES_B)

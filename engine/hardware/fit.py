@@ -10,8 +10,8 @@ rates and the times that end in _s):
 T is fitted to forward and backward together, and to the forward pass alone; the two fits give the ratios of backward
 to forward time. Micro-batches with rings then determine the terms of a ring.
 
-Errors count relative to the square root of the measured time. A step is a sum of micro-batches, most of them full, so
-the large ones must be right. With relative errors the many small ones would decide.
+Errors of micro-batches count relative to the square root of the measured time. A step is a sum of micro-batches, most
+of them full, so the large ones must be right. With relative errors the many small ones would decide.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from engine.safe_path import safe_path
 ALLOCATORS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 # The same for CPU processes. glibc returns a freed block to the system if it is larger than a threshold, which grows up
 # to 32 MiB with the blocks that are freed, unless it is set: then a rank keeps twice the memory of its tensors. Smaller
-# blocks it may keep, up to the second limit, because to get each from the system again costs a small model a fifth of
-# its time.
+# blocks it may keep, because to get each from the system again costs a small model a fifth of its time: at the end of
+# the heap up to the second limit, and all gaps between blocks in use.
 CPU_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(256 << 10), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 # ssh gives up, and says why, before the launcher does (engine/launch/ranks.py).
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=5", "ServerAliveCountMax=3")

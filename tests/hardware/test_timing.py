@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 
@@ -25,7 +27,8 @@ def _timed() -> dict[str, object]:
     slow = 1 + groups.rank  # the second rank takes twice as long
     calls: list[float] = []
     lengths = [slow * s for s in (0.001, 0.01, 0.3, 0.5)]
-    timings = interleaved([_sleeping(s, calls) for s in lengths], groups, seconds=0.2, too_long_s=0.5)
+    with patch("engine.control.progress.report") as report:
+        timings = interleaved([_sleeping(s, calls) for s in lengths], groups, seconds=0.2, too_long_s=0.5)
     watch = Stopwatch(groups.device)
     began = watch.now()
     time.sleep(BLOCK_S)
@@ -33,6 +36,7 @@ def _timed() -> dict[str, object]:
         "timings": [(t.forward_s, t.backward_s, t.spread) for t in timings],
         "calls": [calls.count(s) for s in lengths],
         "watched": watch.now() - began,
+        "reported": [call.args for call in report.call_args_list],
     }
 
 
@@ -47,3 +51,6 @@ def test_two_ranks_time_the_same_runs_interleaved() -> None:
     assert first["calls"][0] > first["calls"][2] >= 2, "short runs are repeated more often"
     assert first["calls"][3] == 0, "runs after the first one that is too long are skipped"
     assert first["watched"] >= BLOCK_S
+    places = first["reported"]
+    assert len(places) >= sum(first["calls"]) - 3, "each run but the second warm-up, or the launcher would see a hang"
+    assert all(before != after for before, after in pairwise(places))

@@ -98,7 +98,7 @@ def jobs_of(plan: StepPlan, settings: PlanSettings) -> tuple[Jobs, Ints]:
         if plan.offload.any():  # two layers are copied back
             besides += one.token_bytes * 2 * largest // (one.layers * one.in_flight)
         saved = int(settings.cluster.memory.min()) - one.fixed_bytes - besides
-        # While one sequence's slices run backward, they have gradients of their K,V.
+        # Room for the gradients of K,V of one sequence. An order in which two have them at once may be refused later.
         held_at_once = max(0, saved) * one.in_flight // max(1, one.token_bytes) - int(gradients[number].max())
         most[number] = max(0, held_at_once)
     shares = costs.shares[:, None]

@@ -69,10 +69,10 @@ class InFlight(NamedTuple):
 def in_flight(plan: StepPlan, costs: Costs) -> InFlight:
     """Return what is in flight on each stage of a pipeline.
 
-    K,V that each slice keeps for later ones until its own backward pass (`Costs.slice_kv_bytes`) count as tokens too,
-    and so do their gradients (`gradient_tokens`), also those of the micro-batch itself, which are no activations of it.
+    Counted as tokens are also the K,V that each slice keeps for later ones until its own backward pass
+    (`Costs.slice_kv_bytes`), and their gradients (`gradient_tokens`): those of all micro-batches, this one included.
     The micro-batches of a stage fill its memory the most when one of these passes begins, because only backward passes
-    free memory.
+    free memory, and the gradients that a pass makes are counted from its start.
     """
     saved = np.stack([stage.resident_here(micro_tokens(plan), plan.offload) for stage in costs.stages])
     held = (held_tokens(plan, costs), *gradient_tokens(plan, costs), saved)

@@ -218,7 +218,7 @@ def _fits(
     saved = each * (stays + waiting)
     left = Fraction(min(2, costs.layers), costs.layers)  # the layers that are back at the end of the backward pass
     two_left = ceil(left * each * tokens) + floor((1 - left) * costs.passing_bytes) + layer + each * waiting
-    fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer)
+    fullest = max(saved + layer, saved + loss, two_left, costs.passing_bytes + layer + each * waiting)
     peak = costs.fixed_bytes + max(fullest + costs.ring_bytes * buffers, costs.closing_bytes)
     if plan.mode == "pipeline":  # the host reserves as much for each as the largest one of the rank needs
         count = (micro.offload > 0) + sum(count for other, count in others if other.offload > 0)
