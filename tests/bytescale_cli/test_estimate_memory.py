@@ -157,7 +157,7 @@ def test_without_fit_a_context_that_the_hosts_of_a_file_do_not_hold_is_refused(
 def test_a_context_that_a_small_node_does_not_let_the_ranks_hold_is_refused_as_by_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=488M\n")
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2 memory=528M\n")
     keys = [f"cluster.hostfile={tmp_path / 'hosts'}", "context=8K", "capacity=8K", "offload.ratio=0"]
     error = estimated(capsys, *keys, code=10)["error"]
     assert error["key"] == "context" and "the memory of node b is too small" in error["message"]
