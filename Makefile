@@ -10,7 +10,7 @@ quickstart: $(STAMP)
 	$(BIN)/bytescale train recipe=quickstart
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Faults of all kinds, and at random moments; it writes the table in docs/reliability.md.
 MOMENTS ?= 50

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-import engine.config.compose
-from tests.composed import FOLDER, composed_once
+from tests.composed import FOLDER, kept
 
 # A machine that is busy with something else is no error.
 settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,10 +28,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Let Hydra compose the same overrides once."""
+    """Check and compose the same overrides once."""
     folder = tmp_path_factory.mktemp("composed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.config.compose, "compose", composed_once(folder))
+        for module, name, function in kept(folder):
+            patch.setattr(module, name, function)
         patch.setenv(FOLDER, str(folder))
         yield
 
@@ -41,9 +41,8 @@ def compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep token files of tests, and of processes that they start, out of the user's cache folder."""
     users, ours = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"), tmp_path_factory.mktemp("cache")
-    for kept in ("torch_extensions", "matplotlib"):  # slow to make again
-        (users / kept).mkdir(parents=True, exist_ok=True)
-        (ours / kept).symlink_to(users / kept)
+    (users / "matplotlib").mkdir(parents=True, exist_ok=True)  # slow to make again
+    (ours / "matplotlib").symlink_to(users / "matplotlib")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(ours))
         yield

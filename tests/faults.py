@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,9 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
+from engine.config.load import load
 from engine.control.chaos import Fault, plant
+from engine.launch.run import train
 from engine.run.folder import RunFolder
+from tests.trainer.worlds import in_worlds
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # with other numbers of threads, sums differ in the last bit
 
 SMALL = [
     "recipe=quickstart",
@@ -32,8 +39,22 @@ SMALL = [
 
 
 def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
-    places = [f"run.out={out}", f"data.path={data}", f"run.steps={steps}"]
-    return [sys.executable, "-m", "bytescale_cli", "train", *SMALL, *places, *more]
+    return [sys.executable, "-m", "bytescale_cli", "train", *_overrides(out, data, steps, *more)]
+
+
+def train_unharmed(out: Path, data: Path, steps: int, *more: str) -> Path:
+    """Do what `command` does without a fault, to compare with; the ranks are processes that have imported everything.
+
+    Returns `out`.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        in_worlds(patch, steps)
+        train(load(_overrides(out, data, steps, *more)), say=lambda line: None)
+    return out
+
+
+def _overrides(out: Path, data: Path, steps: int, *more: str) -> list[str]:
+    return [*SMALL, f"run.out={out}", f"data.path={data}", f"run.steps={steps}", *more]
 
 
 def documents(folder: Path) -> Path:

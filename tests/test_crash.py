@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from engine.run.checkpoints import newest_first, read
-from tests.faults import command, documents, ledger, losses, ranks_of
+from tests.faults import command, documents, ledger, losses, ranks_of, train_unharmed
 
 pytestmark = pytest.mark.world
 
@@ -41,8 +41,8 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
     hosts = f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
     sharded = ["memory=zero3_recompute", "model.experts=3", "model.top_k=2", "balance.by=bias"]
     for number, (dtype, more) in enumerate((("fp32", [hosts]), ("bf16", sharded))):  # BF16_Optimizer: zero/test_host.py
-        whole, killed = tmp_path / f"{number}-whole", tmp_path / f"{number}-killed"
-        subprocess.run(command(whole, data, 14, f"dtype={dtype}", *more), check=True, capture_output=True)
+        killed = tmp_path / f"{number}-killed"
+        whole = train_unharmed(tmp_path / f"{number}-whole", data, 14, f"dtype={dtype}", *more)
         arguments = command(killed, data, 14, f"dtype={dtype}", *more)
         metrics = killed / "metrics.jsonl"
         code = run_until(arguments, lambda m=metrics: m.exists() and m.read_bytes().count(b"\n") >= 7, slice(1, 2))
@@ -56,8 +56,7 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
 
 def test_a_rank_that_is_stopped_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
     """It takes seconds, not the half hour of gloo, and the healthy rank is not blamed. Then the same for an agent."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    subprocess.run(command(whole, data, 30), check=True, capture_output=True)
+    whole, run = train_unharmed(tmp_path / "whole", data, 30), tmp_path / "run"
     metrics = run / "metrics.jsonl"
 
     def hurt_after(lines: int, number: int, agent: bool) -> tuple[int, str, float]:

@@ -5,13 +5,12 @@ Four ranks with tensor and pipeline parallelism; `make soak` has eight, of two H
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from engine.control.chaos import Fault
-from tests.faults import Launcher, command, documents, ledger, losses
+from tests.faults import Launcher, command, documents, ledger, losses, train_unharmed
 
 pytestmark = pytest.mark.world
 
@@ -19,9 +18,9 @@ pytestmark = pytest.mark.world
 def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -> None:
     """Before the first checkpoint and between stages, in a collective, in the network, and before a checkpoint gets
     its name."""
-    data, whole, out = documents(tmp_path), tmp_path / "whole", tmp_path / "run"
+    data, out = documents(tmp_path), tmp_path / "run"
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4", "capacity=256"]
-    subprocess.run(command(whole, data, 12, *mesh), check=True, capture_output=True)
+    whole = train_unharmed(tmp_path / "whole", data, 12, *mesh)
     launcher = Launcher(command(out, data, 12, "run.restarts=4", *mesh), out)
     launcher.plant(2, Fault("kill-rank", at="transfer", step=2))
     launcher.plant(0, Fault("stop-rank", at="reduce", step=5))

@@ -13,7 +13,7 @@ import pytest
 
 from engine.run.checkpoints import newest_first, read
 from engine.run.saved import check_all, listed
-from tests.faults import command, documents, ledger, losses
+from tests.faults import command, documents, ledger, losses, train_unharmed
 
 pytestmark = pytest.mark.world
 
@@ -28,9 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """An uninterrupted run. Its steps are all in the warm-up, whose learning rates do not depend on `run.steps`."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    subprocess.run(command(out, data, STEPS), check=True, capture_output=True)
-    return out
+    return train_unharmed(tmp_path_factory.mktemp("whole") / "run", data, STEPS)
 
 
 @pytest.fixture
@@ -51,7 +49,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
     """A checkpoint fills the disk. Its files are removed, or no rank could report the cause; the next start goes on."""
     run, filler = small_disk / "run", small_disk / "filler"
     more = [f"data.cache={tmp_path / 'cache'}", "run.checkpoint_every=2"]
-    subprocess.run(command(run, data, 4, *more), check=True, capture_output=True)
+    train_unharmed(run, data, 4, *more)
     size = sum(path.stat().st_size for path in newest_first(run / "checkpoints")[0].rglob("*.pt"))
     usage = os.statvfs(small_disk)
     with filler.open("wb") as file:
@@ -71,7 +69,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
 def test_a_run_goes_on_from_its_copies_when_its_folder_is_lost(tmp_path: Path, data: Path, whole: Path) -> None:
     """On another machine, or after a disk was lost: the same command, and the same losses."""
     run, copies = tmp_path / "run", f"file://{tmp_path}/copies"
-    subprocess.run(command(run, data, 6, f"run.remote={copies}"), check=True, capture_output=True)
+    train_unharmed(run, data, 6, f"run.remote={copies}")
     assert [one["step"] for one in listed(copies)] == [6, 3]
     assert [one["damaged"] for one in check_all(copies)] == [None, None]
     shutil.rmtree(run)

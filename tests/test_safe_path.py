@@ -13,7 +13,6 @@ from engine.cluster.cluster import Cluster, Node
 from engine.config.load import load
 from engine.data.scan import scan
 from engine.errors import BytescaleError
-from engine.launch import host_adam
 from engine.launch.commands import node_commands
 from engine.launch.ranks import run_ranks
 from engine.run.folder import RunFolder
@@ -57,12 +56,6 @@ def test_nor_does_the_command_as_a_module(working: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "quickstart" in done.stdout
-
-
-@FROM_3_11
-def test_nor_does_the_process_that_compiles_the_host_optimizer(working: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_adam, "_PROGRAM", (sys.executable, "-c", "import typing, engine"))
-    host_adam.check_host_adam(load(["optimizer.on_host=true"]), lambda line: None)
 
 
 @FROM_3_11

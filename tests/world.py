@@ -23,7 +23,7 @@ from typing import Any
 from engine.control.branch import Branch
 from engine.control.control import Control
 from engine.control.link import RANK_LINK, Link
-from tests.composed import FOLDER, composed_once
+from tests.composed import FOLDER, kept
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -31,10 +31,8 @@ _CONTEXT.set_forkserver_preload(
         "torch.distributed",
         "deepspeed",
         "deepspeed.runtime.zero.muon.muon_optimizer",  # an engine imports it, and with it torch's compiler
-        "engine.config.compose",  # Hydra
-        "engine.config.load",
-        "engine.planner.make",
         "engine.zero.engine",
+        "tests.warm",
     ]
 )
 
@@ -129,10 +127,9 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    import engine.config.compose
-
     if composed is not None:
-        engine.config.compose.compose = composed_once(Path(composed))
+        for module, name, kept_function in kept(Path(composed)):
+            setattr(module, name, kept_function)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), OMP_NUM_THREADS="1")
     os.environ[RANK_LINK] = str(os.dup(agent.fileno()))
     agent.close()

@@ -136,7 +136,7 @@ ROWS = (
         _Z12 + "temp_grad_buffer_for_cpu_offload"),
     Row(HOST, "host", "accumulated gradients", "pinned(w * S, many=True)", "on_host and stage == 2 and b == w",
         _Z12 + "async_accumulate_grad_in_cpu_via_gpu"),
-    Row(HOST, "host", "moments", "(n - 1) * w * S", "on_host and stage < 3", "deepspeed/ops/adam/cpu_adam.py: step"),
+    Row(HOST, "host", "moments", "(n - 1) * w * S", "on_host and stage < 3", "torch/optim/adam.py: _init_group"),
     Row(HOST, "host", "accumulated gradients", "pinned(w * S)", "on_host and stage == 3",
         _Z3 + "grad_partitions_flat_buffer"),
     Row(HOST, "host", "gradients for the update", "pinned(w * S, many=S > SUB_GROUP)", "on_host and stage == 3",

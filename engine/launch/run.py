@@ -20,7 +20,6 @@ from engine.launch.checks import check_launch, gpu_problem, idle_gpus, not_launc
 from engine.launch.copies import copies
 from engine.launch.dry_run import PLANNED, dry_run_of
 from engine.launch.environment import environment_problem
-from engine.launch.host_adam import check_host_adam
 from engine.launch.join import Joins
 from engine.launch.launch import Launch
 from engine.launch.outcome import facts, outcome
@@ -73,7 +72,6 @@ def train(
             return {"dry_run": dry_run_of(launch, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
-        check_host_adam(config, say)
         if resume == "never" and folder.resolved.exists():
             if joins:
                 joins.withdraw()

@@ -11,7 +11,6 @@ from engine.config.schema import Optimizer
 from engine.models.common.norm import norm_weights
 from engine.models.split import is_of_experts
 from engine.zero.experts import EXPERT_GROUP
-from engine.zero.host_adam import host_adamw
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch.optim.Optimizer:
@@ -28,9 +27,9 @@ def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch
         {"params": [p for p in parameters if p in experts], "weight_decay": settings.weight_decay} | EXPERT_GROUP,
     ]
     groups = [group for group in groups if group["params"]]
+    # The same class for states on the device and on the host, where DeepSpeedCPUAdam is no faster but must be compiled.
     # Fused, because other implementations allocate up to two temporary tensors as large as the states in each step.
-    if settings.name == "sgd":  # the same class for states on the device and on the host
+    if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], fused=True)
     assert settings.name == "adamw", f"{settings.name} is in the schema but not here"
-    adamw: dict[str, Any] = {"lr": settings.lr, "betas": settings.betas, "eps": settings.eps}
-    return host_adamw(groups, **adamw) if settings.on_host else torch.optim.AdamW(groups, fused=True, **adamw)
+    return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint's model states, with any mesh, ZeRO stage and optimizer class.
+"""Loads a checkpoint's model states, with any mesh and ZeRO stage.
 
 Each rank reads the ranges of the master weights and moments that it stores now, wherever the old ranks stored them. The
 values are copied, so the result is exact.
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.ops.adam import DeepSpeedCPUAdam
 from torch import Tensor
 
 from engine.models.split import is_of_experts
@@ -53,7 +52,7 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
 
     for flat, of_flat in zip(masters, states, strict=True):
         moments = {key: tensor for key, tensor in of_flat.items() if key != MASTER}
-        optimizer.optimizer.state[flat] = moments | _step(optimizer.optimizer, saved.step, flat)
+        optimizer.optimizer.state[flat] = moments | _step(saved.step, flat)
     for name, buffer in engine.module.named_buffers():
         if name in saved.buffers:
             buffer.copy_(saved.buffers[name])
@@ -67,10 +66,8 @@ def load_resharded(engine: Any, saved: SavedStates, stage: int, axes: Axes | Non
         optimizer.update_lp_params()
 
 
-def _step(optimizer: torch.optim.Optimizer, step: int | None, flat: Tensor) -> dict[str, Any]:
+def _step(step: int | None, flat: Tensor) -> dict[str, Any]:
     """The optimizer's count of updates as it stores it: SGD has none."""
     if step is None:
         return {}
-    if isinstance(optimizer, DeepSpeedCPUAdam):
-        return {"step": step}
     return {"step": torch.tensor(float(step), device=flat.device)}  # fused AdamW needs it on the device

@@ -151,7 +151,8 @@ class SavedStates:
                 self.shapes.setdefault(name, whole_shape(name, shape, written.tp, written.vocab))
             self.buffers |= of_stage[0].buffers
         self.ranks, self.stage, first = devices[0].ranks, devices[0].stage, devices[0].first
-        # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor or an int; SGD has `momentum_buffer` or nothing.
+        # AdamW has `exp_avg`, `exp_avg_sq` and `step`, a tensor (in older checkpoints also an int); SGD has
+        # `momentum_buffer` or nothing.
         self.keys = [key for key in first if key != "step"]
         self.step = int(first["step"]) if "step" in first else None  # the optimizer's number of updates
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bytescale_cli import tune
 from bytescale_cli.main import run
 from engine.config.load import diff, load
 
 SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=32K", "batch_tokens=128K"]
 SMALL += ["lengths=byted", "lengths.max=32K", "recompute=layer", "offload.ratio=0"]
+QUICK = ["--seconds", "1"]  # where it does not matter how good the best one is
 Capture = pytest.CaptureFixture[str]
 
 
-def tuned(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    assert run(["tune", *SMALL, *arguments, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """What one search prints as JSON, and the recipe that it writes."""
+    file, printed = tmp_path_factory.mktemp("tuned") / "best.yaml", io.StringIO()
+    with redirect_stdout(printed):
+        assert run(["tune", *SMALL, "--json", "--out", str(file)]) == 0
+    answer = json.loads(printed.getvalue())
     assert (answer["schema"], answer["ok"]) == (1, True)
-    found: dict[str, Any] = answer["tune"]
-    return found
+    return answer["tune"], file
 
 
 def failure(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -30,8 +37,8 @@ def failure(capsys: Capture, *arguments: str) -> tuple[int, dict[str, Any]]:
     return code, error
 
 
-def test_json_has_the_best_in_order(capsys: Capture) -> None:
-    found = tuned(capsys)
+def test_json_has_the_best_in_order(tuned: tuple[dict[str, Any], Path]) -> None:
+    found, _ = tuned
     best = found["best"]
     assert 1 < len(best) <= 5 and best[0]["slower"] == 1 and best[0]["behind"] == ""
     assert [one["step_s"] for one in best] == sorted(one["step_s"] for one in best)
@@ -44,9 +51,8 @@ def test_json_has_the_best_in_order(capsys: Capture) -> None:
     assert all(one["count"] > 0 for one in found["fallen"])
 
 
-def test_the_written_recipe_is_the_best(capsys: Capture, tmp_path: Path) -> None:
-    file = tmp_path / "best.yaml"
-    found = tuned(capsys, "--out", str(file))
+def test_the_written_recipe_is_the_best(tuned: tuple[dict[str, Any], Path], capsys: Capture) -> None:
+    found, file = tuned
     best = found["best"][0]
     written = load([f"recipe={file}"])
     changed = {line.split(":")[0] for line in diff(load(SMALL), written)}
@@ -68,7 +74,7 @@ def test_a_file_of_ones_own_is_built_on(capsys: Capture, tmp_path: Path) -> None
     (tmp_path / "out").mkdir()
     file = tmp_path / "out" / "best.yaml"
     own = [text for text in SMALL if not text.startswith("recipe=")]
-    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, "--out", str(file)]) == 0
+    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, *QUICK, "--out", str(file)]) == 0
     assert "- ./../mine.yaml" in file.read_text() and load([f"recipe={file}"]).run.steps == 7
     assert "best.yaml; use it by --config" in capsys.readouterr().out
 
@@ -79,21 +85,22 @@ def test_a_base_that_lacks_values_is_completed(capsys: Capture, tmp_path: Path) 
     (tmp_path / "lengths.txt").write_text("1000\n30000\n")
     file, path = tmp_path / "best.yaml", f"lengths.path={tmp_path / 'lengths.txt'}"
     own = [text for text in SMALL if not text.startswith(("recipe=", "lengths"))]
-    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, path, "--out", str(file), "--json"]) == 0
+    assert run(["tune", "--config", str(tmp_path / "mine.yaml"), *own, path, *QUICK, "--out", str(file), "--json"]) == 0
     written = load([f"recipe={file}"])
     assert written.lengths.path == str(tmp_path / "lengths.txt") and written.run.out == "runs/best"
     assert written.capacity == json.loads(capsys.readouterr().out)["tune"]["best"][0]["capacity"]
 
 
 def test_the_text_says_why_others_fall_off(capsys: Capture) -> None:
-    assert run(["tune", *SMALL, "--seconds", "50"]) == 0
+    assert run(["tune", *SMALL, *QUICK]) == 0
     text = capsys.readouterr().out
     for part in ("What do they set?", "How fast are they?", "the settings as given:", "break a rule"):
         assert part in text
     assert "kept as set: recompute, offload.ratio" in text
 
 
-def test_nothing_fits(capsys: Capture) -> None:
+def test_nothing_fits(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_LOOK_S", 0.5)  # on no number of nodes
     code, error = failure(capsys, *SMALL, "cluster.device_memory=4GiB")
     assert code == 10 and "device memory" in error["message"] and error["hint"]
 
@@ -113,7 +120,7 @@ def test_values_of_the_recipe_that_are_searched_may_break_a_rule(capsys: Capture
         "batch_tokens=64K",
     ]
     file = tmp_path / "best.yaml"
-    keys = [*small, "recompute=layer", "zero.stage=3", "capacity=8K", "--seconds", "1"]
+    keys = [*small, "recompute=layer", "zero.stage=3", "capacity=8K", *QUICK]
     assert run(["tune", *keys, "--json", "--out", str(file)]) == 0
     found = json.loads(capsys.readouterr().out)["tune"]
     assert found["recipe_step_s"] is None
@@ -138,7 +145,8 @@ def test_values_that_are_given_may_not(capsys: Capture, tmp_path: Path, key: str
         assert "mine.yaml:2" in str(json.loads(capsys.readouterr().out)["errors"])
 
 
-def test_searched_keys_take_values_that_a_given_one_needs(capsys: Capture) -> None:
+def test_searched_keys_take_values_that_a_given_one_needs(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "_LOOK_S", 0.5)  # on no number of nodes
     code, error = failure(
         capsys, "recipe=llama70b-2m-paper", "cluster.nodes=1", "planner.mode=pipeline", "capacity=64M"
     )

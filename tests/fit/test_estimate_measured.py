@@ -47,8 +47,8 @@ FEW = [64] * 4  # of a large model: its states are most of what is held
 LARGE = ["capacity=64", "context=64", "model.layers=4", "model.hidden=512", "model.ffn=1024"]
 HOST = ["optimizer.on_host=true", "optimizer.name=sgd"]
 VOCABULARY = "model.vocab=6000"
-WIDE = ["model.hidden=256", "model.ffn=768"]
-SHALLOW = ["model.layers=2", *WIDE]  # for bf16: a processor without AVX-512 multiplies it ten times slower than fp32
+WIDE = ["model.layers=4", "model.hidden=256", "model.ffn=768"]
+SHALLOW = [*WIDE, "model.layers=2"]  # for bf16: a processor without AVX-512 multiplies it ten times slower than fp32
 EXPERTS = ["model.experts=4", "model.top_k=2", "model.hidden=128"]
 CASES: dict[str, tuple[list[int], list[str]]] = {
     "rings": (RINGS, []),
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "first zero-3": (FIRST, ["zero.stage=3", *WIDE]),
     "first bf16": (FIRST, ["dtype=bf16", *SHALLOW]),
     "first layer": (FIRST, ["recompute=layer", *WIDE]),
-    "vocabulary bf16": (RINGS, ["dtype=bf16", "recompute=layer", *WIDE, VOCABULARY]),
+    "vocabulary bf16": (RINGS, ["dtype=bf16", "recompute=layer", *WIDE, "model.layers=8", VOCABULARY]),
     "vocabulary zero-2": (RINGS, ["zero.stage=2", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary zero-3": (RINGS, ["zero.stage=3", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary tied": (RINGS, ["recompute=layer", "model.tied=true", *WIDE, VOCABULARY]),

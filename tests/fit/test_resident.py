@@ -52,8 +52,8 @@ def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str])
 @pytest.mark.parametrize("keys", [[], ["zero.stage=2", "recompute=layer"]], ids=["zero-1", "zero-2"])
 def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list[str]) -> None:
     """Gradients fill while activations are released: `--plan` knows that they are never held together."""
-    sizes = ["context=4K", "capacity=2K", "batch_tokens=4K"]
-    config = configured(tmp_path, [4000] * 4, [*sizes, *keys])
+    sizes = ["context=2K", "capacity=1K", "batch_tokens=2K"]
+    config = configured(tmp_path, [2000] * 4, [*sizes, *keys])
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert [plan.micro_batches for plan in plans] == [2, 2]
@@ -64,8 +64,8 @@ def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list
 def test_of_a_pipeline_with_tensor_parallelism(tmp_path: Path) -> None:
     """`--plan` knows how many micro-batches are in flight."""
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4"]
-    sizes = ["context=1K", "capacity=1K", "batch_tokens=8K"]
-    config = configured(tmp_path, [1000] * 32, [*mesh, *sizes])
+    sizes = ["context=512", "capacity=512", "batch_tokens=4K"]
+    config = configured(tmp_path, [500] * 32, [*mesh, *sizes])
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert all(plan.mode == "pipeline" and plan.micro_batches >= 8 for plan in plans)

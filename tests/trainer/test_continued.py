@@ -21,6 +21,7 @@ from engine.launch.run import train
 from engine.trainer.export import export_weights
 from engine.weights.copy import import_weights
 from tests.data.tokenizers.chat_folder import CHATML_MARKED, MISTRAL, chat_folder
+from tests.trainer.worlds import in_worlds
 from tests.weights.folders import llama, mixtral, saved
 
 pytestmark = pytest.mark.world
@@ -86,13 +87,16 @@ def overrides_of(folder: Path, documents: str, inputs: int, root: Path) -> list[
 
 @pytest.mark.parametrize("documents", ["texts", "chats"])
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])
-def test_a_folder_is_continued_and_exported(kind: str, documents: str, tmp_path: Path) -> None:
+def test_a_folder_is_continued_and_exported(
+    kind: str, documents: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     theirs = model_folder(kind, tmp_path / "theirs")
     tokenizer, model = AutoTokenizer.from_pretrained(theirs), AutoModelForCausalLM.from_pretrained(theirs)
     rows = TEXTS if documents == "texts" else CHATS
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     plain = list(plain_tokens(documents, tokenizer))
     inputs = sum(tokens.shape[1] - 1 for tokens, _ in plain)
+    in_worlds(monkeypatch, 1)
     train(load(overrides_of(theirs, documents, inputs, tmp_path)), say=lambda line: None)
     line = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
     assert line["tokens"] == inputs

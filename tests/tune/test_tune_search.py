@@ -33,7 +33,7 @@ from engine.tune.search import (
 from engine.tune.space import SEARCHED, capacities, layouts
 from engine.units import Ints
 
-SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=2", "context=64K", "batch_tokens=512K"]
+SMALL = ["recipe=llama7b-256k", "cluster=h100x8", "cluster.nodes=1", "context=64K", "batch_tokens=256K"]
 SMALL += ["lengths=byted", "lengths.max=64K"]
 NEVER = float("inf")
 FIXED = ["offload.ratio", "recompute"]
@@ -65,7 +65,7 @@ def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: 
     fastest: dict[tuple[object, ...], float] = {}
     for one in every:
         step_s = simulated(steps, one.settings)
-        assert one.bound_s <= step_s
+        assert one.bound_s <= step_s * (1 + 1e-9), "simulated times are whole nanoseconds"
         fastest[one.layout] = min(step_s, fastest.get(one.layout, step_s))
     assert [one.step_s for one in whole.best()] == sorted(fastest.values())[:SHOWN]
 
@@ -95,7 +95,9 @@ def test_a_search_out_of_time_says_what_it_left(config: Config, steps: list[Ints
     assert len(found.trials) == 1 and found.fallen[UNTRIED].count > 0
 
 
-@pytest.mark.parametrize("keys", [["parallel.tp=2", "capacity=9000"], ["offload.ratio=0.5", "zero.stage=2"]])
+@pytest.mark.parametrize(
+    "keys", [["parallel.tp=2", "capacity=9000", "cluster.nodes=2"], ["offload.ratio=0.5", "zero.stage=2"]]
+)
 def test_the_config_itself_is_a_candidate(keys: list[str], steps: list[Ints]) -> None:
     """So the best is never slower than what the user has, even if there is no time."""
     own = load([*SMALL, "recompute=layer", *keys])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ KINDS = {
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
 
 
+@cache
 def config_of(kind: str, stage: int, *more: str) -> Config:
     return load(["recipe=quickstart", *(f"model.{one}" for one in SHAPE), *KINDS[kind], f"zero.stage={stage}", *more])
 

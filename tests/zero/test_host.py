@@ -1,8 +1,7 @@
-"""Optimizer states and weights on the host: DeepSpeedCPUAdam trains as AdamW in one process does.
+"""Optimizer states and weights on the host: the states are updated as AdamW in one process updates them.
 
 With a large eps AdamW is nearly SGD with momentum and shows a wrong scale of the gradients; tests/
-test_plan_invariance_memory.py has SGD itself. The reference sees each sequence alone, in float64. Compiles DeepSpeed's
-operator where that was not done yet.
+test_plan_invariance_memory.py has SGD itself. The reference sees each sequence alone, in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ PLACES = {  # the stage, and what is on the host: optimizer states, weights
 }
 IN_BF16 = ("stage 1", "stage 2", "stage 3, both")
 
-pytestmark = [pytest.mark.world, pytest.mark.usefixtures("host_adam")]
+pytestmark = pytest.mark.world
 
 
 def settings_of(place: str, dtype: str, world: int = WORLD) -> Config:

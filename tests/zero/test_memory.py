@@ -107,7 +107,6 @@ def all_on_the_host() -> list[tuple[int, int]]:
     ]
 
 
-@pytest.mark.usefixtures("host_adam")
 def test_states_of_which_some_wait_on_the_host() -> None:
     """On a CPU host and device share one memory: the test compares their sum."""
     for rank in run_world(WORLD, all_on_the_host, timeout_s=500):

@@ -98,7 +98,7 @@ def test_all_states_are_equal_to_the_last_bit(root: Path, world: int) -> None:
 
 
 def to_the_host_and_back(root: Path) -> list[dict[str, Any]]:
-    """On a rank: load what an engine with another optimizer class saved; compare the states and two more steps."""
+    """On a rank: load what an engine with the states elsewhere saved; compare the states and two more steps."""
     gc.freeze()
     found = []
     for kind, stage, host in product(("fp32", "bf16 tied"), STAGES, (False, True)):
@@ -108,23 +108,24 @@ def to_the_host_and_back(root: Path) -> list[dict[str, Any]]:
         first.save(folder)
         second = engine_of(config_of(kind, 4 - stage, f"optimizer.on_host={not host}"), seed=1)
         second.load(folder)
-        changed, kinds = differences(gather(first), gather(second)), [class_of(one) for one in (first, second)]
+        changed, on_host = differences(gather(first), gather(second)), [is_on_host(one) for one in (first, second)]
         norms = train(first, 2), train(second, 2)
-        found.append({"case": folder.name, "changed": changed, "kinds": kinds, "norms": norms})
+        found.append({"case": folder.name, "changed": changed, "on_host": on_host, "norms": norms})
     return found
 
 
-def class_of(engine: ZeroEngine) -> str:
-    return type(engine._engine.optimizer.optimizer).__name__
+def is_on_host(engine: ZeroEngine) -> bool:
+    """Whether DeepSpeed has placed the optimizer states on the host; BF16_Optimizer never does."""
+    optimizer = engine._engine.optimizer
+    return bool(getattr(optimizer, "cpu_offload", False) or getattr(optimizer, "offload_optimizer", False))
 
 
-@pytest.mark.usefixtures("host_adam")
 def test_the_optimizer_moves_to_the_host_and_back(tmp_path: Path) -> None:
-    """DeepSpeedCPUAdam and AdamW have the same states, and go on alike."""
+    """The states are the same, and training goes on alike."""
     for rank in run_world(2, to_the_host_and_back, tmp_path):
         for found in rank:
             assert found["changed"] == [], found["case"]
-            assert set(found["kinds"]) == {"AdamW", "DeepSpeedCPUAdam"}
+            assert set(found["on_host"]) == {False, True}, found["case"]
             one, other = found["norms"]
             assert other == pytest.approx(one, rel=1e-4 if found["case"].startswith("fp32") else 3e-2), found["case"]
 

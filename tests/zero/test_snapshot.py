@@ -174,7 +174,6 @@ def on_rank(root: Path) -> list[str]:
 
 
 @pytest.mark.world
-@pytest.mark.usefixtures("host_adam")
 def test_training_goes_on_while_a_snapshot_is_written(tmp_path: Path) -> None:
     """If one tensor were not copied, the checkpoint would mix two steps, with hashes that match."""
     assert {kind for kind, _, _ in CASES} <= KINDS.keys()

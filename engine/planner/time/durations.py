@@ -237,7 +237,7 @@ def _call(
                 leaving[rows.node[m]] += rates.inter_node_slowdown * sent / nics
     longest, busiest = 0.0, 0.0
     for m in members:
-        work, transfer, delay, starts = 0.0, 0.0, 0.0, call > 0
+        work, transfer, delay, fixed = 0.0, 0.0, 0.0, rates.round if call > 0 else 0.0
         for place in range(rows.shard_start[m], rows.shard_start[m + 1]):
             k = rows.shard_order[place]
             degree = rows.degree[k]
@@ -250,12 +250,12 @@ def _call(
                 work += pass_.pair * rows.pairs[k] / turns * own
                 if call > 0 or team > 1 or rows.carried[k] > rows.tokens[k]:  # not the causal call (`together`)
                     work += rates.merge * rows.tokens[k] * team + rates.ring
-                    starts = True
+                    fixed = rates.round
             sent, messages = _sent(rates, turns, rows.carried[k], pass_, rounds)
             transfer += rates.inter_node_slowdown * sent if rows.cross[k] else sent
             delay = max(delay, rates.latency * messages)
         if work > 0.0:
-            work = (work + (rates.round if starts else 0.0)) * rows.slow[m]
+            work = (work + fixed) * rows.slow[m]
         compute[m] += work * calls * pass_.runs
         # Transfers take as long as the slower of the member's own hops and of its node's network cards.
         busiest = max(busiest, work)

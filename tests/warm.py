@@ -1,0 +1,19 @@
+"""What most ranks of worlds import and load. The server that forks them imports this module once, so that they have it.
+
+It runs no operation of PyTorch: threads of its pool would not be there after a fork.
+"""
+
+from __future__ import annotations
+
+import deepspeed.moe.layer
+import deepspeed.ops
+import numpy as np
+
+import tests.meshes
+import tests.trainer.worlds
+from engine.planner.make import plan_step
+from engine.planner.settings import PlanSettings
+
+assert deepspeed.ops.__compatible_ops__  # an engine asks for it, and DeepSpeed then runs a C compiler
+for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):  # loads compiled functions
+    plan_step(np.array([30, 20, 70, 5]), PlanSettings.of(tests.meshes.config(2, 40, "adaptive", *mesh)))
