@@ -119,7 +119,7 @@ def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
     problems = check(config)
     if all(check(with_values(config, changes)) for changes in layouts(config, fixed)):
         load(typed)  # raises, and names the place of each problem
-    return config, "; ".join(problem.message for problem in problems)
+    return config, "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
 
 
 def _none(config: Config, found: Search, fixed: Collection[str], broken: str) -> BytescaleError:

@@ -22,8 +22,9 @@ FOLDER = "BYTESCALE_TESTS_COMPOSED"  # the environment variable that names the s
 
 
 def kept(folder: Path) -> list[tuple[ModuleType, str, Callable[..., Any]]]:
-    """Return what replaces `compose` and `check` (module, name, function): functions that read from the folder what was
-    asked before. Mistakes are not kept.
+    """Return what replaces `compose` and `check`: module, name and function. They return results kept in the folder.
+
+    Mistakes are not kept.
     """
     compose, check = engine.config.compose.compose, engine.config.overrides.check
 

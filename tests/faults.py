@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,8 +20,6 @@ from engine.launch.run import train
 from engine.run.folder import RunFolder
 from tests.trainer.worlds import in_worlds
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # with other numbers of threads, sums differ in the last bit
-
 SMALL = [
     "recipe=quickstart",
     "context=256",
@@ -39,7 +36,9 @@ SMALL = [
 
 
 def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
-    return [sys.executable, "-m", "bytescale_cli", "train", *_overrides(out, data, steps, *more)]
+    """The command of a run. Ranks have one thread, as those of `train_unharmed`: else sums differ in the last bit."""
+    program = [sys.executable, "-m", "bytescale_cli", "train"]
+    return ["env", "OMP_NUM_THREADS=1", *program, *_overrides(out, data, steps, *more)]
 
 
 def train_unharmed(out: Path, data: Path, steps: int, *more: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import pytest
@@ -34,6 +35,15 @@ def dies() -> None:
 def hangs() -> None:
     if dist.get_rank() == 1:
         time.sleep(60)
+
+
+def is_warm() -> bool:
+    return "tests.warm" in sys.modules
+
+
+def test_ranks_start_with_what_most_of_them_import() -> None:
+    """The server ignores a module that it does not find, and each rank would import for half a second."""
+    assert run_world(2, is_warm) == [True, True]
 
 
 def test_each_rank_answers_in_its_place() -> None:

@@ -14,6 +14,6 @@ import tests.trainer.worlds
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 
-assert deepspeed.ops.__compatible_ops__  # an engine asks for it, and DeepSpeed then runs a C compiler
+assert deepspeed.ops.__compatible_ops__  # read once here: DeepSpeed then runs a C compiler, and each rank would do so
 for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):  # loads compiled functions
     plan_step(np.array([30, 20, 70, 5]), PlanSettings.of(tests.meshes.config(2, 40, "adaptive", *mesh)))

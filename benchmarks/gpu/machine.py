@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.gpu import on_gpu
 
-OPTIONAL = ("flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel", "triton", "ninja", "pytest")
+OPTIONAL = ("flash-attn", "flash-attn-3", "flash-attn-4", "liger-kernel", "triton", "pytest")
 HEAD_DIM = 128
 
 

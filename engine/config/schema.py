@@ -308,7 +308,7 @@ class Optimizer(Section):
     weight_decay: float = Field(ge=0, le=1000, description="weight decay, applied to matrices only")
     clip_norm: float = Field(ge=0, le=1e12, description="maximum gradient norm over all ranks; 0 turns clipping off")
     on_host: bool = Field(
-        description="CPU offload of the optimizer: moments and fp32 master weights stay on the host, where AdamW runs"
+        description="CPU offload of the optimizer: moments and fp32 master weights are stored and updated there"
     )
 
 

@@ -38,7 +38,7 @@ _ANSWER_S = 30.0
 _AT_ONCE = 64  # hosts
 _TICKS = 5  # round trips, of which the shortest gives the clock
 # Logs of hosts whose clocks differ by more cannot be put in order. With more than the second limit, programs that
-# compare times of shared files with their own, such as ninja, which compiles kernels, do too much or too little.
+# compare times of shared files with their own, such as build tools, do too much or too little.
 _APART_S, _FAR_APART_S = 1.0, 10.0
 _SSH_FAILED = 255
 _END_S = 5.0

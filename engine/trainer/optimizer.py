@@ -27,8 +27,8 @@ def build_optimizer(model: nn.Module, settings: Optimizer, ep: int = 1) -> torch
         {"params": [p for p in parameters if p in experts], "weight_decay": settings.weight_decay} | EXPERT_GROUP,
     ]
     groups = [group for group in groups if group["params"]]
-    # The same class for states on the device and on the host, where DeepSpeedCPUAdam is no faster but must be compiled.
-    # Fused, because other implementations allocate up to two temporary tensors as large as the states in each step.
+    # The same class for states on the device and on the host: DeepSpeedCPUAdam must be compiled, and was no faster on
+    # two cores. Fused, because others allocate up to two temporary tensors as large as the states in each step.
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], fused=True)
     assert settings.name == "adamw", f"{settings.name} is in the schema but not here"

@@ -151,7 +151,7 @@ class Search:
             layout = with_values(config, changes)
             problems = check(layout)
             if problems:
-                self.drop(INVALID, f"{named}: {problems[0].message}")
+                self.drop(INVALID, f"{named}: {problems[0].key}: {problems[0].message}")
                 continue
             try:
                 settings = PlanSettings.of(layout)

@@ -53,7 +53,7 @@ def deepspeed_settings(config: Config) -> dict[str, Any]:
         "communication_data_type": "fp32",
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,  # allows PyTorch's SGD with states on the host
+        "zero_force_ds_cpu_optimizer": False,  # allows PyTorch's optimizers with states on the host
         "steps_per_print": 2**31,
         # The throughput timer is on by default and synchronises the device in every forward pass and step.
         "timers": {"throughput": {"enabled": False}},

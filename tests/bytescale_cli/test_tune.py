@@ -100,7 +100,7 @@ def test_the_text_says_why_others_fall_off(capsys: Capture) -> None:
 
 
 def test_nothing_fits(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "_LOOK_S", 0.5)  # on no number of nodes
+    monkeypatch.setattr(tune, "_LOOK_S", 0.5)  # nothing fits on any number of nodes
     code, error = failure(capsys, *SMALL, "cluster.device_memory=4GiB")
     assert code == 10 and "device memory" in error["message"] and error["hint"]
 
@@ -125,6 +125,7 @@ def test_values_of_the_recipe_that_are_searched_may_break_a_rule(capsys: Capture
     found = json.loads(capsys.readouterr().out)["tune"]
     assert found["recipe_step_s"] is None
     assert "does not divide 24 devices" in found["recipe_breaks"] and "ZeRO-3" in found["recipe_breaks"]
+    assert found["recipe_breaks"].startswith("parallel.")
     assert load([f"recipe={file}"]).parallel.pp == found["best"][0]["pp"] == 1
     assert run(["tune", *keys]) == 0
     assert "the settings as given break a rule: " in capsys.readouterr().out
@@ -146,7 +147,7 @@ def test_values_that_are_given_may_not(capsys: Capture, tmp_path: Path, key: str
 
 
 def test_searched_keys_take_values_that_a_given_one_needs(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "_LOOK_S", 0.5)  # on no number of nodes
+    monkeypatch.setattr(tune, "_LOOK_S", 0.5)  # nothing fits on any number of nodes
     code, error = failure(
         capsys, "recipe=llama70b-2m-paper", "cluster.nodes=1", "planner.mode=pipeline", "capacity=64M"
     )

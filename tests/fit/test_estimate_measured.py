@@ -45,7 +45,7 @@ RINGS, WHOLE = [2048] * 2, [1024] * 4  # two micro-batches a rank: gradients are
 FIRST = [2048]  # one: they are not
 FEW = [64] * 4  # of a large model: its states are most of what is held
 LARGE = ["capacity=64", "context=64", "model.layers=4", "model.hidden=512", "model.ffn=1024"]
-HOST = ["optimizer.on_host=true", "optimizer.name=sgd"]
+HOST = ["optimizer.on_host=true"]
 VOCABULARY = "model.vocab=6000"
 WIDE = ["model.layers=4", "model.hidden=256", "model.ffn=768"]
 SHALLOW = [*WIDE, "model.layers=2"]  # for bf16: a processor without AVX-512 multiplies it ten times slower than fp32
@@ -87,12 +87,9 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "vocabulary zero-2": (RINGS, ["zero.stage=2", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary zero-3": (RINGS, ["zero.stage=3", "recompute=layer", *WIDE, VOCABULARY]),
     "vocabulary tied": (RINGS, ["recompute=layer", "model.tied=true", *WIDE, VOCABULARY]),
-    "first host": (FIRST, ["optimizer.on_host=true", "optimizer.name=sgd", *WIDE]),
-    "first host zero-2 bf16": (
-        FIRST,
-        ["optimizer.on_host=true", "optimizer.name=sgd", "zero.stage=2", "dtype=bf16", *SHALLOW],
-    ),
-    "host": (RINGS, ["optimizer.on_host=true", "optimizer.name=sgd", "zero.stage=2"]),
+    "first host": (FIRST, [*HOST, *WIDE]),
+    "first host zero-2 bf16": (FIRST, [*HOST, "zero.stage=2", "dtype=bf16", *SHALLOW]),
+    "host": (RINGS, [*HOST, "zero.stage=2"]),
 }
 
 SAVED, PEAK = 0.02, 0.05  # tolerances

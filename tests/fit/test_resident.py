@@ -1,4 +1,4 @@
-"""A real run on CPU processes holds at most what `estimate-memory` says, and at least half of it; a pipeline 85 %.
+"""A real run on CPU processes holds at most what `estimate-memory` says, and at least 70 % of it; a pipeline 85 %.
 
 A CPU process holds both what the estimate places on the device and what it places on the host, where the copy for
 checkpoints is reserved after the first step. The allowance of a CPU process is an upper bound: how much freed memory
@@ -64,15 +64,15 @@ def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list
 def test_of_a_pipeline_with_tensor_parallelism(tmp_path: Path) -> None:
     """`--plan` knows how many micro-batches are in flight."""
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4"]
-    sizes = ["context=512", "capacity=512", "batch_tokens=4K"]
-    config = configured(tmp_path, [500] * 32, [*mesh, *sizes])
+    sizes = ["context=1K", "capacity=1K", "batch_tokens=8K"]
+    config = configured(tmp_path, [1000] * 32, [*mesh, *sizes])
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert all(plan.mode == "pipeline" and plan.micro_batches >= 8 for plan in plans)
     check(resident(config), estimate_plans(config, settings, plans), at_least=0.85)
 
 
-def check(resident: int, found: Estimate, at_least: float = 0.5) -> None:
+def check(resident: int, found: Estimate, at_least: float = 0.7) -> None:
     both = found.peak + found.host
     print(f"resident {resident / 2**20:.0f} MiB, estimate {both / 2**20:.0f}: {resident / both:.3f}")
     assert found.host == found.checkpoint > 0

@@ -130,6 +130,30 @@ def test_the_optimizer_moves_to_the_host_and_back(tmp_path: Path) -> None:
             assert other == pytest.approx(one, rel=1e-4 if found["case"].startswith("fp32") else 3e-2), found["case"]
 
 
+def load_of_an_int(root: Path) -> list[str]:
+    """On a rank: save, count updates by an int as DeepSpeedCPUAdam did, and load; return what differs."""
+    engine = engine_of(config_of("fp32", 1), seed=0)
+    train(engine, 2)
+    engine.save(root)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        for file in (root / "zero").glob("*optim_states.pt"):
+            saved = torch.load(file, weights_only=False)
+            for state in saved["optimizer_state_dict"]["base_optimizer_state"]["state"].values():
+                state["step"] = int(state["step"])
+            torch.save(saved, file)
+    dist.barrier()
+    other = engine_of(config_of("fp32", 1), seed=1)
+    other.load(root)
+    changed = differences(gather(engine), gather(other))
+    assert train(engine, 1) == train(other, 1)
+    return changed
+
+
+def test_an_older_checkpoint_whose_updates_are_counted_by_an_int(tmp_path: Path) -> None:
+    assert run_world(2, load_of_an_int, tmp_path) == [[], []]
+
+
 def save_in_sub_groups(root: Path) -> dict[str, Any]:
     """On a rank: save a checkpoint of stage 3 whose parameters lie in several sub-groups, as those of large models."""
 

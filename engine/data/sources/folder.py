@@ -18,7 +18,7 @@ STDLIB = "stdlib"
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__"}
 _MOST_FILES = 100_000  # files that `profile-data` reads without --sample
 _BLOCK_FILES = 64
-_FOLDER = "set data.path to a folder of text files; with data=jsonl to a file of JSON lines"
+_FOLDER = "set data.path to a folder of text files, or data=jsonl and data.path to a file of JSON lines"
 _HINT = "make it a readable file, or exclude it with data.pattern"
 
 

@@ -81,7 +81,7 @@ def test_a_folder_with_a_matching_name_is_not_a_document(write_files: WriteFiles
 
 def test_a_missing_folder_is_refused(tmp_path: Path, make_data: MakeData) -> None:
     missing = str(tmp_path / "nowhere")
-    hint = "set data.path to a folder of text files; with data=jsonl to a file of JSON lines"
+    hint = "set data.path to a folder of text files, or data=jsonl and data.path to a file of JSON lines"
     assert refusal(make_data(missing)) == ("no such folder", missing, hint)
     hint = f"set data.path={tmp_path}/ data.pattern='*.txt'"
     assert refusal(make_data(f"{tmp_path}/*.txt")) == ("no such folder", f"{tmp_path}/*.txt", hint)
