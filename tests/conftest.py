@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,23 +21,19 @@ settings.load_profile("bytescale")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the machine's GPUs from all tests but those marked gpu: on some machines they would not run on CPUs.
+    """Hide the machine's GPUs from all tests but those marked gpu, and check and compose the same overrides once.
 
     PyTorch and DeepSpeed choose a GPU wherever they see one. Both read this variable when they first look.
+
+    Many test modules load configs when they are imported, in each process of pytest-xdist. These inherit the folder.
     """
     if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compositions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Check and compose the same overrides once."""
-    folder = tmp_path_factory.mktemp("composed")
-    with pytest.MonkeyPatch.context() as patch:
-        for module, name, function in kept(folder):
-            patch.setattr(module, name, function)
-        patch.setenv(FOLDER, str(folder))
-        yield
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="bytescale-composed-")
+        config.add_cleanup(partial(shutil.rmtree, os.environ[FOLDER]))
+    for module, name, function in kept(Path(os.environ[FOLDER])):
+        setattr(module, name, function)
 
 
 @pytest.fixture(scope="session", autouse=True)
