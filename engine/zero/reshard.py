@@ -70,6 +70,5 @@ def _step(step: int | None, flat: Tensor) -> dict[str, Any]:
     """The optimizer's count of updates as it stores it: SGD has none."""
     if step is None:
         return {}
-    return {
-        "step": torch.tensor(float(step), device=flat.device)
-    }  # fused AdamW needs it where the weights are that it updates
+    # Fused AdamW needs it on the device of the weights that it updates.
+    return {"step": torch.tensor(float(step), device=flat.device)}
