@@ -21,14 +21,25 @@ settings.load_profile("bytescale")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hide the machine's GPUs from all tests but those marked gpu, and check and compose the same overrides once.
+    """Hide the machine's GPUs from all tests but those marked gpu, and check and compose the same overrides once."""
+    hide_gpus(config.getoption("markexpr"))
+    keep_compositions(config)
+
+
+def hide_gpus(chosen: str) -> None:
+    """Hide the machine's GPUs, unless the marks that were chosen (`pytest -m`) name gpu.
 
     PyTorch and DeepSpeed choose a GPU wherever they see one. Both read this variable when they first look.
-
-    Many test modules load configs when they are imported, in each process of pytest-xdist. These inherit the folder.
     """
-    if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
+    if "gpu" not in chosen.replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def keep_compositions(config: pytest.Config) -> None:
+    """Replace `compose` and `check` by those that keep results, before test modules load configs at their import.
+
+    The processes of pytest-xdist inherit the folder's name, and each collects all tests.
+    """
     if FOLDER not in os.environ:
         os.environ[FOLDER] = tempfile.mkdtemp(prefix="bytescale-composed-")
         config.add_cleanup(partial(shutil.rmtree, os.environ[FOLDER]))

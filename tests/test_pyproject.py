@@ -7,7 +7,6 @@ import os
 import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,5 +62,5 @@ def test_gpus_are_hidden_from_tests_that_do_not_ask_for_them(
 ) -> None:
     """DeepSpeed takes any GPU that it sees: two ranks of a test would take cuda:0, and a cuda:1 that is not there."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    conftest.pytest_configure(SimpleNamespace(getoption=lambda name: chosen))  # type: ignore[arg-type]
+    conftest.hide_gpus(chosen)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
