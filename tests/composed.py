@@ -15,6 +15,8 @@ from typing import Any
 
 import engine.config.compose
 import engine.config.overrides
+from engine.config.compose import compose
+from engine.config.overrides import check
 from engine.config.own import OwnRecipe
 from engine.errors import Problem
 
@@ -26,7 +28,6 @@ def kept(folder: Path) -> list[tuple[ModuleType, str, Callable[..., Any]]]:
 
     Mistakes are not kept.
     """
-    compose, check = engine.config.compose.compose, engine.config.overrides.check
 
     def composed(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str, Any]:
         if own or any("oc.env" in text for text in overrides):  # the overrides are not all it depends on

@@ -41,15 +41,16 @@ def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
     return ["env", "OMP_NUM_THREADS=1", *program, *_overrides(out, data, steps, *more)]
 
 
-def train_unharmed(out: Path, data: Path, steps: int, *more: str) -> Path:
-    """Do what `command` does without a fault, to compare with; the ranks are processes that have imported everything.
+def train_unharmed(out: Path, data: Path, steps: int, *more: str, resume: str = "auto") -> list[str]:
+    """Do what `command` does where nothing is harmed. The ranks are processes that have imported everything.
 
-    Returns `out`.
+    Returns what the run says.
     """
+    said = list[str]()
     with pytest.MonkeyPatch.context() as patch:
         in_worlds(patch, steps)
-        train(load(_overrides(out, data, steps, *more)), say=lambda line: None)
-    return out
+        train(load(_overrides(out, data, steps, *more)), resume=resume, say=said.append)
+    return said
 
 
 def _overrides(out: Path, data: Path, steps: int, *more: str) -> list[str]:

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.world
 def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -> None:
     """Before the first checkpoint and between stages, in a collective, in the network, and before a checkpoint gets
     its name."""
-    data, out = documents(tmp_path), tmp_path / "run"
+    data, out, whole = documents(tmp_path), tmp_path / "run", tmp_path / "whole"
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4", "capacity=256"]
-    whole = train_unharmed(tmp_path / "whole", data, 12, *mesh)
+    train_unharmed(whole, data, 12, *mesh)
     launcher = Launcher(command(out, data, 12, "run.restarts=4", *mesh), out)
     launcher.plant(2, Fault("kill-rank", at="transfer", step=2))
     launcher.plant(0, Fault("stop-rank", at="reduce", step=5))

@@ -28,7 +28,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
     """An uninterrupted run. Its steps are all in the warm-up, whose learning rates do not depend on `run.steps`."""
-    return train_unharmed(tmp_path_factory.mktemp("whole") / "run", data, STEPS)
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train_unharmed(run, data, STEPS)
+    return run
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_a_full_disk_is_named_and_the_same_command_goes_on_when_there_is_space(
         assert str(run / "checkpoints" / ".writing-step-") in "".join(full.stderr.split())
         assert "resuming from" in said and read(newest_first(run / "checkpoints")[0]).step == 4
     filler.unlink()
-    subprocess.run(command(run, data, STEPS, *more), check=True, capture_output=True)
+    train_unharmed(run, data, STEPS, *more)
     assert losses(run) == losses(whole) and ledger(run) == ledger(whole)
 
 
@@ -73,14 +75,13 @@ def test_a_run_goes_on_from_its_copies_when_its_folder_is_lost(tmp_path: Path, d
     assert [one["step"] for one in listed(copies)] == [6, 3]
     assert [one["damaged"] for one in check_all(copies)] == [None, None]
     shutil.rmtree(run)
-    again = subprocess.run(command(run, data, 10, f"run.remote={copies}"), check=True, capture_output=True, text=True)
-    assert "resuming from" in again.stderr and f"copying {copies}/step-00000006" in again.stderr
+    said = "\n".join(train_unharmed(run, data, 10, f"run.remote={copies}"))
+    assert "resuming from" in said and f"copying {copies}/step-00000006" in said
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     expected = losses(whole)
     assert [(line["step"], line["loss"]) for line in lines] == [(step, expected[step][0]) for step in range(7, 11)]
     assert [one["step"] for one in listed(copies)] == [10, 9, 6, 3]
     other = tmp_path / "other"
-    arguments = [*command(other, data, 7), "--resume", f"{copies}/step-00000006"]
-    subprocess.run(arguments, check=True, capture_output=True)
+    train_unharmed(other, data, 7, resume=f"{copies}/step-00000006")
     (line,) = (json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines())
     assert line["step"] == 7 and read(newest_first(other / "checkpoints")[0]).step == 7

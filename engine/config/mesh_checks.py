@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 from engine.config.schema import Config
 from engine.config.units import counted
@@ -37,7 +38,8 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
     if devices % group:
         message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
         key = "parallel.tp" if devices % tp else "parallel.pp"
-        hint = "choose degrees that divide the devices, or another number of devices: "
+        tp, pp = _nearest_mesh(config)
+        hint = f"the nearest that works is parallel.tp={tp} parallel.pp={pp}; or take a multiple of {group} devices: "
         return Problem(message, key, hint + "cluster.nodes, cluster.ranks_per_node")
     if node % tp and tp % node:
         message = (
@@ -55,8 +57,7 @@ def tp_divides_the_matrices(config: Config) -> Problem | None:
     wrong = [f"{key}={size:,}" for key, size in sizes.items() if size % tp]
     if not wrong:
         return None
-    common = math.gcd(*sizes.values())
-    works = [degree for degree in range(1, common + 1) if common % degree == 0 and _forms_ranks(config, degree)]
+    works = [degree for degree in _tp_degrees(config) if _forms_ranks(config, degree)]
     hint = f"the nearest that works is parallel.tp={min(works, key=lambda degree: abs(degree - tp))}" if works else None
     return Problem(f"{tp} does not divide {_any_of(wrong)}", "parallel.tp", hint)
 
@@ -143,6 +144,20 @@ def experts_go_with_the_rest(config: Config) -> Problem | None:
         message = f"parallel.ep={ep} needs lockstep mode, not free: the ranks that share experts would wait forever"
         return Problem(message, "planner.mode", "set planner.mode=auto")
     return None
+
+
+def _tp_degrees(config: Config) -> list[int]:
+    """The degrees that divide heads, key and value heads and columns of SwiGLU."""
+    common = math.gcd(config.model.heads, config.model.kv_heads, config.model.ffn)
+    return [degree for degree in range(1, common + 1) if common % degree == 0]
+
+
+def _nearest_mesh(config: Config) -> tuple[int, int]:
+    """The tp and pp nearest to those of the config that its devices and its model allow."""
+    tp, pp = config.parallel.tp, config.parallel.pp
+    meshes = product(_tp_degrees(config), range(1, config.model.layers + 1))
+    works = (mesh for mesh in meshes if _forms_ranks(config, *mesh))
+    return min(works, key=lambda mesh: abs(mesh[0] - tp) + abs(mesh[1] - pp))
 
 
 def _any_of(names: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
@@ -12,8 +13,9 @@ def folder() -> Path:
     return Path(str(resources.files("recipes")))
 
 
+@cache  # searches for a config that fits check thousands of them
 def groups() -> dict[str, list[str]]:
-    """Return the sorted options of each group: {"planner": ["adaptive", "balanced", ...], ...}."""
+    """Return the sorted options of each group: {"planner": ["adaptive", "balanced", ...], ...}. Not to be changed."""
     return {
         group.name: sorted(file.stem for file in group.glob("*.yaml"))
         for group in sorted(folder().iterdir())

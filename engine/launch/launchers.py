@@ -150,7 +150,8 @@ class Starts:
             return Loss(f"was lost: {ended}", ExitCode.HANG, resume)
         hint = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
         if code == _SSH_FAILED and not here:
-            hint = f"check `ssh {agent.host}`, which must work without a password"
+            every = "`bytescale doctor --hostfile FILE` checks every host"
+            hint = f"check `ssh {agent.host}`, which must work without a password; {every}"
         return Loss(f"cannot run ranks: {ended}", ExitCode.PREFLIGHT, hint)
 
     def absent(self, node: int) -> Loss:

@@ -309,13 +309,36 @@ def _can_resume(checkpoint: Path, config: Config) -> bool:
     return True
 
 
+def begins_again(launch: Launch, resume: str, start: Start) -> bool:
+    """Return whether this start leaves the run in the folder for a new one, so that the folder has to be renamed.
+
+    `resume=never` asks for that. A run whose checkpoints were removed cannot be resumed either. Its metrics are worth
+    keeping if it was long enough to have had one.
+    """
+    if not launch.folder.resolved.exists():
+        return False
+    lost = start.checkpoint is None and _last_step(launch.folder) >= launch.config.run.checkpoint_every
+    return resume == "never" or lost
+
+
+def name_aside(folder: RunFolder) -> Path:
+    """Return the first path `NAME.N` next to a run folder that is free."""
+    number = 1
+    while (path := folder.root.with_name(f"{folder.root.name}.{number}")).exists():
+        number += 1
+    return path
+
+
 def set_aside(folder: RunFolder) -> Path:
     """Rename the folder of an old run to the first free `NAME.N`, and return the new path."""
-    number = 1
-    while (kept := folder.root.with_name(f"{folder.root.name}.{number}")).exists():
-        number += 1
-    folder.root.rename(kept)
-    return kept
+    path = name_aside(folder)
+    folder.root.rename(path)
+    return path
+
+
+def _last_step(folder: RunFolder) -> int:
+    """Return the last step whose metrics the folder has, 0 if there is none."""
+    return max((line["step"] for line in metrics.read_metrics(folder.metrics)), default=0)
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
@@ -326,7 +349,7 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
     ledger and the list of documents that were left out begin again.
     """
     if step == 0:
-        if done := max((line["step"] for line in metrics.read_metrics(folder.metrics)), default=0):
+        if done := _last_step(folder):
             lost = f"the metrics of {counted(done, 'step')} are removed"
             say(f"warning: {folder.checkpoints} has no checkpoint: the run starts again at step 1, and {lost}")
         if folder.ledger.exists():

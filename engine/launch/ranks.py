@@ -38,6 +38,7 @@ _POLL_S = 0.05
 _GRACE_S = 5.0  # after a failure, time for the other ranks to report their errors
 _STOPPED_S = 3.0  # that a rank may be stopped by a signal
 _STACKS_S = 3.0  # for agents to write stacks
+_NAMED = 8  # most hosts whose names follow that of the first with the same problem
 # Codes of ranks that may only have noticed that another one failed, the likelier causes first.
 _CONSEQUENCES = (ExitCode.BUG, ExitCode.HANG)
 
@@ -303,17 +304,32 @@ def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int])
         elif len(left) < len(silent) and not cut_short:  # many Pythons may start slowly from one file system
             last = time.monotonic() + launcher.answer_s
         silent = left
-    problems = []
+    problems = list[tuple[str, Problem]]()
     for node in nodes.nodes:
         end = nodes.ends.get(node.command.ranks[0])
         if end is not None and end.cause is not None:
-            problems.append(replace(end.cause.problem, key=str(node.log)))
+            problems.append((node.command.host, replace(end.cause.problem, key=str(node.log))))
     if not problems:
         for node in silent:
             what, _, hint = launcher.absent(node.number)
-            problems.append(Problem(f"{node.command.host} {what}", str(node.log), hint))
+            problems.append((node.command.host, Problem(f"{node.command.host} {what}", str(node.log), hint)))
     if problems and not requests:
-        raise PreflightError.of(problems)
+        raise PreflightError.of(_by_cause(problems))
+
+
+def _by_cause(problems: Sequence[tuple[str, Problem]]) -> list[Problem]:
+    """Merge the problems of hosts, which are given by name, that differ only in the name."""
+    alike = dict[tuple[str, str], list[tuple[str, Problem]]]()
+    for host, problem in problems:
+        words = problem.message.replace(host, ""), (problem.hint or "").replace(host, "")
+        alike.setdefault(words, []).append((host, problem))
+    found = []
+    for (_, first), *others in alike.values():
+        named = ", ".join(host for host, _ in others[:_NAMED])
+        more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
+        message = f"{first.message}; the same on {named}{more}" if others else first.message
+        found.append(replace(first, message=message))
+    return found
 
 
 def _wait(

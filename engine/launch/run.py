@@ -67,15 +67,19 @@ def train(
         resume = prepare.fetched(launch, remote, resume, dry_run)
         start = prepare.plan_start(launch, resume, PLANNED if dry_run else 1, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, launch.cluster)
+        begins_again = prepare.begins_again(launch, resume, start)
         if dry_run:
+            if begins_again and (resume == "never" or remote is None):  # `remote` may have what a dry run does not copy
+                say(f"this dry run renames nothing; a run would rename the old one to {prepare.name_aside(folder)}")
             refused += [host_too_small] if host_too_small else []
             return {"dry_run": dry_run_of(launch, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
-        if resume == "never" and folder.resolved.exists():
+        if begins_again:
             if joins:
                 joins.withdraw()
-            say(f"the old run is now in {prepare.set_aside(folder)}")
+            why = "" if resume == "never" else f", because {folder.checkpoints} has no checkpoint"
+            say(f"the old run is now in {prepare.set_aside(folder)}{why}")
             lock.close()  # it was renamed with the folder
             lock.enter_context(prepare.locked(folder))
             if joins:

@@ -110,7 +110,7 @@ def answers(
         ("cluster.device_memory=400M", "cluster.device_memory"),
         ("capacity=1G context=1G offload.ratio=0", "cluster.device_memory"),
         ("capacity=1G", "cluster.device_memory"),
-        ("capacity=1G batch_tokens=2G", "cluster.device_memory"),
+        ("capacity=128M batch_tokens=256M", "cluster.device_memory"),
         ("model.layers=8 offload.ratio=1 cluster.host_memory=1M", "offload.ratio"),
         ("model.hidden=8192 model.ffn=28672 model.layers=400 optimizer.on_host=true", "cluster.device_memory"),
         ("recipe=llama7b-2m zero.stage=3 optimizer.on_host=true cluster.host_memory=1M", "cluster.host_memory"),

@@ -171,7 +171,8 @@ def test_a_node_that_is_killed_is_lost_and_nobody_here_starts_it_again(folder: R
             launch(joins, folder, kills, f"import os; {writes}; {waits}")
         assert caught.value.code == 124 and not joins.restarts
         assert "only srun can start its process again" in (caught.value.problems[0].hint or "")
-    assert not pid.exists() or not psutil.pid_exists(int(pid.read_text())), "its ranks end with the agent"
+    left = [one for one in psutil.process_iter() if pid.exists() and one.pid == int(pid.read_text())]
+    assert not psutil.wait_procs(left, timeout=10)[1], "its ranks end with the agent"
 
 
 def test_an_agent_ends_with_its_launcher(folder: RunFolder) -> None:

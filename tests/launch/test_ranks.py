@@ -128,7 +128,7 @@ def test_a_rank_without_a_cause_is_reported_with_the_last_line_of_its_log(folder
     assert caught.value.code == 70
 
 
-SSH_HINT = "check `ssh gpu-a`, which must work without a password"
+SSH_HINT = "check `ssh gpu-a`, which must work without a password; `bytescale doctor --hostfile FILE` checks every host"
 PATHS_HINT = f"every host needs this folder, the run folder and {sys.executable} under the same paths"
 
 
@@ -154,14 +154,19 @@ def test_a_host_on_which_no_agent_starts_is_a_failed_check(folder: RunFolder, co
     assert not children()
 
 
-def test_all_hosts_that_cannot_be_used_are_named_at_once(folder: RunFolder) -> None:
+def test_all_hosts_that_cannot_be_used_are_named_at_once(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that answers late is none of them."""
     fails = (sys.executable, "-c", "raise SystemExit(255)")
+    refuses = (sys.executable, "-c", "raise SystemExit('no such key')")
     late = (sys.executable, "-c", f"import os, sys, time; time.sleep(30); os.execv(sys.executable, {list(AGENT)})")
-    nodes = [node(folder, "pass", host=f"gpu-{n}", first=n, start=fails) for n in range(2)]
+    monkeypatch.setattr(ranks, "_NAMED", 2)
+    nodes = [node(folder, "pass", host=f"gpu-{n}", first=n, start=refuses if n == 2 else fails) for n in range(6)]
     with pytest.raises(PreflightError) as caught:
-        run_ranks([*nodes, node(folder, "pass", host="late", first=2, start=late)], folder, lambda: None, print)
-    assert [problem.message.split()[0] for problem in caught.value.problems] == ["gpu-0", "gpu-1"]
+        run_ranks([*nodes, node(folder, "pass", host="late", first=6, start=late)], folder, lambda: None, print)
+    first, other = caught.value.problems
+    assert first.message == "gpu-0 cannot run ranks: ssh ended with code 255; the same on gpu-1, gpu-3 and 2 more"
+    assert (first.hint or "").startswith("check `ssh gpu-0`") and first.key == str(folder.node_log(0))
+    assert other.message == "gpu-2 cannot run ranks: ssh ended with code 1: no such key"
 
 
 def test_a_host_that_never_answers_is_named(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:

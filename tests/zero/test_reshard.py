@@ -37,7 +37,7 @@ from tests.zero.engines import (
 pytestmark = pytest.mark.world
 
 WORLDS, STAGES = (1, 2, 3), (1, 2, 3)
-WHOLE_PRODUCT = ("fp32", "bf16 experts")  # of the others, all worlds and stages occur, but not all pairs
+WHOLE_PRODUCT = "bf16 experts"  # of the others, each pair of a world and two stages occurs
 
 
 def folder_of(root: Path, kind: str, world: int, stage: int) -> Path:
@@ -68,7 +68,7 @@ def load_all(root: Path) -> list[str]:
     gc.freeze()
     wrong, here = [], dist.get_world_size()
     for kind, world, before, stage in product(KINDS, WORLDS, STAGES, STAGES):
-        if kind not in WHOLE_PRODUCT and (world + before + stage) % 3:
+        if kind != WHOLE_PRODUCT and (world + before + stage) % 3:
             continue
         folder = folder_of(root, kind, world, before)
         engine = engine_of(config_of(kind, stage), seed=1)
