@@ -51,6 +51,14 @@ def new_file(path: Path) -> BinaryIO:
     return path.open("xb")
 
 
+def free_name(path: Path) -> Path:
+    """Return the first of `NAME.1`, `NAME.2`, ... beside `path` that does not exist."""
+    number = 1
+    while (free := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return free
+
+
 def sync(path: Path) -> None:
     """fsync a file, or a folder, which makes new, renamed and removed entries durable."""
     handle = os.open(path, os.O_RDONLY)

@@ -38,9 +38,10 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
     if devices % group:
         message = f"parallel.tp x parallel.pp = {group} does not divide {counted(devices, 'device')}"
         key = "parallel.tp" if devices % tp else "parallel.pp"
-        tp, pp = _nearest_mesh(config)
-        hint = f"the nearest that works is parallel.tp={tp} parallel.pp={pp}; or take a multiple of {group} devices: "
-        return Problem(message, key, hint + "cluster.nodes, cluster.ranks_per_node")
+        hint = f"take a multiple of {group} devices: cluster.nodes, cluster.ranks_per_node"
+        if nearest := _nearest_mesh(config):
+            hint += "; or parallel.tp={} parallel.pp={}, the nearest that works".format(*nearest)
+        return Problem(message, key, hint)
     if node % tp and tp % node:
         message = (
             f"{tp} is neither a divisor nor a multiple of a node's {node} devices, "
@@ -152,12 +153,23 @@ def _tp_degrees(config: Config) -> list[int]:
     return [degree for degree in range(1, common + 1) if common % degree == 0]
 
 
-def _nearest_mesh(config: Config) -> tuple[int, int]:
-    """The tp and pp nearest to those of the config that its devices and its model allow."""
-    tp, pp = config.parallel.tp, config.parallel.pp
-    meshes = product(_tp_degrees(config), range(1, config.model.layers + 1))
-    works = (mesh for mesh in meshes if _forms_ranks(config, *mesh))
-    return min(works, key=lambda mesh: abs(mesh[0] - tp) + abs(mesh[1] - pp))
+def _nearest_mesh(config: Config) -> tuple[int, int] | None:
+    """The tp and pp nearest to those of the config, rather with the same tp, that all rules for the mesh allow."""
+    parallel, stages = config.parallel, config.parallel.stages
+    pipelined = config.planner.mode == "pipeline"
+    works = [
+        (tp, pp)
+        for tp, pp in product(_tp_degrees(config), range(1, config.model.layers + 1))
+        if _forms_ranks(config, tp, pp)
+        and (pp > 1 or not pipelined)
+        and (pp == 1 or config.zero.stage == 1)
+        and (stages == "auto" or len(stages) == pp)
+    ]
+    return min(
+        works,
+        key=lambda mesh: (abs(mesh[0] - parallel.tp) + abs(mesh[1] - parallel.pp), mesh[0] != parallel.tp),
+        default=None,
+    )
 
 
 def _any_of(names: list[str]) -> str:

@@ -15,7 +15,10 @@ def folder() -> Path:
 
 @cache  # searches for a config that fits check thousands of them
 def groups() -> dict[str, list[str]]:
-    """Return the sorted options of each group: {"planner": ["adaptive", "balanced", ...], ...}. Not to be changed."""
+    """Return the sorted options of each group: {"planner": ["adaptive", "balanced", ...], ...}.
+
+    Callers must not modify it.
+    """
     return {
         group.name: sorted(file.stem for file in group.glob("*.yaml"))
         for group in sorted(folder().iterdir())

@@ -99,12 +99,14 @@ class _Rank:
         self.planned_s: float | None = None
         self.began = since  # when it began to run the plan of its step
         self.measured: list[Any] | None = None
-        prctl = ctypes.CDLL(None).prctl
+        prctl, agent = ctypes.CDLL(None).prctl, os.getpid()
 
         def prepare() -> None:
             """Run in the new process, before the program of the rank."""
             # A rank listens to its agent and ends with it. This also ends one that is stopped when the agent dies.
             prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != agent:  # which was killed before that call
+                os._exit(128 + signal.SIGKILL)
             # Slurm may send the signal to all processes of a job, and the launcher passes the request on.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 

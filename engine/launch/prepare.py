@@ -309,36 +309,11 @@ def _can_resume(checkpoint: Path, config: Config) -> bool:
     return True
 
 
-def begins_again(launch: Launch, resume: str, start: Start) -> bool:
-    """Return whether this start leaves the run in the folder for a new one, so that the folder has to be renamed.
-
-    `resume=never` asks for that. A run whose checkpoints were removed cannot be resumed either. Its metrics are worth
-    keeping if it was long enough to have had one.
-    """
-    if not launch.folder.resolved.exists():
-        return False
-    lost = start.checkpoint is None and _last_step(launch.folder) >= launch.config.run.checkpoint_every
-    return resume == "never" or lost
-
-
-def name_aside(folder: RunFolder) -> Path:
-    """Return the first path `NAME.N` next to a run folder that is free."""
-    number = 1
-    while (path := folder.root.with_name(f"{folder.root.name}.{number}")).exists():
-        number += 1
-    return path
-
-
 def set_aside(folder: RunFolder) -> Path:
     """Rename the folder of an old run to the first free `NAME.N`, and return the new path."""
-    path = name_aside(folder)
-    folder.root.rename(path)
-    return path
-
-
-def _last_step(folder: RunFolder) -> int:
-    """Return the last step whose metrics the folder has, 0 if there is none."""
-    return max((line["step"] for line in metrics.read_metrics(folder.metrics)), default=0)
+    kept = files.free_name(folder.root)
+    folder.root.rename(kept)
+    return kept
 
 
 def go_back(folder: RunFolder, step: int, say: Say) -> None:
@@ -346,12 +321,14 @@ def go_back(folder: RunFolder, step: int, say: Say) -> None:
 
     Ranks begin to write a checkpoint without looking for the ruin of an earlier write (checkpoints.py).
     Without a step, nothing depends on the documents that were read before, and the user may have repaired some. So the
-    ledger and the list of documents that were left out begin again.
+    ledger and the list of documents that were left out begin again. The metrics are renamed: somebody may have removed
+    the checkpoints of a long run.
     """
     if step == 0:
-        if done := _last_step(folder):
-            lost = f"the metrics of {counted(done, 'step')} are removed"
-            say(f"warning: {folder.checkpoints} has no checkpoint: the run starts again at step 1, and {lost}")
+        if done := max((line["step"] for line in metrics.read_metrics(folder.metrics)), default=0):
+            folder.metrics.rename(kept := files.free_name(folder.metrics))
+            what = f"the metrics of {counted(done, 'step')} are now in {kept}"
+            say(f"warning: {folder.checkpoints} has no checkpoint: the run starts again at step 1, and {what}")
         if folder.ledger.exists():
             files.remove_folder(folder.ledger)
         folder.quarantine.unlink(missing_ok=True)

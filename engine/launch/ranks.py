@@ -314,20 +314,23 @@ def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int])
             what, _, hint = launcher.absent(node.number)
             problems.append((node.command.host, Problem(f"{node.command.host} {what}", str(node.log), hint)))
     if problems and not requests:
-        raise PreflightError.of(_by_cause(problems))
+        raise PreflightError.of(_by_cause(problems, nodes.nodes[0].log.parent))
 
 
-def _by_cause(problems: Sequence[tuple[str, Problem]]) -> list[Problem]:
+def _by_cause(problems: Sequence[tuple[str, Problem]], logs: Path) -> list[Problem]:
     """Merge the problems of hosts, which are given by name, that differ only in the name."""
     alike = dict[tuple[str, str], list[tuple[str, Problem]]]()
     for host, problem in problems:
-        words = problem.message.replace(host, ""), (problem.hint or "").replace(host, "")
+        name = host.rpartition("@")[2]  # ssh's messages leave out the user
+        words = problem.message.replace(name, ""), (problem.hint or "").replace(name, "")
         alike.setdefault(words, []).append((host, problem))
     found = []
     for (_, first), *others in alike.values():
-        named = ", ".join(host for host, _ in others[:_NAMED])
-        more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
-        message = f"{first.message}; the same on {named}{more}" if others else first.message
+        message = first.message
+        if others:
+            message += f"; the same on {', '.join(host for host, _ in others[:_NAMED])}"
+        if len(others) > _NAMED:
+            message += f" and {len(others) - _NAMED:,} more, whose logs are in {logs}"
         found.append(replace(first, message=message))
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 from engine.config.schema import Config
 from engine.cost.model import Costs
 from engine.errors import ConfigError, MemoryFitError, PreflightError, Problem
-from engine.files import remove_ruins
+from engine.files import free_name, remove_ruins
 from engine.fit.check import check_fit
 from engine.fit.host import host_problem, tight, waits_for_checkpoints
 from engine.fit.machine import on_this_machine
@@ -67,19 +67,17 @@ def train(
         resume = prepare.fetched(launch, remote, resume, dry_run)
         start = prepare.plan_start(launch, resume, PLANNED if dry_run else 1, hashes=dry_run)
         host_too_small = host_problem(start.plans[:1], config, launch.cluster)
-        begins_again = prepare.begins_again(launch, resume, start)
         if dry_run:
-            if begins_again and (resume == "never" or remote is None):  # `remote` may have what a dry run does not copy
-                say(f"this dry run renames nothing; a run would rename the old one to {prepare.name_aside(folder)}")
+            if resume == "never" and folder.resolved.exists():
+                say(f"a run would rename the folder of the old run to {free_name(folder.root)}")
             refused += [host_too_small] if host_too_small else []
             return {"dry_run": dry_run_of(launch, start, refused)}
         if host_too_small:
             raise MemoryFitError.of([host_too_small])
-        if begins_again:
+        if resume == "never" and folder.resolved.exists():
             if joins:
                 joins.withdraw()
-            why = "" if resume == "never" else f", because {folder.checkpoints} has no checkpoint"
-            say(f"the old run is now in {prepare.set_aside(folder)}{why}")
+            say(f"the old run is now in {prepare.set_aside(folder)}")
             lock.close()  # it was renamed with the folder
             lock.enter_context(prepare.locked(folder))
             if joins:

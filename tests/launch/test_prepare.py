@@ -220,14 +220,17 @@ def test_going_back_removes_later_steps(tmp_path: Path) -> None:
 def test_a_run_whose_checkpoints_are_gone_says_that_it_starts_again(tmp_path: Path) -> None:
     """Somebody may have removed the folder to save space, and not know that the run needs it."""
     folder, said = RunFolder(tmp_path), list[str]()
-    for step in (1, 2, 3):
-        append(folder.metrics, {"step": step})
-    go_back(folder, 0, said.append)
-    again = "the run starts again at step 1, and the metrics of 3 steps are removed"
-    assert said == [f"warning: {folder.checkpoints} has no checkpoint: {again}"]
-    assert read_metrics(folder.metrics) == []
-    go_back(folder, 0, said.append)
-    assert len(said) == 1
+    for number in (1, 2):
+        for step in (1, 2, 3):
+            append(folder.metrics, {"step": step})
+        go_back(folder, 0, said.append)
+        kept = tmp_path / f"metrics.jsonl.{number}"
+        again = f"the run starts again at step 1, and the metrics of 3 steps are now in {kept}"
+        assert said == [f"warning: {folder.checkpoints} has no checkpoint: {again}"]
+        assert read_metrics(folder.metrics) == [] and len(read_metrics(kept)) == 3
+        go_back(folder, 0, said.append)
+        assert len(said) == 1
+        said.clear()
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_may_have_repaired_documents(tmp_path: Path) -> None:

@@ -160,12 +160,16 @@ def test_all_hosts_that_cannot_be_used_are_named_at_once(folder: RunFolder, monk
     refuses = (sys.executable, "-c", "raise SystemExit('no such key')")
     late = (sys.executable, "-c", f"import os, sys, time; time.sleep(30); os.execv(sys.executable, {list(AGENT)})")
     monkeypatch.setattr(ranks, "_NAMED", 2)
-    nodes = [node(folder, "pass", host=f"gpu-{n}", first=n, start=refuses if n == 2 else fails) for n in range(6)]
+    hosts = ["gpu-0", "me@gpu-1", "gpu-2", "gpu-3", "gpu-4", "gpu-5"]
+    starts = [refuses if host == "gpu-2" else fails for host in hosts]
+    nodes = [node(folder, "pass", host=hosts[n], first=n, start=starts[n]) for n in range(6)]
     with pytest.raises(PreflightError) as caught:
         run_ranks([*nodes, node(folder, "pass", host="late", first=6, start=late)], folder, lambda: None, print)
-    first, other = caught.value.problems
-    assert first.message == "gpu-0 cannot run ranks: ssh ended with code 255; the same on gpu-1, gpu-3 and 2 more"
+    first, named, other = caught.value.problems
+    more = f"; the same on gpu-3, gpu-4 and 1 more, whose logs are in {folder.logs}"
+    assert first.message == f"gpu-0 cannot run ranks: ssh ended with code 255{more}"
     assert (first.hint or "").startswith("check `ssh gpu-0`") and first.key == str(folder.node_log(0))
+    assert named.message == "me@gpu-1 cannot run ranks: ssh ended with code 255"
     assert other.message == "gpu-2 cannot run ranks: ssh ended with code 1: no such key"
 
 

@@ -37,7 +37,7 @@ from engine.run.checkpoints import TrainState, newest_first
 from engine.run.compatibility import must_match
 from engine.run.folder import RunFolder
 from engine.run.launches import read_launches
-from engine.run.metrics import append, read_metrics
+from engine.run.metrics import append
 from engine.run.status import is_locked
 from engine.weights import check
 from tests.permissions import locked_out
@@ -172,7 +172,10 @@ def test_a_dry_run_resumes_from_a_checkpoint_and_changes_nothing(tmp_path: Path)
     assert (shown["steps_done"], shown["checkpoint"]) == (1, str(old))
     assert shown["outlook"] == f"resuming from {old} at step 2"
     assert shown["program"].endswith(str(old)) and said[0].endswith("using step-00000001 instead")
-    fresh = train(settings, dry_run=True, resume="never")["dry_run"]
+    (tmp_path / "run" / "resolved.yaml").write_text(resolved_yaml(settings))
+    before = files(tmp_path)
+    fresh = train(settings, dry_run=True, resume="never", say=said.append)["dry_run"]
+    assert said[-1] == f"a run would rename the folder of the old run to {tmp_path / 'run.1'}"
     assert (fresh["steps"][0]["step"], fresh["checkpoint"]) == (1, None) and files(tmp_path) == before
 
 
@@ -235,29 +238,6 @@ def test_a_run_from_scratch_locks_its_new_folder_and_no_longer_the_old_one(
     train(settings, resume="never", say=lambda line: None)
     assert seen == [(True, False)] and not is_locked(root / LOCK)
     assert newest_first(tmp_path / "run.1" / "checkpoints") and not newest_first(root / "checkpoints")
-
-
-@pytest.mark.parametrize(("done", "renamed"), [(99, False), (100, True)])  # a checkpoint was due after 100 steps
-def test_a_run_whose_checkpoints_were_removed_is_kept_beside_the_new_one(
-    done: int, renamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its metrics would be removed otherwise. Those of a run that ended before its first checkpoint are removed."""
-    monkeypatch.setattr(supervise, "run_ranks", lambda *arguments: None)
-    settings, folder, said = config(tmp_path), RunFolder(tmp_path / "run"), list[str]()
-    folder.root.mkdir()
-    folder.resolved.write_text(resolved_yaml(settings))
-    for step in range(1, done + 1):
-        append(folder.metrics, {"step": step})
-    before = files(tmp_path)
-    train(settings, dry_run=True, say=said.append)
-    assert files(tmp_path) == before
-    line = f"this dry run renames nothing; a run would rename the old one to {tmp_path / 'run.1'}"
-    assert (line in said) == renamed
-    train(settings, say=said.append)
-    line = f"the old run is now in {tmp_path / 'run.1'}, because {folder.checkpoints} has no checkpoint"
-    assert (line in said) == renamed
-    assert not read_metrics(folder.metrics)
-    assert len(read_metrics(tmp_path / "run.1" / "metrics.jsonl")) == (done if renamed else 0)
 
 
 def test_others_join_a_run_from_scratch_in_its_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

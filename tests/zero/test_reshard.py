@@ -37,7 +37,8 @@ from tests.zero.engines import (
 pytestmark = pytest.mark.world
 
 WORLDS, STAGES = (1, 2, 3), (1, 2, 3)
-WHOLE_PRODUCT = "bf16 experts"  # of the others, each pair of a world and two stages occurs
+# The others run a third of it, in which each pair of a saved world, a saved stage and a stage that loads occurs.
+WHOLE_PRODUCT = "bf16 experts"
 
 
 def folder_of(root: Path, kind: str, world: int, stage: int) -> Path:
