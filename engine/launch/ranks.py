@@ -292,7 +292,7 @@ def _port_was_taken(nodes: _Nodes) -> bool:
 def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int]) -> None:
     """Wait until all agents have answered, `answer_s` after the last one that did.
 
-    Raises PreflightError with a problem for each host that cannot be used.
+    Raises PreflightError with the problems of the hosts that cannot be used, one for each cause.
     """
     last = time.monotonic() + launcher.answer_s
     silent, cut_short = nodes.nodes, False
@@ -318,7 +318,10 @@ def _wait_for_agents(nodes: _Nodes, launcher: Launcher, requests: Sequence[int])
 
 
 def _by_cause(problems: Sequence[tuple[str, Problem]], logs: Path) -> list[Problem]:
-    """Merge the problems of hosts, which are given by name, that differ only in the name."""
+    """Merge problems that differ only in the name of the host, which is given with each.
+
+    Hosts beyond the first _NAMED others are counted, and their `logs`, a folder, are named.
+    """
     alike = dict[tuple[str, str], list[tuple[str, Problem]]]()
     for host, problem in problems:
         name = host.rpartition("@")[2]  # ssh's messages leave out the user
