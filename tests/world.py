@@ -30,7 +30,7 @@ _CONTEXT.set_forkserver_preload(
     [
         "torch.distributed",
         "deepspeed",
-        "deepspeed.runtime.zero.muon.muon_optimizer",  # an engine imports it, and with it torch's compiler
+        "torch._dynamo",  # optimizers import it
         "engine.zero.engine",
         "tests.warm",
     ]

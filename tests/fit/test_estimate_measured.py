@@ -41,8 +41,8 @@ from tests.world import run_world
 WORLD = 2
 A_WORLD = 10  # cases
 SIZE = ["layers=8", "hidden=64", "heads=4", "kv_heads=2", "ffn=192", "vocab=258"]
-RINGS, WHOLE = [2048] * 2, [1024] * 4  # two micro-batches a rank: gradients are there in the second one
-FIRST = [2048]  # one: they are not
+RINGS, WHOLE = [1024] * 2, [512] * 4  # two micro-batches a rank: gradients are there in the second one
+FIRST = [1024]  # one: they are not
 FEW = [64] * 4  # of a large model: its states are most of what is held
 LARGE = ["capacity=64", "context=64", "model.layers=4", "model.hidden=512", "model.ffn=1024"]
 HOST = ["optimizer.on_host=true"]
@@ -53,7 +53,7 @@ EXPERTS = ["model.experts=4", "model.top_k=2", "model.hidden=128"]
 CASES: dict[str, tuple[list[int], list[str]]] = {
     "rings": (RINGS, []),
     "whole": (WHOLE, []),
-    "capacity": ([4096] * 2, ["capacity=2K", "context=4K"]),
+    "capacity": ([2048] * 2, ["capacity=1K", "context=2K"]),
     "heads": (RINGS, ["model.kv_heads=4"]),
     "wide": (RINGS, ["model.hidden=128", "model.ffn=256"]),
     "vocabulary": (RINGS, ["model.vocab=3000"]),
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "offload experts": (RINGS, ["offload.ratio=0.3", *EXPERTS]),
     "offload bf16": (WHOLE, ["offload.ratio=1", "dtype=bf16", *SHALLOW]),
     "tied": (RINGS, ["model.tied=true"]),
-    "tiles": (WHOLE, ["mlp_tile=256", "model.ffn=320"]),
+    "tiles": (WHOLE, ["mlp_tile=128", "model.ffn=320"]),
     "few bf16": (FEW, ["dtype=bf16", *LARGE]),
     "few zero-2": (FEW, ["zero.stage=2", *LARGE]),
     "few zero-3": (FEW, ["zero.stage=3", *LARGE]),
@@ -111,7 +111,7 @@ class Found(NamedTuple):
 
 def settings_of(keys: list[str]) -> Config:
     size = [f"model.{key}" for key in SIZE]
-    return load(["recipe=quickstart", "capacity=1K", "offload.ratio=0", "compile=never", *size, *keys])
+    return load(["recipe=quickstart", "capacity=512", "offload.ratio=0", "compile=never", *size, *keys])
 
 
 def planned(lengths: list[int], config: Config) -> StepPlan:

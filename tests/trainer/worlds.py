@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from engine.cluster.mesh import Mesh
 from engine.config.load import read_resolved
-from engine.launch import supervise
+from engine.launch import outcome, supervise
 from engine.launch.commands import NodeCommand
 from engine.parallel.axes import Axes
 from engine.parallel.groups import Groups
@@ -37,7 +37,10 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
 
 
 def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
-    """Let the launcher run ranks as processes that have imported everything, up to step `last`."""
+    """Let the launcher run ranks as processes that have imported everything, up to step `last`.
+
+    It writes no report, which takes as long as many small steps. Runs with ranks of their own have one.
+    """
 
     def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
         checkpoint = newest_first(folder.checkpoints)[:1]
@@ -45,3 +48,4 @@ def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
         run_world(ranks, on_rank, folder.root, *(checkpoint or [None]), last)
 
     monkeypatch.setattr(supervise, "run_ranks", run_ranks)
+    monkeypatch.setattr(outcome, "write_page", lambda folder, say: None)
