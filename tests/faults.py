@@ -42,7 +42,7 @@ def command(out: Path, data: Path, steps: int, *more: str) -> list[str]:
 
 
 def train_unharmed(out: Path, data: Path, steps: int, *more: str, resume: str = "auto") -> list[str]:
-    """Do what `command` does where nothing is harmed. The ranks are processes that have imported everything.
+    """Train as `command` does where nothing is harmed, but write no report. The ranks have imported everything before.
 
     Returns what the run says.
     """

@@ -28,6 +28,7 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -
     launcher.plant(0, Fault("kill-rank", at="rename", step=9))
     ended = launcher.end()
     assert ended.code == 0, ended.said
+    assert "report: " in ended.said and "report could not be written" not in ended.said, "of a mesh, after faults"
     causes = [line for line in ended.said.splitlines() if "; restart " in line]
     assert len(causes) == 4, ended.said
     assert causes[0].startswith("rank 2 was killed by SIGKILL")

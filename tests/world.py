@@ -30,7 +30,7 @@ _CONTEXT.set_forkserver_preload(
     [
         "torch.distributed",
         "deepspeed",
-        "torch._dynamo",  # optimizers import it
+        "torch._dynamo",  # creating an optimizer imports it
         "engine.zero.engine",
         "tests.warm",
     ]

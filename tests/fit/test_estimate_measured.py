@@ -53,7 +53,7 @@ EXPERTS = ["model.experts=4", "model.top_k=2", "model.hidden=128"]
 CASES: dict[str, tuple[list[int], list[str]]] = {
     "rings": (RINGS, []),
     "whole": (WHOLE, []),
-    "capacity": ([2048] * 2, ["capacity=1K", "context=2K"]),
+    "capacity": ([4096] * 2, ["capacity=2K", "context=4K"]),  # the loss is computed in two chunks
     "heads": (RINGS, ["model.kv_heads=4"]),
     "wide": (RINGS, ["model.hidden=128", "model.ffn=256"]),
     "vocabulary": (RINGS, ["model.vocab=3000"]),

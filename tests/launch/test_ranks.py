@@ -242,8 +242,13 @@ def test_a_killed_agent_is_the_cause_and_its_ranks_end(folder: RunFolder) -> Non
     with pytest.raises(RankError, match="localhost was lost: its agent was killed by SIGKILL") as caught:
         run(folder, kills, "import time; time.sleep(60)")
     assert caught.value.code == 137
+    wait_for_orphans(folder)
+
+
+def wait_for_orphans(folder: RunFolder) -> None:
+    """Wait for the ranks of a killed agent: the kernel has killed them too, and they may not have ended yet."""
     deadline = time.monotonic() + 10
-    while still_run(folder):  # the kernel has killed them, and they may not have ended yet
+    while still_run(folder):
         assert time.monotonic() < deadline
 
 
@@ -323,7 +328,8 @@ def test_a_stopped_agent_is_noticed_and_its_ranks_end(folder: RunFolder, monkeyp
     with pytest.raises(RankError, match="localhost has not answered for 2 s") as caught:
         run(folder, stops)
     assert caught.value.code == 124 and "its agent may be stopped" in str(caught.value.problems[0].hint)
-    assert not children() and not still_run(folder)
+    assert not children()
+    wait_for_orphans(folder)  # the launcher has killed the agent
 
 
 def test_a_rank_that_does_not_get_on_is_named_and_stacks_are_in_its_log(
