@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _SECONDS = 40  # with loading and checks, the command ends within a minute
 _LOOK_S = 10.0  # for the number of nodes that is enough, if nothing fits
 _QUESTIONS = {
-    "What do they set?": ["tp", "pp", "zero.stage", "recompute", "offload.ratio", "capacity"],
+    "What do they set?": ["tp", "pp", "ep", "zero.stage", "recompute", "offload.ratio", "capacity"],
     "How fast are they?": ["step_s", "tokens_per_s", "slower", "device_ms_per_token", "memory", "behind"],
 }
 _LEGEND = """slower: step time / that of the first
@@ -55,7 +55,7 @@ def tune(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find the fastest settings for a cluster. Searches tp, pp, ZeRO stage, recompute, offload and capacity.
+    """Find the fastest settings for a cluster. Searches tp, pp, ep, ZeRO stage, recompute, offload and capacity.
 
     Keys that are set on the command line keep their value.
     """
@@ -161,6 +161,7 @@ def _row(trial: Trial, best: Trial) -> dict[str, Any]:
         "set": as_overrides(trial.candidate.changes),
         "tp": config.parallel.tp,
         "pp": config.parallel.pp,
+        "ep": config.parallel.ep,
         "zero.stage": config.zero.stage,
         "recompute": config.recompute,
         "offload.ratio": config.offload.ratio if config.offload.ratio else 0,

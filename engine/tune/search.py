@@ -70,7 +70,7 @@ class Candidate:
     def layout(self) -> tuple[Any, ...]:
         """The best five differ in at least one of these."""
         config = self.config
-        return config.parallel.tp, config.parallel.pp, config.zero.stage, config.recompute
+        return config.parallel.tp, config.parallel.pp, config.parallel.ep, config.zero.stage, config.recompute
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from engine.config.schema import Config
 from engine.fit.largest import largest_capacity
 from engine.planner.settings import PlanSettings
 
-# parallel.ep keeps the recipe's value.
-SEARCHED = ("parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity")
+SEARCHED = ("parallel.tp", "parallel.pp", "parallel.ep", "zero.stage", "recompute", "offload.ratio", "capacity")
 _DEGREES = (1, 2, 4, 8, 16)
 _ROUND = 1024  # tokens: capacities are multiples of this, which are easier to read
 
@@ -21,21 +20,28 @@ def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
     """Yield values of all searched keys except the capacity; `fixed` keys have their value of the config.
 
     Other keys have it too, beside the usual ones, so that the config itself is always among them. tp divides the
-    heads and stays inside a node; pp divides the layers. Rules of the config are checked by the caller.
+    heads and stays inside a node; pp divides the layers; ep divides the experts, if the model has some. Rules of the
+    config are checked by the caller, except that ep > 1 is combined with neither tp, pp nor ZeRO-3 unless it is fixed.
     """
     model, node = config.model, config.cluster.ranks_per_node
     values: dict[str, tuple[Any, ...]] = {
         "parallel.tp": tuple(n for n in _DEGREES if n <= node and model.heads % n == model.kv_heads % n == 0),
         "parallel.pp": tuple(n for n in _DEGREES if model.layers % n == 0),
+        "parallel.ep": tuple(n for n in _DEGREES if model.experts % n == 0),
         "zero.stage": (1, 2, 3),
         "recompute": ("none", "layer_keep_attention", "layer"),
         "offload.ratio": (0.0, "auto"),
     }
+    if model.experts == 1 and "parallel.ep" not in fixed:
+        del values["parallel.ep"]
     for key, others in values.items():
         own = attrgetter(key)(config)
         values[key] = (own,) if key in fixed else tuple(dict.fromkeys((*others, own)))
     for chosen in product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
+        shares_more = changes["parallel.tp"] * changes["parallel.pp"] > 1 or changes["zero.stage"] == 3
+        if shares_more and changes.get("parallel.ep", 1) > 1 and "parallel.ep" not in fixed:
+            continue
         if config.zero.weights_on_host and changes["zero.stage"] < 3:
             changes["zero.weights_on_host"] = False  # only ZeRO-3 can keep weights there
         yield changes

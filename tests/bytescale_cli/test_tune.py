@@ -56,7 +56,7 @@ def test_the_written_recipe_is_the_best(tuned: tuple[dict[str, Any], Path], caps
     best = found["best"][0]
     written = load([f"recipe={file}"])
     changed = {line.split(":")[0] for line in diff(load(SMALL), written)}
-    searched = {"parallel.tp", "parallel.pp", "zero.stage", "recompute", "offload.ratio", "capacity"}
+    searched = {"parallel.tp", "parallel.pp", "parallel.ep", "zero.stage", "recompute", "offload.ratio", "capacity"}
     assert changed <= {"recipe", "run.out", *searched} and written.recipe == "best"
     assert (written.parallel.tp, written.parallel.pp, written.zero.stage) == (
         best["tp"],

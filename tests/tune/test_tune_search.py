@@ -14,6 +14,7 @@ from engine.config.schema import Config
 from engine.data.lengths import step_lengths
 from engine.fit.estimate import estimate, estimate_fullest, estimate_plans
 from engine.fit.problem import fit_problem
+from engine.fit.suggestions import with_values
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.simulator.compare import mean_outcome
@@ -68,6 +69,18 @@ def test_the_best_five_are_those_of_an_exhaustive_search(config: Config, steps: 
         assert one.bound_s <= step_s + 1e-9, "simulated times are whole nanoseconds"
         fastest[one.layout] = min(step_s, fastest.get(one.layout, step_s))
     assert [one.step_s for one in whole.best()] == sorted(fastest.values())[:SHOWN]
+
+
+def test_expert_parallelism_is_searched_wherever_the_rules_allow_it() -> None:
+    config = load(["recipe=mixtral8x7b-256k"])
+    found = list(layouts(config, []))
+    assert {changes["parallel.ep"] for changes in found} == {1, 2, 4, 8}
+    for degree in (2, 4, 8):
+        every = layouts(with_values(config, {"parallel.ep": degree}), ["parallel.ep"])
+        allowed = [changes for changes in every if not check(with_values(config, changes))]
+        ours = [changes for changes in found if changes["parallel.ep"] == degree]
+        assert allowed and allowed == [changes for changes in ours if not check(with_values(config, changes))]
+    assert not any("parallel.ep" in changes for changes in layouts(load(["recipe=llama7b-256k"]), []))
 
 
 def test_some_candidates_are_left_out_by_their_bound(whole: Search) -> None:
