@@ -33,15 +33,15 @@ def layouts(config: Config, fixed: Collection[str]) -> Iterator[dict[str, Any]]:
         "offload.ratio": (0.0, "auto"),
     }
     if model.experts == 1 and "parallel.ep" not in fixed:
-        del values["parallel.ep"]
+        del values["parallel.ep"]  # not a key that the table should name
     for key, others in values.items():
         own = attrgetter(key)(config)
         values[key] = (own,) if key in fixed else tuple(dict.fromkeys((*others, own)))
     for chosen in product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
-        shares_more = changes["parallel.tp"] * changes["parallel.pp"] > 1 or changes["zero.stage"] == 3
-        if shares_more and changes.get("parallel.ep", 1) > 1 and "parallel.ep" not in fixed:
-            continue
+        other_sharding = changes["parallel.tp"] * changes["parallel.pp"] > 1 or changes["zero.stage"] == 3
+        if other_sharding and changes.get("parallel.ep", 1) > 1 and "parallel.ep" not in fixed:
+            continue  # breaks a rule; checking these too would take three times as long as all others
         if config.zero.weights_on_host and changes["zero.stage"] < 3:
             changes["zero.weights_on_host"] = False  # only ZeRO-3 can keep weights there
         yield changes
