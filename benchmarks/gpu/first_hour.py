@@ -73,7 +73,7 @@ PARTS = (
     Part("train", 300, ("train.py", "--only", "cases"), "tokens/s and MFU of 1B and 8B-shaped models, 8K to 64K"),
     Part("train-plan", 150, ("train.py", "--only", "plan"), "steps of real plans: new against seen shapes"),
     Part("train-trace", 90, ("train.py", "--only", "trace"), "kernels, launches and idle time of a micro-batch"),
-    Part("training", 180, ("commands.py", "--only", "training"), "`bytescale train`, then resumed"),
+    Part("training", 240, ("commands.py", "--only", "training"), "`bytescale train`, then resumed"),
     Part("memory-trace", 90, ("memory.py", "--only", "trace"), "overlap of offload's copies"),
     Part("memory-time", 180, ("memory.py", "--only", "time"), "time that offload adds"),
     Part("memory-peak", 330, ("memory.py", "--only", "peak"), "peak memory against the estimate"),

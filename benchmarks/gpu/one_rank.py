@@ -107,7 +107,7 @@ class OneRank:
         return {"forward pass": forward, "backward pass": backward, "update": look()}
 
     def estimated(self, tokens: int, ratio: float) -> int:
-        """Estimate the peak bytes of tensors in a step, without the CUDA context and fragmentation."""
-        load = Load(tokens, tokens, round(PPM * ratio))
+        """Estimate the peak bytes of tensors in a step of one micro-batch, without CUDA context and fragmentation."""
+        load = Load(tokens, tokens, round(PPM * ratio), first=True)
         found = estimate(self.config, PlanSettings.of(self.config), load)
         return found.peak - found.items["other"]
