@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,6 +31,15 @@ def test_every_case_fits(step: Step) -> None:
     settings = PlanSettings.of(config)
     for ratio in {step.ratio, 0.0} if step not in PEAKS else {step.ratio}:
         assert estimate(config, settings, Load(step.tokens, step.tokens, round(PPM * ratio))).fits
+
+
+def test_the_estimate_is_that_of_the_first_micro_batch_of_a_step() -> None:
+    """Gradients of earlier ones, which a later one finds, are not there: a case on the host shows the difference."""
+    (step,) = (step for step in PEAKS if step.config.optimizer.on_host)
+    settings, load = PlanSettings.of(step.config), Load(step.tokens, step.tokens, 0)
+    first, later = (estimate(step.config, settings, replace(load, first=first)) for first in (True, False))
+    rank = one_rank.OneRank(step.config, Mock(), Mock(), Mock())
+    assert rank.estimated(step.tokens, 0.0) == first.peak - first.items["other"] < later.peak - later.items["other"]
 
 
 def test_the_cases_are_those_that_were_promised() -> None:
