@@ -54,3 +54,15 @@ def test_rank_correlation() -> None:
 def test_an_idle_part_counts_for_nothing() -> None:
     some = RankInputs(*(np.arange(3) for _ in range(3)))
     assert real.idle_part(some).labels.tolist() == [IGNORE]
+
+
+def test_the_times_of_a_rings_ranks_count_as_their_mean(made: dict[str, StepPlan], settings: PlanSettings) -> None:
+    plan = made["a ring each, packed"]
+    assert plan.gangs == 1
+    mean = real.makespan_of(plan, {0: 3.0, 1: 3.0}, settings)
+    assert real.makespan_of(plan, {0: 1.0, 1: 5.0}, settings) == pytest.approx(mean)
+
+
+def test_a_case_takes_the_median_of_its_repeats_and_the_mean_over_ranks() -> None:
+    timing = real.timing_of([[(1.0, 2.0), (1.0, 3.0), (2.0, 9.0)], [(3.0, 3.0), (3.0, 5.0), (3.0, 4.0)]])
+    assert (timing.forward_s, timing.total_s) == (2.0, 5.5)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import torch
 from engine.control.link import RANK_LINK
 from engine.errors import DataError, ExitCode
 from engine.run.folder import RunFolder
-from engine.trainer.rank import explain
+from engine.trainer.rank import explain, importing
 from tests.launch.nodes import real_rank
 
 ERRORS = [
@@ -72,6 +73,17 @@ def test_a_rank_does_not_import_mlflow_with_deepspeed(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "RANK": "0"})
     assert done.returncode == 5
+
+
+def test_what_is_imported_is_left_out_of_garbage_collection() -> None:
+    before = gc.get_freeze_count()
+    with importing():
+        assert not gc.isenabled()
+        imported = [[] for _ in range(100)]
+    assert gc.isenabled() and gc.get_freeze_count() >= before + len(imported)
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
 
 
 def test_a_rank_that_cannot_write_its_reason_prints_its_traceback(tmp_path: Path) -> None:
