@@ -8,11 +8,11 @@ sum of squared lengths of a rank.
 - `--ranks N` (2): HDP ranks.
 - `--stage Z` (1): the ZeRO stage; 2 and 3 run their plans in lockstep.
 - `--processor-time`: for more ranks than cores. A micro-batch takes the median of its processor time over all steps,
-  and a gang the mean over its ranks, whose work is equal; a step takes the makespan of these durations. So ranks that
-  take turns on a core are not counted as slow. The machine is calibrated with as many ranks, and with the same medians
-  and means of processor time: waiting for messages takes none, and ranks that share a core slow each other down. The
-  calibration's micro-batches run again in turn with the plans, because the same micro-batch takes up to 30 % longer a
-  minute later. The simulator uses the times of these repetitions.
+  and a gang the mean over its ranks, or the longest if their work is not equal; a step takes the makespan of these
+  durations. So ranks that take turns on a core are not counted as slow. The machine is calibrated with as many ranks,
+  in the same medians and means of processor time: waiting for messages takes none, and ranks that share a core slow
+  each other down. The calibration's micro-batches run again in turn with the plans, because the same micro-batch may
+  take 30 % longer a minute later. The simulator uses their new times and, with ZeRO-3, that of its gathers.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from engine.config.load import load, read_resolved
 from engine.config.schema import Config
 from engine.cost.calibration import Calibration
-from engine.hardware.measured import RESULT, Case, Timing, read
+from engine.hardware.measured import RESULT, Case, Measured, read
 from engine.planner.make import plan_step
 from engine.planner.plan import loads
 from engine.planner.plan.emit import Group, emit
+from engine.planner.plan.loads import micro_tokens
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.proof.verify import verify
 from engine.planner.settings import PlanSettings
@@ -49,9 +50,8 @@ from engine.simulator.timeline import simulate
 from engine.units import Ints
 
 if TYPE_CHECKING:
-    from engine.hardware.timing import Run
     from engine.parallel.groups import Groups
-    from engine.trainer.step import RankContext
+    from engine.trainer.loop import Trainer
 
 REPEATS, REPEATS_PROCESSOR_TIME = 5, 9  # ranks that share a core disturb each other
 LONGEST_S = 1.0  # micro-batches of a calibration that take longer do not run again
@@ -80,8 +80,8 @@ def main() -> None:
         made = plans(settings)
         steps = run_for_real(root / "run", Job(keys, str(root / "profile") if given.processor_time else None))
         if given.processor_time:
-            calibration = root / "calibration-again.json"
-            fitted(root / "run", keys).write(calibration)
+            calibration = root / "calibration-repeated.json"
+            fit_calibration(root / "run", keys).write(calibration)
             settings = PlanSettings.of(load([*keys, f"cluster.calibration={calibration}"])).without_offload()
         report(made, settings, steps)
 
@@ -90,7 +90,7 @@ class Job(NamedTuple):
     """What a rank is told."""
 
     keys: list[str]
-    profile: str | None  # the folder of a calibration to processor time, in which plans are then measured too
+    profile: str | None  # the folder of a calibration in processor time; None: the plans are measured in wall time
 
 
 def plans(settings: PlanSettings) -> dict[str, StepPlan]:
@@ -121,16 +121,16 @@ def plans(settings: PlanSettings) -> dict[str, StepPlan]:
 
 
 def calibrate_processor_time(root: Path, keys: list[str]) -> Calibration:
-    """Calibrate to processor time, measured with as many ranks as the plans have."""
+    """Calibrate in processor time, measured with as many ranks as the plans have."""
     from engine.hardware.prepare import measuring
 
     config = load(keys)
     root.mkdir()
     run("calibrate", measuring(config, config.cluster.ranks_per_node, root), root)
-    return fitted(root, keys)
+    return fit_calibration(root, keys)
 
 
-def fitted(root: Path, keys: list[str]) -> Calibration:
+def fit_calibration(root: Path, keys: list[str]) -> Calibration:
     """Fit a calibration to the measurements in `root`."""
     from engine.hardware.fit import calibrate
     from engine.hardware.prepare import measuring
@@ -205,6 +205,7 @@ def rank(root: Path) -> int:
     clock = time.process_time if job.profile else time.perf_counter
     step._mark = lambda device: clock()
     timing.Stopwatch.now = lambda self: clock()  # type: ignore[method-assign]
+    timing.QUANTILE = 0.5
     settings = PlanSettings.of(load(job.keys)).without_offload()
     todo = plans(settings)
     inputs = {
@@ -212,17 +213,14 @@ def rank(root: Path) -> int:
         for name, plan in todo.items()
     }
     idle = idle_part(random_inputs(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
-    measured = read(Path(job.profile) / RESULT) if job.profile else None
-    cases = [case for case, seconds in measured.micro_batches if seconds.total_s < LONGEST_S] if measured else []
-    alone = runs_of(cases, config, groups, trainer.context)
-    samples: list[list[tuple[float, float]]] = [[] for _ in cases]
+    repeated = Repeated(read(Path(job.profile) / RESULT), config, groups, trainer) if job.profile else None
     times: dict[str, list[float]] = {name: [] for name in todo}  # of the slowest rank; in processor time, of the update
     durations: dict[str, list[dict[int, float]]] = {name: [] for name in todo}  # of micro-batches
     for turn in range(1 + (REPEATS_PROCESSOR_TIME if job.profile else REPEATS)):
         for name, plan in todo.items():
             dist.barrier()
             began = clock()
-            _, spent = step.run_step(
+            _, measured = step.run_step(
                 plan,
                 trainer.engine.forward,
                 lambda loss: trainer.engine.backward(loss, int(LENGTHS.sum())),
@@ -231,60 +229,86 @@ def rank(root: Path) -> int:
             )
             ran = clock()
             trainer.engine.step(1e-6)
-            (slowest_s, update_s) = trainer.control.largest(clock() - began, clock() - ran)
-            spans = trainer.control.gather([(number, stop - start) for number, start, stop in spent.spans()])
+            whole_s, update_s = clock() - began, clock() - ran
+            found = trainer.control.gather(
+                (whole_s, update_s, [(at, stop - start) for at, start, stop in measured.spans()])
+            )
             if groups.rank == 0 and turn:  # the first round warms up
-                times[name].append(update_s if job.profile else slowest_s)
+                wholes, updates, spans = zip(*found, strict=True)
+                times[name].append(float(np.mean(updates)) if job.profile else max(wholes))
                 durations[name].append(dict(span for some in spans for span in some))
-        for taken, run_case in zip(samples, alone, strict=True):
-            dist.barrier()
-            taken.append(run_case())
-    of_ranks = trainer.control.gather([taken[1:] for taken in samples])
+        if repeated:
+            repeated.run()
+    calibrated = repeated.measured() if repeated else None
     if groups.rank == 0:
         medians = {name: float(np.median(found)) for name, found in times.items()}
-        if measured:
+        if calibrated:
+            calibrated.write(root / RESULT)
             for name, turns in durations.items():
                 typical = {number: float(np.median([turn[number] for turn in turns])) for number in turns[0]}
                 medians[name] += makespan_of(todo[name], typical, settings)
-            again = tuple((case, timing_of(taken)) for case, *taken in zip(cases, *of_ranks, strict=True))
-            replace(measured, micro_batches=again).write(root / RESULT)
         (root / "steps.json").write_text(json.dumps(medians), encoding="utf-8")
     trainer.close()
     return 0
 
 
-def runs_of(cases: list[Case], config: Config, groups: Groups, context: RankContext) -> list[Run]:
-    """Make functions that run a calibration's micro-batches, always with ZeRO-1, as `profile-hardware` does."""
-    from engine.hardware.micro_batches import runs
-    from engine.hardware.prepare import with_layers
-    from engine.trainer.model import make_model
-    from engine.trainer.optimizer import build_optimizer
-    from engine.zero.engine import ZeroEngine
+class Repeated:
+    """Micro-batches of a calibration, which run again on this rank, in processor time."""
 
-    engines = {}
-    config = config.model_copy(update={"zero": config.zero.model_copy(update={"stage": 1})})
-    for layers in {case.layers for case in cases}:
-        cut = with_layers(config, layers)
-        model = make_model(cut, groups.device)
-        engines[layers] = ZeroEngine(model, build_optimizer(model, cut.optimizer), cut)
-    return runs(cases, engines, context, groups.mesh.hdp, config.model.vocab)
+    def __init__(self, profiled: Measured, config: Config, groups: Groups, trainer: Trainer) -> None:
+        """Build their models, with ZeRO-1 as in `profile-hardware`. With ZeRO-3, one also runs on that of `trainer`."""
+        from engine.hardware.micro_batches import runs
+        from engine.hardware.prepare import with_layers
+        from engine.hardware.rank import build_engine
 
+        self._profiled, self._stage, self._control = profiled, config.zero.stage, trainer.control
+        self._cases = [case for case, timing in profiled.micro_batches if timing.total_s < LONGEST_S]
+        self._short = Case(config.model.layers, (32,))  # the one that `profile-hardware` also runs with ZeRO-3
+        whole = config.model_copy(update={"zero": config.zero.model_copy(update={"stage": 1})})
+        engines = {
+            layers: build_engine(with_layers(whole, layers), groups) for layers in {c.layers for c in self._cases}
+        }
+        context, ranks, vocab = trainer.context, groups.mesh.hdp, config.model.vocab
+        self._runs = runs(self._cases, engines, context, ranks, vocab)
+        if self._stage == 3:
+            self._runs += runs([self._short], {self._short.layers: trainer.engine}, context, ranks, vocab)
+        self._samples: list[list[tuple[float, float]]] = [[] for _ in self._runs]
 
-def timing_of(taken: list[list[tuple[float, float]]]) -> Timing:
-    """Summarise times [ranks, repeats, 2] (forward, backward): the median over repeats, then the mean over ranks."""
-    both = np.array(taken)
-    totals, forward = np.median(both.sum(2), axis=1), float(np.median(both[:, :, 0], axis=1).mean())
-    return Timing(forward, float(totals.mean()) - forward, float((totals / both.sum(2).min(1)).mean() - 1))
+    def run(self) -> None:
+        """Run each once, together with the other ranks."""
+        import torch.distributed as dist
+
+        for samples, run_once in zip(self._samples, self._runs, strict=True):
+            dist.barrier()
+            samples.append(run_once())
+
+    def measured(self) -> Measured:
+        """Return all measurements, with the new times of what ran again. All ranks must call it.
+
+        The first time of each is left out, because it warmed up.
+        """
+        from engine.hardware.timing import timing_of
+
+        of_ranks = self._control.gather([samples[1:] for samples in self._samples])
+        timings = [timing_of(samples) for samples in zip(*of_ranks, strict=True)]
+        found = dict(self._profiled.micro_batches) | dict(zip(self._cases, timings, strict=False))
+        sharded = (found[self._short], timings[-1]) if self._stage == 3 else self._profiled.sharded
+        return replace(self._profiled, micro_batches=tuple(found.items()), sharded=sharded)
 
 
 def makespan_of(plan: StepPlan, seconds: dict[int, float], settings: PlanSettings) -> float:
-    """Compute the makespan of a plan whose micro-batches take `seconds`; a gang takes the mean of its own.
+    """Compute the makespan of a plan whose micro-batches take `seconds`, for `--processor-time`.
 
-    The work of a gang's ranks differs by 4 % at most in these plans. The longest of noisy medians would be too long, in
-    the plan of 125 rings by 10 %.
+    A gang takes the mean of its ranks if their work is equal, and else the longest. The longest of three noisy medians
+    would be too long: in the plan of 125 rings, one by one, by 6 to 10 %.
     """
-    total = np.bincount(plan.gang, [seconds[number] for number in range(plan.micro_batches)])
-    durations = total / np.bincount(plan.gang)
+    taken, tokens = np.array([seconds[number] for number in range(plan.micro_batches)]), micro_tokens(plan)
+    longest, most, least = np.zeros(plan.gangs), np.zeros(plan.gangs), np.full(plan.gangs, np.inf)
+    np.maximum.at(longest, plan.gang, taken)
+    np.maximum.at(most, plan.gang, tokens)
+    np.minimum.at(least, plan.gang, tokens)
+    mean = np.bincount(plan.gang, taken) / np.bincount(plan.gang)
+    durations = np.where(most - least <= np.maximum(1, most / 100), mean, longest)
     if plan.mode == "lockstep":
         slots = np.zeros(int(plan.slot.max()) + 1)
         np.maximum.at(slots, plan.slot, durations[plan.gang])

@@ -53,8 +53,8 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
 
 
 def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
-    """A rank is stopped: it takes seconds, not the half hour of gloo, and the healthy rank is not blamed. Then an agent
-    is killed, and then a rank. With a hostfile."""
+    """Stops a rank of a run with a hostfile, then kills the agent, then a rank. A stopped rank is reported within
+    seconds, where gloo would wait half an hour, and the healthy rank is not blamed."""
     whole, run = tmp_path / "whole", tmp_path / "run"
     train_unharmed(whole, data, 30)
     metrics, hosts = run / "metrics.jsonl", f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
@@ -81,11 +81,11 @@ def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_
     code, said, took = hurt_after(5, signal.SIGSTOP, agent=False)
     assert code == 124 and "rank 1 was stopped by a signal in step " in said
     assert took < 60, "with the report; tests/launch/test_ranks.py has the bound of 10 s"
-    code, said, _ = hurt_after(14, signal.SIGKILL, agent=True)
+    code, said, _ = hurt_after(12, signal.SIGKILL, agent=True)
     assert code == 137 and "localhost was lost: its agent was killed by SIGKILL" in said
-    code, said, _ = hurt_after(22, signal.SIGKILL, agent=False)
+    code, said, _ = hurt_after(20, signal.SIGKILL, agent=False)
     assert code == 137 and "resuming from" in said and "rank 1 was killed by SIGKILL" in said
-    train_unharmed(run, data, 30, hosts)
+    assert any("resuming from" in line for line in train_unharmed(run, data, 30, hosts))
     assert losses(run) == losses(whole) and len(losses(whole)) == 30
     assert ledger(run) == ledger(whole), "every document once, on the same ranks"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import pickle
 import tempfile
@@ -127,6 +128,8 @@ def _rank(
     import torch
     import torch.distributed as dist
 
+    from engine.trainer import planning
+
     if composed is not None:
         for module, name, kept_function in kept(Path(composed)):
             setattr(module, name, kept_function)
@@ -134,6 +137,10 @@ def _rank(
     os.environ[RANK_LINK] = str(os.dup(agent.fileno()))
     agent.close()
     torch.set_num_threads(1)
+    # Planning processes and loaders are forked from the server too, which has imported all they need. As
+    # multiprocessing's comments say, but its code starts another server.
+    multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+    planning._CONTEXT = _CONTEXT
     # DeepSpeed collects garbage whenever it creates an engine: .4 s each time with the objects of all libraries.
     gc.freeze()
     try:

@@ -11,7 +11,7 @@ if __name__ == "__main__":  # the planning process imports this module again and
 
     from engine.control.control import Control
     from engine.run.folder import RunFolder
-    from engine.trainer.rank import run_rank
+    from engine.trainer.rank import importing, run_rank
 
     def work(folder: RunFolder, control: Control) -> int:
         # Imported inside `run_rank`, which reports a failing import.
@@ -19,7 +19,8 @@ if __name__ == "__main__":  # the planning process imports this module again and
             from engine.hardware import network
 
             return network.measure(folder, int(sys.argv[3]), control)
-        from engine.hardware import rank
+        with importing():
+            from engine.hardware import rank
 
         return rank.measure(folder, float(sys.argv[3]), control)
 

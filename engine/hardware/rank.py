@@ -90,7 +90,7 @@ def _micro_batches(config: Config, groups: Groups, trainer: Trainer, seconds: fl
     other = config.model.layers // 2 or None  # a second number of layers; none for a model of one layer
     engines = {config.model.layers: trainer.engine}
     if other is not None:
-        engines[other] = _engine(with_layers(config, other), groups)
+        engines[other] = build_engine(with_layers(config, other), groups)
     most = longest(config, groups.device.type, trainer.context.kernel.name)
     # Sorted by estimated cost, because `interleaved` stops at the first one that takes too long.
     todo = sorted(
@@ -107,7 +107,7 @@ def _sharded(config: Config, groups: Groups, trainer: Trainer, seconds: float) -
     """Time a short micro-batch of the trained model with ZeRO-1 and with ZeRO-3."""
     case, layers = Case(config.model.layers, (32,)), config.model.layers
     stage_3 = config.model_copy(update={"zero": config.zero.model_copy(update={"stage": 3})})
-    engines = (trainer.engine, _engine(stage_3, groups))
+    engines = (trainer.engine, build_engine(stage_3, groups))
     ranks, vocab = groups.mesh.hdp, config.model.vocab
     todo = [micro_batches.runs([case], {layers: engine}, trainer.context, ranks, vocab)[0] for engine in engines]
     whole, sharded = interleaved(todo, groups, seconds)
@@ -118,7 +118,7 @@ def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -
     """Time the optimizer's step of the trained model and of a larger one; return (parameters, seconds) of each."""
     wide = config.model.model_copy(update=_WIDE | {"vocab": _WIDE_VOCAB[groups.device.type]})
     large = config.model_copy(update={"model": wide})
-    sized = ((config, trainer.engine), (large, _engine(large, groups)))
+    sized = ((config, trainer.engine), (large, build_engine(large, groups)))
 
     def update(engine: ZeroEngine, vocab: int) -> Run:
         (micro_batch,) = micro_batches.runs([Case(1, (32,))], {1: engine}, trainer.context, groups.mesh.hdp, vocab)
@@ -136,6 +136,7 @@ def _updates(config: Config, groups: Groups, trainer: Trainer, seconds: float) -
     return tuple((parameters(sizes.model), timing.total_s) for (sizes, _), timing in zip(sized, timings, strict=True))
 
 
-def _engine(config: Config, groups: Groups) -> ZeroEngine:
+def build_engine(config: Config, groups: Groups) -> ZeroEngine:
+    """Build a model with the weights of its seed, and its optimizer."""
     model = make_model(config, groups.device)
     return ZeroEngine(model, build_optimizer(model, config.optimizer), config)

@@ -76,10 +76,10 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
                 progress.report("forward", (turn + 1) * len(runs) + number)
                 dist.barrier()
                 taken.append(run())
-    return [_timing(of_ranks) for of_ranks in zip(*groups.control.gather(samples), strict=True)]
+    return [timing_of(of_ranks) for of_ranks in zip(*groups.control.gather(samples), strict=True)]
 
 
-def _timing(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
+def timing_of(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
     """Summarise times [ranks, repeats, 2] (forward, backward): lower quartile over repeats, then mean over ranks.
 
     Also computes the spread of the repeats.

@@ -23,6 +23,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from engine.config.schema import Config
@@ -41,6 +43,8 @@ from engine.simulator.timeline import simulate, useful
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
 _ATTEMPTS = 3  # planning processes that may die of a step
+# A fork would copy threads and communicators.
+_CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
 
 
@@ -122,9 +126,8 @@ class _Process:
         self._start()
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy threads and communicators
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, *self._arguments))
+        self._connection, theirs = multiprocessing.Pipe()
+        self._process: BaseProcess = _CONTEXT.Process(target=_serve, args=(theirs, *self._arguments))
         self._process.start()
         theirs.close()
 

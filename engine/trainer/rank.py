@@ -69,8 +69,8 @@ def main(arguments: list[str]) -> int:
 def importing() -> Iterator[None]:
     """Import libraries without garbage collection, and exclude their objects from later collections.
 
-    Collections take a fourth of the imports' processor time, and the objects are never garbage. Later collections would
-    visit them again, and DeepSpeed starts several when it creates an engine.
+    Collections take a fourth of the imports' processor time, and almost none of the objects ever become garbage. Later
+    collections would visit them again, and DeepSpeed starts several when it creates an engine.
     """
     gc.disable()
     try:

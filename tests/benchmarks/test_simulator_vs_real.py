@@ -56,13 +56,25 @@ def test_an_idle_part_counts_for_nothing() -> None:
     assert real.idle_part(some).labels.tolist() == [IGNORE]
 
 
-def test_the_times_of_a_rings_ranks_count_as_their_mean(made: dict[str, StepPlan], settings: PlanSettings) -> None:
+def test_a_gang_takes_the_mean_of_ranks_with_equal_work(made: dict[str, StepPlan], settings: PlanSettings) -> None:
     plan = made["a ring each, packed"]
     assert plan.gangs == 1
-    mean = real.makespan_of(plan, {0: 3.0, 1: 3.0}, settings)
-    assert real.makespan_of(plan, {0: 1.0, 1: 5.0}, settings) == pytest.approx(mean)
+    assert real.makespan_of(plan, {0: 1.0, 1: 5.0}, settings) == pytest.approx(3.0)
+    one_by_one = made["a ring each, one by one"]
+    seconds = {number: 1.0 + number % 3 for number in range(one_by_one.micro_batches)}
+    assert real.makespan_of(one_by_one, seconds, settings) == pytest.approx(sum(seconds.values()) / 2)
 
 
-def test_a_case_takes_the_median_of_its_repeats_and_the_mean_over_ranks() -> None:
-    timing = real.timing_of([[(1.0, 2.0), (1.0, 3.0), (2.0, 9.0)], [(3.0, 3.0), (3.0, 5.0), (3.0, 4.0)]])
-    assert (timing.forward_s, timing.total_s) == (2.0, 5.5)
+def test_another_gang_takes_its_longest(made: dict[str, StepPlan], settings: PlanSettings) -> None:
+    plan = made["adaptive"]
+    assert (plan.gangs, plan.micro_batches) == (1, 2)
+    assert real.makespan_of(plan, {0: 1.0, 1: 5.0}, settings) == pytest.approx(5.0)
+
+
+def test_a_slot_takes_its_longest_gang() -> None:
+    settings = PlanSettings.of(load([*real.OVERRIDES, "zero.stage=3"])).without_offload()
+    plan = real.plans(settings)["alternating ranks, one by one"]
+    assert plan.mode == "lockstep" and plan.micro_batches == 2 * len(real.LENGTHS), "with an idle one in each slot"
+    taken = np.arange(plan.micro_batches, dtype=float)
+    longest = sum(taken[plan.slot == slot].max() for slot in range(len(real.LENGTHS)))
+    assert real.makespan_of(plan, dict(enumerate(taken.tolist())), settings) == pytest.approx(longest)

@@ -91,6 +91,7 @@ def configured(folder: Path, lengths: list[int], keys: list[str]) -> Config:
 
 def resident(config: Config) -> int:
     """Train, and return the peak resident bytes of a rank's process."""
+    # The peak is that of the ranks. A report takes the launcher seconds.
     with patch("engine.launch.outcome.write_page", lambda folder, say: None):
         train(config, say=lambda line: None)
     found = [line["peak_memory"] for line in read_metrics(Path(config.run.out) / "metrics.jsonl")]

@@ -39,8 +39,7 @@ def on_rank(root: Path, checkpoint: Path | None, last: int) -> None:
 def in_worlds(monkeypatch: pytest.MonkeyPatch, last: int) -> None:
     """Let the launcher run ranks as processes that have imported everything, up to step `last`.
 
-    The launcher writes no report, because that takes as long as many small steps. Runs whose ranks are processes of
-    the launcher write one.
+    The launcher writes no report, because that takes as long as many small steps.
     """
 
     def run_ranks(commands: Sequence[NodeCommand], folder: RunFolder, tick: Callable[[], None], *rest: object) -> None:
