@@ -160,10 +160,10 @@ class Layout:
 
         Empty blocks are left out: they would crash PyTorch's CPU kernel (SIGFPE).
         """
-        found = []
+        found, of_call = [], self.rounds_of(call)  # once: it looks at all rings
         for number, ring in enumerate(self.rings):
             shard, turns = ring.shard, ring.rounds("forward")
-            keys = [ring.kv_part(round_) for round_ in self.rounds_of(call) if round_ < turns]
+            keys = [ring.kv_part(round_) for round_ in of_call if round_ < turns]
             for part, first in [(shard.part, ring.offset), *((mate.part, mate.rows.start) for mate in ring.mates)]:
                 for block in blocks(shard.length, shard.degree, part, keys, shard.earlier):
                     found.append(RingBlock(number, slice(first + block.q_start, first + block.q_stop), block.keys))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.kernels.call import Call
-from engine.attention.layout import Layout, RingBlock, ShardRows, call_of, layout
+from engine.attention.layout import Layout, RingBlock, RingShard, ShardRows, call_of, layout
 from engine.planner.plan.schedule import Transfer
 from engine.planner.plan.step_plan import MicroBatch, Shard
 from tests.attention.rings import unsplit
@@ -98,6 +98,13 @@ def test_a_round_is_one_call_over_the_blocks_of_all_rings() -> None:
     two = layout(micro(Shard(0, 13, (7, 4, 2), 1), Shard(1, 8, (4, 5), 0)))
     assert two.blocks(1) == [RingBlock(0, slice(0, 4), (3,)), RingBlock(1, slice(6, 8), (4,))]
     assert call_of(two.blocks(1)) == Call((0, 4, 6), (0, 3, 7), causal=False)
+
+
+def test_many_rings_take_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, asked, rounds = 50, list[RingShard](), RingShard.rounds
+    monkeypatch.setattr(RingShard, "rounds", lambda ring, *of: asked.append(ring) or rounds(ring, *of))
+    many = layout(micro(*(Shard(number, 24, (4, 7, 2), 0) for number in range(count))))
+    assert len(many.blocks(1)) >= count and len(asked) <= 3 * count
 
 
 def test_all_rings_advance_together_as_far_as_the_largest() -> None:
