@@ -12,7 +12,7 @@ sum of squared lengths of a rank.
   durations. So ranks that take turns on a core are not counted as slow. The machine is calibrated with as many ranks,
   in the same medians and means of processor time: waiting for messages takes none, and ranks that share a core slow
   each other down. The calibration's micro-batches run again in turn with the plans, because the same micro-batch may
-  take 30 % longer a minute later. The simulator uses their new times and, with ZeRO-3, that of its gathers.
+  take 30 % longer a minute later. The simulator uses their new times. With ZeRO-3, that of its gathers is new too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from engine.trainer.loop import Trainer
 
 REPEATS, REPEATS_PROCESSOR_TIME = 5, 9  # ranks that share a core disturb each other
-LONGEST_S = 1.0  # micro-batches of a calibration that take longer do not run again
+LONGEST_S = 2.0  # micro-batches of a calibration that take longer are left out when the others run again
 OVERRIDES = ["recipe=quickstart", "model.hidden=64", "model.heads=4", "model.ffn=192", "capacity=16K", "context=16K"]
 LENGTHS = np.array([4000, 2500, 1500, 900, 600, *(24 + 7 * (number % 11) for number in range(120))])
 
@@ -214,7 +214,7 @@ def rank(root: Path) -> int:
     }
     idle = idle_part(random_inputs(next(todo["a ring each, packed"].of_rank(0)), config.model.vocab))
     repeated = Repeated(read(Path(job.profile) / RESULT), config, groups, trainer) if job.profile else None
-    times: dict[str, list[float]] = {name: [] for name in todo}  # of the slowest rank; in processor time, of the update
+    times: dict[str, list[float]] = {name: [] for name in todo}  # of the slowest rank, or the mean of its update
     durations: dict[str, list[dict[int, float]]] = {name: [] for name in todo}  # of micro-batches
     for turn in range(1 + (REPEATS_PROCESSOR_TIME if job.profile else REPEATS)):
         for name, plan in todo.items():
@@ -291,7 +291,7 @@ class Repeated:
 
         of_ranks = self._control.gather([samples[1:] for samples in self._samples])
         timings = [timing_of(samples) for samples in zip(*of_ranks, strict=True)]
-        found = dict(self._profiled.micro_batches) | dict(zip(self._cases, timings, strict=False))
+        found = dict(zip(self._cases, timings[: len(self._cases)], strict=True))
         sharded = (found[self._short], timings[-1]) if self._stage == 3 else self._profiled.sharded
         return replace(self._profiled, micro_batches=tuple(found.items()), sharded=sharded)
 
@@ -299,16 +299,20 @@ class Repeated:
 def makespan_of(plan: StepPlan, seconds: dict[int, float], settings: PlanSettings) -> float:
     """Compute the makespan of a plan whose micro-batches take `seconds`, for `--processor-time`.
 
-    A gang takes the mean of its ranks if their work is equal, and else the longest. The longest of three noisy medians
-    would be too long: in the plan of 125 rings, one by one, by 6 to 10 %.
+    A gang takes the mean of its ranks if their shards are equal, and else the longest. The longest of noisy medians is
+    too long: on three ranks, in the plan of 125 rings one by one, by 6 to 10 %. That remains where the gangs of a slot,
+    or ranks without a common gang, have equal work.
     """
-    taken, tokens = np.array([seconds[number] for number in range(plan.micro_batches)]), micro_tokens(plan)
-    longest, most, least = np.zeros(plan.gangs), np.zeros(plan.gangs), np.full(plan.gangs, np.inf)
+    taken = np.array([seconds[number] for number in range(plan.micro_batches)])
+    longest, equal = np.zeros(plan.gangs), np.full(plan.gangs, True)
     np.maximum.at(longest, plan.gang, taken)
-    np.maximum.at(most, plan.gang, tokens)
-    np.minimum.at(least, plan.gang, tokens)
+    for shares in (micro_tokens(plan), np.bincount(plan.shard_micro, minlength=plan.micro_batches)):
+        most, least = np.zeros(plan.gangs), np.full(plan.gangs, np.inf)
+        np.maximum.at(most, plan.gang, shares)
+        np.minimum.at(least, plan.gang, shares)
+        equal &= most - least <= np.maximum(1, most / 100)
     mean = np.bincount(plan.gang, taken) / np.bincount(plan.gang)
-    durations = np.where(most - least <= np.maximum(1, most / 100), mean, longest)
+    durations = np.where(equal, mean, longest)
     if plan.mode == "lockstep":
         slots = np.zeros(int(plan.slot.max()) + 1)
         np.maximum.at(slots, plan.slot, durations[plan.gang])

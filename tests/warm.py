@@ -5,6 +5,8 @@ It runs no operation of PyTorch: threads of its pool would not be there after a 
 
 from __future__ import annotations
 
+import multiprocessing.forkserver
+
 import deepspeed.moe.layer
 import deepspeed.ops
 import numpy as np
@@ -14,6 +16,9 @@ import tests.trainer.worlds
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 
+# Processes that ranks start, planning processes and loaders, are forked from the same server: multiprocessing documents
+# that, but in Python 3.11 a process that was forked starts a server of its own.
+multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
 assert deepspeed.ops.__compatible_ops__  # read once here: DeepSpeed then runs a C compiler, and each rank would do so
 for mesh in ([], ["parallel.pp=2", "cluster.ranks_per_node=4"]):  # loads compiled functions
     plan_step(np.array([30, 20, 70, 5]), PlanSettings.of(tests.meshes.config(2, 40, "adaptive", *mesh)))

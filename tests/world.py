@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import multiprocessing.forkserver
 import os
 import pickle
 import tempfile
@@ -137,10 +136,7 @@ def _rank(
     os.environ[RANK_LINK] = str(os.dup(agent.fileno()))
     agent.close()
     torch.set_num_threads(1)
-    # Planning processes and loaders are forked from the server too, which has imported all they need. As
-    # multiprocessing's comments say, but its code starts another server.
-    multiprocessing.forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
-    planning._CONTEXT = _CONTEXT
+    planning._CONTEXT = _CONTEXT  # planning processes are forked from the server too (tests/warm.py)
     # DeepSpeed collects garbage whenever it creates an engine: .4 s each time with the objects of all libraries.
     gc.freeze()
     try:

@@ -129,9 +129,10 @@ def reserve_host(plan: StepPlan, hdp_rank: int, offload: Offload, stage: int = 0
     """
     mine = slice(plan.micro_start[hdp_rank], plan.micro_start[hdp_rank + 1])
     ratios = plan.offload[mine].tolist()
-    # If nothing is offloaded the tokens do not matter. Counting them loads compiled functions: .3 s in each rank.
-    tokens_of = micro_tokens(plan)[mine].tolist() if any(ratios) else ratios
-    ratio, tokens = max(zip(ratios, tokens_of, strict=True), key=lambda load: load[0] * load[1])
+    ratio, tokens = 0, 0
+    if any(ratios):  # else do not count tokens: that loads compiled functions, which takes .3 s in each rank
+        loads = zip(ratios, micro_tokens(plan)[mine].tolist(), strict=True)
+        ratio, tokens = max(loads, key=lambda load: load[0] * load[1])
     done = [action.done for action in actions(plan, hdp_rank, stage) if action.kind == "run"]
     in_flight = accumulate((1 if one.forward else -1) * (ratios[one.place] > 0) for one in done)
     try:

@@ -43,7 +43,7 @@ from engine.simulator.timeline import simulate, useful
 
 _MOST_LOADERS = 8  # of a host, unless the config says more
 _ATTEMPTS = 3  # planning processes that may die of a step
-# A fork would copy threads and communicators.
+# Not a fork, which would copy threads and communicators.
 _CONTEXT: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
 _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES bytes of text
 
