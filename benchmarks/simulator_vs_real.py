@@ -173,13 +173,17 @@ def run(work: str, config: Config, root: Path) -> None:
 
 def calibrate_rank(root: Path) -> int:
     """Measure on this rank what `profile-hardware` measures, as medians of processor time."""
-    from engine.hardware import timing
-    from engine.hardware.profile import SECONDS
-    from engine.trainer.rank import run_rank
+    from engine.trainer.rank import importing, run_rank
 
-    timing.Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
-    timing.QUANTILE = 0.5
-    from engine.hardware.rank import measure  # after the changes, because it imports QUANTILE
+    with importing():
+        import torch._dynamo  # noqa: F401, creating an optimizer imports it
+
+        from engine.hardware import timing
+        from engine.hardware.profile import SECONDS
+
+        timing.Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
+        timing.QUANTILE = 0.5
+        from engine.hardware.rank import measure  # after the changes, because it imports QUANTILE
 
     folder = RunFolder(root)
     return run_rank(folder, lambda stop, control: measure(folder, SECONDS, control), saves=False)
@@ -187,15 +191,19 @@ def calibrate_rank(root: Path) -> int:
 
 def rank(root: Path) -> int:
     """Run all plans on this rank; rank 0 writes the measured times, and those of a calibration's micro-batches."""
-    import torch.distributed as dist
+    from engine.trainer.rank import importing
 
-    from engine.control.control import Control
-    from engine.control.link import Link
-    from engine.hardware import timing
-    from engine.hardware.micro_batches import random_inputs
-    from engine.parallel.groups import join_groups
-    from engine.trainer import step
-    from engine.trainer.loop import Trainer
+    with importing():  # as in training and in `profile-hardware`, or these ranks would be slower: they collect garbage
+        import torch._dynamo  # noqa: F401, creating an optimizer imports it
+        import torch.distributed as dist
+
+        from engine.control.control import Control
+        from engine.control.link import Link
+        from engine.hardware import timing
+        from engine.hardware.micro_batches import random_inputs
+        from engine.parallel.groups import join_groups
+        from engine.trainer import step
+        from engine.trainer.loop import Trainer
 
     folder = RunFolder(root)
     config = read_resolved(folder.resolved)
