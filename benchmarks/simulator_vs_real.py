@@ -172,19 +172,15 @@ def run(work: str, config: Config, root: Path) -> None:
 
 
 def calibrate_rank(root: Path) -> int:
-    """Measure on this rank what `profile-hardware` measures, as medians of processor time."""
+    """Measure on this rank what `profile-hardware` measures, in processor time."""
     from engine.trainer.rank import importing, run_rank
 
     with importing():
-        import torch._dynamo  # noqa: F401, creating an optimizer imports it
-
         from engine.hardware import timing
         from engine.hardware.profile import SECONDS
+        from engine.hardware.rank import measure
 
-        timing.Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
-        timing.QUANTILE = 0.5
-        from engine.hardware.rank import measure  # after the changes, because it imports QUANTILE
-
+    timing.Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
     folder = RunFolder(root)
     return run_rank(folder, lambda stop, control: measure(folder, SECONDS, control), saves=False)
 
@@ -194,7 +190,6 @@ def rank(root: Path) -> int:
     from engine.trainer.rank import importing
 
     with importing():  # as in training and in `profile-hardware`, or these ranks would be slower: they collect garbage
-        import torch._dynamo  # noqa: F401, creating an optimizer imports it
         import torch.distributed as dist
 
         from engine.control.control import Control
@@ -213,7 +208,6 @@ def rank(root: Path) -> int:
     clock = time.process_time if job.profile else time.perf_counter
     step._mark = lambda device: clock()
     timing.Stopwatch.now = lambda self: clock()  # type: ignore[method-assign]
-    timing.QUANTILE = 0.5
     settings = PlanSettings.of(load(job.keys)).without_offload()
     todo = plans(settings)
     inputs = {

@@ -20,8 +20,6 @@ if __name__ == "__main__":  # the planning process imports this module again and
 
             return network.measure(folder, int(sys.argv[3]), control)
         with importing():
-            import torch._dynamo  # noqa: F401, creating an optimizer imports it
-
             from engine.hardware import rank
 
         return rank.measure(folder, float(sys.argv[3]), control)

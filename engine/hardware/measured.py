@@ -1,7 +1,7 @@
 """The micro-batches to measure, and all measurements as plain data. Rank 0 writes them; the command fits them.
 
-All times are in seconds: the lower quartile over repetitions, then the mean over ranks. All ranks measure the same at
-the same time, as in training, where neighbours share caches and memory bandwidth. Does not import torch.
+All times are in seconds: the median over repetitions, then the mean over ranks. All ranks measure the same at the same
+time, as in training, where neighbours share caches and memory bandwidth. Does not import torch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Measured:
     memory_bytes_per_s: float  # device memory, in the optimizer's update
     kernel: str  # the attention kernel of the micro-batches
     shape_build_s: tuple[float, float]  # forward, backward: extra time of attention's first call with a shape
-    fixed_s: float  # a training step without its micro-batches: lower quartile over steps, on rank 0; 0 if unknown
+    fixed_s: float  # a training step without its micro-batches: median over steps, on rank 0; 0 if unknown
     network: Network | None = None  # None if the ranks were on one node
 
     @property

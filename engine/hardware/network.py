@@ -15,7 +15,7 @@ from engine.control.control import Control
 from engine.errors import ExitCode
 from engine.hardware.device import TRANSFERS, Message
 from engine.hardware.measured import NETWORK, Network
-from engine.hardware.timing import QUANTILE, Run, timed
+from engine.hardware.timing import Run, timed
 from engine.parallel.groups import Groups, join_groups
 from engine.run.folder import RunFolder
 
@@ -53,7 +53,7 @@ def between(groups: Groups, comm: RingComm, first: int) -> Network:
 
 
 def slowest(runs: Sequence[Run | None], groups: Groups) -> list[float]:
-    """Repeat each run on all ranks at once; return its seconds: of the slowest rank, the lower quartile of repetitions.
+    """Repeat each run on all ranks at once; return its seconds: of the slowest rank, the median of repetitions.
 
     Ranks whose run is None wait.
     """
@@ -65,5 +65,5 @@ def slowest(runs: Sequence[Run | None], groups: Groups) -> list[float]:
             seconds = sum(run()) if run is not None else 0.0
             if turn >= _WARM_UPS:
                 taken.append(seconds)
-        found.append(float(np.quantile(groups.control.largest(*taken), QUANTILE)))
+        found.append(float(np.median(groups.control.largest(*taken))))
     return found

@@ -16,7 +16,7 @@ from engine.hardware import device, micro_batches
 from engine.hardware.measured import RESULT, Case, Measured, Timing, cases
 from engine.hardware.prepare import longest, with_layers
 from engine.hardware.shape_build import builder, shape_build_s
-from engine.hardware.timing import QUANTILE, Run, interleaved, timed
+from engine.hardware.timing import Run, interleaved, timed
 from engine.parallel.groups import Groups, join_groups
 from engine.report.boxes import Span
 from engine.run.folder import RunFolder
@@ -60,7 +60,7 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
     several = groups.mesh.hdp > 1
     dtype = next(module.parameters()).dtype
     measured = Measured(
-        fixed_s=float(control.gather(np.quantile(fixed, QUANTILE) if fixed else 0.0)[0]),
+        fixed_s=float(control.gather(np.median(fixed) if fixed else 0.0)[0]),
         device=device.name(groups.device),
         ranks=groups.mesh.hdp,
         layers=shape.layers,

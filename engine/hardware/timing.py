@@ -21,7 +21,6 @@ from engine.parallel.groups import Groups
 
 Run = Callable[[], tuple[float, float]]  # runs something; returns (forward, backward) in seconds, or (seconds, 0)
 _MOST, _FEWEST = 25, 2  # repetitions of each run
-QUANTILE = 0.25  # of repetitions: other work on the machine makes times longer, never shorter
 
 
 class Stopwatch:
@@ -80,14 +79,16 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
 
 
 def timing_of(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
-    """Summarise times [ranks, repeats, 2] (forward, backward): lower quartile over repeats, then mean over ranks.
+    """Summarise times [ranks, repeats, 2] (forward, backward): median over repeats, then mean over ranks.
 
-    Also computes the spread of the repeats.
+    Also computes the spread of the repeats. A lower quantile would leave out other work on the machine and waits for
+    other ranks. But the time of a training step includes both.
     """
     taken: NDArray[np.float64] = np.array(samples, dtype=np.float64)
     totals = taken.sum(2)
-    forward, backward = np.quantile(taken, QUANTILE, axis=1).mean(0)
-    # Quantiles of forward and backward do not add up to the quantile of their sum: scale both to it.
-    scale = np.quantile(totals, QUANTILE, axis=1).mean() / (forward + backward)
-    spread = float((np.median(totals, axis=1) / totals.min(1)).mean() - 1)
+    forward, backward = np.median(taken, axis=1).mean(0)
+    typical = np.median(totals, axis=1)
+    # Medians of forward and backward do not add up to the median of their sum: scale both to it.
+    scale = typical.mean() / (forward + backward)
+    spread = float((typical / totals.min(1)).mean() - 1)
     return Timing(float(forward * scale), float(backward * scale), spread)

@@ -41,8 +41,6 @@ def main(arguments: list[str]) -> int:
     def work(stop: Callable[[], bool], control: Control) -> int:
         # Imported here, so that the rank already listens to its launcher, and a failed import is reported.
         with importing():
-            import torch._dynamo  # noqa: F401, creating an optimizer imports it
-
             from engine.config.load import read_resolved
             from engine.parallel.groups import join_groups
             from engine.trainer.loop import Trainer
@@ -70,10 +68,13 @@ def importing() -> Iterator[None]:
     """Import libraries without garbage collection, and exclude their objects from later collections.
 
     Collections take a fourth of the imports' processor time, and almost none of the objects ever become garbage. Later
-    collections would visit them again, and DeepSpeed starts several when it creates an engine.
+    collections would visit them again, and DeepSpeed starts several when it creates an engine. PyTorch's compiler is
+    imported here too, or creating an optimizer would import it later.
     """
     gc.disable()
     try:
+        import torch._dynamo  # noqa: F401
+
         yield
     finally:
         gc.freeze()

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from engine.hardware.timing import Run, Stopwatch, interleaved
+from engine.hardware.timing import Run, Stopwatch, interleaved, timing_of
 from tests.hardware.ranks import groups_of_world
 from tests.world import run_world
 
@@ -38,6 +38,15 @@ def _timed() -> dict[str, object]:
         "watched": watch.now() - began,
         "reported": [call.args for call in report.call_args_list],
     }
+
+
+def test_a_timing_is_the_median_of_each_rank_and_the_mean_over_ranks() -> None:
+    first = [(1.0, 2.0), (1.0, 3.0), (1.0, 90.0), (1.0, 1.0), (1.0, 4.0)]  # totals from 2, median 4
+    second = [(1.0, 5.0), (4.0, 2.0), (3.0, 4.0), (2.0, 6.0), (3.0, 3.0)]  # totals from 6, median 6
+    found = timing_of([first, second])
+    assert found.total_s == pytest.approx((4 + 6) / 2)
+    assert found.forward_s / found.backward_s == pytest.approx((1 + 3) / (3 + 4)), "medians of both passes"
+    assert found.spread == pytest.approx(((4 / 2 - 1) + (6 / 6 - 1)) / 2)
 
 
 @pytest.mark.world
