@@ -346,7 +346,8 @@ class Parallel(Section):
     tp: int = Field(ge=1, le=2**16, description="degree of tensor parallelism")
     pp: int = Field(ge=1, le=2**16, description="degree of pipeline parallelism (stages)")
     stages: Literal["auto"] | tuple[PositiveInt, ...] = Field(
-        description="layers of each stage, such as [20,20,20,20]; auto: stages whose linear layers take equal time",
+        description="layers of each stage, 1 or more, such as [20,20,20,20]; auto: stages whose linear layers take "
+        "equal time",
         examples=["[20,20,20,20]"],
     )
     ep: int = Field(

@@ -193,6 +193,19 @@ def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
         Cluster.of(config(nodes=3), schema.Parallel(tp=5, pp=1, stages="auto", ep=1))
 
 
+@pytest.mark.parametrize(
+    ("degrees", "smaller"),
+    [((8, 2), (8, 1)), ((4, 4), (4, 3)), ((8, 5), (8, 3)), ((5, 1), (1, 1)), ((5, 4), (1, 4))],
+)
+def test_the_hint_names_a_smaller_mesh_that_works(degrees: tuple[int, int], smaller: tuple[int, int]) -> None:
+    tp, pp = degrees
+    nodes = tuple(Node(f"gpu-{n}", 8) for n in range(3))
+    with pytest.raises(ConfigError) as caught:
+        Cluster(nodes, 1)._hdp(schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
+    assert "parallel.tp={} parallel.pp={}".format(*smaller) in (caught.value.problems[0].hint or "")
+    assert Cluster(nodes, 1)._hdp(schema.Parallel(tp=smaller[0], pp=smaller[1], stages="auto", ep=1)).ranks > 0
+
+
 def test_many_nodes_with_several_devices_a_rank() -> None:
     pair = schema.Parallel(tp=2, pp=1, stages="auto", ep=1)
     cluster = Cluster.of(schema.Cluster(**config(nodes=16384).model_dump() | {"ranks_per_node": 8}), pair)
