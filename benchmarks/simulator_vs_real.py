@@ -10,9 +10,9 @@ sum of squared lengths of a rank.
 - `--processor-time`: for more ranks than cores. A micro-batch takes the median of its processor time over all steps,
   and a gang the mean over its ranks, or the longest if their work is not equal; a step takes the makespan of these
   durations. So ranks that take turns on a core are not counted as slow. The machine is calibrated with as many ranks,
-  in the same medians and means of processor time: waiting for messages takes none, and ranks that share a core slow
-  each other down. The calibration's micro-batches run again in turn with the plans, because the same micro-batch may
-  take 30 % longer a minute later. The simulator uses their new times. With ZeRO-3, that of its gathers is new too.
+  in processor time too: waiting for messages takes none, and ranks that share a core slow each other down. The
+  calibration's micro-batches run again in turn with the plans, because the same micro-batch may take 30 % longer a
+  minute later. The simulator uses their new times. With ZeRO-3, that of its gathers is new too.
 """
 
 from __future__ import annotations
@@ -176,11 +176,11 @@ def calibrate_rank(root: Path) -> int:
     from engine.trainer.rank import importing, run_rank
 
     with importing():
-        from engine.hardware import timing
         from engine.hardware.profile import SECONDS
         from engine.hardware.rank import measure
+        from engine.hardware.timing import Stopwatch
 
-    timing.Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
+    Stopwatch.now = lambda self: time.process_time()  # type: ignore[method-assign]
     folder = RunFolder(root)
     return run_rank(folder, lambda stop, control: measure(folder, SECONDS, control), saves=False)
 
@@ -194,8 +194,8 @@ def rank(root: Path) -> int:
 
         from engine.control.control import Control
         from engine.control.link import Link
-        from engine.hardware import timing
         from engine.hardware.micro_batches import random_inputs
+        from engine.hardware.timing import Stopwatch
         from engine.parallel.groups import join_groups
         from engine.trainer import step
         from engine.trainer.loop import Trainer
@@ -207,7 +207,7 @@ def rank(root: Path) -> int:
     job = Job(*json.loads((root / "job.json").read_text(encoding="utf-8")))
     clock = time.process_time if job.profile else time.perf_counter
     step._mark = lambda device: clock()
-    timing.Stopwatch.now = lambda self: clock()  # type: ignore[method-assign]
+    Stopwatch.now = lambda self: clock()  # type: ignore[method-assign]
     settings = PlanSettings.of(load(job.keys)).without_offload()
     todo = plans(settings)
     inputs = {

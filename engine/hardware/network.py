@@ -53,7 +53,7 @@ def between(groups: Groups, comm: RingComm, first: int) -> Network:
 
 
 def slowest(runs: Sequence[Run | None], groups: Groups) -> list[float]:
-    """Repeat each run on all ranks at once; return its seconds: of the slowest rank, the median of repetitions.
+    """Repeat each run on all ranks at once; return the median over repetitions of the slowest rank's seconds.
 
     Ranks whose run is None wait.
     """

@@ -28,7 +28,7 @@ from engine.zero.engine import ZeroEngine
 
 _STEPS, _WARM = 14, 4  # training steps; the first ones, which warm up, are not counted
 _TOO_LONG_S = 2.0  # micro-batches that take longer are skipped
-# Approximate fractions of the time: each measurement is repeated at least twice, however long it takes.
+# Approximate fractions of the time: each measurement is made at least three times, however long it takes.
 _MICRO_BATCHES, _SHARDED, _TRANSFERS, _OVERLAP, _UPDATES = 0.75, 0.03, 0.04, 0.02, 0.06
 _HALF, _PRODUCT, _COPIES = 0.02, 0.02, 0.03
 _WIDE = {"layers": 1, "hidden": 64, "heads": 1, "kv_heads": 1, "ffn": 64, "tied": False}  # a few large matrices

@@ -20,7 +20,7 @@ from engine.hardware.measured import Timing
 from engine.parallel.groups import Groups
 
 Run = Callable[[], tuple[float, float]]  # runs something; returns (forward, backward) in seconds, or (seconds, 0)
-_MOST, _FEWEST = 25, 2  # repetitions of each run
+_MOST, _FEWEST = 25, 3  # repetitions of each run; a median of two would be their mean
 
 
 class Stopwatch:
@@ -49,7 +49,7 @@ def timed(work: Callable[[], Any], device: torch.device) -> Run:
 
 
 def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s: float = math.inf) -> list[Timing]:
-    """Time `runs` on all ranks for about `seconds`, each at least twice; return a timing for each.
+    """Time `runs` on all ranks for about `seconds`, each at least three times; return a timing for each.
 
     The list ends with the first run that takes longer than `too_long_s`. If that is given, `runs` must be sorted by
     increasing cost, because the runs after it are not timed.
@@ -81,8 +81,9 @@ def interleaved(runs: Sequence[Run], groups: Groups, seconds: float, too_long_s:
 def timing_of(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
     """Summarise times [ranks, repeats, 2] (forward, backward): median over repeats, then mean over ranks.
 
-    Also computes the spread of the repeats. A lower quantile would leave out other work on the machine and waits for
-    other ranks. But the time of a training step includes both.
+    Also computes the spread of the repeats. A lower quantile would be too short, because a step is the sum of all its
+    micro-batches, including those that wait for other ranks or are interrupted. A single slow repeat would decide the
+    mean of a few.
     """
     taken: NDArray[np.float64] = np.array(samples, dtype=np.float64)
     totals = taken.sum(2)

@@ -69,7 +69,7 @@ def importing() -> Iterator[None]:
 
     Collections take a fourth of the imports' processor time, and almost none of the objects ever become garbage. Later
     collections would visit them again, and DeepSpeed starts several when it creates an engine. PyTorch's compiler is
-    imported here too, or creating an optimizer would import it later.
+    imported here too; otherwise creating an optimizer would import it later, with collection on.
     """
     gc.disable()
     try:

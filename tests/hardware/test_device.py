@@ -8,7 +8,7 @@ import torch
 from engine.attention.comm import RingComm
 from engine.hardware import device, timing
 from engine.hardware.device import TRANSFERS, Message, copies, overlap, rows_of_duration, transfers
-from engine.hardware.network import between
+from engine.hardware.network import between, slowest
 from tests.hardware.ranks import groups_of_world
 from tests.world import run_world
 
@@ -99,6 +99,17 @@ def _overlaps() -> list[float]:
 def test_what_a_product_hides_of_a_message_is_its_overlap() -> None:
     ((hidden, waited_for),) = run_world(1, _overlaps)
     assert hidden == pytest.approx(1, abs=0.05) and waited_for == pytest.approx(0, abs=0.05)
+
+
+def _slowest() -> list[float]:
+    groups = groups_of_world()
+    seconds = iter([90.0, 90.0, *(float((1 + groups.rank) * turn) for turn in range(1, 13))])  # after two warm-ups
+    return slowest([lambda: (next(seconds), 0.0), None], groups)
+
+
+@pytest.mark.world
+def test_messages_between_nodes_take_the_median_of_the_slowest_rank() -> None:
+    assert run_world(2, _slowest) == [[2 * 6.5, 0.0]] * 2
 
 
 def _between_nodes(first: int) -> tuple[object, set[int]]:

@@ -41,8 +41,8 @@ def _timed() -> dict[str, object]:
 
 
 def test_a_timing_is_the_median_of_each_rank_and_the_mean_over_ranks() -> None:
-    first = [(1.0, 2.0), (1.0, 3.0), (1.0, 90.0), (1.0, 1.0), (1.0, 4.0)]  # totals from 2, median 4
-    second = [(1.0, 5.0), (4.0, 2.0), (3.0, 4.0), (2.0, 6.0), (3.0, 3.0)]  # totals from 6, median 6
+    first = [(1.0, 2.0), (1.0, 3.0), (1.0, 90.0), (1.0, 1.0), (1.0, 4.0)]  # shortest total 2, median 4
+    second = [(1.0, 5.0), (4.0, 2.0), (3.0, 4.0), (2.0, 6.0), (3.0, 3.0)]  # shortest total 6, median 6
     found = timing_of([first, second])
     assert found.total_s == pytest.approx((4 + 6) / 2)
     assert found.forward_s / found.backward_s == pytest.approx((1 + 3) / (3 + 4)), "medians of both passes"
@@ -57,7 +57,7 @@ def test_two_ranks_time_the_same_runs_interleaved() -> None:
     assert [t[1] for t in first["timings"]] == pytest.approx([0.003, 0.03, 0.9])
     assert [t[2] for t in first["timings"]] == pytest.approx([0, 0, 0], abs=1e-9)
     assert first["calls"] == second["calls"], "otherwise they would deadlock"
-    assert first["calls"][0] > first["calls"][2] >= 2, "short runs are repeated more often"
+    assert first["calls"][0] > first["calls"][2] >= 3, "short runs are repeated more often"
     assert first["calls"][3] == 0, "runs after the first one that is too long are skipped"
     assert first["watched"] >= BLOCK_S
     places = first["reported"]

@@ -86,6 +86,13 @@ def test_what_is_imported_is_left_out_of_garbage_collection(monkeypatch: pytest.
     assert collector.method_calls[-1] == call.enable()
 
 
+def test_the_compiler_is_imported_with_the_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.trainer.rank.gc", Mock())
+    monkeypatch.setitem(sys.modules, "torch._dynamo", None)
+    with pytest.raises(ImportError, match="_dynamo"), importing():
+        pass
+
+
 def test_a_rank_that_cannot_write_its_reason_prints_its_traceback(tmp_path: Path) -> None:
     with alone(tmp_path / "gone", FAILS, subprocess.PIPE) as rank:
         assert rank.stderr is not None
