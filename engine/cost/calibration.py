@@ -48,7 +48,7 @@ class Calibration:
     nics_per_node: float  # network cards that the ranks of a node share
     overlap: float  # fraction of the shorter of compute and transfer that hides behind the longer, 0 to 1
     copy_bytes_per_s: float  # device to host and back, each direction
-    reduce_bytes_per_s: float  # reducing gradients and gathering weights, per rank, inside a node
+    reduce_bytes_per_s: float  # collectives: gradients, weights, rows of a tp group; per rank, inside a node
     memory_bytes_per_s: float  # device memory, for the optimizer's update
     step_s: float  # fixed time of a step
     plan_build_s: float  # cuDNN builds the execution plan of a shape, at its first call in a thread; no part of a cost

@@ -215,8 +215,8 @@ def test_cards_that_devices_share_are_shared_under_tensor_parallelism_too() -> N
 def test_tensor_parallel_devices_exchange_rows_in_each_layer() -> None:
     """Forward four times in each layer; backward six times, because the input of both parts is gathered again."""
     one, four, sheet = of(), of("parallel.tp=4"), nominal("h100x8")
-    rows = 3 / 4 * 1e9 * 4096 * 2 / sheet.node_bytes_per_s
-    of_loss = 3 / 4 * 1e9 * 2 * 3 * 4 / sheet.node_bytes_per_s
+    rows = 3 / 4 * 1e9 * 4096 * 2 / sheet.reduce_bytes_per_s
+    of_loss = 3 / 4 * 1e9 * 2 * 3 * 4 / sheet.reduce_bytes_per_s
     assert four.rates.token_f == pytest.approx(one.rates.token_f / 4 + (32 * 4 + 2) * rows + of_loss)
     assert four.rates.token_b == pytest.approx(one.rates.token_b / 4 + (32 * 6 + 2) * rows)
 
@@ -225,7 +225,7 @@ def test_tensor_parallel_devices_exchange_rows_in_each_layer() -> None:
 def test_recompute_and_tiles_exchange_rows_again(mode: str) -> None:
     """All but the last exchange of a layer is repeated. Tiles repeat both of theirs in every mode."""
     sheet, attention, mlp = nominal("h100x8"), 2 * (mode != "none"), 1 * (mode != "none")
-    rows = 3 / 4 * 1e9 * 32 * 4096 * 2 / sheet.node_bytes_per_s
+    rows = 3 / 4 * 1e9 * 32 * 4096 * 2 / sheet.reduce_bytes_per_s
     for keys, again in (((), attention + mlp), (("mlp_tile=4096",), attention + 2)):
         one, four = of(f"recompute={mode}", *keys), of(f"recompute={mode}", *keys, "parallel.tp=4")
         sent = four.rates.token_b - one.rates.token_b / 4
@@ -241,9 +241,18 @@ def test_tensor_parallel_devices_of_two_nodes_exchange_over_the_network() -> Non
     assert sixteen.rates.token_f > eight.rates.token_f
 
 
+def test_rows_travel_at_the_rate_of_collectives() -> None:
+    """On CPUs it is a fourth of that of messages."""
+    config, slow = load(["recipe=llama7b-256k", "parallel.tp=4"]), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
+    rows = 3 / 4 * 1e9 * ((32 * 4 + 2) * 4096 * 2 + 2 * 3 * 4)
+    fast = nominal("h100x8").reduce_bytes_per_s
+    sent = costs_of(config, slow).rates.token_f - of("parallel.tp=4").rates.token_f
+    assert sent == pytest.approx(rows / 1e9 - rows / fast)
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_with_free_sums_tensor_parallelism_divides_all(tp: int) -> None:
-    sheet = replace(nominal("h100x8"), node_bytes_per_s=1e30)
+    sheet = replace(nominal("h100x8"), reduce_bytes_per_s=1e30)
     one, many = (costs_of(load(["recipe=llama7b-256k", f"parallel.tp={n}"]), sheet) for n in (1, tp))
     for name in ("token_f", "token_b", "pair_f", "pair_b", "merge", "copy"):
         assert getattr(many.rates, name) == pytest.approx(getattr(one.rates, name) / tp), name
