@@ -16,10 +16,10 @@ from engine.config.units import counted
 
 RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
-# Counts of sequences by length: micro-batches of several sequences of equal length, up to the size of training's.
+# Counts of sequences by mean length: micro-batches of several sequences, up to the size of training's.
 _PACKS = {32: (4, 16, 64), 128: (4, 8, 32, 64), 512: (2, 8, 16), 2048: (2, 4)}
 _OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
-_MIXED = ((512, (128, 128)), (2048, (512, 128, 128, 32, 32)))  # (ring, unsplit sequences) of one micro-batch
+_MIXED = ((512, (96, 160)), (2048, (512, 96, 160, 24, 40)))  # (ring, unsplit sequences) of one micro-batch
 _RINGS = {32: (8, 64, 256), 128: (4, 16, 64), 512: (4, 16)}  # the same, of rings
 
 
@@ -49,19 +49,28 @@ def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case
     while 2 * lengths[-1] <= longest:
         lengths.append(2 * lengths[-1])
     found = [Case(layers, (length,)) for length in lengths]
-    found += [Case(layers, (length,) * count) for length, count in _several(_PACKS, longest)]
+    found += [Case(layers, lengths) for lengths in _several(_PACKS, longest)]
     if other is not None:
         found += [Case(other, (length,)) for length in _OTHER if length <= longest]
     if ranks > 1:
         found += [Case(layers, ring=(length,)) for length in lengths]
         found += [Case(layers, unsplit, (ring,)) for ring, unsplit in _MIXED if ring + sum(unsplit) <= longest]
-        found += [Case(layers, ring=(length,) * count) for length, count in _several(_RINGS, longest)]
+        found += [Case(layers, ring=lengths) for lengths in _several(_RINGS, longest)]
     return found
 
 
-def _several(counts: Mapping[int, tuple[int, ...]], longest: int) -> list[tuple[int, int]]:
-    """Return each (length, count) of at most `longest` tokens."""
-    return [(length, count) for length, some in counts.items() for count in some if length * count <= longest]
+def _several(counts: Mapping[int, tuple[int, ...]], longest: int) -> list[tuple[int, ...]]:
+    """Return the lengths of the sequences of each micro-batch of at most `longest` tokens.
+
+    They are alternately a quarter shorter and longer than the mean, because neighbours of equal length, which are rare
+    in training, may be faster: the kernel for CPUs computes them in one call.
+    """
+    return [
+        (length * 3 // 4, length * 5 // 4) * (count // 2)
+        for length, some in counts.items()
+        for count in some
+        if length * count <= longest
+    ]
 
 
 @dataclass(frozen=True)

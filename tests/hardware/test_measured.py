@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,16 @@ def test_no_rank_holds_more_than_the_longest(longest: int) -> None:
 def test_every_term_can_be_fitted() -> None:
     """One sequence of several lengths, several sequences, other layers, rings, and a ring with unsplit sequences."""
     found = cases(2, 1, 2, 1024)
-    assert {case.unsplit for case in found} >= {(32,), (1024,), (32,) * 16, (128,) * 4}
+    assert {case.unsplit for case in found} >= {(32,), (1024,), (24, 40) * 8, (96, 160) * 2}
     assert {case.layers for case in found} == {1, 2}
-    assert {case.ring for case in found} >= {(32,), (1024,), (32,) * 8, (128,) * 4}
+    assert {case.ring for case in found} >= {(32,), (1024,), (24, 40) * 4, (96, 160) * 2}
     assert any(case.ring and case.unsplit for case in found)
+
+
+def test_neighbours_have_unequal_lengths() -> None:
+    """Those of equal length may be computed in one call, which hardly ever happens in training."""
+    for case in cases(2, 1, 2, 16384):
+        assert all(a != b for lengths in (case.unsplit, case.ring) for a, b in pairwise(lengths)), case
 
 
 def test_one_rank_has_no_rings() -> None:
