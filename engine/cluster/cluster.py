@@ -68,9 +68,10 @@ class Cluster:
         if self.ranks % (tp * pp):
             message = f"parallel.tp x parallel.pp = {tp * pp} does not divide {counted(self.ranks, 'device')}"
             key = "parallel.tp" if self.ranks % tp else "parallel.pp"
-            hint = "choose degrees whose product divides the number of devices, such as parallel.tp={} parallel.pp={}"
-            hint = hint.format(*self._smaller_mesh(parallel)) + self._odd_node(tp * pp)
-            raise ConfigError(message, key=key, hint=hint)
+            hint = "choose degrees whose product divides the number of devices"
+            if smaller := self._smaller_mesh(parallel):
+                hint += ", such as parallel.tp={} parallel.pp={}".format(*smaller)
+            raise ConfigError(message, key=key, hint=hint + self._odd_node(tp * pp))
         devices = Mesh.of(self.ranks, parallel).devices()
 
         # The cost model knows all-reduces over tp devices inside one node or across whole nodes only.
@@ -93,19 +94,20 @@ class Cluster:
         hosts = [self.nodes[home].host for home in homes.tolist()]
         return Cluster(tuple(map(Node, hosts, ranks, speeds, memories)), self.device_memory)
 
-    def _smaller_mesh(self, parallel: schema.Parallel) -> tuple[int, int]:
-        """Return tp and pp, at most those given, with the largest product that works on these devices.
+    def _smaller_mesh(self, parallel: schema.Parallel) -> tuple[int, int] | None:
+        """Return the tp and pp with the largest product that form whole ranks of these devices, or None.
 
-        The new tp divides the given one, so it also divides whatever the given one divides: heads, columns.
+        They are at most the given ones, and the devices of a tp group lie in one node. The new tp divides the given
+        one, so it also divides the model's heads and columns if the given one does.
         """
         works = [
             (tp, pp)
             for tp in range(1, parallel.tp + 1)
             if parallel.tp % tp == 0 and all(node.devices % tp == 0 for node in self.nodes)
             for pp in range(1, min(parallel.pp, self.ranks) + 1)
-            if self.ranks % (tp * pp * parallel.ep) == 0
+            if self.ranks % (tp * pp) == 0 and (parallel.stages == "auto" or len(parallel.stages) == pp)
         ]
-        return max(works, key=lambda mesh: (mesh[0] * mesh[1], mesh[0]), default=(1, 1))
+        return max(works, key=lambda mesh: (mesh[0] * mesh[1], mesh[0]), default=None)
 
     def _odd_node(self, group: int) -> str:
         """Name the first node that has another number of devices than most, if `group` would divide those of equal

@@ -287,7 +287,7 @@ def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:
     linear = flops.linear_flops(model) / tp / rates.linear_flops_per_s
     pair = flops.attention_flops(model) / tp / rates.attention_flops_per_s
     inside = tp <= min(node.devices for node in Cluster.of(config.cluster).nodes)
-    # The rate of collectives, not that of messages: on CPUs it is a fourth.
+    # Collectives are slower than messages: on CPUs they reach about a fourth of the rate.
     link = rates.reduce_bytes_per_s if inside else min(rates.reduce_bytes_per_s, rates.network_bytes_per_s)
     sent_f, sent_b = (sent / link for sent in tensor_collectives(config))
     # Blocks of consecutive ranks share experts.

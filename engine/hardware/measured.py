@@ -16,7 +16,7 @@ from engine.config.units import counted
 
 RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
-# Counts of sequences by mean length: micro-batches of several sequences, up to the size of training's.
+# Even counts of sequences by mean length: micro-batches of several sequences, up to the size of training's.
 _PACKS = {32: (4, 16, 64), 128: (4, 8, 32, 64), 512: (2, 8, 16), 2048: (2, 4)}
 _OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
 _MIXED = ((512, (96, 160)), (2048, (512, 96, 160, 24, 40)))  # (ring, unsplit sequences) of one micro-batch
@@ -49,21 +49,21 @@ def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case
     while 2 * lengths[-1] <= longest:
         lengths.append(2 * lengths[-1])
     found = [Case(layers, (length,)) for length in lengths]
-    found += [Case(layers, lengths) for lengths in _several(_PACKS, longest)]
+    found += [Case(layers, pack) for pack in _several(_PACKS, longest)]
     if other is not None:
         found += [Case(other, (length,)) for length in _OTHER if length <= longest]
     if ranks > 1:
         found += [Case(layers, ring=(length,)) for length in lengths]
         found += [Case(layers, unsplit, (ring,)) for ring, unsplit in _MIXED if ring + sum(unsplit) <= longest]
-        found += [Case(layers, ring=lengths) for lengths in _several(_RINGS, longest)]
+        found += [Case(layers, ring=rings) for rings in _several(_RINGS, longest)]
     return found
 
 
 def _several(counts: Mapping[int, tuple[int, ...]], longest: int) -> list[tuple[int, ...]]:
-    """Return the lengths of the sequences of each micro-batch of at most `longest` tokens.
+    """Return the lengths of the sequences of each micro-batch in `counts` that has at most `longest` tokens.
 
-    They are alternately a quarter shorter and longer than the mean, because neighbours of equal length, which are rare
-    in training, may be faster: the kernel for CPUs computes them in one call.
+    They are a quarter shorter and a quarter longer than the mean, in turn. Neighbours of equal length are rare in
+    training, and the kernel for CPUs computes them in one call, which is faster.
     """
     return [
         (length * 3 // 4, length * 5 // 4) * (count // 2)

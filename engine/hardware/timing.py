@@ -82,8 +82,8 @@ def timing_of(samples: Sequence[Sequence[tuple[float, float]]]) -> Timing:
     """Summarise times [ranks, repeats, 2] (forward, backward): median over repeats, then mean over ranks.
 
     Also computes the spread of the repeats. A lower quantile would be too short, because a step is the sum of all its
-    micro-batches, including those that wait for other ranks or are interrupted. A single slow repeat would decide the
-    mean of a few.
+    micro-batches, including those that wait for other ranks or are interrupted. With few repeats, one slow
+    repeat would dominate a mean.
     """
     taken: NDArray[np.float64] = np.array(samples, dtype=np.float64)
     totals = taken.sum(2)

@@ -195,7 +195,7 @@ def test_degrees_that_do_not_divide_the_devices_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("degrees", "smaller"),
-    [((8, 2), (8, 1)), ((4, 4), (4, 3)), ((8, 5), (8, 3)), ((5, 1), (1, 1)), ((5, 4), (1, 4))],
+    [((8, 2), (8, 1)), ((4, 4), (4, 3)), ((8, 5), (8, 3)), ((5, 1), (1, 1)), ((5, 4), (1, 4)), ((12, 4), (4, 3))],
 )
 def test_the_hint_names_a_smaller_mesh_that_works(degrees: tuple[int, int], smaller: tuple[int, int]) -> None:
     tp, pp = degrees
@@ -203,7 +203,16 @@ def test_the_hint_names_a_smaller_mesh_that_works(degrees: tuple[int, int], smal
     with pytest.raises(ConfigError) as caught:
         Cluster(nodes, 1)._hdp(schema.Parallel(tp=tp, pp=pp, stages="auto", ep=1))
     assert "parallel.tp={} parallel.pp={}".format(*smaller) in (caught.value.problems[0].hint or "")
-    assert Cluster(nodes, 1)._hdp(schema.Parallel(tp=smaller[0], pp=smaller[1], stages="auto", ep=1)).ranks > 0
+    Cluster(nodes, 1)._hdp(schema.Parallel(tp=smaller[0], pp=smaller[1], stages="auto", ep=1))  # is not refused
+
+
+@pytest.mark.parametrize(("tp", "named"), [(3, "parallel.tp=1 parallel.pp=5"), (2, None)])
+def test_the_hint_keeps_the_number_of_given_stages(tp: int, named: str | None) -> None:
+    nodes = (Node("a", 5),) * 2 if named else (Node("a", 8),) * 3
+    with pytest.raises(ConfigError) as caught:
+        Cluster(nodes, 1)._hdp(schema.Parallel(tp=tp, pp=5, stages=(4,) * 5, ep=1))
+    hint = caught.value.problems[0].hint or ""
+    assert named in hint if named else "such as" not in hint
 
 
 def test_many_nodes_with_several_devices_a_rank() -> None:

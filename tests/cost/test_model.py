@@ -242,7 +242,7 @@ def test_tensor_parallel_devices_of_two_nodes_exchange_over_the_network() -> Non
 
 
 def test_rows_travel_at_the_rate_of_collectives() -> None:
-    """On CPUs it is a fourth of that of messages."""
+    """On CPUs collectives reach about a fourth of the rate of messages."""
     config, slow = load(["recipe=llama7b-256k", "parallel.tp=4"]), replace(nominal("h100x8"), reduce_bytes_per_s=1e9)
     rows = 3 / 4 * 1e9 * ((32 * 4 + 2) * 4096 * 2 + 2 * 3 * 4)
     fast = nominal("h100x8").reduce_bytes_per_s

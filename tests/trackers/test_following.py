@@ -141,7 +141,9 @@ def test_each_failure_is_one_warning(
     folder, began = run_folder(tmp_path), time.monotonic()
 
     def noticed(said: list[str]) -> bool:
-        return bool(said) if hangs in ("init", "log") else not children(folder) or time.monotonic() > began + 4
+        if hangs in ("init", "log"):
+            return bool(said)
+        return not children(folder) or time.monotonic() > began + 4
 
     (said,) = follow(folder, 3, "wandb", until=noticed)
     assert said.startswith("warning: the tracker wandb fails") and reason in said
