@@ -75,7 +75,7 @@ PARTS = (
     Part("train-trace", 90, ("train.py", "--only", "trace"), "kernels, launches and idle time of a micro-batch"),
     Part("training", 240, ("commands.py", "--only", "training"), "`bytescale train`, then resumed"),
     Part("memory-trace", 90, ("memory.py", "--only", "trace"), "overlap of offload's copies"),
-    Part("memory-time", 180, ("memory.py", "--only", "time"), "time that offload adds"),
+    Part("memory-time", 240, ("memory.py", "--only", "time"), "time that offload adds"),
     Part("memory-peak", 330, ("memory.py", "--only", "peak"), "peak memory against the estimate"),
     Part("profile", 150, ("commands.py", "--only", "profile"), "the calibration, against the data sheet"),
     Part("longest", 300, ("memory.py", "--only", "longest"), "the longest context of the 1B recipe"),

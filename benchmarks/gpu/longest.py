@@ -84,7 +84,8 @@ def longest(case: Longest, groups: Groups) -> dict[str, Any]:
     length = length_of(case)
     tokens, config = length.runs, case.config(length.runs)
     ratio = least_ratio(config)
-    rank, watch = OneRank.of(config, groups).with_plans(), Stopwatch(groups.device)
+    built = case._replace(ratio="auto").config(tokens)  # `OneRank` needs offload, at whatever ratio
+    rank, watch = OneRank.of(built, groups).with_plans(), Stopwatch(groups.device)
     rank.warm_up(tokens, ratio)
     began = watch.now()
     peaks = rank.step(tokens, ratio)

@@ -30,6 +30,8 @@ _OVERLAPPED = {"cpu": 1 << 22, "cuda": 1 << 26}  # bytes of the message that a p
 _HIDING = {"cpu": (512, torch.float32), "cuda": (4096, torch.bfloat16)}  # width and dtype of that product
 _ROWS = 64  # rows of a product are a multiple of this, and at least as many
 _BUFFER = 1 << 24  # elements: larger than caches
+# Parameters of the update that measures memory. A GPU needs many, or launching the kernels would take longer.
+_UPDATED = {"cpu": 1 << 22, "cuda": 1 << 28}
 _SQUARE = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}  # widths of matrix products that reach the highest rate
 _FULL = 256  # tokens with which a linear layer is limited by compute, not by reading its weights
 
@@ -127,7 +129,7 @@ def copies(groups: Groups, seconds: float) -> Copies:
 
 def memory_bytes_per_s(settings: Optimizer, dtype: str, groups: Groups, seconds: float) -> float:
     """Measure the memory bandwidth of the optimizer's update, with bytes counted as in the cost model."""
-    model = nn.Linear(_BUFFER // 4, 1, bias=False, device=groups.device)
+    model = nn.Linear(_UPDATED[groups.device.type], 1, bias=False, device=groups.device)
     model.weight.grad = torch.zeros_like(model.weight)
     (timing,) = interleaved([timed(build_optimizer(model, settings).step, groups.device)], groups, seconds)
     return model.weight.numel() * update_bytes(settings, dtype) / timing.total_s

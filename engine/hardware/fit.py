@@ -12,6 +12,8 @@ to forward time. Micro-batches with rings then determine the terms of a ring.
 
 Errors of micro-batches count relative to the square root of the measured time. A step is a sum of micro-batches, most
 of them full, so the large ones must be right. With relative errors the many small ones would decide.
+
+On GPUs, only micro-batches that keep the GPU busy are used (`split_launch_bound`).
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from engine.units import NS, Floats
 _NEWTON_STEPS = 6
 _SLOPE_STEPS = (1e-6, 1e-6, 1e-12)  # finite differences of round_s, ring_s and seconds per merged byte, for the slopes
 _LEAST_S_PER_BYTE = 1e-15  # keeps a rate finite if the fit attributes no time to its bytes
+_BUSY = 1.25  # ratio to the shortest micro-batch from which on a GPU, not its host, determines the time
+_FEWEST = 4  # unsplit micro-batches that keep a GPU busy, to fit its rates to
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,31 @@ def predict(case: Case, calibration: Calibration, config: Config) -> float:
 
 
 def points(measured: Measured, calibration: Calibration, config: Config) -> list[Point]:
-    """Return all measured micro-batches, with and without rings, with their predictions."""
+    """Return all micro-batches in `measured`, with and without rings, with their predictions."""
     return [Point(case, timing.total_s, predict(case, calibration, config)) for case, timing in measured.micro_batches]
+
+
+def split_launch_bound(measured: Measured) -> tuple[Measured, tuple[tuple[Case, Timing], ...]]:
+    """Return the measurements of a GPU without the micro-batches that do not keep it busy, and these micro-batches.
+
+    A GPU computes while its host launches the next kernels, so a micro-batch takes the longer of both times. The cost
+    model adds a fixed time instead: fitted to all micro-batches, that of launching would take the place of a part of
+    the work of linear layers. Those that take about as long as the shortest one with as many layers therefore say
+    nothing about rates. Raises PreflightError if fewer than four unsplit ones keep the GPU busy.
+    """
+    shortest: dict[tuple[int, bool], float] = {}
+    for case, timing in measured.micro_batches:
+        kind = case.layers, bool(case.ring)
+        shortest[kind] = min(timing.total_s, shortest.get(kind, timing.total_s))
+    busy: list[tuple[Case, Timing]] = []
+    idle: list[tuple[Case, Timing]] = []
+    for case, timing in measured.micro_batches:
+        kept = timing.total_s >= _BUSY * shortest[case.layers, bool(case.ring)]
+        (busy if kept else idle).append((case, timing))
+    if sum(not case.ring for case, _ in busy) < _FEWEST:
+        message = "launching the kernels of nearly all measured micro-batches takes longer than computing them"
+        raise PreflightError(message, hint="measure with a recipe whose model is larger")
+    return replace(measured, micro_batches=tuple(busy)), tuple(idle)
 
 
 def calibrate(measured: Measured, config: Config) -> Calibration:

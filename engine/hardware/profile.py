@@ -18,8 +18,8 @@ from engine.config.schema import Config
 from engine.config.units import counted
 from engine.cost.calibration import Calibration
 from engine.errors import PreflightError
-from engine.hardware.fit import Point, calibrate, points
-from engine.hardware.measured import NETWORK, RESULT, Measured, read, read_network
+from engine.hardware.fit import Point, calibrate, points, split_launch_bound
+from engine.hardware.measured import NETWORK, RESULT, Case, Measured, Timing, read, read_network
 from engine.hardware.prepare import measuring, write_folder
 from engine.launch.checks import gpu_problem, no_gpus, pytorch_problem
 from engine.launch.commands import node_commands
@@ -36,13 +36,14 @@ class Profile:
     """The result of `profile-hardware`: the measurements, the calibration fitted to them, and how well it fits."""
 
     calibration: Calibration
-    measured: Measured
+    measured: Measured  # what the calibration was fitted to
     config: Config  # with which it was measured
     points: list[Point]
+    launch_bound: tuple[tuple[Case, Timing], ...]  # micro-batches that did not keep the GPU busy; empty on a CPU
 
     @property
     def median_error(self) -> float:
-        """Median relative error of the cost model over the measured micro-batches."""
+        """Median relative error of the cost model over the micro-batches that it was fitted to."""
         return float(np.median([abs(point.error) for point in self.points]))
 
     @property
@@ -84,8 +85,9 @@ def profile(config: Config, gpus: int, say: Say, seconds: float = SECONDS) -> Pr
         say(f"measuring model={ours.model.name} with {layers} on {on}")
         _run(Cluster.of(ours.cluster), ours, folder, ("machine", str(folder.root), str(seconds)), threads)
         measured = replace(read(folder.root / RESULT), network=network)
+    measured, launch_bound = split_launch_bound(measured) if uses_gpus(ours) else (measured, ())
     calibration = calibrate(measured, ours)
-    return Profile(calibration, measured, ours, points(measured, calibration, ours))
+    return Profile(calibration, measured, ours, points(measured, calibration, ours), launch_bound)
 
 
 def _run(cluster: Cluster, config: Config, folder: RunFolder, arguments: tuple[str, ...], threads: str) -> None:

@@ -25,7 +25,7 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a
 def found() -> Profile:
     ours = measured()
     calibration = calibrate(ours, config())
-    return Profile(calibration, ours, config(), points(ours, calibration, config()))
+    return Profile(calibration, ours, config(), points(ours, calibration, config()), launch_bound=())
 
 
 @pytest.fixture
@@ -84,6 +84,18 @@ def test_people_get_a_table(prepared: Profile, tmp_path: Path, capsys: pytest.Ca
     assert "new shape takes longer by 440 ms forward, 550 ms backward" in text
     assert text.count("nominal, not measured: needs a hostfile of two nodes") == 2
     assert f"use it with cluster=local cluster.calibration={file}" in text
+
+
+def test_micro_batches_that_were_not_used_are_counted(
+    found: Profile, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    idle = found.measured.micro_batches[:2]
+    monkeypatch.setattr(profiling, "profile", lambda config, gpus, say: replace(found, launch_bound=idle))
+    assert run(["profile-hardware", "--out", str(tmp_path / "calibration.json")]) == 0
+    assert "2 others took about as long as launching the kernels: not used" in capsys.readouterr().out
+    unused = payload(replace(found, launch_bound=idle))["launch_bound"]
+    assert unused == [{"micro_batch": str(case), "measured_s": timing.total_s} for case, timing in idle]
+    assert payload(found)["launch_bound"] == []
 
 
 def test_large_errors_are_warned_of(found: Profile) -> None:

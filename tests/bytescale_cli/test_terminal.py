@@ -132,7 +132,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks stand still, so that a command shows the same times again, and no hardware is measured."""
     ours = measured()
     calibration = calibrate(ours, config())
-    found = Profile(calibration, ours, config(), points(ours, calibration, config()))
+    found = Profile(calibration, ours, config(), points(ours, calibration, config()), launch_bound=())
     monkeypatch.setattr(profiling, "profile", lambda config, gpus, say: found)
     monkeypatch.setattr(examine, "examine", lambda config, say: all_states())
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)

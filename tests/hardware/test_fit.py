@@ -7,11 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.config.load import load
 from engine.cost.datasheets import nominal
 from engine.errors import PreflightError
-from engine.hardware.fit import between_nodes, calibrate, fit_rings, least_squares, link, points, predict
-from engine.hardware.measured import Case, Timing
+from engine.hardware.fit import (
+    between_nodes,
+    calibrate,
+    fit_rings,
+    least_squares,
+    link,
+    points,
+    predict,
+    split_launch_bound,
+)
+from engine.hardware.measured import Case, Measured, Timing
 from engine.units import Floats
+from tests.hardware.h200 import MICRO_BATCHES
 from tests.hardware.machines import TRUE, config, measured, network
 
 NETWORK = {"network_bytes_per_s", "nics_per_node"}
@@ -99,6 +110,66 @@ def test_full_micro_batches_count_more_than_small_ones() -> None:
         np.mean([abs(point.error) for point in found if (total[point.case] > 1024) == full]) for full in (False, True)
     )
     assert large < 0.03 < small  # with relative errors .047 and .059
+
+
+def launched(launch_s: float, ranks: int = 1) -> Measured:
+    """The measurements of a GPU without fixed times, whose host launches the kernels of a layer in `launch_s`."""
+    ours = measured(ranks)
+    gpu = replace(TRUE, micro_batch_s=0.0, layer_s=0.0, sequence_s=0.0, half_tokens=0.0)
+    timed = []
+    for case, _ in ours.micro_batches:
+        forward = predict(case, replace(gpu, linear_backward=0.0, attention_backward=0.0), config(ranks))
+        backward = predict(case, gpu, config(ranks)) - forward
+        host = case.layers * launch_s / 3
+        timed.append((case, Timing(max(forward, host), max(backward, 2 * host), 0.0)))
+    return replace(ours, micro_batches=tuple(timed), half_tokens=0.0)
+
+
+def test_launches_of_kernels_take_no_part_of_the_time_of_linear_layers() -> None:
+    ours = launched(1e-2)
+    busy, idle = split_launch_bound(ours)
+    assert len(busy.micro_batches) + len(idle) == len(ours.micro_batches)
+    assert max(timing.total_s / case.layers for case, timing in idle) < 1.25 * 1e-2
+    found = calibrate(busy, config(ranks=1))
+    rates = (found.linear_flops_per_s, found.linear_backward, found.attention_flops_per_s, found.attention_backward)
+    true = (TRUE.linear_flops_per_s, TRUE.linear_backward, TRUE.attention_flops_per_s, TRUE.attention_backward)
+    assert rates == pytest.approx(true, rel=1e-3)
+    assert calibrate(ours, config(ranks=1)).linear_flops_per_s > 1.4 * TRUE.linear_flops_per_s, "if all are used"
+
+
+def test_timings_of_an_h200_predict_more_layers_and_another_model() -> None:
+    """Those of four layers of a 1B model, against what benchmarks/gpu/train.py measured (benchmarks/RESULTS.md)."""
+    small = load(["recipe=h200-1b-8k"])
+    timed = tuple((case, Timing(0.3 * s, 0.7 * s, 0.0)) for case, s in MICRO_BATCHES.items())
+    ours = replace(measured(ranks=1), micro_batches=timed, half_tokens=0.0)
+    used, idle = split_launch_bound(ours)
+    assert {sum(case.unsplit) for case, _ in idle} == {1 << power for power in range(5, 13)}
+    found = calibrate(used, small)
+    vocab = "model.vocab=32000"
+    predicted = [
+        predict(Case(layers, (8192,)), found, load(["recipe=h200-1b-8k", f"model={model}", vocab]))
+        for model, layers in (("1b", 16), ("llama3-8b", 8))
+    ]
+    assert predicted == pytest.approx([8192 / 52_223, 8192 / 38_334], rel=0.05)
+    assert found.linear_flops_per_s < found.peak_flops_per_s
+
+
+def test_rings_have_launches_of_their_own() -> None:
+    """The shortest ring launches more kernels than the shortest unsplit sequence, and still shows no rate."""
+    ours = launched(1e-2, ranks=2)
+    slower = tuple(
+        (case, Timing(2 * timing.forward_s, 2 * timing.backward_s, 0.0) if case.ring else timing)
+        for case, timing in ours.micro_batches
+    )
+    _, idle = split_launch_bound(replace(ours, micro_batches=slower))
+    rings = {case for case, _ in ours.micro_batches if case.ring}
+    assert rings & {case for case, _ in idle} and rings - {case for case, _ in idle}
+
+
+def test_a_model_too_small_to_keep_a_gpu_busy_is_refused() -> None:
+    with pytest.raises(PreflightError, match="takes longer than computing them") as caught:
+        split_launch_bound(launched(10.0))
+    assert caught.value.problems[0].hint == "measure with a recipe whose model is larger"
 
 
 def test_timings_that_show_no_attention_are_refused() -> None:

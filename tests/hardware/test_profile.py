@@ -11,7 +11,7 @@ import pytest
 from engine.config.load import load
 from engine.errors import ExitCode, MemoryFitError, PreflightError
 from engine.hardware import profile as profiling
-from engine.hardware.fit import calibrate, points
+from engine.hardware.fit import calibrate, points, split_launch_bound
 from engine.hardware.profile import Profile, check_cluster, profile
 from engine.launch.commands import NodeCommand
 from engine.launch.ranks import PreemptedError, RankError
@@ -45,9 +45,27 @@ def test_what_the_ranks_measured_is_fitted(folder: Path, monkeypatch: pytest.Mon
     said: list[str] = []
     found = profile(load([]), 0, said.append)
     assert found.calibration == calibrate(measured(), config())
+    assert found.measured == measured() and found.launch_bound == ()
     assert found.median_error < 1e-3
     assert said == ["measuring model=tiny with 2 layers on 2 CPU ranks"]
     assert list(folder.iterdir()) == []
+
+
+def test_on_gpus_micro_batches_that_do_not_keep_them_busy_are_not_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is that of the known machine, and no GPU is looked for."""
+    ranks_that(monkeypatch, None)
+    monkeypatch.setattr(profiling, "check_cluster", lambda config, gpus: None)
+    monkeypatch.setattr(profiling, "measuring", lambda config, ranks, folder: gpu)
+    monkeypatch.setattr(profiling, "write_folder", lambda config, folder: None)
+    cluster = config().cluster.model_copy(update={"name": "h200x8"})
+    gpu = config().model_copy(update={"cluster": cluster})
+    found = profile(gpu, 2, lambda text: None)
+    used, idle = split_launch_bound(measured())
+    assert found.launch_bound == idle != ()
+    assert found.measured == used and len(found.points) == len(used.micro_batches)
+    assert found.calibration == calibrate(used, gpu)
 
 
 @pytest.mark.parametrize(("ranks", "cores", "threads"), [(2, 16, "8"), (16, 16, "1"), (64, 16, "1")])
@@ -134,6 +152,6 @@ def test_slots_without_a_gpu_are_found_before_ranks_start(tmp_path: Path, monkey
 def test_errors_and_spread_of_a_profile() -> None:
     ours = measured()
     calibration = calibrate(ours, config())
-    found = Profile(calibration, ours, config(), points(ours, calibration, config()))
+    found = Profile(calibration, ours, config(), points(ours, calibration, config()), launch_bound=())
     assert found.spread == 0
     assert abs(found.worst.error) == max(abs(point.error) for point in found.points)

@@ -40,9 +40,9 @@ def test_the_outlook_names_every_mode_and_what_is_not_run() -> None:
     assert [text.endswith("not run") for text in said] == [case not in CASES for case in ALL]
 
 
-def tiny(cut: bool) -> dict[str, Any]:
+def tiny(ratio: str, cut: bool) -> dict[str, Any]:
     keys = ("model=tiny", "model.layers=6", "cluster.device_memory=1031MiB")  # of which the runtime has 1 GiB
-    case = Longest("none", "auto", keys)
+    case = Longest("none", ratio, keys)
     if cut:
         costs = PlanSettings.of(case.config()).costs
         longest.MOST_S = (step_seconds(costs, 1) + length_of(case).fits_s) / 2
@@ -50,11 +50,11 @@ def tiny(cut: bool) -> dict[str, Any]:
 
 
 @pytest.mark.world
-@pytest.mark.parametrize("cut", [False, True])
-def test_a_tiny_one_runs_whole_or_cut(cut: bool) -> None:
-    (found,) = run_world(1, tiny, cut)
+@pytest.mark.parametrize(("ratio", "cut"), [("auto", False), ("auto", True), ("0", False)])
+def test_a_tiny_one_runs_whole_or_cut(ratio: str, cut: bool) -> None:
+    (found,) = run_world(1, tiny, ratio, cut)
     length = found["length"]
     assert found["seconds"] > 0 and found["peak"] > 0
     assert found["holds"] == (found["peak"] <= 1.05 * found["estimate"]), "on a CPU it is the whole process's"
     assert (length["runs"] < length["fits"]) == cut == ("cut" in found["said"])
-    assert found["ratio"] > 0.5 or cut
+    assert found["ratio"] == 0 if ratio == "0" else found["ratio"] > 0.5 or cut
