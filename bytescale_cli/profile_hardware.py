@@ -42,13 +42,13 @@ def profile_hardware(
     table = output.table(["term", "value", "how it was measured"], rows(found.calibration, found.measured))
     errors = f"median error {found.median_error:.1%}, worst {abs(found.worst.error):.1%} ({found.worst.case})"
     forward, backward = (f"{1e3 * extra:.3g} ms" for extra in found.measured.shape_build_s)
-    unused = f"{counted(len(found.launch_bound), 'other')} took about as long as launching the kernels: not used"
+    bound = counted(len(found.launch_bound), "launch-bound one")
     lines = [
         f"{found.calibration.device}, {counted(found.measured.ranks, 'rank')}, attention by {found.measured.kernel}",
         table,
         "",
         f"cost model against {len(found.points)} measured micro-batches: {errors}",
-        *([unused] if found.launch_bound else []),
+        *([f"not used: {bound} (the time of launching kernels, not of the GPU's work)"] if found.launch_bound else []),
         f"the first attention call with a new shape takes longer by {forward} forward, {backward} backward",
         f"written to {out}; use it with cluster={found.calibration.cluster} cluster.calibration={out}",
     ]
@@ -60,7 +60,8 @@ def payload(found: Profile) -> dict[str, Any]:
 
     The fit is the measured and the predicted time of each micro-batch, and the median and the largest error. `nominal`
     names the terms that were not measured. `shape_build_s` is what the first attention call with a shape adds.
-    `launch_bound` has the micro-batches of a GPU that are not used (`engine.hardware.fit.split_launch_bound`).
+    On a GPU, `measured` has the micro-batches that are used, and `launch_bound` the others with their times
+    (`engine.hardware.fit.split_launch_bound`).
     """
     from engine.hardware.terms import nominal_terms
 
@@ -69,13 +70,13 @@ def payload(found: Profile) -> dict[str, Any]:
         for point in found.points
     ]
     fit = {"points": len(points), "median_error": found.median_error, "worst_error": abs(found.worst.error)}
-    idle = [{"micro_batch": str(case), "measured_s": timing.total_s} for case, timing in found.launch_bound]
+    launch_bound = [{"micro_batch": str(case), "measured_s": timing.total_s} for case, timing in found.launch_bound]
     ours = found.measured
     return vars(found.calibration) | {
         "fit": fit,
         "spread": found.spread,
         "measured": points,
-        "launch_bound": idle,
+        "launch_bound": launch_bound,
         "nominal": list(nominal_terms(found.calibration, ours)),
         "kernel": ours.kernel,
         "shape_build_s": {"forward": ours.shape_build_s[0], "backward": ours.shape_build_s[1]},

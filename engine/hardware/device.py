@@ -30,8 +30,8 @@ _OVERLAPPED = {"cpu": 1 << 22, "cuda": 1 << 26}  # bytes of the message that a p
 _HIDING = {"cpu": (512, torch.float32), "cuda": (4096, torch.bfloat16)}  # width and dtype of that product
 _ROWS = 64  # rows of a product are a multiple of this, and at least as many
 _BUFFER = 1 << 24  # elements: larger than caches
-# Parameters of the update that measures memory. A GPU needs many, or launching the kernels would take longer.
-_UPDATED = {"cpu": 1 << 22, "cuda": 1 << 28}
+# Parameters of the update that measures memory. A GPU updates fewer in less time than launching the kernels takes.
+_UPDATED = {"cpu": 1 << 22, "cuda": 1 << 27}
 _SQUARE = {"cpu": (256, 512, 1024), "cuda": (4096, 8192)}  # widths of matrix products that reach the highest rate
 _FULL = 256  # tokens with which a linear layer is limited by compute, not by reading its weights
 

@@ -13,11 +13,12 @@ to forward time. Micro-batches with rings then determine the terms of a ring.
 Errors of micro-batches count relative to the square root of the measured time. A step is a sum of micro-batches, most
 of them full, so the large ones must be right. With relative errors the many small ones would decide.
 
-On GPUs, only micro-batches that keep the GPU busy are used (`split_launch_bound`).
+On GPUs, micro-batches that take as long as launching their kernels are left out (`split_launch_bound`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -42,7 +43,7 @@ _NEWTON_STEPS = 6
 _SLOPE_STEPS = (1e-6, 1e-6, 1e-12)  # finite differences of round_s, ring_s and seconds per merged byte, for the slopes
 _LEAST_S_PER_BYTE = 1e-15  # keeps a rate finite if the fit attributes no time to its bytes
 _BUSY = 1.25  # ratio to the shortest micro-batch from which on a GPU, not its host, determines the time
-_FEWEST = 4  # unsplit micro-batches that keep a GPU busy, to fit its rates to
+_FEWEST = 6  # micro-batches without rings, to fit the five terms of their time to
 
 
 @dataclass(frozen=True)
@@ -75,33 +76,38 @@ def points(measured: Measured, calibration: Calibration, config: Config) -> list
 
 
 def split_launch_bound(measured: Measured) -> tuple[Measured, tuple[tuple[Case, Timing], ...]]:
-    """Return the measurements of a GPU without the micro-batches that do not keep it busy, and these micro-batches.
+    """Return the measurements of a GPU without the launch-bound micro-batches, and these micro-batches.
 
-    A GPU computes while its host launches the next kernels, so a micro-batch takes the longer of both times. The cost
-    model adds a fixed time instead: fitted to all micro-batches, that of launching would take the place of a part of
-    the work of linear layers. Those that take about as long as the shortest one with as many layers therefore say
-    nothing about rates. Raises PreflightError if fewer than four unsplit ones keep the GPU busy.
+    A GPU computes while its host launches the next kernels, so each pass takes the longer of both times. The cost model
+    adds a fixed time instead. Fitted to launch-bound micro-batches, the fixed time absorbs time of linear layers, whose
+    rate becomes too high. A micro-batch counts as launch-bound if one of its passes takes less than 1.25 times that of
+    the shortest micro-batch with as many layers; those with rings are compared with each other, because rings launch
+    more kernels. Raises PreflightError if fewer than six without rings are left.
     """
-    shortest: dict[tuple[int, bool], float] = {}
+    passes: dict[tuple[int, bool], list[tuple[float, float]]] = defaultdict(list)
     for case, timing in measured.micro_batches:
-        kind = case.layers, bool(case.ring)
-        shortest[kind] = min(timing.total_s, shortest.get(kind, timing.total_s))
-    busy: list[tuple[Case, Timing]] = []
-    idle: list[tuple[Case, Timing]] = []
+        passes[case.layers, bool(case.ring)].append((timing.forward_s, timing.backward_s))
+    shortest = {kind: np.min(times, axis=0) for kind, times in passes.items()}
+    used: list[tuple[Case, Timing]] = []
+    launch_bound: list[tuple[Case, Timing]] = []
     for case, timing in measured.micro_batches:
-        kept = timing.total_s >= _BUSY * shortest[case.layers, bool(case.ring)]
-        (busy if kept else idle).append((case, timing))
-    if sum(not case.ring for case, _ in busy) < _FEWEST:
-        message = "launching the kernels of nearly all measured micro-batches takes longer than computing them"
-        raise PreflightError(message, hint="measure with a recipe whose model is larger")
-    return replace(measured, micro_batches=tuple(busy)), tuple(idle)
+        least = _BUSY * shortest[case.layers, bool(case.ring)]
+        busy = timing.forward_s >= least[0] and timing.backward_s >= least[1]
+        (used if busy else launch_bound).append((case, timing))
+    if sum(not case.ring for case, _ in used) < _FEWEST:
+        longest = max(sum(case.unsplit) for case, _ in measured.micro_batches)
+        message = f"most micro-batches, the longest of {longest:,} tokens, take no longer than launching their kernels"
+        hint = "measure with a recipe whose model is larger, or with which longer sequences fit in memory"
+        raise PreflightError(message, hint=hint)
+    return replace(measured, micro_batches=tuple(used)), tuple(launch_bound)
 
 
 def calibrate(measured: Measured, config: Config) -> Calibration:
     """Fit the calibration of the config's cluster; `config` is the one that the ranks measured with.
 
     With one rank no communication is measured, and its terms keep their nominal values; so do those of the network if
-    no second node was measured. Raises PreflightError if the timings are too noisy to give a rate.
+    no second node was measured, and those of rings if too few micro-batches have any. Raises PreflightError if the
+    timings are too noisy to give a rate.
     """
     reduce_rate, step_s = _whole_step(measured, config)
     found = replace(_compute(measured, config), reduce_bytes_per_s=reduce_rate, step_s=step_s)
@@ -116,7 +122,7 @@ def calibrate(measured: Measured, config: Config) -> Calibration:
     found = replace(found, latency_s=latency, node_bytes_per_s=rate, overlap=measured.overlap)
     if measured.sharded is not None:
         found = replace(found, gather_s=fit_gather(*measured.sharded, found, config))
-    return fit_rings([timed for timed in measured.micro_batches if timed[0].ring], found, config)
+    return fit_rings(measured.rings, found, config) if measured.rings else found
 
 
 def _compute(measured: Measured, config: Config) -> Calibration:

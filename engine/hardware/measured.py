@@ -16,11 +16,14 @@ from engine.config.units import counted
 
 RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
-# Even counts of sequences by mean length: micro-batches of several sequences, up to the size of training's.
-_PACKS = {32: (4, 16, 64), 128: (4, 8, 32, 64), 512: (2, 8, 16), 2048: (2, 4)}
+# Even counts of sequences by mean length: micro-batches of several sequences, up to the size of training's. Only GPUs
+# measure those of 32K tokens.
+_PACKS = {32: (4, 16, 64), 128: (4, 8, 32, 64), 512: (2, 8, 16, 64), 2048: (2, 4, 16)}
 _OTHER = (32, 128, 512)  # tokens, for the model with the other number of layers
+_OTHER_PACKS = {2048: (16,)}  # the same as _PACKS, for that model
 _MIXED = ((512, (96, 160)), (2048, (512, 96, 160, 24, 40)))  # (ring, unsplit sequences) of one micro-batch
-_RINGS = {32: (8, 64, 256), 128: (4, 16, 64), 512: (4, 16)}  # the same, of rings
+_RINGS = {32: (8, 64, 256), 128: (4, 16, 64), 512: (4, 16), 2048: (16,)}  # the same as _PACKS, of rings
+_FEWEST_RINGS = 4  # micro-batches with rings, to fit the three terms of rings to
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def cases(layers: int, other: int | None, ranks: int, longest: int) -> list[Case
     found += [Case(layers, pack) for pack in _several(_PACKS, longest)]
     if other is not None:
         found += [Case(other, (length,)) for length in _OTHER if length <= longest]
+        found += [Case(other, pack) for pack in _several(_OTHER_PACKS, longest)]
     if ranks > 1:
         found += [Case(layers, ring=(length,)) for length in lengths]
         found += [Case(layers, unsplit, (ring,)) for ring, unsplit in _MIXED if ring + sum(unsplit) <= longest]
@@ -127,6 +131,12 @@ class Measured:
     shape_build_s: tuple[float, float]  # forward, backward: extra time of attention's first call with a shape
     fixed_s: float  # a training step without its micro-batches: median over steps, on rank 0; 0 if unknown
     network: Network | None = None  # None if the ranks were on one node
+
+    @property
+    def rings(self) -> list[tuple[Case, Timing]]:
+        """The micro-batches with rings; empty if there are too few of them to fit the terms of rings."""
+        found = [timed for timed in self.micro_batches if timed[0].ring]
+        return found if len(found) >= _FEWEST_RINGS else []
 
     @property
     def plan_build_s(self) -> float | None:

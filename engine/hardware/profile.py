@@ -36,10 +36,10 @@ class Profile:
     """The result of `profile-hardware`: the measurements, the calibration fitted to them, and how well it fits."""
 
     calibration: Calibration
-    measured: Measured  # what the calibration was fitted to
+    measured: Measured  # with the micro-batches to which the calibration was fitted
     config: Config  # with which it was measured
     points: list[Point]
-    launch_bound: tuple[tuple[Case, Timing], ...]  # micro-batches that did not keep the GPU busy; empty on a CPU
+    launch_bound: tuple[tuple[Case, Timing], ...]  # the others, of a GPU (`split_launch_bound`)
 
     @property
     def median_error(self) -> float:
@@ -53,7 +53,10 @@ class Profile:
 
     @property
     def spread(self) -> float:
-        """Median over micro-batches of (median time - best) / best: large when other programs use the machine."""
+        """Median of (median time - best) / best over the micro-batches in `measured`.
+
+        It is large when other programs use the machine.
+        """
         return float(np.median([timing.spread for _, timing in self.measured.micro_batches]))
 
 

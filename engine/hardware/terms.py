@@ -27,7 +27,7 @@ _HOW = {
     "merge_bytes_per_s": _RING,
     "overlap": "a message during a matrix product of the same duration, and each alone",
     "reduce_bytes_per_s": "optimizer steps of models of two sizes",
-    "memory_bytes_per_s": "optimizer updates of 4M parameters, on a GPU 256M",
+    "memory_bytes_per_s": "optimizer updates of 4M parameters (128M on a GPU)",
     "step_s": "time of a training step outside its micro-batches",
     "plan_build_s": "the first attention call with a shape and the next, mean of forward and backward",
 }
@@ -37,6 +37,7 @@ _NEED_RANKS = (
     *("gather_s", "round_s", "ring_s", "merge_bytes_per_s", "latency_s", "node_bytes_per_s", "overlap"),
     "reduce_bytes_per_s",
 )
+_OF_RINGS = ("round_s", "ring_s", "merge_bytes_per_s")
 _UNITS = (("_flops_per_s", 1e9, "GFLOP/s"), ("_bytes_per_s", 1e9, "GB/s"), ("_s", 1e-3, "ms"))
 
 
@@ -47,6 +48,8 @@ def nominal_terms(calibration: Calibration, measured: Measured) -> dict[str, str
         found |= dict.fromkeys(_NEED_NODES, "needs a hostfile of two nodes")
     if measured.ranks == 1:
         found |= dict.fromkeys(_NEED_RANKS, "needs two ranks")
+    elif not measured.rings:
+        found |= dict.fromkeys(_OF_RINGS, "needs longer rings, which keep the GPU busy")
     if measured.ranks == 1 and measured.network is not None:
         del found["latency_s"]
     if measured.plan_build_s is None:

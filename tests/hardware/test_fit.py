@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.config.load import load
+from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
 from engine.errors import PreflightError
 from engine.hardware.fit import (
@@ -21,6 +22,7 @@ from engine.hardware.fit import (
     split_launch_bound,
 )
 from engine.hardware.measured import Case, Measured, Timing
+from engine.hardware.terms import nominal_terms
 from engine.units import Floats
 from tests.hardware.h200 import MICRO_BATCHES
 from tests.hardware.machines import TRUE, config, measured, network
@@ -113,28 +115,46 @@ def test_full_micro_batches_count_more_than_small_ones() -> None:
 
 
 def launched(launch_s: float, ranks: int = 1) -> Measured:
-    """The measurements of a GPU without fixed times, whose host launches the kernels of a layer in `launch_s`."""
-    ours = measured(ranks)
-    gpu = replace(TRUE, micro_batch_s=0.0, layer_s=0.0, sequence_s=0.0, half_tokens=0.0)
+    """The measurements of a GPU without fixed times, whose host launches the kernels of a layer in `launch_s`.
+
+    Those of a layer with rings take twice as long.
+    """
+    ours, gpu = measured(ranks), gpu_like(ranks)
     timed = []
     for case, _ in ours.micro_batches:
         forward = predict(case, replace(gpu, linear_backward=0.0, attention_backward=0.0), config(ranks))
         backward = predict(case, gpu, config(ranks)) - forward
-        host = case.layers * launch_s / 3
+        host = case.layers * launch_s * (2 if case.ring else 1) / 3
         timed.append((case, Timing(max(forward, host), max(backward, 2 * host), 0.0)))
     return replace(ours, micro_batches=tuple(timed), half_tokens=0.0)
 
 
+def gpu_like(ranks: int) -> Calibration:
+    """The known machine without fixed times."""
+    known = replace(TRUE, micro_batch_s=0.0, layer_s=0.0, sequence_s=0.0, half_tokens=0.0)
+    return replace(known, round_s=0.0, ring_s=0.0) if ranks > 1 else known
+
+
+RATES = ("linear_flops_per_s", "linear_backward", "attention_flops_per_s", "attention_backward")
+
+
 def test_launches_of_kernels_take_no_part_of_the_time_of_linear_layers() -> None:
     ours = launched(1e-2)
-    busy, idle = split_launch_bound(ours)
-    assert len(busy.micro_batches) + len(idle) == len(ours.micro_batches)
-    assert max(timing.total_s / case.layers for case, timing in idle) < 1.25 * 1e-2
-    found = calibrate(busy, config(ranks=1))
-    rates = (found.linear_flops_per_s, found.linear_backward, found.attention_flops_per_s, found.attention_backward)
-    true = (TRUE.linear_flops_per_s, TRUE.linear_backward, TRUE.attention_flops_per_s, TRUE.attention_backward)
-    assert rates == pytest.approx(true, rel=1e-3)
+    used, launch_bound = split_launch_bound(ours)
+    assert len(used.micro_batches) + len(launch_bound) == len(ours.micro_batches)
+    assert max(timing.total_s / case.layers for case, timing in launch_bound) < 1.25 * 1e-2
+    found = calibrate(used, config(ranks=1))
+    assert [getattr(found, name) for name in RATES] == pytest.approx([getattr(TRUE, name) for name in RATES], rel=1e-3)
     assert calibrate(ours, config(ranks=1)).linear_flops_per_s > 1.4 * TRUE.linear_flops_per_s, "if all are used"
+
+
+def test_a_micro_batch_is_launch_bound_if_one_of_its_passes_is() -> None:
+    shortest, *others = launched(1e-2).micro_batches
+    alike = [number for number, (case, _) in enumerate(others) if case.layers == shortest[0].layers]
+    case, timing = others[alike[-1]]
+    others[alike[-1]] = (case, replace(timing, forward_s=shortest[1].forward_s))
+    _, launch_bound = split_launch_bound(replace(launched(1e-2), micro_batches=(shortest, *others)))
+    assert case in [case for case, _ in launch_bound]
 
 
 def test_timings_of_an_h200_predict_more_layers_and_another_model() -> None:
@@ -142,8 +162,8 @@ def test_timings_of_an_h200_predict_more_layers_and_another_model() -> None:
     small = load(["recipe=h200-1b-8k"])
     timed = tuple((case, Timing(0.3 * s, 0.7 * s, 0.0)) for case, s in MICRO_BATCHES.items())
     ours = replace(measured(ranks=1), micro_batches=timed, half_tokens=0.0)
-    used, idle = split_launch_bound(ours)
-    assert {sum(case.unsplit) for case, _ in idle} == {1 << power for power in range(5, 13)}
+    used, launch_bound = split_launch_bound(ours)
+    assert {sum(case.unsplit) for case, _ in launch_bound} == {1 << power for power in range(5, 13)}
     found = calibrate(used, small)
     vocab = "model.vocab=32000"
     predicted = [
@@ -155,21 +175,33 @@ def test_timings_of_an_h200_predict_more_layers_and_another_model() -> None:
 
 
 def test_rings_have_launches_of_their_own() -> None:
-    """The shortest ring launches more kernels than the shortest unsplit sequence, and still shows no rate."""
-    ours = launched(1e-2, ranks=2)
-    slower = tuple(
-        (case, Timing(2 * timing.forward_s, 2 * timing.backward_s, 0.0) if case.ring else timing)
-        for case, timing in ours.micro_batches
-    )
-    _, idle = split_launch_bound(replace(ours, micro_batches=slower))
-    rings = {case for case, _ in ours.micro_batches if case.ring}
-    assert rings & {case for case, _ in idle} and rings - {case for case, _ in idle}
+    """The shortest ring takes longer than the shortest unsplit sequence, and still says nothing about the GPU."""
+    used, launch_bound = split_launch_bound(launched(2e-3, ranks=2))
+    rings, left_out = used.rings, [case for case, _ in launch_bound if case.ring]
+    assert len(rings) >= 4 and left_out
+    found, true = calibrate(used, config()), gpu_like(ranks=2)
+    assert found.merge_bytes_per_s == pytest.approx(true.merge_bytes_per_s, rel=0.01)
+    assert max(found.round_s, found.ring_s) < 1e-5, "no time of launches"
+    every = calibrate(launched(2e-3, ranks=2), config())
+    assert every.merge_bytes_per_s > 2 * true.merge_bytes_per_s and every.round_s > 1e-4, "if all are used"
+
+
+def test_terms_of_rings_stay_nominal_if_too_few_are_left() -> None:
+    ours = measured()
+    few = [timed for timed in ours.micro_batches if timed[0].ring][:3]
+    ours = replace(ours, micro_batches=(*(timed for timed in ours.micro_batches if not timed[0].ring), *few))
+    assert ours.rings == []
+    found, sheet = calibrate(ours, config()), nominal("local")
+    assert [(found.round_s, found.ring_s, found.merge_bytes_per_s)] == [
+        (sheet.round_s, sheet.ring_s, sheet.merge_bytes_per_s)
+    ]
+    assert {"round_s", "ring_s", "merge_bytes_per_s"} <= set(nominal_terms(found, ours))
 
 
 def test_a_model_too_small_to_keep_a_gpu_busy_is_refused() -> None:
-    with pytest.raises(PreflightError, match="takes longer than computing them") as caught:
+    with pytest.raises(PreflightError, match="the longest of 8,192 tokens") as caught:
         split_launch_bound(launched(10.0))
-    assert caught.value.problems[0].hint == "measure with a recipe whose model is larger"
+    assert "model is larger" in str(caught.value.problems[0].hint)
 
 
 def test_timings_that_show_no_attention_are_refused() -> None:

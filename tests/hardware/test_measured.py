@@ -11,7 +11,7 @@ from engine.hardware.measured import Case, Timing, cases, read, read_network
 from tests.hardware.machines import measured, network
 
 
-@pytest.mark.parametrize("longest", [1024, 16384])
+@pytest.mark.parametrize("longest", [1024, 16384, 65536])
 def test_no_rank_holds_more_than_the_longest(longest: int) -> None:
     found = cases(2, 1, 2, longest)
     assert max(sum(case.unsplit) + sum(case.ring) for case in found) <= longest
@@ -32,6 +32,13 @@ def test_neighbours_have_unequal_lengths() -> None:
     """Those of equal length may be computed in one call, which hardly ever happens in training."""
     for case in cases(2, 1, 2, 16384):
         assert all(a != b for lengths in (case.unsplit, case.ring) for a, b in pairwise(lengths)), case
+
+
+def test_gpus_measure_full_micro_batches_of_both_numbers_of_layers() -> None:
+    """Of 32K tokens, or all would be launch-bound. CPUs measure up to 16K tokens, so theirs stay as they are."""
+    full = [case for case in cases(4, 2, 2, 65536) if sum(case.unsplit) == 32768 and len(case.unsplit) > 1]
+    assert {case.layers for case in full} == {4, 2}
+    assert any(sum(case.ring) == 32768 and len(case.ring) > 1 for case in cases(4, 2, 2, 65536))
 
 
 def test_one_rank_has_no_rings() -> None:

@@ -51,9 +51,7 @@ def test_what_the_ranks_measured_is_fitted(folder: Path, monkeypatch: pytest.Mon
     assert list(folder.iterdir()) == []
 
 
-def test_on_gpus_micro_batches_that_do_not_keep_them_busy_are_not_used(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_gpus_launch_bound_micro_batches_are_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model is that of the known machine, and no GPU is looked for."""
     ranks_that(monkeypatch, None)
     monkeypatch.setattr(profiling, "check_cluster", lambda config, gpus: None)
@@ -62,8 +60,8 @@ def test_on_gpus_micro_batches_that_do_not_keep_them_busy_are_not_used(
     cluster = config().cluster.model_copy(update={"name": "h200x8"})
     gpu = config().model_copy(update={"cluster": cluster})
     found = profile(gpu, 2, lambda text: None)
-    used, idle = split_launch_bound(measured())
-    assert found.launch_bound == idle != ()
+    used, launch_bound = split_launch_bound(measured())
+    assert found.launch_bound == launch_bound != ()
     assert found.measured == used and len(found.points) == len(used.micro_batches)
     assert found.calibration == calibrate(used, gpu)
 
