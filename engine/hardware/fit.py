@@ -94,10 +94,11 @@ def split_launch_bound(measured: Measured) -> tuple[Measured, tuple[tuple[Case, 
         least = _BUSY * shortest[case.layers, bool(case.ring)]
         busy = timing.forward_s >= least[0] and timing.backward_s >= least[1]
         (used if busy else launch_bound).append((case, timing))
-    if sum(not case.ring for case, _ in used) < _FEWEST:
+    count = sum(not case.ring for case, _ in used)
+    if count < _FEWEST:
         longest = max(sum(case.unsplit) for case, _ in measured.micro_batches)
-        message = f"most micro-batches, the longest of {longest:,} tokens, take no longer than launching their kernels"
-        hint = "measure with a recipe whose model is larger, or with which longer sequences fit in memory"
+        message = f"{count} micro-batches of up to {longest:,} tokens keep the GPU busy; a calibration needs {_FEWEST}"
+        hint = "run it again while no other program uses the machine, or use a recipe with a larger model"
         raise PreflightError(message, hint=hint)
     return replace(measured, micro_batches=tuple(used)), tuple(launch_bound)
 

@@ -60,6 +60,8 @@ def nominal_terms(calibration: Calibration, measured: Measured) -> dict[str, str
 def rows(calibration: Calibration, measured: Measured) -> list[tuple[str, str, str]]:
     """Return (term, value with its unit, how it was measured) for all terms."""
     how = _HOW | _from_messages(measured)
+    if len({case.layers for case, _ in measured.micro_batches if not case.ring}) == 1:
+        how |= dict.fromkeys(("micro_batch_s", "layer_s"), f"{_MICRO}; not separated, with one layer count")
     how |= {name: f"nominal, not measured: {need}" for name, need in nominal_terms(calibration, measured).items()}
     return [
         (name, shown(name, value), how[name]) for name, value in vars(calibration).items() if not isinstance(value, str)

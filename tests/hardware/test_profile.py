@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +64,9 @@ def test_on_gpus_launch_bound_micro_batches_are_not_used(folder: Path, monkeypat
     assert found.launch_bound == launch_bound != ()
     assert found.measured == used and len(found.points) == len(used.micro_batches)
     assert found.calibration == calibrate(used, gpu)
+    reference = replace(measured(), kernel="reference")
+    monkeypatch.setattr(profiling, "read", lambda path: reference)
+    assert profile(gpu, 2, lambda text: None).launch_bound == ()
 
 
 @pytest.mark.parametrize(("ranks", "cores", "threads"), [(2, 16, "8"), (16, 16, "1"), (64, 16, "1")])

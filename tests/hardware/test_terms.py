@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+from engine.hardware.measured import Measured
 from engine.hardware.terms import nominal_terms, rows, shown
 from tests.hardware.machines import TRUE, measured, network
 
@@ -35,6 +36,18 @@ def test_the_time_of_a_plan_is_measured_where_cudnn_computes() -> None:
     """The first call of another kernel says nothing about cuDNN, which training on another GPU may choose."""
     how = {name: how for name, _, how in rows(TRUE, replace(measured(), kernel="cudnn"))}
     assert not how["plan_build_s"].startswith(NOMINAL)
+
+
+def test_fixed_times_are_separated_only_by_two_layer_counts() -> None:
+    def how(ours: Measured) -> set[str]:
+        return {how for name, _, how in rows(TRUE, ours) if name in ("layer_s", "micro_batch_s")}
+
+    both = measured()
+    (text,) = how(both)
+    assert text.endswith("with two different layer counts")
+    one = replace(both, micro_batches=tuple(timed for timed in both.micro_batches if timed[0].layers == 2))
+    (text,) = how(one)
+    assert text.endswith("not separated, with one layer count")
 
 
 def test_sizes_are_those_of_the_messages() -> None:
