@@ -108,10 +108,11 @@ def tune(
 def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
     """Load the config, and say which rule its own settings break, if other values of the searched keys break none.
 
-    Else raises ConfigError.
+    Else, or if its calibration cannot be used, raises ConfigError.
     """
     from engine.config.checks import check
     from engine.config.load import load
+    from engine.cost.model import machine
     from engine.fit.suggestions import with_values
     from engine.tune.space import layouts
 
@@ -119,6 +120,7 @@ def _load(typed: Sequence[str], fixed: Collection[str]) -> tuple[Config, str]:
     problems = check(config)
     if all(check(with_values(config, changes)) for changes in layouts(config, fixed)):
         load(typed)  # raises, and names the place of each problem
+    machine(config)  # or each setting would fail for the same reason
     return config, "; ".join(f"{problem.key}: {problem.message}" for problem in problems)
 
 
