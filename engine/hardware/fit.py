@@ -42,7 +42,7 @@ from engine.units import NS, Floats
 _NEWTON_STEPS = 6
 _SLOPE_STEPS = (1e-6, 1e-6, 1e-12)  # finite differences of round_s, ring_s and seconds per merged byte, for the slopes
 _LEAST_S_PER_BYTE = 1e-15  # keeps a rate finite if the fit attributes no time to its bytes
-_BUSY = 1.25  # ratio to the shortest micro-batch from which on a GPU, not its host, determines the time
+_BUSY = 1.25  # times the shortest micro-batch: shorter ones count as launch-bound
 _FEWEST = 6  # micro-batches without rings, to fit the five terms of their time to
 
 
