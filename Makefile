@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Container images often set this. Without bytecode each of the many processes compiles all modules again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart test soak lint bench clean
 
@@ -31,7 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/bytescale simulate recipe=llama7b-256k batch_tokens=2M > /dev/null  # compiles the planner, once
-	$(BIN)/bytescale plan recipe=llama70b-2m-paper batch_tokens=2M > /dev/null  # and its part for pipelines
+	$(BIN)/bytescale plan recipe=llama7b-256k zero.stage=3 batch_tokens=2M > /dev/null  # its part for ZeRO-3
+	$(BIN)/bytescale plan recipe=llama70b-2m-paper batch_tokens=2M > /dev/null  # and that for pipelines
 	touch $@
 
 clean:

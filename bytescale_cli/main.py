@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -31,6 +32,8 @@ from bytescale_cli.errors import report as report_error
 from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine.errors import ExitCode
+
+_built = cache(typer.main.get_command)  # from all signatures: slow for a process that runs many command lines
 
 app = typer.Typer(
     add_completion=False,
@@ -87,7 +90,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    command = typer.main.get_command(app)
+    command = _built(app)
     try:
         code = int(command.main(words, prog_name="bytescale", standalone_mode=False) or 0)
         if code == ExitCode.INTERRUPTED:  # Typer turns Ctrl-C into this code without a message

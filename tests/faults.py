@@ -61,7 +61,7 @@ def documents(folder: Path) -> Path:
     """Write a few real source files, from this repository, into a folder."""
     for path in sorted((Path(__file__).parents[1] / "engine" / "planner").glob("*.py")):
         if path.stat().st_size:
-            (folder / path.name).write_bytes(path.read_bytes()[:1500])
+            (folder / path.name).write_bytes(path.read_bytes()[:500])
     return folder
 
 
