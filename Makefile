@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Container images often set this. Without bytecode each of the many processes compiles all modules again.
+# Container images often set this variable. Then Python writes no bytecode, and each process compiles all modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart test soak lint bench clean

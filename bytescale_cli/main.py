@@ -33,7 +33,8 @@ from bytescale_cli.generate import generate
 from bytescale_cli.train import train
 from engine.errors import ExitCode
 
-_built = cache(typer.main.get_command)  # from all signatures: slow for a process that runs many command lines
+# Built once: Typer inspects the signatures of all commands, and tests run many command lines in one process.
+_built = cache(typer.main.get_command)
 
 app = typer.Typer(
     add_completion=False,

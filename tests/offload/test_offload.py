@@ -93,7 +93,7 @@ def growth(of: Offloaded, ratio: float) -> tuple[int, int, int]:
     assert of.offload is not None
     gradients(of, ratio)  # the arena is there
     saved, moved = of.offload.saved_bytes, of.offload.moved_bytes
-    gc.disable()  # tensors that are released meanwhile, but were allocated before, may be counted
+    gc.disable()  # a collection could release tensors from before, which the profiler may count
     try:
         with torch.profiler.profile(profile_memory=True) as profile:
             kept = loss(of, ratio)
