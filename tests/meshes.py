@@ -125,11 +125,13 @@ def gradients_of(case: Case, made: Groups) -> dict[str, Any]:
         plan = sliced(plan, slices, max(1, axes.mesh.pp), seed=slices + axes.mesh.pp)
     plan.offload[:] = round(case["offload"] * PPM)
     loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
-    evaluated = evaluate(plan, model, partial(rank_inputs, reader, table), context)
+    evaluated = 0.0
+    if case.get("validates"):
+        evaluated = evaluate(plan, model, partial(rank_inputs, reader, table), context).item()
     told = end_step(model, partial(total_over, axes), int(table.loss_tokens.sum()))
     return {
         "loss": loss.item(),
-        "evaluated": evaluated.item(),
+        "evaluated": evaluated,
         "told": told,
         "buffers": dict(model.named_buffers()),
         "gradients": {name: parameter.grad for name, parameter in model.named_parameters()},
@@ -184,10 +186,11 @@ def compare(case: Case, found: list[dict[str, Any]]) -> float:
     mesh = Mesh.of(len(found), settings_of(case, len(found)).parallel)
     expected, worst = alone(mesh.hdp, case["tied"], case.get("balance")), 0.0
     ranks = mesh.devices()  # [pp, hdp, tp]
-    for result, wanted in (("loss", expected.loss), ("evaluated", expected.evaluated)):
+    losses = {"loss": expected.loss, "evaluated": expected.evaluated if case.get("validates") else 0.0}
+    for result, wanted in losses.items():
         for tp in range(mesh.tp):
             of_ranks = sum(found[rank][result] for rank in ranks[:, :, tp].flat)
-            assert abs(of_ranks - wanted) < 1e-10 * wanted, (case, result)
+            assert abs(of_ranks - wanted) <= 1e-10 * wanted, (case, result)
     for one in found:
         assert one["told"] == pytest.approx(expected.told, rel=1e-12), case
         assert all(torch.equal(value, expected.buffers[name]) for name, value in one["buffers"].items()), case
@@ -205,7 +208,7 @@ def compare(case: Case, found: list[dict[str, Any]]) -> float:
     return worst
 
 
-STEPS, LR = 3, 2.0
+STEPS, LR = 2, 2.0  # with momentum the second step depends on the first
 MESHES = [(1, 1), (2, 1), (1, 2), (2, 2)]
 
 

@@ -53,16 +53,18 @@ def test_kill_9_of_a_rank_then_the_same_command(tmp_path: Path, data: Path) -> N
 
 
 def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
-    """Stops a rank of a run with a hostfile, then kills the agent, then a rank. A stopped rank is reported within
-    seconds, where gloo would wait half an hour, and the healthy rank is not blamed."""
+    """Stops a rank of a run with a hostfile, then kills the agent.
+
+    A stopped rank is reported within seconds, where gloo would wait half an hour, and the healthy rank is not blamed.
+    """
     whole, run = tmp_path / "whole", tmp_path / "run"
-    train_unharmed(whole, data, 30)
+    train_unharmed(whole, data, 20)
     metrics, hosts = run / "metrics.jsonl", f"cluster.hostfile={Path(__file__).parents[1] / 'hostfiles' / 'local'}"
 
     def hurt_after(lines: int, number: int, agent: bool) -> tuple[int, str, float]:
         """Send a signal when there are that many lines; return the exit code, what was said, and the seconds taken."""
         process = subprocess.Popen(
-            command(run, data, 30, hosts), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            command(run, data, 20, hosts), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= lines):
             assert process.poll() is None
@@ -83,10 +85,9 @@ def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_
     assert took < 60, "with the report; tests/launch/test_ranks.py has the bound of 10 s"
     code, said, _ = hurt_after(12, signal.SIGKILL, agent=True)
     assert code == 137 and "localhost was lost: its agent was killed by SIGKILL" in said
-    code, said, _ = hurt_after(20, signal.SIGKILL, agent=False)
-    assert code == 137 and "resuming from" in said and "rank 1 was killed by SIGKILL" in said
-    assert any("resuming from" in line for line in train_unharmed(run, data, 30, hosts))
-    assert losses(run) == losses(whole) and len(losses(whole)) == 30
+    assert "resuming from" in said
+    assert any("resuming from" in line for line in train_unharmed(run, data, 20, hosts))
+    assert losses(run) == losses(whole) and len(losses(whole)) == 20
     assert ledger(run) == ledger(whole), "every document once, on the same ranks"
 
 

@@ -6,7 +6,7 @@ runs each sequence by itself, without rings. Error of a tensor = max|a - b| / ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -25,14 +25,18 @@ from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
+from tests.covering import Case, every, pairwise
 from tests.helpers import Batch, FakeReader, batch, config, deepspeed_run, llama, rank_context, table_of
 from tests.world import run_world
 
-WORLDS = (1, 2, 3, 4)
-CAPACITIES = (16, 40)
-PLANNERS = ("static", "naive", "balanced")
-MODES = ("free", "lockstep")
-LR, STEPS = 2.0, 3
+FACTORS: dict[str, list[Any]] = {
+    "world": [1, 2, 3, 4],
+    "capacity": [16, 40],
+    "planner": ["static", "naive", "balanced"],
+    "mode": ["free", "lockstep"],
+}
+CLIPS = {"clip": [0, 0.4]}
+LR, STEPS = 2.0, 2  # with momentum the second step depends on the first
 
 pytestmark = pytest.mark.world
 
@@ -46,44 +50,56 @@ def reference_loss(model: Llama, table: SequenceTable, reader: FakeReader) -> Te
     return torch.stack(losses).sum() / int(table.loss_tokens.sum())
 
 
-def cases(world: int) -> Iterator[tuple[int, str, str]]:
-    for capacity in CAPACITIES:
-        for planner in PLANNERS:
-            for mode in MODES:
-                yield capacity, planner, mode
+def settings_of(case: Case, *more: str) -> Config:
+    return config(case["world"], case["capacity"], case["planner"], f"planner.mode={case['mode']}", *more)
 
 
-def local_gradients(world: int) -> list[dict[str, Any]]:
-    """On one rank: loss sum and gradients of its own micro-batches, for every case, in float64."""
-    results, context = [], rank_context(torch.float64)
-    for capacity, planner, mode in cases(world):
-        settings = config(world, capacity, planner, f"planner.mode={mode}")
-        table, reader = batch(world, capacity)
-        plan = plan_step(table.length, PlanSettings.of(settings))
-        model = llama(settings, torch.float64)
-        loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
-        gradients = {name: p.grad for name, p in model.named_parameters()}
-        busy = sum(1 for micro in plan.of_rank(context.hdp_rank) if micro.shards)
-        results.append({"loss": loss.item(), "gradients": gradients, "degree": int(plan.degrees.max()), "busy": busy})
-    return results
+def gradients_of(case: Case) -> dict[str, Any]:
+    """On one rank: loss sum and gradients of its own micro-batches, in float64."""
+    settings, context = settings_of(case), rank_context(torch.float64)
+    table, reader = batch(case["world"], case["capacity"])
+    plan = plan_step(table.length, PlanSettings.of(settings))
+    model = llama(settings, torch.float64)
+    loss, _ = run_step(plan, model, Tensor.backward, partial(rank_inputs, reader, table), context)
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    return {"loss": loss.item(), "gradients": gradients, "degree": int(plan.degrees.max())}
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_float64_gradients_of_every_plan_are_those_of_one_process(world: int) -> None:
-    ranks = run_world(world, local_gradients, world)
-    degrees = set()
-    for case, (capacity, planner, mode) in enumerate(cases(world)):
-        table, reader = batch(world, capacity)
-        model = llama(config(world, capacity, planner), torch.float64)
+def each(function: Callable[[Case], Any], cases: list[Case]) -> list[Any]:
+    return [function(case) for case in cases]
+
+
+def in_worlds(function: Callable[[Case], Any], cases: list[Case]) -> Iterator[tuple[Case, list[Any]]]:
+    """Run the function on all ranks of each case's world; yield each case with what its ranks got."""
+    for size in FACTORS["world"]:
+        chosen = [case for case in cases if case["world"] == size]
+        ranks = run_world(size, each, function, chosen)
+        yield from zip(chosen, zip(*ranks, strict=True), strict=True)
+
+
+def compare_gradients(cases: list[Case]) -> None:
+    degrees: dict[int, int] = {}
+    for case, ranks in in_worlds(gradients_of, cases):
+        table, reader = batch(case["world"], case["capacity"])
+        model = llama(settings_of(case), torch.float64)
         loss = reference_loss(model, table, reader) * int(table.loss_tokens.sum())
         loss.backward()
-        name = f"world {world}, capacity {capacity}, {planner}, {mode}"
-        assert abs(sum(rank[case]["loss"] for rank in ranks) - loss.item()) < 1e-10 * loss.item(), name
+        assert abs(sum(rank["loss"] for rank in ranks) - loss.item()) < 1e-10 * loss.item(), case
         for parameter, value in model.named_parameters():
-            total = sum(rank[case]["gradients"][parameter] for rank in ranks)
-            assert error(total, value.grad) < 1e-10, f"{name}, {parameter}"
-        degrees.add(ranks[0][case]["degree"])
-    assert max(degrees) == world, "no sequence needed all ranks: the test shows too little"
+            total = sum(rank["gradients"][parameter] for rank in ranks)
+            assert error(total, value.grad) < 1e-10, f"{case}, {parameter}"
+        degrees[case["world"]] = max(degrees.get(case["world"], 0), ranks[0]["degree"])
+    assert all(most == world for world, most in degrees.items()), "no sequence needed all ranks: it shows too little"
+
+
+def test_float64_gradients_of_every_plan_are_those_of_one_process() -> None:
+    """A covering set of all factors."""
+    compare_gradients(pairwise(FACTORS))
+
+
+@pytest.mark.slow
+def test_float64_gradients_of_all_combinations() -> None:
+    compare_gradients(every(FACTORS))
 
 
 def plain_run(settings: Config, step_tables: list[Batch]) -> dict[str, Any]:
@@ -105,40 +121,37 @@ def plain_run(settings: Config, step_tables: list[Batch]) -> dict[str, Any]:
     return {"change": {n: p.detach() - before[n] for n, p in model.named_parameters()}, "norms": norms}
 
 
-CLIPS = (0, 0.4)
+def steps_of(case: Case) -> list[Batch]:
+    return [batch(case["world"], case["capacity"], step) for step in range(STEPS)]
 
 
-def fp32_cases(world: int) -> Iterator[tuple[int, str, str, float]]:
-    for number, (capacity, planner, mode) in enumerate(cases(world)):
-        yield capacity, planner, mode, CLIPS[number % 2]
-        if mode == "free":
-            yield capacity, planner, mode, CLIPS[1 - number % 2]
+def trained(case: Case) -> dict[str, Any]:
+    return deepspeed_run(settings_of(case, f"optimizer.clip_norm={case['clip']}"), steps_of(case), LR)
 
 
-def fp32_results(world: int) -> list[dict[str, Any]]:
-    results = []
-    for capacity, planner, mode, clip in fp32_cases(world):
-        settings = config(world, capacity, planner, f"planner.mode={mode}", f"optimizer.clip_norm={clip}")
-        results.append(deepspeed_run(settings, [batch(world, capacity, step) for step in range(STEPS)], LR))
-    return results
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_float32_steps_through_deepspeed_are_those_of_one_process(world: int) -> None:
-    """SGD with momentum, since AdamW would hide a wrong gradient scale; clipping off and on."""
-    ranks, plain = run_world(world, fp32_results, world), {}
-    for case, (capacity, planner, mode, clip) in enumerate(fp32_cases(world)):
-        name = f"world {world}, capacity {capacity}, {planner}, {mode}, clip {clip}"
-        if (capacity, clip) not in plain:
-            settings = config(world, capacity, planner, f"optimizer.clip_norm={clip}")
-            plain[capacity, clip] = plain_run(settings, [batch(world, capacity, step) for step in range(STEPS)])
-        expected = plain[capacity, clip]
+def compare_steps(cases: list[Case]) -> None:
+    plain: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for case, ranks in in_worlds(trained, cases):
+        key = case["world"], case["capacity"], case["clip"]
+        if key not in plain:
+            plain[key] = plain_run(settings_of(case, f"optimizer.clip_norm={case['clip']}"), steps_of(case))
+        expected = plain[key]
         for rank in ranks:
-            assert rank[case]["norms"] == pytest.approx(expected["norms"], rel=1e-5), name
+            assert rank["norms"] == pytest.approx(expected["norms"], rel=1e-5), case
             for parameter, change in expected["change"].items():
-                assert error(rank[case]["change"][parameter], change) < 1e-5, f"{name}, {parameter}"
-        if clip:
-            assert min(expected["norms"]) > 1.2 * clip, "clipping did nothing: the test shows too little"
+                assert error(rank["change"][parameter], change) < 1e-5, f"{case}, {parameter}"
+        if case["clip"]:
+            assert min(expected["norms"]) > 1.2 * case["clip"], "clipping did nothing: the test shows too little"
+
+
+def test_float32_steps_through_deepspeed_are_those_of_one_process() -> None:
+    """SGD with momentum, since AdamW would hide a wrong gradient scale; clipping off and on. A covering set."""
+    compare_steps(pairwise(FACTORS | CLIPS))
+
+
+@pytest.mark.slow
+def test_float32_steps_of_all_combinations() -> None:
+    compare_steps(every(FACTORS | CLIPS))
 
 
 def idle_rank_results(world: int) -> dict[str, Any]:

@@ -56,14 +56,14 @@ EXPERTS = ["model.experts=4", "model.top_k=2", "model.hidden=128"]
 CASES: dict[str, tuple[list[int], list[str]]] = {
     "rings": (RINGS, []),
     "whole": (WHOLE, []),
-    "capacity": ([4096] * 2, ["capacity=2K", "context=4K"]),  # the loss is computed in two chunks
+    "capacity": ([4096] * 2, ["capacity=2K", "context=4K", "model.layers=4"]),  # the loss is computed in two chunks
     "heads": (RINGS, ["model.kv_heads=4"]),
     "wide": (RINGS, ["model.hidden=128", "model.ffn=256"]),
     "vocabulary": (RINGS, ["model.vocab=3000"]),
     "bf16": (WHOLE, ["dtype=bf16", "model.ffn=320"]),
     "zero-2": (RINGS, ["zero.stage=2"]),
     "zero-3": (RINGS, ["zero.stage=3"]),
-    "zero-3 bf16": (RINGS, ["zero.stage=3", "dtype=bf16", "model.ffn=320"]),
+    "zero-3 bf16": ([512] * 2, ["zero.stage=3", "dtype=bf16", "model.ffn=320", *HALF]),
     "layer": (RINGS, ["recompute=layer"]),
     "layer whole": (WHOLE, ["recompute=layer"]),
     "keep attention": (RINGS, ["recompute=layer_keep_attention"]),

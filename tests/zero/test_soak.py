@@ -54,9 +54,8 @@ def soak(steps: int, seed: int) -> tuple[list[float], list[int], set[int]]:
     return norms, bytes_, degrees
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_some_steps(seed: int) -> None:
-    ranks = run_world(WORLD, soak, 12, seed)
+def test_some_steps() -> None:
+    ranks = run_world(WORLD, soak, 12, 0)
     assert len({tuple(norms) for norms, _, _ in ranks}) == 1 and np.isfinite(ranks[0][0]).all()
     assert ranks[0][2] >= {1, 2, 3}
 
