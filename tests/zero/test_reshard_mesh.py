@@ -29,7 +29,7 @@ from engine.trainer.export import export_weights
 from engine.trainer.optimizer import build_optimizer
 from engine.trainer.step import run_step
 from engine.zero.states import MASTER, SavedStates, model_weights
-from tests.meshes import WORLD, Groups, Variant, batches, build, zero_settings
+from tests.meshes import STEPS, WORLD, Groups, Variant, batches, build, zero_settings
 from tests.world import run_world
 
 pytestmark = pytest.mark.world
@@ -86,7 +86,7 @@ def chain(variant: Variant, root: str) -> list[dict[str, Any]]:
             save_run(engine, settings, RunFolder(Path(root) / f"first-{number}"))
             engine.load(Path(root) / f"trained-{number - 1}")
             engine.save(Path(root) / f"loaded-{number}")
-        table, reader = batches()[number % 3]
+        table, reader = batches()[number % STEPS]
         plan = plan_step(table.length, PlanSettings.of(settings))
         backward = partial(engine.backward, step_loss_tokens=int(table.loss_tokens.sum()))
         run_step(plan, engine.forward, backward, partial(rank_inputs, reader, table), context)
