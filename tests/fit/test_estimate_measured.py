@@ -63,7 +63,7 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "bf16": (WHOLE, ["dtype=bf16", "model.ffn=320"]),
     "zero-2": (RINGS, ["zero.stage=2"]),
     "zero-3": (RINGS, ["zero.stage=3"]),
-    "zero-3 bf16": ([512] * 2, ["zero.stage=3", "dtype=bf16", "model.ffn=320", *HALF]),
+    "zero-3 bf16": (RINGS, ["zero.stage=3", "dtype=bf16", "model.ffn=320"]),
     "layer": (RINGS, ["recompute=layer"]),
     "layer whole": (WHOLE, ["recompute=layer"]),
     "keep attention": (RINGS, ["recompute=layer_keep_attention"]),

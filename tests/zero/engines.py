@@ -25,8 +25,8 @@ KINDS = {
     "fp32": ["dtype=fp32"],
     "bf16 tied": ["dtype=bf16", "model.tied=true"],
     "bf16 experts": ["dtype=bf16", *EXPERTS],
-    "fp32 experts, sgd": ["dtype=fp32", *EXPERTS, *SGD],
     "sgd without momentum": ["dtype=bf16", "optimizer.name=sgd", "optimizer.betas=[0,0]"],
+    "fp32 experts, sgd": ["dtype=fp32", *EXPERTS, *SGD],
 }
 TOKENS = torch.randint(0, 258, (37,), generator=torch.Generator().manual_seed(1))
 

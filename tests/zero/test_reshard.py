@@ -67,8 +67,8 @@ def load_all(root: Path) -> list[str]:
     gc.freeze()
     wrong, here = [], dist.get_world_size()
     for (number, kind), world, before, stage in product(enumerate(KINDS), WORLDS, STAGES, STAGES):
-        # A third for each kind, in which each pair of a saved world, a saved stage and a stage that loads occurs. Three
-        # kinds together have the whole product.
+        # A third for each kind, in which each pair of a saved world, a saved stage and a stage that loads occurs. The
+        # three kinds in bf16 together have the whole product.
         if (number + world + before + stage) % 3:
             continue
         folder = folder_of(root, kind, world, before)
