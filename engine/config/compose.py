@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
@@ -31,8 +34,11 @@ def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str
     (`engine.config.own.separate`). Raises ConfigError, with the override or the key, if they cannot be composed.
     """
     try:
-        with _recipes(own):
-            composed = hydra.compose("config", overrides=_all(overrides, own))
+        choices, others = _split(overrides)
+        composed = _composed(choices, own) if own else deepcopy(_packaged(choices))
+        for override in OverridesParser.create().parse_overrides(others):
+            adds = override.is_add() or override.is_force_add()
+            OmegaConf.update(composed, override.key_or_group, override.value(), merge=True, force_add=adds)
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         inner: BaseException | None = error
@@ -51,9 +57,41 @@ def layers(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> list[tupl
 
     The path is relative to the recipes folder, such as ("recipe/base/llama3-8b", "") or ("model/tiny", "model").
     """
+    choices, _ = _split(overrides)
+    return _layers(choices, own) if own else list(_packaged_layers(choices))
+
+
+def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Separate the choices of options, such as `model=tiny`, from the values of keys.
+
+    Choices alone decide which files are composed, and in which order. Values are applied to the result.
+    """
+    groups = tree.groups()
+    choices = tuple(text for text in overrides if text.partition("=")[0] in groups)
+    return choices, [text for text in overrides if text not in choices]
+
+
+def _composed(choices: Sequence[str], own: Sequence[OwnRecipe]) -> DictConfig:
+    """Compose the files of these choices. References are not resolved yet."""
+    with _recipes(own):
+        composed: DictConfig = hydra.compose("config", overrides=_all(choices, own))
+    return composed
+
+
+@cache  # to read and merge the files takes most of the .2 s of a composition
+def _packaged(choices: tuple[str, ...]) -> DictConfig:
+    return _composed(choices, ())
+
+
+@cache
+def _packaged_layers(choices: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    return tuple(_layers(choices, ()))
+
+
+def _layers(choices: Sequence[str], own: Sequence[OwnRecipe]) -> list[tuple[str, str]]:
     with _recipes(own):
         loader = GlobalHydra.instance().config_loader()
-        found = loader.compute_defaults_list("config", _all(overrides, own), RunMode.RUN).defaults
+        found = loader.compute_defaults_list("config", _all(choices, own), RunMode.RUN).defaults
     return [(str(one.config_path), one.package or "") for one in found if not str(one.config_path).startswith("hydra")]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hydra
 import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
+from engine.config import tree
 from engine.config.compose import compose, layers
 from engine.config.own import OwnRecipe
 from engine.errors import ConfigError
@@ -59,3 +62,22 @@ def test_a_variable_that_looks_like_a_secret_is_not_copied_into_a_config(monkeyp
     with pytest.raises(ConfigError, match="looks like a secret") as caught:
         compose(["data.path=x-${oc.env:AWS_SECRET_ACCESS_KEY}"])
     assert caught.value.problems[0].key == "${oc.env:AWS_SECRET_ACCESS_KEY}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["recipe=mixtral8x22b-2m-paper", "cluster=b200x8", "planner=naive", "memory=zero3_recompute"],
+        ["run.seed=5", "recipe=llama7b-2m", "run.seed=6", "model=tiny", "run.out=${recipe}/${run.seed}"],
+        ["data=jsonl", 'data.path="/a,b{c}"', "optimizer.betas=[0.1,0.2]", "run.weights=null"],
+        ["data.sources=null", "++data.sources={a: {path: x}}", "++data.sources.b.path=y"],
+    ],
+)
+def test_values_that_are_applied_afterwards_are_those_of_hydra(overrides: list[str]) -> None:
+    """Twice, because the composition of the choices is kept; nothing that was set before may stay in it."""
+    with hydra.initialize_config_dir(str(tree.folder()), version_base="1.3"):
+        expected = OmegaConf.to_container(hydra.compose("config", overrides=overrides), resolve=True)
+    assert isinstance(expected, dict)
+    for found in (compose(overrides), compose(overrides)):
+        assert found == expected and list(found) == list(expected)
