@@ -1,7 +1,7 @@
 """The estimate of a micro-batch compared with whole steps through DeepSpeed on two ranks.
 
 On a CPU PyTorch's record of allocations replaces a GPU's `max_memory_allocated`. Peaks are within 5 % of the estimate
-(`PEAK`), saved activations within 2 % (`SAVED`). gloo's copies in stage 3, which NCCL does not make, are added by hand.
+(`PEAK`), saved activations within 2 % (`SAVED`). Copies that only CPUs make are added by hand.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "few host bf16": (FEW, ["dtype=bf16", *HOST, *NARROW]),
     "first": (FIRST, []),
     "first bf16": ([512], ["dtype=bf16", *HALF, *SHALLOW]),
-    "vocabulary bf16": ([512] * 2, ["dtype=bf16", "recompute=layer", *HALF, *WIDE, VOCABULARY]),
+    "vocabulary bf16": ([512] * 2, ["dtype=bf16", "recompute=layer", *HALF, *SHALLOW, VOCABULARY]),
     "vocabulary zero-2": (RINGS, ["zero.stage=2", "recompute=layer", *WIDE, VOCABULARY]),
     "first host": (FIRST, [*HOST, *WIDE]),
     "first host zero-2 bf16": ([512], [*HOST, "zero.stage=2", "dtype=bf16", *HALF, *SHALLOW]),
@@ -104,14 +104,14 @@ PAUSES_S = (0.02, 0.1, 0.5, 2.0)  # for gloo's threads to release what they sent
 class Found(NamedTuple):
     """One rank: saved activations of a micro-batch and the peak of a step, each with its estimate.
 
-    `gloo` are the bytes that gloo copies and NCCL does not.
+    `copies` are bytes that a GPU does not need.
     """
 
     saved: int
     saved_estimate: int
     peak: int
     peak_estimate: int
-    gloo: int
+    copies: int
 
 
 def settings_of(keys: list[str]) -> Config:
@@ -167,10 +167,10 @@ def one(lengths: list[int], config: Config) -> Found:
     ):
         counted = estimated(config, plan, context.hdp_rank)
         states_away = Costs.of(config).host_fixed_bytes  # a CPU's tensors are all in one memory
-    expected_peak, gloo = counted.peak - counted.items["other"] + states_away, gloo_bytes(config)
+    expected_peak, copies = counted.peak - counted.items["other"] + states_away, copied_bytes(config)
     for pause_s in PAUSES_S:  # gloo's threads release late on a busy machine: that only adds to what is held
         peak = held() - arena + allocated(partial(step, pause_s)).peak
-        above = torch.tensor(float(peak > (1 + PEAK) * (expected_peak + gloo)))
+        above = torch.tensor(float(peak > (1 + PEAK) * (expected_peak + copies)))
         dist.all_reduce(above, op=dist.ReduceOp.MAX)  # all ranks run the same steps
         if not above:
             break
@@ -178,15 +178,16 @@ def one(lengths: list[int], config: Config) -> Found:
     saved = 0 if config.zero.stage == 3 else allocated(forward).left - head  # stage 3 gathers weights meanwhile
     stays = kept_bytes(config.model, config.dtype) * counted.load.tokens
     expected = counted.items["activations"] - counted.working_set + stays
-    return Found(saved, expected if saved else 0, peak, expected_peak, gloo)
+    return Found(saved, expected if saved else 0, peak, expected_peak, copies)
 
 
-def gloo_bytes(config: Config) -> int:
-    """Copies that gloo makes in stage 3, by hand: of a gathered layer or head, and of the bucket of fp32 gradients."""
-    if config.zero.stage < 3:
-        return 0
+def copied_bytes(config: Config) -> int:
+    """By hand: the loss copies the head to fp32; gloo a gathered layer or head, and the bucket of fp32 gradients."""
     values = letters(config)
-    return int(values["b"] * max(values["Y"], values["H"]) + values["w"] * values["B"])
+    head = values["w"] * values["H"] if values["b"] < values["w"] else 0
+    if config.zero.stage < 3:
+        return int(head)
+    return int(head + values["b"] * max(values["Y"], values["H"]) + values["w"] * values["B"])
 
 
 def estimated(config: Config, plan: StepPlan, rank: int) -> Estimate:
@@ -213,7 +214,7 @@ def test_saved_activations_and_the_peak_of_a_step(name: str) -> None:
     for cases in found(number - within, name in MORE):
         rank = cases[within]
         assert rank.saved == pytest.approx(rank.saved_estimate, rel=SAVED)
-        assert (1 - PEAK) * rank.peak_estimate <= rank.peak <= (1 + PEAK) * (rank.peak_estimate + rank.gloo)
+        assert (1 - PEAK) * rank.peak_estimate <= rank.peak <= (1 + PEAK) * (rank.peak_estimate + rank.copies)
 
 
 def test_rings_and_micro_batches_are_what_the_cases_say() -> None:
