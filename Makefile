@@ -1,10 +1,11 @@
 # `make quickstart` and `make test` do all the set-up; see README.md.
-# A Python built without optimization, as pyenv builds it, takes a quarter more processor time. Where `python3` is one,
-# take the system's, if that is 3.11 or newer and has venv and the headers that Triton compiles with.
-UNOPTIMIZED = python3 -c "import sysconfig; exit('--enable-optimizations' in sysconfig.get_config_var('CONFIG_ARGS'))"
-USABLE = /usr/bin/python3 -c "import ensurepip, sys, sysconfig; \
-open(sysconfig.get_path('include') + '/Python.h'); exit(sys.version_info < (3, 11))"
-PYTHON ?= $(shell { $(UNOPTIMIZED) && $(USABLE); } 2> /dev/null && echo /usr/bin/python3 || echo python3)
+# pyenv builds Python without optimizations, which takes a quarter more processor time. Then use the system's Python of the
+# same version, if it has venv and the headers with which Triton compiles.
+SYSTEM = $(shell python3 -c "import sys, sysconfig; \
+	fast = '--enable-optimizations' in sysconfig.get_config_var('CONFIG_ARGS'); own = sys.prefix != sys.base_prefix; \
+	print('' if fast or own else '/usr/bin/python%d.%d' % sys.version_info[:2])")
+PYTHON ?= $(shell $(or $(SYSTEM),false) -c "import ensurepip, sysconfig; open(sysconfig.get_path('include') + '/Python.h')" \
+	2> /dev/null && echo $(SYSTEM) || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -35,7 +36,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/simulator_vs_real.py
 
 $(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/bytescale simulate recipe=llama7b-256k batch_tokens=2M > /dev/null  # compiles the planner, once
 	$(BIN)/bytescale plan recipe=llama7b-256k zero.stage=3 batch_tokens=2M > /dev/null  # its part for ZeRO-3

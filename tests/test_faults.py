@@ -18,7 +18,7 @@ pytestmark = pytest.mark.world
 def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path) -> None:
     """Before the first checkpoint and between stages, in the network, and before a checkpoint gets its name.
 
-    tests/test_crash.py stops a rank.
+    Of a rank that is stopped, tests/test_crash.py has the report, and `make soak` the restart.
     """
     data, out, whole = documents(tmp_path), tmp_path / "run", tmp_path / "whole"
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4", "capacity=256"]

@@ -37,8 +37,8 @@ def compose(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> dict[str
         choices, others = _split(overrides)
         composed = _composed(choices, own) if own else deepcopy(_packaged(choices))
         for override in OverridesParser.create().parse_overrides(others):
-            adds = override.is_add() or override.is_force_add()
-            OmegaConf.update(composed, override.key_or_group, override.value(), merge=True, force_add=adds)
+            new = override.is_force_add()
+            OmegaConf.update(composed, override.key_or_group, override.value(), merge=True, force_add=new)
         values = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         inner: BaseException | None = error
@@ -58,7 +58,10 @@ def layers(overrides: Sequence[str], own: Sequence[OwnRecipe] = ()) -> list[tupl
     The path is relative to the recipes folder, such as ("recipe/base/llama3-8b", "") or ("model/tiny", "model").
     """
     choices, _ = _split(overrides)
-    return _layers(choices, own) if own else list(_packaged_layers(choices))
+    with _recipes(own):
+        loader = GlobalHydra.instance().config_loader()
+        found = loader.compute_defaults_list("config", _all(choices, own), RunMode.RUN).defaults
+    return [(str(one.config_path), one.package or "") for one in found if not str(one.config_path).startswith("hydra")]
 
 
 def _split(overrides: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
@@ -78,21 +81,10 @@ def _composed(choices: Sequence[str], own: Sequence[OwnRecipe]) -> DictConfig:
     return composed
 
 
-@cache  # to read and merge the files takes most of the .2 s of a composition
+@cache  # reading and merging the files takes most of the .2 s of a composition
 def _packaged(choices: tuple[str, ...]) -> DictConfig:
+    """The same for packaged recipes only; a caller must copy the result before it changes it."""
     return _composed(choices, ())
-
-
-@cache
-def _packaged_layers(choices: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    return tuple(_layers(choices, ()))
-
-
-def _layers(choices: Sequence[str], own: Sequence[OwnRecipe]) -> list[tuple[str, str]]:
-    with _recipes(own):
-        loader = GlobalHydra.instance().config_loader()
-        found = loader.compute_defaults_list("config", _all(choices, own), RunMode.RUN).defaults
-    return [(str(one.config_path), one.package or "") for one in found if not str(one.config_path).startswith("hydra")]
 
 
 def _variable(name: str, *default: Any) -> Any:
@@ -119,5 +111,5 @@ def _recipes(own: Sequence[OwnRecipe]) -> Iterator[None]:
         store.repo.pop("recipe", None)
 
 
-def _all(overrides: Sequence[str], own: Sequence[OwnRecipe]) -> list[str]:
-    return [*overrides, *(f"recipe={recipe.option}" for recipe in own[:1])]
+def _all(choices: Sequence[str], own: Sequence[OwnRecipe]) -> list[str]:
+    return [*choices, *(f"recipe={recipe.option}" for recipe in own[:1])]

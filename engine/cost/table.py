@@ -193,9 +193,9 @@ ROWS = (
     Row(LOSS, "logits", "bucket: not allocated before the first gradient", "-b * B", "stage == 2",
         _Z12 + "setup_buckets"),
     Row(LOSS_FEW, "logits", "logits of a chunk and their gradient", "2 * w * V", _ALL, _CHUNKS, TILE),
-    Row(LOSS_FEW, "logits", "head in the wider dtype, which only GPUs do without", "w * H", "cpu and b < w", _CHUNKS),
+    Row(LOSS_FEW, "logits", "copy of the head in the wider dtype", "w * H", "cpu and b < w", _CHUNKS),
     Row(LOSS_MANY, "logits", "logits of a chunk and their gradient", "2 * w * min(V, 2 * h)", _ALL, _CHUNKS, TOKEN),
-    Row(LOSS_MANY, "logits", "head in the wider dtype, which only GPUs do without", "w * H", "cpu and b < w", _CHUNKS),
+    Row(LOSS_MANY, "logits", "copy of the head in the wider dtype", "w * H", "cpu and b < w", _CHUNKS),
     Row(LOSS_MANY, "logits", "rounding of a chunk up to whole tokens", "2 * w * V", _ALL, _CHUNKS),
     Row(LOSS_END, "logits", "gradient of the head in the model's dtype", "b * H", "b < w", _CHUNKS),
 

@@ -186,7 +186,7 @@ MISTAKES = [
     ),
     (["data.path='s3://AKIA1:s3cret@bucket/a'"], "data.path", "a URL with a password", "AWS_PROFILE"),
     (["data.path='https://a.b/c.jsonl?x=1&X-Amz-Signature=s3cret'"], "data.path", "or a signature", "the environment"),
-    (["+data.sources={web: {path: [a, 'az://b/c?sig=s3cret']}}"], "data.sources.web.path", "signature", "its config"),
+    (["++data.sources={web: {path: [a, 'az://b/c?sig=s3cret']}}"], "data.sources.web.path", "signature", "its config"),
     (["run.weights='simplecache::ftp://me:s3cret@host/a'"], "run.weights", "the run folder would show", "fsspec"),
     (["planner.mode=free", "zero.stage=3"], "planner.mode", "ZeRO-3 needs lockstep mode", "planner.mode=auto"),
     (["parallel.ep=2"], "parallel.ep", "2 ranks cannot share experts, because the model has none", "parallel.ep=1"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from engine.config.load import load
 from engine.cost import table
+from engine.cost.activations import instants
 from engine.cost.table import LETTERS, ROWS, letters, with_table
 
 ROOT = Path(__file__).parents[2]
@@ -48,3 +50,14 @@ def test_the_command_writes_the_table_between_its_markers() -> None:
     page = with_table(f"before\n{begin}\nold\n{end}\nafter\n")
     assert page.startswith("before\n") and page.endswith("\nafter\n") and "old" not in page
     assert page.count("\n### ") == len({row.instant for row in ROWS})
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [("bf16", 1), ("fp32", 0)])
+def test_only_on_cpus_the_loss_copies_the_head_to_fp32(dtype: str, copies: int) -> None:
+    config = load(["recipe=quickstart", f"dtype={dtype}"])
+    _, *on_cpu = instants(config)
+    with patch("engine.cost.table.uses_gpus", lambda config: True):
+        _, *on_gpu = instants(config)
+    head = 4 * config.model.hidden * config.model.vocab
+    more = [cpu.fixed - gpu.fixed for cpu, gpu in zip(on_cpu, on_gpu, strict=True)]
+    assert more == [copies * head, copies * head, 0, 0], "chunks of 1,024 tokens, larger ones, end, reduction"

@@ -182,7 +182,7 @@ def one(lengths: list[int], config: Config) -> Found:
 
 
 def copied_bytes(config: Config) -> int:
-    """By hand: the loss copies the head to fp32; gloo a gathered layer or head, and the bucket of fp32 gradients."""
+    """Counted by hand: the loss's copy of the head in fp32; in stage 3 gloo's of gathered weights and a bucket."""
     values = letters(config)
     head = values["w"] * values["H"] if values["b"] < values["w"] else 0
     if config.zero.stage < 3:
@@ -214,7 +214,9 @@ def test_saved_activations_and_the_peak_of_a_step(name: str) -> None:
     for cases in found(number - within, name in MORE):
         rank = cases[within]
         assert rank.saved == pytest.approx(rank.saved_estimate, rel=SAVED)
-        assert (1 - PEAK) * rank.peak_estimate <= rank.peak <= (1 + PEAK) * (rank.peak_estimate + rank.copies)
+        most = rank.peak_estimate + rank.copies
+        least = most if name == "vocabulary bf16" else rank.peak_estimate  # there the loss is the fullest instant
+        assert (1 - PEAK) * least <= rank.peak <= (1 + PEAK) * most
 
 
 def test_rings_and_micro_batches_are_what_the_cases_say() -> None:

@@ -39,7 +39,7 @@ RUN = [
     "keys",
     [
         pytest.param([], marks=pytest.mark.slow),
-        ["zero.stage=2", "batch_tokens=1K", "recompute=layer"],
+        pytest.param(["zero.stage=2", "batch_tokens=1K", "recompute=layer"], marks=pytest.mark.slow),
         ["zero.stage=3", "batch_tokens=1K", "recompute=layer"],
     ],
     ids=["zero-1", "zero-2", "zero-3"],
@@ -52,7 +52,7 @@ def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str])
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",
-    [[], pytest.param(["zero.stage=2", "recompute=layer"], marks=pytest.mark.slow)],
+    [pytest.param([], marks=pytest.mark.slow), ["zero.stage=2", "recompute=layer"]],
     ids=["zero-1", "zero-2"],
 )
 def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list[str]) -> None:
