@@ -52,6 +52,7 @@ _CLASSES: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (_Unread, "deepspeed.utils.tensor_fragment.fragment_address"),
     (_Unread, "deepspeed.runtime.zero.config.ZeroStageEnum"),
     (_Unread, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (_Unread, "builtins.getattr"),  # with which Python 3.11.0 to 3.11.3 pickles a member of an enum, ZeroStageEnum here
 ]
 Weights = Mapping[str, Callable[[], Tensor]]  # parameter name -> a function that reads the tensor
 

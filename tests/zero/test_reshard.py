@@ -15,6 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 from engine.config.schema import Config
 from engine.errors import CheckpointError
@@ -203,6 +204,13 @@ def test_no_rank_holds_the_whole_model(tmp_path: Path) -> None:
         assert moments <= peak - mapped < moments + whole / 10
 
 
+class Member:
+    """A member of an enum, as Python 3.11.0 to 3.11.3 pickles it."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (ZeroStageEnum, "optimizer_states")
+
+
 class Evil:
     """An object whose unpickling runs code: it makes a folder."""
 
@@ -221,6 +229,8 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     """In the file of any rank. Hashes do not show who has written a checkpoint, and DeepSpeed's loader would run it."""
     run_world(2, save_one, tmp_path)
     (states,) = (tmp_path / "zero").glob("*rank_1_*optim_states.pt")
+    torch.save(torch.load(states, weights_only=False) | {"more": Member()}, states)
+    _ = [weight() for weight in master_weights(tmp_path).values()]
     torch.save(torch.load(states, weights_only=False) | {"more": Evil(tmp_path / "made")}, states)
     with pytest.raises(CheckpointError, match="contains objects that are no tensors"):
         _ = [weight() for weight in master_weights(tmp_path).values()]

@@ -131,7 +131,7 @@ def test_white_space_at_the_end_of_a_marked_answer_counts(tmp_path: Path) -> Non
     ("template", "counted"),
     [
         # Vicuna's has no prompt for an answer, which would say where the header ends.
-        ("{% for m in messages %}{{ m.role.upper() + ': ' + m.content + ' ' }}{% endfor %}", "That. That. "),
+        ("{% for m in messages %}{{ m.role.upper() + ':\\n' + m.content + '\\n' }}{% endfor %}", "That.\nThat.\n"),
         # A header in front of all, and a date: the same on every day.
         ("{{ strftime_now('%d %b %Y') }}" + CHATML, "That.<|im_end|>That.<|im_end|>"),
         # Blocks in macros, whose text is written later.
