@@ -208,7 +208,6 @@ def compare(case: Case, found: list[dict[str, Any]]) -> float:
 
 
 STEPS, LR = 2, 2.0  # with momentum the second step depends on the first
-MESHES = [(1, 1), (2, 1), (1, 2), (2, 2)]
 
 
 class Variant(NamedTuple):
@@ -221,10 +220,15 @@ class Variant(NamedTuple):
 
     @property
     def meshes(self) -> list[tuple[int, ...]]:
-        """ZeRO-2 and ZeRO-3 have no pipelines."""
+        """ZeRO-2 and ZeRO-3 have no pipelines. The first variant has tp and pp alone, each other one has them together
+        and one of them alone."""
         if self.shared:
             return [(1, 1), (1, 1, 2), (1, 1, 4)]
-        return [mesh for mesh in MESHES if self.stage == 1 or mesh[1] == 1]
+        if self.stage > 1:
+            return [(1, 1), (2, 1)]
+        if not self.tied and self.balance is None:
+            return [(1, 1), (2, 1), (1, 2), (2, 2)]
+        return [(1, 1), (2, 1) if self.dtype == "bf16" else (1, 2), (2, 2)]
 
 
 VARIANTS = [

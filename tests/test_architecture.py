@@ -40,20 +40,16 @@ def modules() -> dict[str, Path]:
 
 def imports(file: Path) -> Iterator[tuple[str, bool]]:
     """Yield what a file imports, and whether it does so while it is itself imported (not inside a function)."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    later = {
-        node
-        for outer in ast.walk(tree)
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(outer)
-        for node in ast.walk(outer)
-    }
-    for node in ast.walk(tree):
+    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(file.read_text(encoding="utf-8")), True)]
+    while nodes:
+        node, at_import = nodes.pop()
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node not in later
+            yield from ((alias.name, at_import) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", node not in later
+            yield from ((f"{node.module}.{alias.name}", at_import) for alias in node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(node):
+            at_import = False
+        nodes.extend((child, at_import) for child in ast.iter_child_nodes(node))
 
 
 def _type_checking(node: ast.AST) -> bool:

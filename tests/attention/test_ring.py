@@ -154,14 +154,14 @@ def cases(draw: st.DrawFn, most: int) -> Case:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(one=cases(most=1))
 @example(one=case((LONGEST, (5, 2, 7, 0, 3, 6, 1, 4)), world=8))
 def test_one_ring_of_any_length_order_and_shape(one: Case) -> None:
     check(one, in_process(one))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(one=cases(most=6))
 @example(one=case((5, (0, 1)), (5, (1, 0)), (5, (0, 1)), world=2))
 def test_any_rings_and_unsplit_sequences_in_one_micro_batch(one: Case) -> None:
@@ -212,7 +212,7 @@ def sliced_cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(one=sliced_cases())
 def test_any_slices_and_teams(one: Case) -> None:
     check(one, in_process(one))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tokenizers import models, pre_tokenizers
@@ -535,6 +535,7 @@ def both(data: schema.Data, prefix: Path) -> list[Corpus]:
 
 
 @pytest.mark.parametrize("form", ["folder", "jsonl"])
+@settings(max_examples=40)  # each packs its documents twice
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=40).filter(lambda lengths: sum(lengths) > 200),
     batch=st.integers(20, 200),

@@ -49,10 +49,11 @@ def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str])
     check(resident(config), estimate(config, PlanSettings.of(config)))
 
 
+@pytest.mark.slow  # the pipeline below has plans too
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",
-    [pytest.param([], marks=pytest.mark.slow), ["zero.stage=2", "recompute=layer"]],
+    [[], ["zero.stage=2", "recompute=layer"]],
     ids=["zero-1", "zero-2"],
 )
 def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list[str]) -> None:

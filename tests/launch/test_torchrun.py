@@ -12,6 +12,7 @@ import pytest
 
 from engine.config.load import load
 from engine.launch.run import train
+from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
 
@@ -32,11 +33,14 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_train_two_ranks_with_the_losses_of_the_local_launcher(tmp_path: Path) -> None:
+def test_two_processes_train_two_ranks_with_the_losses_of_the_local_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = start(2, settings(tmp_path / "joined", "--json"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["train"]["steps"] == 4, "one process prints"
     assert done.stderr.count("2 ranks, 4 steps") == 1
+    in_worlds(monkeypatch, last=4)
     train(load(settings(tmp_path / "local", "cluster.ranks_per_node=2")), say=lambda line: None)
     assert losses(tmp_path / "joined") == losses(tmp_path / "local") and len(losses(tmp_path / "local")) == 4
 

@@ -10,6 +10,7 @@ import pytest
 from engine.config.load import load
 from engine.launch.run import train
 from engine.run.checkpoints import newest_first, read
+from tests.trainer.worlds import in_worlds
 
 pytestmark = pytest.mark.world
 SMALL = [
@@ -27,8 +28,11 @@ SMALL = [
 ]
 
 
-def test_a_segment_without_documents_ends_the_run_and_what_it_says_goes_on(tmp_path: Path) -> None:
+def test_a_segment_without_documents_ends_the_run_and_what_it_says_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its last step is validated and saved. The run then goes on with the weights that the line proposes."""
+    in_worlds(monkeypatch, last=20)
     for name, size in (("web", 12), ("code", 30)):
         (tmp_path / name).mkdir()
         for number in range(size):

@@ -24,7 +24,11 @@ from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
 from engine.simulator.facts import outcome
 from engine.simulator.timeline import balance, simulate
+from engine.trainer import planning as module
 from engine.trainer.planning import PlanAhead, _Planner, _Process
+from tests import world
+
+FORKED = pytest.mark.usefixtures("forked")
 
 
 @pytest.fixture
@@ -49,6 +53,12 @@ def folder(tmp_path: Path, config: Config) -> RunFolder:
     return made
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let planning processes be forked from one that has imported everything, where a test does not look at them."""
+    monkeypatch.setattr(module, "_CONTEXT", world._CONTEXT)
+
+
 @contextmanager
 def planning(folder: RunFolder, config: Config, sockets: Sequence[int] = (), first: bool = True) -> Iterator[PlanAhead]:
     with closing(PlanAhead(folder, config, PlanSettings.of(config), sockets, first)) as ahead:
@@ -67,6 +77,7 @@ def node(
         yield first, others[0], others[1]
 
 
+@FORKED
 def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config: Config) -> None:
     """With a step and a validation set that nobody has packed before."""
     elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"cache": f"{folder.root}/other"})})
@@ -118,6 +129,7 @@ def test_all_ranks_of_a_node_get_the_same_from_one_process(
             cursor = planned[0].after
 
 
+@FORKED
 def test_an_error_of_planning_reaches_all_ranks_of_a_node(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +141,7 @@ def test_an_error_of_planning_reaches_all_ranks_of_a_node(
                 ahead.take()
 
 
+@FORKED
 def test_a_rank_of_a_node_that_ends_is_noticed(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +158,7 @@ def test_a_rank_of_a_node_that_ends_is_noticed(
             other.take()
 
 
+@FORKED
 def test_the_end_of_the_documents_is_passed_on(folder: RunFolder, config: Config) -> None:
     once = config.model_copy(update={"data": config.data.model_copy(update={"exhausted": "stop"})})
     with planning(folder, once) as ahead:
@@ -160,6 +174,7 @@ def test_the_end_of_the_documents_is_passed_on(folder: RunFolder, config: Config
     assert max(lengths) < taken < sum(lengths)
 
 
+@FORKED
 def test_documents_that_cannot_be_packed_are_an_error_of_the_rank(folder: RunFolder, config: Config) -> None:
     (Path(config.data.path) / "7.py").write_bytes(b"\xff")
     with planning(folder, config) as ahead:
@@ -189,6 +204,7 @@ def test_the_planning_process_imports_no_torch(folder: RunFolder, config: Config
         assert "numpy" in mapped and "torch" not in mapped
 
 
+@FORKED
 def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_same(
     folder: RunFolder, config: Config
 ) -> None:
@@ -219,6 +235,7 @@ def test_a_planning_process_that_is_killed_is_replaced_and_the_plans_stay_the_sa
     assert digests(killed=True) == digests(killed=False)
 
 
+@FORKED
 def test_planning_processes_that_die_of_a_step_end_the_rank(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_states_between_micro_batches(found: list[dict[str, list[tuple[int, int]
 def all_on_the_host() -> list[tuple[int, int]]:
     return [
         pair
-        for dtype, stage in product(("bf16", "fp32"), (1, 2, 3))
+        for dtype, stage in (("bf16", 1), ("fp32", 2), ("bf16", 3))
         for pair in held_and_estimated(dtype, stage, AWAY, f"zero.weights_on_host={stage == 3}")
     ]
 

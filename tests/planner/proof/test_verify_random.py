@@ -71,11 +71,12 @@ def test_every_plan_that_hangs_is_refused() -> None:
     assert {4, 6} <= rules
 
 
-def test_a_pipeline_is_accepted_exactly_if_it_finishes() -> None:
+@pytest.mark.parametrize("examples", [800, pytest.param(2500, marks=pytest.mark.slow)])
+def test_a_pipeline_is_accepted_exactly_if_it_finishes(examples: int) -> None:
     """With slices, teams, unequal counts of micro-batches, and orders of any kind."""
     seen: Counter[tuple[bool, bool, bool]] = Counter()
 
-    @hypothesis.settings(max_examples=2500)
+    @hypothesis.settings(max_examples=examples)
     @given(any_pipelines())
     def check(plan: StepPlan) -> None:
         asked = settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages, max_peers=9)
@@ -91,7 +92,8 @@ def test_a_pipeline_is_accepted_exactly_if_it_finishes() -> None:
 
     check()
     kinds = [(accepted, sliced, False) for accepted in (True, False) for sliced in (True, False)]
-    assert min(seen[kind] for kind in [*kinds, (True, False, True)]) >= 25 and seen[False, False, True] >= 5, seen
+    assert min(seen[kind] for kind in [*kinds, (True, False, True)]) >= examples // 100, seen
+    assert seen[False, False, True] >= examples // 500, seen
 
 
 @given(aligned_pipelines)
@@ -163,7 +165,8 @@ def verified(rng: np.random.Generator) -> tuple[StepPlan, PlanSettings]:
 KINDS = ("an entry", "a swap", "a huge entry", "fewer", "more", "type", "shape")
 
 
-def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it() -> None:
+@pytest.mark.parametrize("plans", [800, pytest.param(2000, marks=pytest.mark.slow)])
+def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it(plans: int) -> None:
     """And by the same rule.
 
     A damaged plan that passes is a valid plan. Either it is the same plan with other numbers for gangs, or another one:
@@ -172,7 +175,7 @@ def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it() ->
     """
     passed: Counter[tuple[str, str, bool]] = Counter()
     rules: Counter[int | None] = Counter()
-    for seed in range(2000):
+    for seed in range(plans):
         rng = np.random.default_rng(seed)
         plan, asked = verified(rng)
         assert broken(plan, asked) is None
@@ -194,4 +197,4 @@ def test_a_damaged_plan_is_refused_exactly_if_the_slow_reference_refuses_it() ->
     # Two passes of different stages may change places without a change for any device.
     assert all(same == (name == "gang") for name, _, same in passed if name != "passes"), passed
     assert {kind for _, kind, _ in passed} == {"an entry", "a swap"} and "slot" not in {name for name, _, _ in passed}
-    assert rules[None] < 1000 and min(rules[rule] for rule in (0, 1, 2, 3)) > 20, rules
+    assert rules[None] < plans // 2 and min(rules[rule] for rule in (0, 1, 2, 3)) > plans // 100, rules
