@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -217,35 +218,30 @@ class Variant(NamedTuple):
     balance: str | None = None  # of experts
     stage: int = 1
     shared: bool = False  # experts over several HDP ranks
+    meshes: Sequence[tuple[int, ...]] = ()  # tp, pp and ep, (1, 1) first
 
-    @property
-    def meshes(self) -> list[tuple[int, ...]]:
-        """ZeRO-2 and ZeRO-3 have no pipelines. The first variant has tp and pp alone, each other one has them together
-        and one of them alone."""
-        if self.shared:
-            return [(1, 1), (1, 1, 2), (1, 1, 4)]
-        if self.stage > 1:
-            return [(1, 1), (2, 1)]
-        if not self.tied and self.balance is None:
-            return [(1, 1), (2, 1), (1, 2), (2, 2)]
-        return [(1, 1), (2, 1) if self.dtype == "bf16" else (1, 2), (2, 2)]
+
+# A device of (2, 2) is alone in its hdp group, one of (2, 1) or (1, 2) is not. ZeRO-2 and ZeRO-3 have no pipelines.
+TP, PP = [(1, 1), (2, 1), (2, 2)], [(1, 1), (1, 2), (2, 2)]
+TP_OF_ZERO, EP = [(1, 1), (2, 1)], [(1, 1), (1, 1, 2), (1, 1, 4)]
 
 
 VARIANTS = [
-    Variant("fp32", tied=False, clip=0.0),
-    Variant("fp32", tied=True, clip=0.4),
-    Variant("bf16", tied=True, clip=0.4),
+    Variant("fp32", tied=False, clip=0.0, meshes=[(1, 1), (2, 1), (1, 2), (2, 2)]),
+    Variant("fp32", tied=True, clip=0.4, meshes=PP),
+    Variant("bf16", tied=True, clip=0.4, meshes=TP),
     # With experts the steps diverge without clipping: the norm is 230 in a third one, and errors grow as much.
-    Variant("fp32", tied=True, clip=0.4, balance="loss"),
-    Variant("fp32", tied=False, clip=0.4, balance="bias"),
-    Variant("bf16", tied=True, clip=0.1, balance="loss"),  # steps so small that few choices of experts flip
-    Variant("fp32", tied=True, clip=0.4, stage=2),
-    Variant("fp32", tied=False, clip=0.0, stage=3),
-    Variant("bf16", tied=True, clip=0.4, stage=3),
-    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3),
-    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True),
-    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True),
-    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", meshes=PP),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", meshes=TP),
+    # Steps so small that few choices of experts flip.
+    Variant("bf16", tied=True, clip=0.1, balance="loss", meshes=PP),
+    Variant("fp32", tied=True, clip=0.4, stage=2, meshes=TP_OF_ZERO),
+    Variant("fp32", tied=False, clip=0.0, stage=3, meshes=TP_OF_ZERO),
+    Variant("bf16", tied=True, clip=0.4, stage=3, meshes=TP_OF_ZERO),
+    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, meshes=TP_OF_ZERO),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=EP),
+    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=EP),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=EP),
 ]
 
 

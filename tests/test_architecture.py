@@ -38,22 +38,13 @@ def modules() -> dict[str, Path]:
     return {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
 
 
-def imports(file: Path) -> Iterator[tuple[str, bool]]:
-    """Yield what a file imports, and whether it does so while it is itself imported (not inside a function)."""
-    nodes: list[tuple[ast.AST, bool]] = [(ast.parse(file.read_text(encoding="utf-8")), True)]
-    while nodes:
-        node, at_import = nodes.pop()
+def imports(file: Path) -> Iterator[str]:
+    """Yield the names that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, at_import) for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from ((f"{node.module}.{alias.name}", at_import) for alias in node.names)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(node):
-            at_import = False
-        nodes.extend((child, at_import) for child in ast.iter_child_nodes(node))
-
-
-def _type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def package(name: str) -> str:
@@ -79,7 +70,7 @@ def test_there_is_something_to_hold() -> None:
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_arrows_run_down(name: str) -> None:
-    for imported, _ in IMPORTS[name]:
+    for imported in IMPORTS[name]:
         target = ours(imported, MODULES)
         if target is not None and package(target) != "engine":
             assert LEVEL[package(name)] <= LEVEL[package(target)], f"{name} imports {target}"
@@ -87,7 +78,7 @@ def test_arrows_run_down(name: str) -> None:
 
 def test_there_is_no_import_cycle() -> None:
     graph = {
-        name: {target for imported, _ in IMPORTS[name] if (target := ours(imported, MODULES)) and target != name}
+        name: {target for imported in IMPORTS[name] if (target := ours(imported, MODULES)) and target != name}
         for name in MODULES
     }
     TopologicalSorter(graph).prepare()  # raises CycleError and names the cycle
@@ -109,7 +100,7 @@ def test_there_is_no_import_cycle() -> None:
     ],
 )
 def test_a_library_has_one_home(library: str, home: str) -> None:
-    users = {name for name, found in IMPORTS.items() if any(i.split(".")[0] == library for i, _ in found)}
+    users = {name for name, found in IMPORTS.items() if any(i.split(".")[0] == library for i in found)}
     assert {name for name in users if not f"{name}.".startswith(f"{home}.")} == set()
 
 
@@ -136,5 +127,5 @@ def test_package_init_files_stay_nearly_empty() -> None:
 def test_no_test_imports_another() -> None:
     """What several tests share is in helper modules, so that a test can be moved or deleted alone."""
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
-    used = {(file.name, name) for file in files for name, _ in imports(file) if re.match(r"tests\..*\btest_", name)}
+    used = {(file.name, name) for file in files for name in imports(file) if re.match(r"tests\..*\btest_", name)}
     assert used == set()

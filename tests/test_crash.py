@@ -1,7 +1,7 @@
 """A killed run resumes exactly: later losses and the ledger equal those of the uninterrupted run, to the last bit.
 
-Each start of these runs imports everything anew. So tests of what tests/test_faults.py or tests/launch/test_ranks.py
-show in less time are slow.
+Each start of these runs imports everything again, which takes seconds. So tests are slow where quicker ones show the
+parts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_a_run_of_which_a_rank_was_killed_resumes_exactly(tmp_path: Path, data: 
     assert ledger(killed) == ledger(whole), "every document once, on the same ranks"
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # tests/launch/test_ranks.py has the reports
 def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path: Path, data: Path) -> None:
     """Stops a rank of a run with a hostfile, then kills the agent.
 
@@ -96,7 +96,7 @@ def test_a_rank_or_an_agent_that_is_lost_ends_the_run_and_the_same_command_goes_
     assert ledger(run) == ledger(whole), "every document once, on the same ranks"
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # tests/test_faults.py kills before a checkpoint gets its name
 def test_kill_9_during_the_write_of_a_checkpoint_leaves_the_previous_one(tmp_path: Path, data: Path) -> None:
     out = tmp_path / "run"
     arguments, folder = command(out, data, 60), out / "checkpoints"
@@ -143,7 +143,7 @@ def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, data: Path) ->
     assert not left
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # tests/trainer/test_skip.py and test_loop.py have the error
 def test_a_run_that_diverges_ends_with_its_last_checkpoint_kept(tmp_path: Path, data: Path) -> None:
     def constant(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")

@@ -1,6 +1,6 @@
 """A run that is harmed at exact moments goes on by itself, and learns the same. `make soak` has all faults.
 
-Two stages of a pipeline; `make soak` has eight ranks with tensor parallelism too. tests/test_crash.py has rings.
+Two pipeline stages; `make soak` has eight ranks, with tensor parallelism. tests/test_crash.py has rings.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ from tests.faults import Launcher, command, documents, ledger, losses, train_unh
 pytestmark = pytest.mark.world
 
 
-def test_a_run_goes_on_by_itself_after_faults_at_exact_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before the first checkpoint and between stages, in the network, and before a checkpoint gets its name.
 
-    Of a rank that is stopped, tests/test_crash.py has the report, and `make soak` the restart. Neither the folder of
-    the run nor its messages have secrets of the environment, whatever ranks and libraries log (docs/security.md).
+    Of a rank that is stopped, tests/launch/test_ranks.py has the report, and `make soak` the restart. Neither the
+    folder of the run nor its messages have secrets of the environment, whatever ranks and libraries log
+    (docs/security.md).
     """
-    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
-        monkeypatch.setenv(name, f"s3cret-{name}")
     data, out, whole = documents(tmp_path), tmp_path / "run", tmp_path / "whole"
     mesh = ["parallel.pp=2", "cluster.ranks_per_node=2", "capacity=256"]
     train_unharmed(whole, data, 12, *mesh)
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
+        monkeypatch.setenv(name, f"s3cret-{name}")
     launcher = Launcher(command(out, data, 12, "run.restarts=3", *mesh), out)
     launcher.plant(1, Fault("kill-rank", at="transfer", step=2))
     launcher.plant(1, Fault("cut-link", at="forward", step=8))

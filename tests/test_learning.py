@@ -1,6 +1,6 @@
 """The quickstart model needs attention: with its output set to zero, training stays above the bigram entropy.
 
-`make quickstart` compares its validation loss with the bigram entropy of the corpus; this test shows that the
+`make quickstart` compares its validation loss with the bigram entropy of the corpus; the slow test shows that the
 comparison means something. If attention gives zero, logits depend on the current token only, so the loss of a step is
 that of its pairs of tokens, which is exact and cheap to compute.
 """

@@ -176,7 +176,9 @@ def test_a_machine_that_is_smaller_than_the_config_says_has_one_answer(
     assert answers([*documents, *keys.split()], ["simulate"], tmp_path, capsys) == {(0, "", "")}
 
 
-@pytest.mark.parametrize("keys", [["recipe=llama3-8b-256k", "cluster.nodes=2", "capacity=32K"], ["recipe=llama7b-2m"]])
+@pytest.mark.parametrize(
+    "keys", [["recipe=llama3-8b-256k", "cluster.nodes=2", "capacity=32K"], ["recipe=llama7b-256k"]]
+)
 def test_the_largest_capacity_is_the_same_in_all_commands(keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     settings = PlanSettings.of(load(keys))
     largest, plain = largest_capacity(settings), largest_capacity(settings.without_offload())

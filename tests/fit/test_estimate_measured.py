@@ -64,7 +64,7 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "layer": (RINGS, ["recompute=layer"]),
     "keep attention": (RINGS, ["recompute=layer_keep_attention"]),
     "experts bias": (RINGS, ["balance.by=bias", "recompute=layer_keep_attention", *EXPERTS]),
-    "offload": (RINGS, ["offload.ratio=1"]),
+    "offload layer": (RINGS, ["offload.ratio=1", "recompute=layer"]),
     "offload experts": (RINGS, ["offload.ratio=0.3", *EXPERTS]),
     "tied": (RINGS, ["model.tied=true"]),
     "tiles": (WHOLE, ["mlp_tile=128", "model.ffn=320"]),
@@ -72,10 +72,10 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "few zero-3": (FEW, ["zero.stage=3", *LARGE]),
     "first": (FIRST, []),
     "vocabulary bf16": ([512] * 2, ["dtype=bf16", "recompute=layer", *HALF, *SHALLOW, VOCABULARY]),
-    "first host": (FIRST, [*HOST, *WIDE]),
+    "first host zero-2 bf16": ([512], [*HOST, "zero.stage=2", "dtype=bf16", *HALF, *SHALLOW]),
     "host": (RINGS, [*HOST, "zero.stage=2"]),
 }
-# Other sizes, and what two of the cases have together; `pytest -m slow` runs them.
+# More sizes and combinations; `pytest -m slow` runs them.
 MORE: dict[str, tuple[list[int], list[str]]] = {
     "layer whole": (WHOLE, ["recompute=layer"]),
     "experts layer": (WHOLE, ["recompute=layer", *EXPERTS]),
@@ -89,11 +89,11 @@ MORE: dict[str, tuple[list[int], list[str]]] = {
     "heads": (RINGS, ["model.kv_heads=4"]),
     "wide": (RINGS, ["model.hidden=128", "model.ffn=256"]),
     "zero-3 bf16": (RINGS, ["zero.stage=3", "dtype=bf16", "model.ffn=320"]),
-    "offload layer": (RINGS, ["offload.ratio=1", "recompute=layer"]),
+    "offload": (RINGS, ["offload.ratio=1"]),
     "offload bf16": ([256] * 4, ["offload.ratio=1", "dtype=bf16", *HALF, *SHALLOW]),
     "few host bf16": (FEW, ["dtype=bf16", *HOST, *NARROW]),
     "first bf16": ([512], ["dtype=bf16", *HALF, *SHALLOW]),
-    "first host zero-2 bf16": ([512], [*HOST, "zero.stage=2", "dtype=bf16", *HALF, *SHALLOW]),
+    "first host": (FIRST, [*HOST, *WIDE]),
     "vocabulary zero-2": (RINGS, ["zero.stage=2", "recompute=layer", *WIDE, VOCABULARY]),
     "experts": (RINGS, EXPERTS),
 }

@@ -49,7 +49,7 @@ def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str])
     check(resident(config), estimate(config, PlanSettings.of(config)))
 
 
-@pytest.mark.slow  # the pipeline below has plans too
+@pytest.mark.slow  # each case starts two ranks, which import everything; ZeRO-2 has no other
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",

@@ -1,4 +1,4 @@
-"""`torchrun ... -m bytescale_cli train` trains as the local launcher does, with one process for each rank."""
+"""`torchrun ... -m bytescale_cli train` trains as other launchers do, with one process for each rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def losses(out: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_two_processes_train_two_ranks_with_the_losses_of_the_local_launcher(
+def test_two_processes_train_two_ranks_with_the_losses_of_a_world_of_two(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = start(2, settings(tmp_path / "joined", "--json"))

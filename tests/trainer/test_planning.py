@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from engine.planner.settings import PlanSettings
 from engine.run.folder import RunFolder
 from engine.simulator.facts import outcome
 from engine.simulator.timeline import balance, simulate
-from engine.trainer import planning as module
 from engine.trainer.planning import PlanAhead, _Planner, _Process
 from tests import world
 
@@ -55,8 +54,11 @@ def folder(tmp_path: Path, config: Config) -> RunFolder:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let planning processes be forked from one that has imported everything, where a test does not look at them."""
-    monkeypatch.setattr(module, "_CONTEXT", world._CONTEXT)
+    """Fork planning processes from the server of worlds, which has imported everything.
+
+    Not for tests of their imports, children or semaphores.
+    """
+    monkeypatch.setattr("engine.trainer.planning._CONTEXT", world._CONTEXT)
 
 
 @contextmanager
@@ -257,9 +259,11 @@ def test_a_run_has_no_semaphores(folder: RunFolder, config: Config) -> None:
     """They are files in /dev/shm. If a run is killed with all its processes, nobody is left who removes them."""
 
     def semaphores() -> set[str]:
-        us = psutil.Process()
-        places = (Path(f"/proc/{one.pid}/maps") for one in (us, *us.children(recursive=True)))
-        return {line.split()[5] for place in places for line in place.read_text().splitlines() if "/sem." in line}
+        us, maps = psutil.Process(), ""
+        for one in (us, *us.children(recursive=True)):
+            with suppress(OSError):  # a loader of an earlier test that ends now
+                maps += Path(f"/proc/{one.pid}/maps").read_text()
+        return {line.split()[5] for line in maps.splitlines() if "/sem." in line}
 
     before = semaphores()
     with planning(folder, config) as ahead:

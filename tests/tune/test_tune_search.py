@@ -213,7 +213,7 @@ def test_memory_is_that_of_the_simulated_plans_too() -> None:
     assert trial.memory.peak == of_plans > estimate_fullest(config, settings).peak
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # plans for 8,192 devices; no other test has this ratio
 def test_a_pipeline_of_slices_is_about_as_fast_as_no_pipeline_at_8192_devices() -> None:
     """For 70B at 2M with ZeRO-1 and tp 8. With whole sequences, four stages took 1.3 times as long as one."""
     keys = ["recipe=llama70b-2m-paper", "zero.stage=1", "recompute=layer_keep_attention", "offload.ratio=0"]

@@ -99,16 +99,24 @@ def test_states_between_micro_batches(found: list[dict[str, list[tuple[int, int]
             assert bytes_ == pytest.approx(estimated, rel=0.02)
 
 
-def all_on_the_host() -> list[tuple[int, int]]:
+def all_on_the_host(cases: list[tuple[str, int]]) -> list[tuple[int, int]]:
     return [
         pair
-        for dtype, stage in (("bf16", 1), ("fp32", 2), ("bf16", 3))
+        for dtype, stage in cases
         for pair in held_and_estimated(dtype, stage, AWAY, f"zero.weights_on_host={stage == 3}")
     ]
 
 
-def test_states_of_which_some_wait_on_the_host() -> None:
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [("bf16", 1), ("fp32", 2), ("bf16", 3)],
+        pytest.param([("fp32", 1), ("bf16", 2), ("fp32", 3)], marks=pytest.mark.slow),
+    ],
+    ids=["each stage", "others"],
+)
+def test_states_of_which_some_wait_on_the_host(cases: list[tuple[str, int]]) -> None:
     """On a CPU host and device share one memory: the test compares their sum."""
-    for rank in run_world(WORLD, all_on_the_host, timeout_s=500):
+    for rank in run_world(WORLD, all_on_the_host, cases, timeout_s=500):
         for found, estimated in rank:
             assert found == pytest.approx(estimated, rel=0.02)

@@ -76,7 +76,7 @@ def test_a_pipeline_is_accepted_exactly_if_it_finishes(examples: int) -> None:
     """With slices, teams, unequal counts of micro-batches, and orders of any kind."""
     seen: Counter[tuple[bool, bool, bool]] = Counter()
 
-    @hypothesis.settings(max_examples=examples)
+    @hypothesis.settings(max_examples=examples, derandomize=True)  # the counts below are those of these examples
     @given(any_pipelines())
     def check(plan: StepPlan) -> None:
         asked = settings(ranks=plan.ranks, capacity=plan.capacity, mode="pipeline", stages=plan.stages, max_peers=9)
