@@ -119,7 +119,7 @@ def prune(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Remove checkpoints of a run. Checks the newest ones first: damaged ones are neither counted nor removed."""
+    """Remove old checkpoints of a run. The newest are checked first: damaged ones among them stay and do not count."""
     check_at_least(1, keep, "--keep")
     check_at_least(0, every, "--every")
     check_at_least(0, best, "--best")

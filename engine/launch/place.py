@@ -16,11 +16,16 @@ from engine.run.folder import RunFolder
 def check_place(folder: RunFolder, config: Config) -> None:
     """Raise RunFolderError if a run may not write to the folder.
 
-    It must not contain the documents, nor be at a place where the run's own files would become documents. If it does
-    not contain a run yet, it may contain only hidden files and files that a run writes.
+    It must not contain the documents, nor be at a place where the run's own files would become documents, nor be among
+    the checkpoints of another run, which would be damaged, and removed with the new run in them. If it does not contain
+    a run yet, it may contain only hidden files and files that a run writes.
     """
     written = files_of_a_run(folder)
     key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
+    for parent in Path(os.path.realpath(folder.root)).parents:
+        other = RunFolder(parent.parent)
+        if parent == other.checkpoints and other.resolved.exists():
+            raise RunFolderError(f"is among the checkpoints of the run {other.root}", key=key, hint=hint)
     for name, source in source_configs(config.data).items():
         for path in source.paths:
             _check_apart(folder, path, source.pattern, place_of(config.data, name, path))

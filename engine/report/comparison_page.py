@@ -86,7 +86,7 @@ def _numbers(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
         ("time in steps", *(long_seconds(float(run.seconds[-1])) if run.lines else "-" for run in runs)),
         ("duration", *(duration(run) or "-" for run in runs)),
         ("starts", *(str(len(run.launches)) if run.launches else "-" for run in runs)),
-        ("ranks", *(f"{ranks_of(run):,}" for run in runs)),
+        ("ranks", *(ranks_of(run) for run in runs)),
         ("planner", *(run.config.planner.name for run in runs)),
     ]
     if common is not None:

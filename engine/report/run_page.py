@@ -22,7 +22,7 @@ from engine.report.curves import STEPS, Curve, curves_picture, time_axis, token_
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import MODES, Pair, long_seconds, value_text
+from engine.report.words import MODES, Pair, hdp_ranks, long_seconds, value_text
 from engine.run.folder import RunFolder
 from engine.run.status import differences
 from engine.units import Floats
@@ -144,7 +144,7 @@ def head(run: RunData) -> list[Pair]:
         validation += f", {verdict} the corpus's bigram entropy of {run.bigram_nats:.3f}"
     pairs = [
         ("model", config.model.name + (f", {parameters:,} parameters" if parameters is not None else "")),
-        ("ranks", f"{ranks_of(run):,}"),
+        ("ranks", ranks_of(run)),
         ("planner", config.planner.name),
         ("steps", f"{len(run.lines):,} of {config.run.steps:,}"),
         ("last training loss", _nats(loss[-1]) if len(loss) else "no step was completed"),
@@ -229,9 +229,11 @@ def starts(run: RunData) -> Table | None:
     return Table("Starts", rows, ("start", "began", "lasted", "from step", "ranks", "end"), text=True)
 
 
-def ranks_of(run: RunData) -> int:
-    """The HDP ranks of the measured step, else of the config."""
-    return run.trace.plan.ranks if run.trace else Cluster.of(run.config.cluster).ranks
+def ranks_of(run: RunData) -> str:
+    """The HDP ranks of the measured step, else of the config, with the devices per rank if there are several."""
+    tp, pp = run.config.parallel.tp, run.config.parallel.pp
+    ranks = run.trace.plan.ranks if run.trace else Cluster.of(run.config.cluster).ranks // (tp * pp)
+    return f"{ranks:,}" if tp * pp == 1 else hdp_ranks(ranks, tp, pp)
 
 
 def duration(run: RunData) -> str | None:

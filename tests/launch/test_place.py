@@ -48,6 +48,19 @@ def test_a_folder_of_another_program_is_refused(tmp_path: Path, data: Path) -> N
     assert (caught.value.code, caught.value.problems[0].key) == (73, f"run.out={tmp_path}/other")
 
 
+@pytest.mark.parametrize("root", ["run/checkpoints/new", "run/checkpoints/step-00000002/new/deep", "link/new"])
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path, data: Path, root: str) -> None:
+    """They would be damaged, and the new run removed with them."""
+    run = RunFolder(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(run.checkpoints)
+    check(tmp_path / root, data)  # not of a run
+    run.resolved.write_text(resolved_yaml(load([])))
+    with pytest.raises(RunFolderError, match=f"is among the checkpoints of the run {tmp_path}/run$"):
+        check(tmp_path / root, data)
+    check(tmp_path / "run" / "other", data)
+
+
 @pytest.mark.parametrize("root", ["data", "data/../data", "link", "."])
 def test_a_run_folder_may_not_contain_the_documents(tmp_path: Path, data: Path, root: str) -> None:
     (tmp_path / "link").symlink_to(data)

@@ -30,6 +30,14 @@ def test_the_head_says_what_the_run_was(tmp_path: Path) -> None:
     assert head["last training loss"] == f"{run.lines[-1]['loss']:.3f} nats per token"
 
 
+@pytest.mark.parametrize(("traced", "ranks"), [(False, "1 HDP rank"), (True, "2 HDP ranks")])
+def test_the_head_says_how_many_devices_a_rank_has(tmp_path: Path, traced: bool, ranks: str) -> None:
+    run = read_run(write_run(tmp_path, lines=metrics(1), traced=plan(2) if traced else None))
+    meshed = run.config.model_copy(update={"parallel": run.config.parallel.model_copy(update={"tp": 2})})
+    head = dict(run_page.head(replace(run, config=meshed)))
+    assert head["ranks"] == f"{ranks} of 2 devices (tp 2 x pp 1)"
+
+
 @pytest.mark.parametrize(("loss", "verdict"), [(2.4, "below"), (2.432, "not below"), (3.0, "not below")])
 def test_validation_is_judged_against_the_bigram_entropy(tmp_path: Path, loss: float, verdict: str) -> None:
     lines = [line | {"validation_loss": 9.0} for line in metrics(1)]
