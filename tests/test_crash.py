@@ -1,7 +1,7 @@
 """A killed run resumes exactly: later losses and the ledger equal those of the uninterrupted run, to the last bit.
 
-Each start of these runs imports everything again, which takes seconds. So tests are slow where quicker ones show the
-parts.
+Each start of these runs imports everything again, which takes seconds. Tests are marked slow where quicker ones cover
+what they show.
 """
 
 from __future__ import annotations

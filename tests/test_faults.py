@@ -20,9 +20,8 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secr
 ) -> None:
     """Before the first checkpoint and between stages, in the network, and before a checkpoint gets its name.
 
-    Of a rank that is stopped, tests/launch/test_ranks.py has the report, and `make soak` the restart. Neither the
-    folder of the run nor its messages have secrets of the environment, whatever ranks and libraries log
-    (docs/security.md).
+    tests/launch/test_ranks.py tests the report of a stopped rank, and `make soak` its restart. The run folder and the
+    messages contain no secrets of the environment, whatever ranks and libraries log (docs/security.md).
     """
     data, out, whole = documents(tmp_path), tmp_path / "run", tmp_path / "whole"
     mesh = ["parallel.pp=2", "cluster.ranks_per_node=2", "capacity=256"]
