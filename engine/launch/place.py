@@ -16,9 +16,9 @@ from engine.run.folder import RunFolder
 def check_place(folder: RunFolder, config: Config) -> None:
     """Raise RunFolderError if a run may not write to the folder.
 
-    It must not contain the documents, nor be at a place where the run's own files would become documents. It must not be
-    among the checkpoints of another run either: a run inside a checkpoint damages it, and is deleted with it. If the
-    folder does not contain a run yet, it may contain only hidden files and files that a run writes.
+    It must not contain the documents, nor be at a place where the run's own files would become documents. Nor may it be
+    among the checkpoints of another run: a run inside a checkpoint damages it, and is deleted with it. If the folder
+    does not contain a run yet, it may contain only hidden files and files that a run writes.
     """
     written = files_of_a_run(folder)
     key, hint = f"run.out={folder.root}", "choose a new folder with run.out=DIR"
