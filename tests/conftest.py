@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, settings
 
 from tests.composed import FOLDER, kept
 
-# A machine that is busy with something else is no error.
-settings.register_profile("bytescale", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A machine that is busy with something else is no error. `--hypothesis-profile thorough` draws many more examples.
+QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
+settings.register_profile("bytescale", QUICK)
+settings.register_profile("thorough", QUICK, max_examples=1000)
 settings.load_profile("bytescale")
 
 

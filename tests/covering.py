@@ -1,10 +1,15 @@
-"""Covering sets: few cases in which any two values of any two factors occur together at least once."""
+"""Covering sets: few cases in which any two values of any two factors occur together at least once.
+
+Tests with the mark slow run the other cases.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, product
 from typing import Any
+
+import pytest
 
 Case = dict[str, Any]
 
@@ -25,6 +30,24 @@ def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[Case], bool]
         chosen.append(cases[best])
         left -= pairs[best]
     return chosen
+
+
+def covered(names: str, *values: Sequence[Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with all combinations, of which those outside a covering set are slow.
+
+    Of three lists, the last one must be the shortest. Of as many combinations as it has values, one is not slow.
+    """
+    cases = product(*(enumerate(list_) for list_ in values))
+    return pytest.mark.parametrize(
+        names,
+        [
+            pytest.param(
+                *(value for _, value in case),
+                marks=[pytest.mark.slow] if sum(number for number, _ in case) % len(values[-1]) else [],
+            )
+            for case in cases
+        ],
+    )
 
 
 def _pairs(case: Case) -> set[tuple[tuple[str, Any], ...]]:

@@ -221,27 +221,27 @@ class Variant(NamedTuple):
     meshes: Sequence[tuple[int, ...]] = ()  # tp, pp and ep, (1, 1) first
 
 
-# A device of (2, 2) is alone in its hdp group, one of (2, 1) or (1, 2) is not. ZeRO-2 and ZeRO-3 have no pipelines.
-TP, PP = [(1, 1), (2, 1), (2, 2)], [(1, 1), (1, 2), (2, 2)]
-TP_OF_ZERO, EP = [(1, 1), (2, 1)], [(1, 1), (1, 1, 2), (1, 1, 4)]
+# tp, pp and ep. A device of (2, 2) is alone in its hdp group, one of (2, 1) or (1, 2) is not. ZeRO-2 and ZeRO-3 have no
+# pipelines.
+ALONE, TP, PP, BOTH = (1, 1), (2, 1), (1, 2), (2, 2)
+EP, WIDE_EP = (1, 1, 2), (1, 1, 4)
 
 
 VARIANTS = [
-    Variant("fp32", tied=False, clip=0.0, meshes=[(1, 1), (2, 1), (1, 2), (2, 2)]),
-    Variant("fp32", tied=True, clip=0.4, meshes=PP),
-    Variant("bf16", tied=True, clip=0.4, meshes=TP),
+    Variant("fp32", tied=False, clip=0.0, meshes=[ALONE, TP, PP, BOTH]),
+    Variant("fp32", tied=True, clip=0.4, meshes=[ALONE, PP]),
+    Variant("bf16", tied=True, clip=0.4, meshes=[ALONE, TP, BOTH]),
     # With experts the steps diverge without clipping: the norm is 230 in a third one, and errors grow as much.
-    Variant("fp32", tied=True, clip=0.4, balance="loss", meshes=PP),
-    Variant("fp32", tied=False, clip=0.4, balance="bias", meshes=TP),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", meshes=[ALONE, PP, BOTH]),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", meshes=[ALONE, TP]),
     # Steps so small that few choices of experts flip.
-    Variant("bf16", tied=True, clip=0.1, balance="loss", meshes=PP),
-    Variant("fp32", tied=True, clip=0.4, stage=2, meshes=TP_OF_ZERO),
-    Variant("fp32", tied=False, clip=0.0, stage=3, meshes=TP_OF_ZERO),
-    Variant("bf16", tied=True, clip=0.4, stage=3, meshes=TP_OF_ZERO),
-    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, meshes=TP_OF_ZERO),
-    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=EP),
-    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=EP),
-    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=EP),
+    Variant("bf16", tied=True, clip=0.1, balance="loss", meshes=[ALONE, PP, BOTH]),
+    Variant("fp32", tied=True, clip=0.4, stage=2, meshes=[ALONE, TP]),
+    Variant("bf16", tied=True, clip=0.4, stage=3, meshes=[ALONE, TP]),
+    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, meshes=[ALONE, TP]),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=[ALONE, EP, WIDE_EP]),
+    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=[ALONE, EP]),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=[ALONE, WIDE_EP]),
 ]
 
 

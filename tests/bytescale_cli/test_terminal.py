@@ -38,7 +38,7 @@ SMALL = [
     "capacity=2K",
     "cluster.ranks_per_node=4",
 ]
-BIG = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=32"]
+BIG = ["recipe=llama7b-2m", "lengths=byted", "cluster.nodes=32", "batch_tokens=8M"]
 # The module of each table, and commands that show it.
 TABLES = {
     "ckpt": ["ckpt list {run}", "ckpt verify {run}", "ckpt verify {intact}"],

@@ -26,6 +26,7 @@ from engine.models.parallelize import parallelize
 from tests.allocations import allocated
 from tests.attention.rings import unsplit
 from tests.cost.shapes import GPU, SMALL, SPARSE, shape
+from tests.covering import covered
 
 STAGES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
@@ -127,9 +128,7 @@ def peak_and_formula(model: Model, dtype: str, mode: str, tokens: int) -> tuple[
     return allocated(micro_batch).peak, activations.layers_bytes(model, dtype, mode) * tokens + beside
 
 
-@pytest.mark.parametrize("vocab", [2, 5000])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@covered("mode, dtype, vocab", MODES, ["fp32", "fp64"], [2, 5000])
 def test_a_micro_batch_is_fullest_where_the_formula_says(dtype: str, mode: str, vocab: int) -> None:
     """To a few bytes: in the loss with the large vocabulary, else in SwiGLU's backward pass of the last layer.
 

@@ -27,8 +27,8 @@ from engine.zero.engine import ZeroEngine
 from engine.zero.shards import sharded, stored
 from tests.world import run_world
 
-RANKS, STEPS = 2, 2
-SHAPE = ["recipe=quickstart", "model.layers=32", "model.hidden=64", "model.ffn=192"]
+RANKS = 2
+SHAPE = ["recipe=quickstart", "model.layers=20", "model.hidden=64", "model.ffn=192"]
 SMALL_HEAD, LARGE_HEAD = "model.vocab=300", "model.vocab=3000"
 CASES = [
     ["zero.stage=1", "dtype=fp32", SMALL_HEAD],
@@ -76,11 +76,14 @@ def moved(config: Config) -> list[Counter[str]]:
     initialise(model, 0, torch.device("cpu"), stored)
     model.run_layer = MODES[config.recompute]
     engine, tokens, losses = ZeroEngine(model, build_optimizer(model, config.optimizer), config), torch.arange(9), []
-    for _ in range(STEPS):  # stage 3 learns the order of layers in the first
-        forward = counted(lambda: losses.append(engine.forward(tokens, tokens, tokens, LocalAttention(tokens))))
-        backward = counted(lambda: engine.backward(losses.pop(), 9))
-        step = counted(lambda: engine.step(1e-2))
-    return [forward, backward, step]
+    step: tuple[Callable[[], object], ...] = (
+        lambda: losses.append(engine.forward(tokens, tokens, tokens, LocalAttention(tokens))),
+        lambda: engine.backward(losses.pop(), 9),
+        lambda: engine.step(1e-2),
+    )
+    for work in step:  # stage 3 learns the order of layers
+        work()
+    return [counted(work) for work in step]
 
 
 def all_cases() -> list[list[Counter[str]]]:

@@ -1,4 +1,7 @@
-"""Faults of a machine or a host are named by `doctor --json`, and nothing else seems wrong because of them."""
+"""Faults of a machine or a host are named by `doctor --json`, and nothing else seems wrong because of them.
+
+Each doctor is a process. Tests are slow where those of a check (test_limits.py, test_software.py) have the fault.
+"""
 
 from __future__ import annotations
 
@@ -66,6 +69,7 @@ def test_a_disk_with_less_space_than_it_says(tmp_path: Path, folders: list[str],
     assert "cannot be written and synced: No space left on device" in named(doctor, "run folder")["message"]
 
 
+@pytest.mark.slow
 @needs_mounts
 def test_shared_memory_that_is_too_small(folders: list[str], before: set[str]) -> None:
     doctor = examined(mounted(Path("/dev/shm"), "64k", quick(*folders)))
@@ -74,12 +78,14 @@ def test_shared_memory_that_is_too_small(folders: list[str], before: set[str]) -
     assert "--shm-size" in named(doctor, "shared memory")["hint"]
 
 
+@pytest.mark.slow
 def test_a_low_limit_of_open_files(folders: list[str], before: set[str]) -> None:
     doctor = examined(["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *quick(*folders)])
     assert newly(doctor, before) == {"open files"}
     assert named(doctor, "open files")["value"] == "200 files"
 
 
+@pytest.mark.slow
 def test_a_torch_out_of_range(tmp_path: Path, folders: list[str], before: set[str]) -> None:
     path = installed(tmp_path / "site", "torch", "2.4.1")
     doctor = examined(quick(*folders), environment(PYTHONPATH=str(path)))
@@ -191,6 +197,7 @@ def test_a_host_with_other_sources(tmp_path: Path, hosts: list[str], healthy: se
     assert newly(doctor, healthy) == {"host 2: bytescale"}
 
 
+@pytest.mark.slow
 def test_a_host_with_another_torch(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
     path = installed(tmp_path / "site", "torch", "2.12.0")
     doctor = second(tmp_path, hosts, f"export PYTHONPATH={path}")
@@ -215,6 +222,7 @@ def test_a_host_that_does_not_share_the_run_folder(tmp_path: Path, hosts: list[s
     assert newly(doctor, healthy) == {"host 2: run folder"}
 
 
+@pytest.mark.slow
 def test_a_host_with_a_low_limit(tmp_path: Path, hosts: list[str], healthy: set[str]) -> None:
     doctor = second(tmp_path, hosts, "ulimit -n 200")
     assert newly(doctor, healthy) == {"host 2: open files"}

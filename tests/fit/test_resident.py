@@ -34,12 +34,13 @@ RUN = [
 ]
 
 
+@pytest.mark.slow  # the pipeline below has all parts, test_estimate_measured.py the tensors of each stage
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",
     [
-        pytest.param([], marks=pytest.mark.slow),
-        pytest.param(["zero.stage=2", "batch_tokens=1K", "recompute=layer"], marks=pytest.mark.slow),
+        [],
+        ["zero.stage=2", "batch_tokens=1K", "recompute=layer"],
         ["zero.stage=3", "batch_tokens=1K", "recompute=layer"],
     ],
     ids=["zero-1", "zero-2", "zero-3"],
@@ -49,7 +50,7 @@ def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str])
     check(resident(config), estimate(config, PlanSettings.of(config)))
 
 
-@pytest.mark.slow  # each case starts two ranks, which import everything; ZeRO-2 has no other
+@pytest.mark.slow  # as above
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",
@@ -70,8 +71,8 @@ def test_of_planned_steps_with_one_micro_batch_a_rank(tmp_path: Path, keys: list
 def test_of_a_pipeline_with_tensor_parallelism(tmp_path: Path) -> None:
     """`--plan` knows how many micro-batches are in flight."""
     mesh = ["parallel.tp=2", "parallel.pp=2", "cluster.ranks_per_node=4"]
-    sizes = ["context=1K", "capacity=1K", "batch_tokens=4K"]
-    config = configured(tmp_path, [1000] * 16, [*mesh, *sizes])
+    sizes = ["context=512", "capacity=512", "batch_tokens=2K"]
+    config = configured(tmp_path, [500] * 16, [*mesh, *sizes])
     settings = PlanSettings.of(config)
     plans = [plan_step(lengths, settings) for lengths in step_lengths(config, config.run.steps)]
     assert all(plan.mode == "pipeline" and plan.micro_batches >= 4 for plan in plans)

@@ -30,6 +30,7 @@ from engine.models.mixtral.model import Mixtral
 from engine.models.recompute import MODES
 from tests.attention.rings import CPU, Placed, ThreadComm, strict
 from tests.attention.sliced import Interleaved, cut, mixed
+from tests.covering import covered
 from tests.models.shapes import LLAMA, mixtral_shape
 
 TOLERANCE = 1e-10
@@ -115,18 +116,14 @@ def check(result: Found, expected: Found) -> None:
     assert torch.equal(torch.as_tensor(result.counts), torch.as_tensor(expected.counts))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("degree", [1, 2, 3, 4])
-@pytest.mark.parametrize("slices", [1, 2, 3, 7])
+@covered("slices, degree, mode", [1, 2, 3, 7], [1, 2, 3, 4], list(MODES))
 def test_a_llama_in_slices_is_the_same(slices: int, degree: int, mode: str) -> None:
     """Recompute runs the attention of a slice again, which must see the same earlier slices, and only these."""
     model, one = prepared(Llama(LLAMA["gqa tied"]), mode), mixed(slices, degree, seed=slices)
     check(on_ranks(model, one), whole(model, one))
 
 
-@pytest.mark.parametrize("by", ["loss", "bias"])
-@pytest.mark.parametrize("degree", [1, 2, 3, 4])
-@pytest.mark.parametrize("slices", [1, 2, 3, 7])
+@covered("slices, degree, by", [1, 2, 3, 7], [1, 2, 3, 4], ["loss", "bias"])
 def test_experts_are_balanced_as_without_slices(slices: int, degree: int, by: str) -> None:
     model = prepared(Mixtral(mixtral_shape(), BALANCE.model_copy(update={"by": by})))
     one = mixed(slices, degree, seed=10 + slices)

@@ -20,6 +20,7 @@ from engine.models.recompute import MODES
 from engine.offload.arena import Arena
 from engine.offload.offload import Offload
 from tests.attention.rings import unsplit
+from tests.covering import covered
 
 CPU = torch.device("cpu")
 LAYERS, TOKENS = 6, 200
@@ -77,9 +78,7 @@ def equal(some: list[Tensor], others: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", SHAPES)
+@covered("mode, name, dtype", list(MODES), list(SHAPES), [torch.float32, torch.bfloat16])
 def test_gradients_are_the_same_to_the_last_bit(name: str, mode: str, dtype: torch.dtype) -> None:
     plain = Offloaded(SHAPES[name], mode, None, dtype)
     for tokens in (TOKENS, 1, 0):

@@ -29,15 +29,19 @@ def titles(text: str) -> list[str]:
     return list(dict.fromkeys(re.findall(r'<title id="[^"]*">([^<]*)</title>', text)))
 
 
-def test_the_page_contains_its_pictures(tmp_path: Path) -> None:
-    text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A page with all pictures."""
+    return page(write_run(tmp_path_factory.mktemp("run"), lines=metrics(30), traced=plan(2)))
+
+
+def test_the_page_contains_its_pictures(text: str) -> None:
     assert titles(text) == [*LOSSES, "Timeline of a step", *OTHERS]
     assert text.count("<svg ") == 14  # each for a wide page and for a narrow one
     assert text.count("<figcaption>") == 7
 
 
-def test_the_page_loads_nothing(tmp_path: Path) -> None:
-    text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
+def test_the_page_loads_nothing(text: str) -> None:
     assert "http" not in NAMESPACE.sub("", text)
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     for tag, attributes in Elements(text).found:
@@ -47,9 +51,8 @@ def test_the_page_loads_nothing(tmp_path: Path) -> None:
             assert name.removeprefix("xlink:") not in LOADING or value.startswith("#")
 
 
-def test_no_two_elements_share_an_id(tmp_path: Path) -> None:
+def test_no_two_elements_share_an_id(text: str) -> None:
     """Two pictures with the same clip path would hide each other's curves."""
-    text = page(write_run(tmp_path, lines=metrics(30), traced=plan(2)))
     ids = [attributes["id"] for _, attributes in Elements(text).found if "id" in attributes]
     assert len(ids) == len(set(ids)) > 0
 

@@ -74,7 +74,11 @@ CHAINS = {  # what each part of a run adds to the command
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+# The last chain has all stages.
+ONE_STAGE = [pytest.param(name, marks=pytest.mark.slow) for name in ("stage 1", "stage 3")]
+
+
+@pytest.mark.parametrize("name", [*ONE_STAGE, "experts, through all stages"])
 def test_other_ranks_and_stages_change_no_loss(
     tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

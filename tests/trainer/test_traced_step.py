@@ -36,6 +36,7 @@ from engine.planner.settings import PlanSettings
 from engine.selection import Selected
 from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
+from tests.covering import covered
 
 META = torch.device("meta")
 RECOMPUTE = ["none", "layer", "layer_keep_attention"]
@@ -128,9 +129,7 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
     return launches, len(times.marks), offload
 
 
-@pytest.mark.parametrize("ratio", [0, 0.5])
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize("family", WIDTHS)
+@covered("recompute, family, ratio", RECOMPUTE, list(WIDTHS), [0, 0.5])
 def test_a_step_reads_no_value_and_uses_no_tensor_of_the_host(
     family: str, recompute: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

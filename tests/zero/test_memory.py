@@ -28,7 +28,7 @@ SHAPE = ["hidden=256", "heads=4", "kv_heads=2", "ffn=512", "layers=4"]
 LAYER = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512  # q and the output, k and v, SwiGLU's three
 ALL = 4 * LAYER + 9 * 256 + 2 * 258 * 256  # with the norms, the embedding and the head
 BYTES = {"bf16": 2, "fp32": 4}
-WORLD, TOKENS = 2, 64
+WORLD, TOKENS = 2, 8
 
 pytestmark = pytest.mark.world
 

@@ -47,11 +47,13 @@ OF_SHARES: Chain = [
     ((2, 2), 1),
 ]
 VARIANTS = {
-    "tied": Variant("fp32", tied=True, clip=0.4),
     "bf16": Variant("bf16", tied=False, clip=0.4),
     "experts": Variant("fp32", tied=True, clip=0.4, balance="bias"),
-    "shares": Variant("fp32", tied=True, clip=0.4, balance="bias", shared=True),
     "bf16 shares": Variant("bf16", tied=False, clip=0.4, balance="loss", shared=True),
+}
+MORE = {  # `pytest -m slow` runs them
+    "tied": Variant("fp32", tied=True, clip=0.4),
+    "shares": Variant("fp32", tied=True, clip=0.4, balance="bias", shared=True),
 }
 
 
@@ -107,9 +109,9 @@ def save_run(engine: Any, settings: Config, run: RunFolder) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*VARIANTS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_a_checkpoint_of_one_mesh_continues_on_another(name: str) -> None:
-    variant = VARIANTS[name]
+    variant = (VARIANTS | MORE)[name]
     meshes = chain_of(variant)
     with tempfile.TemporaryDirectory() as root:
         ranks = run_world(WORLD, chain, variant, root)

@@ -33,7 +33,7 @@ from engine.zero.shards import gathered, sharded, stored
 from tests.attention.rings import unsplit
 from tests.world import run_world
 
-SHAPE = ["hidden=128", "heads=4", "kv_heads=2", "ffn=256", "layers=16"]
+SHAPE = ["hidden=128", "heads=4", "kv_heads=2", "ffn=256", "layers=12"]
 TOKENS = 32
 
 pytestmark = pytest.mark.world

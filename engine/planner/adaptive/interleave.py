@@ -21,7 +21,7 @@ from engine.compiled import njit
 from engine.units import Bools, Floats, Ints
 
 _SWEEPS = 4  # over all slots, at most
-_TRIALS = 2**22  # the search ends after so many schedules, times n J^2, which is about their cost: .1 s in all
+_TRIALS = 2**22  # the search ends after so many schedules, times n J^2. It takes .02 s then
 
 
 class Jobs(NamedTuple):
@@ -100,61 +100,74 @@ def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
     stages, count = jobs.forward.shape
     forward, backward = np.full((stages, count), -1.0), np.full((stages, count), -1.0)  # ends of passes
     free, live = np.zeros(stages), np.zeros(stages, np.int64)
-    begin, chosen, back = np.full(stages, np.inf), np.full(stages, -1), np.zeros(stages, np.bool_)
+    begin, chosen, stale = np.full(stages, np.inf), np.full(stages, -1), np.ones(stages, np.bool_)  # the next pass
+    # The first `length` of `waiting` are the slots whose next pass on a stage waits for no other stage any more.
+    # Forward passes of the first stage never do: `entering` has all slots by priority, and from `head` on some have
+    # not entered. Looking at few slots instead of all makes a schedule four to ten times faster.
+    waiting, length = np.empty((stages, count), np.int64), np.zeros(stages, np.int64)
+    entering, head = np.argsort(priority, kind="mergesort"), 0
     ends, number = np.empty(len(passes)), 0
-    stale = np.ones(stages, np.bool_)
     for _ in range(2 * stages * count):
         for stage in range(stages):
-            if stale[stage]:
-                begin[stage], chosen[stage], back[stage] = _next(
-                    jobs, most, priority, stage, forward, backward, free[stage], live[stage]
-                )
-                stale[stage] = False
+            if not stale[stage]:
+                continue
+            stale[stage] = False
+            earliest, rank_of_it, next_ = np.inf, np.inf, -1
+            for place in range(length[stage]):
+                job = waiting[stage, place]
+                rank = float(priority[job])
+                if forward[stage, job] >= 0.0:
+                    if job + 1 < count and jobs.linked[job + 1] and backward[stage, job + 1] < 0.0:
+                        continue
+                    arrives = forward[stage, job] if stage == stages - 1 else backward[stage + 1, job]
+                    rank -= count  # a backward pass comes first: it frees memory
+                else:
+                    if live[stage] + jobs.tokens[stage, job] > most[stage]:
+                        continue
+                    if jobs.linked[job] and forward[stage, job - 1] < 0.0:
+                        continue
+                    arrives = forward[stage - 1, job]
+                ready = max(free[stage], arrives)
+                if ready < earliest or (ready == earliest and rank < rank_of_it):
+                    earliest, rank_of_it, next_ = ready, rank, job
+            if stage == 0 and free[0] < earliest:
+                while head < count and forward[0, entering[head]] >= 0.0:
+                    head += 1
+                for place in range(head, count):
+                    job = entering[place]
+                    if forward[0, job] >= 0.0 or live[0] + jobs.tokens[0, job] > most[0]:
+                        continue
+                    if not jobs.linked[job] or forward[0, job - 1] >= 0.0:
+                        earliest, next_ = free[0], job
+                        break
+            begin[stage], chosen[stage] = earliest, next_
         stage = int(np.argmin(begin))
         job = chosen[stage]
         if begin[stage] == np.inf:
             return np.inf
-        if back[stage]:
+        back = forward[stage, job] >= 0.0
+        if back or stage > 0:
+            place = 0
+            while waiting[stage, place] != job:
+                place += 1
+            length[stage] -= 1
+            waiting[stage, place] = waiting[stage, length[stage]]
+        if back:
             free[stage] = backward[stage, job] = begin[stage] + jobs.backward[stage, job]
             live[stage] -= jobs.tokens[stage, job]
+            following = stage - 1
         else:
             free[stage] = forward[stage, job] = begin[stage] + jobs.forward[stage, job]
             live[stage] += jobs.tokens[stage, job]
+            following = min(stage + 1, stages - 1)  # the last stage runs backward next
+        if following >= 0:
+            waiting[following, length[following]] = job
+            length[following] += 1
         if len(passes) > 0:
-            passes[number], ends[number] = 2 * (job * stages + stage) + int(back[stage]), free[stage]
+            passes[number], ends[number] = 2 * (job * stages + stage) + int(back), free[stage]
             number += 1
         for near in range(max(0, stage - 1), min(stages, stage + 2)):
             stale[near] = True
     if len(passes) > 0:
         passes[:] = passes[np.argsort(ends, kind="mergesort")]
     return float(free.max())
-
-
-@njit
-def _next(
-    jobs: Jobs, most: Ints, priority: Ints, stage: int, forward: Floats, backward: Floats, free: float, live: int
-) -> tuple[float, int, bool]:
-    """Return the earliest start of the next pass of a stage, its slot, and whether it is a backward pass."""
-    last = len(most) - 1
-    begin, chosen, back, first = np.inf, -1, False, np.inf
-    for job in range(len(priority)):
-        if backward[stage, job] >= 0.0:
-            continue
-        ready, rank = free, float(priority[job])
-        is_back = forward[stage, job] >= 0.0
-        if is_back:
-            arrives = forward[stage, job] if stage == last else backward[stage + 1, job]
-            # The slot after it, if it continues its sequences, must have run backward.
-            if arrives < 0.0 or (job + 1 < len(priority) and jobs.linked[job + 1] and backward[stage, job + 1] < 0.0):
-                continue
-            ready, rank = max(ready, arrives), rank - len(priority)
-        else:
-            arrives = 0.0 if stage == 0 else forward[stage - 1, job]
-            if arrives < 0.0 or live + jobs.tokens[stage, job] > most[stage]:
-                continue
-            if jobs.linked[job] and forward[stage, job - 1] < 0.0:
-                continue
-            ready = max(ready, arrives)
-        if ready < begin or (ready == begin and rank < first):
-            begin, chosen, back, first = ready, job, is_back, rank
-    return begin, chosen, back

@@ -117,6 +117,7 @@ runpy.run_path({str(program)!r}, run_name="__main__")
     assert made and not list(tmp_path.iterdir()), said
 
 
+@pytest.mark.slow  # imports all files with tests for a GPU
 def test_gpu_tests_need_only_an_old_pytest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without hypothesis, pytest's plugins and the settings of pyproject.toml, which pytest 8 refuses."""
     assert "tests/attention/kernels/test_on_gpu.py" in commands.files_with_gpu_tests()

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.gpu import attention, commands, machine, memory, on_gpu, probe, train
 from benchmarks.gpu.on_gpu import Options, allocated, alone, leave, new_peak, parse_options
-from engine.errors import MemoryFitError
+from tests.benchmarks.gpu.fates import fate
 
 
 @pytest.mark.parametrize("benchmark", [attention, commands, machine, memory, probe, train])
@@ -53,22 +53,13 @@ def test_figures_are_written_with_the_machine(tmp_path: Path) -> None:
     on_gpu.write(None, torch.device("cpu"), rows=[])
 
 
-def here(what: str) -> dict[str, Any]:
-    """Return the process and its allocator's settings, unless it is to fail or die."""
-    if what == "fail":
-        raise MemoryFitError("no room\nat all", hint="less")
-    if what == "die":
-        os._exit(9)
-    return {"process": os.getpid(), "settings": os.environ["PYTORCH_CUDA_ALLOC_CONF"]}
-
-
 def test_each_case_has_its_process_and_its_fate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With the settings under which the estimate holds; a case that fails or dies is told, and others go on."""
     monkeypatch.setattr(on_gpu, "ALLOCATORS", {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
-    failed, died, found = (alone({"case": what}, here, what) for what in ("fail", "die", "run"))
+    failed, died, found = (alone({"case": what}, fate, what) for what in ("fail", "die", "run"))
     assert failed == {"case": "fail", "error": "MemoryFitError: no room"}
     assert died["case"] == "die" and died["error"].startswith("BrokenProcess")
     assert found["process"] != os.getpid()

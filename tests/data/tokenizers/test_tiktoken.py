@@ -83,8 +83,7 @@ def test_a_run_of_white_space_is_cut_without_changing_ids(name: str, request: py
 
 
 @pytest.mark.parametrize("name", ["llama3", "tekken"])
-@pytest.mark.parametrize("start", ["", "x", "x!\n"])
-@pytest.mark.parametrize("end", ["", "y", "\ny", "\u0301"])
+@pytest.mark.parametrize(("start", "end"), [("", ""), ("x", "y"), ("x!\n", "\ny"), ("", "\u0301")])
 def test_tiktoken_does_not_panic_on_a_million_spaces(
     name: str, start: str, end: str, request: pytest.FixtureRequest
 ) -> None:
