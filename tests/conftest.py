@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.composed import FOLDER, kept
 
-# A machine that is busy with something else is no error. `--hypothesis-profile thorough` draws many more examples.
+# A machine that is busy with something else is no error.
+# `--hypothesis-profile thorough` draws many more examples in tests that do not say how many.
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=50)
 settings.register_profile("bytescale", QUICK)
 settings.register_profile("thorough", QUICK, max_examples=1000)

@@ -1,7 +1,4 @@
-"""Covering sets: few cases in which any two values of any two factors occur together at least once.
-
-Tests with the mark slow run the other cases.
-"""
+"""Covering sets: few cases in which any two values of any two factors occur together at least once."""
 
 from __future__ import annotations
 
@@ -33,21 +30,11 @@ def pairwise(factors: Mapping[str, Sequence[Any]], valid: Callable[[Case], bool]
 
 
 def covered(names: str, *values: Sequence[Any]) -> pytest.MarkDecorator:
-    """Parametrize a test with all combinations, of which those outside a covering set are slow.
-
-    Of three lists, the last one must be the shortest. Of as many combinations as it has values, one is not slow.
-    """
-    cases = product(*(enumerate(list_) for list_ in values))
-    return pytest.mark.parametrize(
-        names,
-        [
-            pytest.param(
-                *(value for _, value in case),
-                marks=[pytest.mark.slow] if sum(number for number, _ in case) % len(values[-1]) else [],
-            )
-            for case in cases
-        ],
-    )
+    """Parametrize a test with all combinations of values, of which those outside a covering set are slow."""
+    factors = dict(zip(names.split(", "), values, strict=True))
+    few = pairwise(factors)
+    cases = (pytest.param(*one.values(), marks=[] if one in few else [pytest.mark.slow]) for one in every(factors))
+    return pytest.mark.parametrize(names, list(cases))
 
 
 def _pairs(case: Case) -> set[tuple[tuple[str, Any], ...]]:

@@ -223,25 +223,25 @@ class Variant(NamedTuple):
 
 # tp, pp and ep. A device of (2, 2) is alone in its hdp group, one of (2, 1) or (1, 2) is not. ZeRO-2 and ZeRO-3 have no
 # pipelines.
-ALONE, TP, PP, BOTH = (1, 1), (2, 1), (1, 2), (2, 2)
+HDP, TP, PP, BOTH = (1, 1), (2, 1), (1, 2), (2, 2)
 EP, WIDE_EP = (1, 1, 2), (1, 1, 4)
 
 
 VARIANTS = [
-    Variant("fp32", tied=False, clip=0.0, meshes=[ALONE, TP, PP, BOTH]),
-    Variant("fp32", tied=True, clip=0.4, meshes=[ALONE, PP]),
-    Variant("bf16", tied=True, clip=0.4, meshes=[ALONE, TP, BOTH]),
+    Variant("fp32", tied=False, clip=0.0, meshes=[HDP, TP, PP, BOTH]),
+    Variant("fp32", tied=True, clip=0.4, meshes=[HDP, PP]),
+    Variant("bf16", tied=True, clip=0.4, meshes=[HDP, TP, BOTH]),
     # With experts the steps diverge without clipping: the norm is 230 in a third one, and errors grow as much.
-    Variant("fp32", tied=True, clip=0.4, balance="loss", meshes=[ALONE, PP, BOTH]),
-    Variant("fp32", tied=False, clip=0.4, balance="bias", meshes=[ALONE, TP]),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", meshes=[HDP, PP, BOTH]),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", meshes=[HDP, TP, BOTH]),
     # Steps so small that few choices of experts flip.
-    Variant("bf16", tied=True, clip=0.1, balance="loss", meshes=[ALONE, PP, BOTH]),
-    Variant("fp32", tied=True, clip=0.4, stage=2, meshes=[ALONE, TP]),
-    Variant("bf16", tied=True, clip=0.4, stage=3, meshes=[ALONE, TP]),
-    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, meshes=[ALONE, TP]),
-    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=[ALONE, EP, WIDE_EP]),
-    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=[ALONE, EP]),
-    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=[ALONE, WIDE_EP]),
+    Variant("bf16", tied=True, clip=0.1, balance="loss", meshes=[HDP, PP, BOTH]),
+    Variant("fp32", tied=True, clip=0.4, stage=2, meshes=[HDP, TP]),
+    Variant("bf16", tied=True, clip=0.4, stage=3, meshes=[HDP, TP]),
+    Variant("fp32", tied=False, clip=0.4, balance="loss", stage=3, meshes=[HDP, TP]),
+    Variant("fp32", tied=True, clip=0.4, balance="loss", shared=True, meshes=[HDP, EP, WIDE_EP]),
+    Variant("bf16", tied=False, clip=0.1, balance="loss", shared=True, meshes=[HDP, EP, WIDE_EP]),
+    Variant("fp32", tied=False, clip=0.4, balance="bias", stage=2, shared=True, meshes=[HDP, WIDE_EP]),
 ]
 
 

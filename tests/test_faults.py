@@ -1,6 +1,6 @@
 """A run that is harmed at exact moments goes on by itself, and learns the same. `make soak` has all faults.
 
-Two pipeline stages; `make soak` has eight ranks, with tensor parallelism. tests/test_crash.py has rings.
+Two pipeline stages; `make soak` has eight ranks, with tensor parallelism. Slow tests of tests/test_crash.py have rings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.world
 def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the network before the first checkpoint, and before a later checkpoint gets its name.
+    """A rank is killed before the first checkpoint, a connection is cut, and a checkpoint is lost before it is renamed.
 
     tests/launch/test_ranks.py tests the report of a stopped rank, and `make soak` its restart. The run folder and the
     messages contain no secrets of the environment, whatever ranks and libraries log (docs/security.md).
@@ -28,16 +28,18 @@ def test_a_run_goes_on_by_itself_after_faults_at_exact_moments_and_keeps_no_secr
     train_unharmed(whole, data, 12, *mesh)
     for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"):
         monkeypatch.setenv(name, f"s3cret-{name}")
-    launcher = Launcher(command(out, data, 12, "run.restarts=2", *mesh), out)
-    launcher.plant(1, Fault("cut-link", at="forward", step=2))
+    launcher = Launcher(command(out, data, 12, "run.restarts=3", *mesh), out)
+    launcher.plant(1, Fault("kill-rank", at="transfer", step=2))
+    launcher.plant(1, Fault("cut-link", at="forward", step=8))
     launcher.plant(0, Fault("kill-rank", at="rename", step=9))
     ended = launcher.end()
     assert ended.code == 0, ended.said
     assert "report: " in ended.said and "report could not be written" not in ended.said, "of a mesh, after faults"
     causes = [line for line in ended.said.splitlines() if "; restart " in line]
-    assert len(causes) == 2, ended.said
-    assert "lost its connection to another rank" in causes[0]
-    assert causes[1].startswith("rank 0 was killed by SIGKILL")
+    assert len(causes) == 3, ended.said
+    assert causes[0].startswith("rank 1 was killed by SIGKILL")
+    assert "lost its connection to another rank" in causes[1]
+    assert causes[2].startswith("rank 0 was killed by SIGKILL")
     assert losses(out) == losses(whole) and len(losses(whole)) == 12
     assert ledger(out) == ledger(whole)
     files = [path for path in out.rglob("*") if path.is_file()]

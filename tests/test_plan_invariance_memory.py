@@ -38,7 +38,8 @@ FACTORS = {
     "experts": (1, 5),
 }
 ALSO = {"tile": (0, 3), "host": (False, True)}  # not among every choice
-WORLDS, FEW = (2, 3, 4), (2, 3)  # for every choice, and for any two choices together
+WORLDS = (2, 3, 4)  # for every choice
+FEW = (2, 3)  # for any two choices together
 CAPACITY, LR = 16, 2.0
 
 pytestmark = pytest.mark.world

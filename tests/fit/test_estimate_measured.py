@@ -55,6 +55,7 @@ NARROW = [*LARGE, "model.hidden=256", "model.ffn=512"]
 EXPERTS = ["model.experts=4", "model.top_k=2", "model.hidden=128"]
 CASES: dict[str, tuple[list[int], list[str]]] = {
     "whole": (WHOLE, []),
+    "capacity": ([4096] * 2, ["capacity=2K", "context=4K", "model.layers=4"]),  # the loss is computed in two chunks
     "bf16": (WHOLE, ["dtype=bf16", "model.ffn=320"]),
     "zero-2": (RINGS, ["zero.stage=2"]),
     "zero-3": (RINGS, ["zero.stage=3"]),
@@ -64,12 +65,11 @@ CASES: dict[str, tuple[list[int], list[str]]] = {
     "few zero-3": (FEW, ["zero.stage=3", *LARGE]),
     "first": (FIRST, []),
     "vocabulary bf16": ([512] * 2, ["dtype=bf16", "recompute=layer", *HALF, *SHALLOW, VOCABULARY]),
-    "host": (RINGS, [*HOST, "zero.stage=2"]),
 }
 # More sizes and combinations; `pytest -m slow` runs them.
 MORE: dict[str, tuple[list[int], list[str]]] = {
-    "capacity": ([4096] * 2, ["capacity=2K", "context=4K", "model.layers=4"]),  # the loss is computed in two chunks
     "experts bias": (RINGS, ["balance.by=bias", "recompute=layer_keep_attention", *EXPERTS]),
+    "host": (RINGS, [*HOST, "zero.stage=2"]),
     "rings": (RINGS, []),
     "vocabulary": (RINGS, ["model.vocab=3000"]),
     "layer": (RINGS, ["recompute=layer"]),

@@ -34,7 +34,7 @@ RUN = [
 ]
 
 
-@pytest.mark.slow  # the pipeline below has all parts, test_estimate_measured.py the tensors of each stage
+@pytest.mark.slow  # each starts two ranks, which import everything; test_estimate_measured.py has the tensors alone
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",
@@ -50,7 +50,7 @@ def test_what_is_resident_is_what_was_estimated(tmp_path: Path, keys: list[str])
     check(resident(config), estimate(config, PlanSettings.of(config)))
 
 
-@pytest.mark.slow  # as above
+@pytest.mark.slow  # as above; nothing else has ZeRO-2
 @pytest.mark.world
 @pytest.mark.parametrize(
     "keys",

@@ -30,30 +30,30 @@ def titles(text: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A page with all pictures."""
     return page(write_run(tmp_path_factory.mktemp("run"), lines=metrics(30), traced=plan(2)))
 
 
-def test_the_page_contains_its_pictures(text: str) -> None:
-    assert titles(text) == [*LOSSES, "Timeline of a step", *OTHERS]
-    assert text.count("<svg ") == 14  # each for a wide page and for a narrow one
-    assert text.count("<figcaption>") == 7
+def test_the_page_contains_its_pictures(full_page: str) -> None:
+    assert titles(full_page) == [*LOSSES, "Timeline of a step", *OTHERS]
+    assert full_page.count("<svg ") == 14  # each for a wide page and for a narrow one
+    assert full_page.count("<figcaption>") == 7
 
 
-def test_the_page_loads_nothing(text: str) -> None:
-    assert "http" not in NAMESPACE.sub("", text)
-    assert "@import" not in text and not re.search(r"url\((?!#)", text)
-    for tag, attributes in Elements(text).found:
+def test_the_page_loads_nothing(full_page: str) -> None:
+    assert "http" not in NAMESPACE.sub("", full_page)
+    assert "@import" not in full_page and not re.search(r"url\((?!#)", full_page)
+    for tag, attributes in Elements(full_page).found:
         assert tag not in ("script", "link", "iframe", "object", "embed", "img")
         for name in attributes:
             value = attributes[name] or ""
             assert name.removeprefix("xlink:") not in LOADING or value.startswith("#")
 
 
-def test_no_two_elements_share_an_id(text: str) -> None:
+def test_no_two_elements_share_an_id(full_page: str) -> None:
     """Two pictures with the same clip path would hide each other's curves."""
-    ids = [attributes["id"] for _, attributes in Elements(text).found if "id" in attributes]
+    ids = [attributes["id"] for _, attributes in Elements(full_page).found if "id" in attributes]
     assert len(ids) == len(set(ids)) > 0
 
 

@@ -36,7 +36,6 @@ from engine.planner.settings import PlanSettings
 from engine.selection import Selected
 from engine.trainer.model import make_offload
 from engine.trainer.step import RankContext, run_step
-from tests.covering import covered
 
 META = torch.device("meta")
 RECOMPUTE = ["none", "layer", "layer_keep_attention"]
@@ -129,7 +128,9 @@ def traced(config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Launches, i
     return launches, len(times.marks), offload
 
 
-@covered("recompute, family, ratio", RECOMPUTE, list(WIDTHS), [0, 0.5])
+@pytest.mark.parametrize("ratio", [0, 0.5])
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("family", WIDTHS)
 def test_a_step_reads_no_value_and_uses_no_tensor_of_the_host(
     family: str, recompute: str, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,7 +34,7 @@ PLACES = {  # the stage, and what is on the host: optimizer states, weights
     "stage 3, weights": (3, False, True),
     "stage 3, both": (3, True, True),
 }
-IN = {"fp32": ("stage 1", "stage 3", "stage 3, weights"), "bf16": ("stage 1", "stage 2", "stage 3, both")}
+PLACES_OF = {"fp32": ("stage 1", "stage 3", "stage 3, weights"), "bf16": ("stage 1", "stage 2", "stage 3, both")}
 
 pytestmark = pytest.mark.world
 
@@ -75,7 +75,7 @@ def engine_of(settings: Config) -> ZeroEngine:
 
 
 def on_rank(dtype: str, folder: Path) -> dict[str, dict[str, Any]]:
-    return {place: trained(settings_of(place, dtype), folder / place) for place in IN[dtype]}
+    return {place: trained(settings_of(place, dtype), folder / place) for place in PLACES_OF[dtype]}
 
 
 def trained(settings: Config, folder: Path) -> dict[str, Any]:

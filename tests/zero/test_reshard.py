@@ -68,10 +68,11 @@ def load_all(root: Path) -> list[str]:
     gc.freeze()
     wrong, here = [], dist.get_world_size()
     for (number, kind), world, before in product(enumerate(KINDS), WORLDS, STAGES):
-        # For each kind nine of 81: each pair of the world and stage that saved and those that load occurs.
+        # For each kind 9 of 81 combinations: any two of saved world, saved stage, loading world and loading stage occur
+        # together. The three kinds in bf16 have all combinations of both worlds and the loading stage.
         if (before + world + here + number) % 3:
             continue
-        stage = STAGES[(before + 2 * world + number) % 3]
+        stage = STAGES[(before + 2 * world + 2 * number) % 3]
         folder = folder_of(root, kind, world, before)
         engine = engine_of(config_of(kind, stage), seed=1)
         engine.load(folder)
@@ -91,7 +92,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_all_states_are_equal_to_the_last_bit(root: Path, world: int) -> None:
-    """In every stage, from every world and stage: weights, master weights, moments, steps and the experts' biases."""
+    """Weights, master weights, moments, steps and the experts' biases."""
     whole = torch.load(folder_of(root, "bf16 experts", 3, 1) / "whole.pt")
     assert whole["keys"] == ["exp_avg", "exp_avg_sq"] and whole["steps"] == 2
     assert whole["buffer layers.0.ffn.bias"].tolist() == [-3, 0, 3]
@@ -104,7 +105,8 @@ def to_the_host_and_back(root: Path) -> list[dict[str, Any]]:
     gc.freeze()
     found = []
     for kind, stage, host in product(("fp32", "bf16 tied"), STAGES, (False, True)):
-        if (stage + host + (kind == "fp32")) % 2:  # any two of the three occur together all the same
+        # Half of the cases, in which any two of the three occur together, and the one of BF16_Optimizer.
+        if (stage + host + (kind == "fp32")) % 2 and (kind, stage, host) != ("bf16 tied", 1, False):
             continue
         folder = root / f"{kind}, stage {stage}, {host}"
         first = engine_of(config_of(kind, stage, f"optimizer.on_host={host}"), seed=0)

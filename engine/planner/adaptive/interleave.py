@@ -21,7 +21,8 @@ from engine.compiled import njit
 from engine.units import Bools, Floats, Ints
 
 _SWEEPS = 4  # over all slots, at most
-_TRIALS = 2**22  # the search ends after so many schedules, times n J^2. It takes .02 s then
+# The search ends after _TRIALS / (n J^2) schedules, some .02 s. Not after a time: plans must not depend on the machine.
+_TRIALS = 2**22
 
 
 class Jobs(NamedTuple):
@@ -95,42 +96,45 @@ def _ranks(order: Ints) -> Ints:
 def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
     """Return the end of the schedule with these priorities [J]; infinite if it does not fit.
 
-    Writes the passes in the order of their ends to `passes` [2 n J], unless it is empty.
+    Writes the passes in the order of their ends to `passes` [2 n J], unless it is empty. It is one function, because
+    numba passes arrays to another one slowly: with a function that chooses the next pass it takes four times as long.
     """
     stages, count = jobs.forward.shape
     forward, backward = np.full((stages, count), -1.0), np.full((stages, count), -1.0)  # ends of passes
-    free, live = np.zeros(stages), np.zeros(stages, np.int64)
-    begin, chosen, stale = np.full(stages, np.inf), np.full(stages, -1), np.ones(stages, np.bool_)  # the next pass
-    # The first `length` of `waiting` are the slots whose next pass on a stage waits for no other stage any more.
-    # Forward passes of the first stage never do: `entering` has all slots by priority, and from `head` on some have
-    # not entered. Looking at few slots instead of all makes a schedule four to ten times faster.
+    free_at, live = np.zeros(stages), np.zeros(stages, np.int64)
+    # `waiting[stage, : length[stage]]` are the slots whose next pass on the stage has its input, in any order. The
+    # first stage needs none: `entering` has all slots by priority, and those before `head` have run forward there.
     waiting, length = np.empty((stages, count), np.int64), np.zeros(stages, np.int64)
     entering, head = np.argsort(priority, kind="mergesort"), 0
+    begin, chosen = np.full(stages, np.inf), np.full(stages, -1)  # the next pass of each stage
+    stale = np.ones(stages, np.bool_)  # whether it must be chosen again
     ends, number = np.empty(len(passes)), 0
     for _ in range(2 * stages * count):
+        # Choose the pass that can start the earliest; of several the one with the highest priority. Two never have the
+        # same, since of a chain at most one slot can run forward and one backward.
         for stage in range(stages):
             if not stale[stage]:
                 continue
-            stale[stage] = False
-            earliest, rank_of_it, next_ = np.inf, np.inf, -1
+            earliest, best_rank, best = np.inf, np.inf, -1
             for place in range(length[stage]):
                 job = waiting[stage, place]
                 rank = float(priority[job])
                 if forward[stage, job] >= 0.0:
+                    # The slot after it, if it continues its sequences, must have run backward.
                     if job + 1 < count and jobs.linked[job + 1] and backward[stage, job + 1] < 0.0:
                         continue
                     arrives = forward[stage, job] if stage == stages - 1 else backward[stage + 1, job]
-                    rank -= count  # a backward pass comes first: it frees memory
+                    rank -= count  # before all forward passes: it frees memory
                 else:
                     if live[stage] + jobs.tokens[stage, job] > most[stage]:
                         continue
                     if jobs.linked[job] and forward[stage, job - 1] < 0.0:
                         continue
                     arrives = forward[stage - 1, job]
-                ready = max(free[stage], arrives)
-                if ready < earliest or (ready == earliest and rank < rank_of_it):
-                    earliest, rank_of_it, next_ = ready, rank, job
-            if stage == 0 and free[0] < earliest:
+                ready = max(free_at[stage], arrives)
+                if ready < earliest or (ready == earliest and rank < best_rank):
+                    earliest, best_rank, best = ready, rank, job
+            if stage == 0 and free_at[0] < earliest:
                 while head < count and forward[0, entering[head]] >= 0.0:
                     head += 1
                 for place in range(head, count):
@@ -138,14 +142,15 @@ def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
                     if forward[0, job] >= 0.0 or live[0] + jobs.tokens[0, job] > most[0]:
                         continue
                     if not jobs.linked[job] or forward[0, job - 1] >= 0.0:
-                        earliest, next_ = free[0], job
+                        earliest, best = free_at[0], job
                         break
-            begin[stage], chosen[stage] = earliest, next_
+            begin[stage], chosen[stage], stale[stage] = earliest, best, False
         stage = int(np.argmin(begin))
         job = chosen[stage]
         if begin[stage] == np.inf:
             return np.inf
         back = forward[stage, job] >= 0.0
+        # The slot leaves the list of this stage for that of the stage with its next pass.
         if back or stage > 0:
             place = 0
             while waiting[stage, place] != job:
@@ -153,21 +158,21 @@ def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
             length[stage] -= 1
             waiting[stage, place] = waiting[stage, length[stage]]
         if back:
-            free[stage] = backward[stage, job] = begin[stage] + jobs.backward[stage, job]
+            free_at[stage] = backward[stage, job] = begin[stage] + jobs.backward[stage, job]
             live[stage] -= jobs.tokens[stage, job]
-            following = stage - 1
+            next_stage = stage - 1
         else:
-            free[stage] = forward[stage, job] = begin[stage] + jobs.forward[stage, job]
+            free_at[stage] = forward[stage, job] = begin[stage] + jobs.forward[stage, job]
             live[stage] += jobs.tokens[stage, job]
-            following = min(stage + 1, stages - 1)  # the last stage runs backward next
-        if following >= 0:
-            waiting[following, length[following]] = job
-            length[following] += 1
+            next_stage = min(stage + 1, stages - 1)  # the last stage itself runs the backward pass
+        if next_stage >= 0:
+            waiting[next_stage, length[next_stage]] = job
+            length[next_stage] += 1
         if len(passes) > 0:
-            passes[number], ends[number] = 2 * (job * stages + stage) + int(back), free[stage]
+            passes[number], ends[number] = 2 * (job * stages + stage) + int(back), free_at[stage]
             number += 1
         for near in range(max(0, stage - 1), min(stages, stage + 2)):
             stale[near] = True
     if len(passes) > 0:
         passes[:] = passes[np.argsort(ends, kind="mergesort")]
-    return float(free.max())
+    return float(free_at.max())

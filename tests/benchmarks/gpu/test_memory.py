@@ -89,7 +89,7 @@ def of(section: str, case: Any) -> dict[str, Any]:
     return SECTIONS[section][0](case, alone())
 
 
-@pytest.mark.slow  # imports everything again
+@pytest.mark.slow  # a rehearsal of the section "peak", which nothing else runs
 @pytest.mark.world
 def test_a_tiny_step_is_measured() -> None:
     """In a process of its own that joins and leaves a world of its own."""
@@ -116,7 +116,7 @@ def race() -> tuple[dict[str, Any], list[float | None]]:
         return of("time", Race(Step("tiny", 96, "layer_keep_attention", 1.0, TINY), rounds=3, most=1e3)), asked
 
 
-@pytest.mark.slow  # the others run its parts
+@pytest.mark.slow  # a rehearsal of the section "time", which nothing else runs
 @pytest.mark.world
 def test_a_tiny_race_is_run_in_turns() -> None:
     ((found, asked),) = run_world(1, race)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -48,6 +50,45 @@ def ends(of: Jobs, most: Ints, passes: Ints) -> float:
             assert live[stage] <= most[stage]
         free[stage] = end[job, stage, back] = max(before) + (of.backward if back else of.forward)[stage, job]
     return max(free)
+
+
+def slow_schedule(of: Jobs, most: Ints, priority: Ints) -> Order:
+    """A schedule made in order of time, that looks at all passes before each one."""
+    (stages, count), end = of.forward.shape, dict[tuple[int, int, int], float]()  # by slot, stage, and 1 if backward
+    free, live, passes = [0.0] * stages, [0] * stages, list[tuple[float, int]]()
+    for _ in range(2 * stages * count):
+        ready = []
+        for job, stage, back in product(range(count), range(stages), (0, 1)):
+            last = stage == stages - 1
+            inputs = [(job, stage, 0) if last else (job, stage + 1, 1)] if back else [(job, stage - 1, 0)] * (stage > 0)
+            linked = job + back < count and of.linked[job + back]  # a slot follows the one before it, backward precedes
+            others = [(job + 2 * back - 1, stage, back)] if linked else []
+            fits = back or live[stage] + of.tokens[stage, job] <= most[stage]
+            if (job, stage, back) not in end and fits and all(one in end for one in inputs + others):
+                start = max([free[stage], *(end[one] for one in inputs)])
+                ready.append((start, stage, priority[job] - count * back, job, back))
+        if not ready:
+            return Order(np.zeros(0, np.int64), np.inf)
+        start, stage, _, job, back = min(ready)
+        free[stage] = end[job, stage, back] = start + (of.backward if back else of.forward)[stage, job]
+        live[stage] += (1 - 2 * back) * of.tokens[stage, job]
+        passes.append((free[stage], 2 * (job * stages + stage) + back))
+    return Order(ints(*(number for _, number in sorted(passes, key=lambda one: one[0]))), max(free))
+
+
+@given(jobs())
+def test_without_a_search_the_best_of_three_orders_is_that_of_a_slow_schedule(drawn: tuple[Jobs, Ints]) -> None:
+    """Chains with the most work first, last, or first but for the shortest, which runs before all others."""
+    of, most = drawn
+    chain = np.cumsum(~of.linked) - 1
+    work = np.bincount(chain, (of.forward + of.backward).sum(0))
+    longest = np.argsort(-work, kind="mergesort")
+    found = [
+        slow_schedule(of, most, np.argsort(order)[chain]) for order in (longest, longest[::-1], np.roll(longest, 1))
+    ]
+    expected, ours = min(found, key=lambda one: one.makespan), interleave(of, most, sweeps=0)
+    assert ours.makespan == expected.makespan
+    assert ours.makespan == np.inf or ours.passes.tolist() == expected.passes.tolist()
 
 
 def test_the_search_ends_after_a_number_of_trials_of_the_jobs() -> None:
