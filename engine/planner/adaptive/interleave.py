@@ -94,7 +94,7 @@ def _ranks(order: Ints) -> Ints:
 
 @njit
 def _schedule(jobs: Jobs, most: Ints, priority: Ints, passes: Ints) -> float:
-    """Return the end of the schedule with these priorities [J]; infinite if it does not fit.
+    """Return the end, in ns, of the schedule with these priorities [J]; infinite if it does not fit.
 
     Writes the passes in the order of their ends to `passes` [2 n J], unless it is empty. It is one function, because
     numba passes arrays to another one slowly: with a function that chooses the next pass it takes four times as long.
