@@ -40,7 +40,7 @@ def devices_form_whole_ranks(config: Config) -> Problem | None:
         key = "parallel.tp" if devices % tp else "parallel.pp"
         hint = f"take a multiple of {group} devices: cluster.nodes, cluster.ranks_per_node"
         if nearest := _nearest_mesh(config):
-            hint += "; or parallel.tp={} parallel.pp={}, the nearest that works".format(*nearest)
+            hint += "; or parallel.tp={} parallel.pp={}, the nearest that divides them".format(*nearest)
         return Problem(message, key, hint)
     if node % tp and tp % node:
         message = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median_low
 
 from engine.cluster.cluster import Cluster
+from engine.cluster.mesh import Mesh
 from engine.config.schema import Config
 from engine.errors import ConfigError
 from engine.files import write_json
@@ -19,10 +20,15 @@ _STEP = 5  # percent: speeds are rounded, since measured ones differ by a few pe
 
 
 class Stragglers:
-    """The paces of the ranks of a run (engine/trainer/pace.py)."""
+    """The paces of the ranks of a run (engine/trainer/pace.py).
 
-    def __init__(self, cluster: Cluster, say: Say) -> None:
+    A rank is compared with those of its pipeline stage: how wrong the planned times are depends on the stage.
+    """
+
+    def __init__(self, cluster: Cluster, mesh: Mesh, say: Say) -> None:
+        """`cluster` has the devices as ranks, which `mesh` divides into stages."""
         self._cluster, self._say = cluster, say
+        self._stages = [mesh.place(rank).pp for rank in range(cluster.ranks)]
         self._paces = dict[int, float]()
         self._noted, self._named = 0, set[int]()
 
@@ -32,12 +38,20 @@ class Stragglers:
         self._noted += 1
         if self._noted % self._cluster.ranks or len(self._paces) < self._cluster.ranks:
             return
-        usual = median_low(self._paces.values())
-        for slow in [rank for rank, pace in self._paces.items() if pace >= _SLOW * usual and rank not in self._named]:
-            self._named.add(slow)
-            several, times = len(self._cluster.nodes) > 1, self._paces[slow] / usual
-            hint = "; at the next start, cluster.speeds=measured gives this host less to do" if several else ""
-            self._say(f"warning: rank {slow} on {self._host(slow)} takes {times:.1f} times as long as others{hint}")
+        hint = "; at the next start, cluster.speeds=measured gives this host less to do"
+        for slow, times in self._relative().items():
+            if times >= _SLOW and slow not in self._named:
+                self._named.add(slow)
+                slower = f"rank {slow} on {self._host(slow)} takes {times:.1f} times as long as others"
+                self._say(f"warning: {slower}{hint if len(self._cluster.nodes) > 1 else ''}")
+
+    def _relative(self) -> dict[int, float]:
+        """Return each rank's pace divided by the median of its stage."""
+        of_stage: dict[int, list[float]] = {}
+        for rank, pace in self._paces.items():
+            of_stage.setdefault(self._stages[rank], []).append(pace)
+        usual = {stage: median_low(paces) for stage, paces in of_stage.items()}
+        return {rank: pace / usual[self._stages[rank]] for rank, pace in self._paces.items()}
 
     def speeds(self) -> dict[str, int]:
         """Return the speed of each host in percent of the fastest; empty until all ranks have reported their pace.
@@ -46,9 +60,9 @@ class Stragglers:
         """
         if len(self._paces) < self._cluster.ranks:
             return {}
-        speeds = [int(self._cluster.speed[rank]) / self._paces[rank] for rank in range(self._cluster.ranks)]
         slowest: dict[str, float] = {}
-        for rank, speed in enumerate(speeds):
+        for rank, times in self._relative().items():
+            speed = int(self._cluster.speed[rank]) / times
             slowest[self._host(rank)] = min(speed, slowest.get(self._host(rank), speed))
         fastest = max(slowest.values())
         return {host: max(_STEP, _STEP * round(100 / _STEP * speed / fastest)) for host, speed in slowest.items()}

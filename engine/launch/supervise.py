@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.cluster.mesh import Mesh
 from engine.errors import BytescaleError, ExitCode, is_interrupt
 from engine.launch import prepare
 from engine.launch.launch import Launch
@@ -39,7 +40,7 @@ def supervise(launch: Launch, start: prepare.Start, resume: str, on_step: OnStep
     notice = config.run.notice_file
     restarts, compared = Restarts(config.run.restarts, folder), False
     launcher: Launcher = launch.joins or Starts()
-    stragglers = Stragglers(cluster, say)
+    stragglers = Stragglers(cluster, Mesh.of(cluster.ranks, config.parallel), say)
     prepare.go_back(folder, start.step, say)
     while True:
         say(f"{folder.root}: {start.outlook(config)}")

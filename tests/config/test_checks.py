@@ -68,7 +68,7 @@ MISTAKES = [
         [*WIDE, "context=2K", "model.layers=3", "parallel.tp=2", "parallel.pp=3"],
         "parallel.pp",
         "= 6 does not divide 8 devices",
-        "cluster.nodes, cluster.ranks_per_node; or parallel.tp=2 parallel.pp=2, the nearest that works",
+        "cluster.nodes, cluster.ranks_per_node; or parallel.tp=2 parallel.pp=2, the nearest that divides them",
     ),
     (
         [*WIDE, "parallel.pp=2", "planner.mode=free"],
