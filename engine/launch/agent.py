@@ -74,7 +74,7 @@ class Beat(NamedTuple):
     at: list[Any] | None  # step, phase and micro-batch
     age_s: float  # since it began that
     stopped: bool
-    pace: float | None  # how many times longer than planned its work takes
+    pace: float | None  # how many times longer its work takes than at full speed (engine/trainer/pace.py)
     entered: int  # collectives of the control plane, so far
     planned_s: float | None  # how long the plan of its step takes
     measured: list[Any] | None  # of the last finished step: its number, the seconds planned, the seconds measured

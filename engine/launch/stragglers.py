@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
@@ -22,13 +23,16 @@ _STEP = 5  # percent: speeds are rounded, since measured ones differ by a few pe
 class Stragglers:
     """The paces of the ranks of a run (engine/trainer/pace.py).
 
-    A rank is compared with those of its pipeline stage: how wrong the planned times are depends on the stage.
+    Ranks are compared within their pipeline stage, because how wrong the planned times are depends on the stage. A host
+    with a speed of 50 % in the hostfile may take twice as long as others without being called slow.
     """
 
     def __init__(self, cluster: Cluster, mesh: Mesh, say: Say) -> None:
         """`cluster` has the devices as ranks, which `mesh` divides into stages."""
         self._cluster, self._say = cluster, say
         self._stages = [mesh.place(rank).pp for rank in range(cluster.ranks)]
+        # The devices of a tp group wait for the slowest of them.
+        self._planned = [min(int(cluster.speed[i]) for i in mesh.members(rank, "tp")) for rank in range(cluster.ranks)]
         self._paces = dict[int, float]()
         self._noted, self._named = 0, set[int]()
 
@@ -39,30 +43,34 @@ class Stragglers:
         if self._noted % self._cluster.ranks or len(self._paces) < self._cluster.ranks:
             return
         hint = "; at the next start, cluster.speeds=measured gives this host less to do"
-        for slow, times in self._relative().items():
+        took = {rank: pace * self._planned[rank] for rank, pace in self._paces.items()}  # against the planned speed
+        usual = self._of_stages(median_low, took)
+        for slow in sorted(took):
+            times = took[slow] / usual[self._stages[slow]]
             if times >= _SLOW and slow not in self._named:
                 self._named.add(slow)
                 slower = f"rank {slow} on {self._host(slow)} takes {times:.1f} times as long as others"
                 self._say(f"warning: {slower}{hint if len(self._cluster.nodes) > 1 else ''}")
 
-    def _relative(self) -> dict[int, float]:
-        """Return each rank's pace divided by the median of its stage."""
-        of_stage: dict[int, list[float]] = {}
-        for rank, pace in self._paces.items():
-            of_stage.setdefault(self._stages[rank], []).append(pace)
-        usual = {stage: median_low(paces) for stage, paces in of_stage.items()}
-        return {rank: pace / usual[self._stages[rank]] for rank, pace in self._paces.items()}
+    def _of_stages(self, reduce: Callable[[list[float]], float], values: dict[int, float]) -> list[float]:
+        """Reduce the values of the ranks of each stage to one."""
+        of_stage: list[list[float]] = [[] for _ in range(max(self._stages) + 1)]
+        for rank, value in values.items():
+            of_stage[self._stages[rank]].append(value)
+        return [reduce(of_one) for of_one in of_stage]
 
     def speeds(self) -> dict[str, int]:
         """Return the speed of each host in percent of the fastest; empty until all ranks have reported their pace.
 
-        A host is as fast as its slowest rank, for which the others wait.
+        A rank is compared with the fastest of its stage. A host is as fast as its slowest rank, for which the others
+        wait.
         """
         if len(self._paces) < self._cluster.ranks:
             return {}
+        best = self._of_stages(min, self._paces)
         slowest: dict[str, float] = {}
-        for rank, times in self._relative().items():
-            speed = int(self._cluster.speed[rank]) / times
+        for rank, pace in self._paces.items():
+            speed = best[self._stages[rank]] / pace
             slowest[self._host(rank)] = min(speed, slowest.get(self._host(rank), speed))
         fastest = max(slowest.values())
         return {host: max(_STEP, _STEP * round(100 / _STEP * speed / fastest)) for host, speed in slowest.items()}

@@ -62,7 +62,7 @@ class Trainer:
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
-        self.pace = Pace(self.settings, groups.hdp_rank, work_shares(config)[groups.mesh.place(groups.rank).pp])
+        self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
         self.writer = BackgroundWriter(folder.checkpoints, groups.rank)

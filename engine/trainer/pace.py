@@ -8,23 +8,24 @@ from statistics import median
 
 import numpy as np
 
+from engine.cost.model import Costs
 from engine.planner.plan.step_plan import Shard, StepPlan
-from engine.planner.settings import PlanSettings
 from engine.trainer.step import StepTimes
 
 STEPS = 20  # the median of so many steps is reported: a single slow step, which compiles kernels, does not matter
 
 
 class Pace:
-    """How many times longer than planned the work of this rank takes.
+    """How many times longer the work of this rank takes than the costs say for a device of full speed.
 
-    Only micro-batches without rings count: in a ring, all members take as long as the slowest. In lockstep mode ranks
-    also wait for each other in micro-batches, so a slow rank cannot be distinguished from the others there.
+    The speeds of hosts that a plan knows are left out here; the launcher takes them into account. Only micro-batches
+    without rings count: in a ring, all members take as long as the slowest. In lockstep mode ranks also wait for each
+    other in micro-batches, so a slow rank cannot be distinguished from the others there.
     """
 
-    def __init__(self, settings: PlanSettings, hdp_rank: int, share: float = 1.0) -> None:
+    def __init__(self, costs: Costs, share: float = 1.0) -> None:
         """`share` is the part of a micro-batch's work that the rank's stage does."""
-        self._costs, self._slower = settings.costs, share * 100 / int(settings.cluster.speed[hdp_rank])
+        self._costs, self._share = costs, share
         self._recent = deque[float](maxlen=STEPS)
 
     def of_steps(self, plan: StepPlan, times: StepTimes) -> float | None:
@@ -38,7 +39,7 @@ class Pace:
                     counted.add(number)
                     planned += self._costs.rates.micro + self._work(shards)
         if planned:
-            self._recent.append(measured / (planned * self._slower))
+            self._recent.append(measured / (planned * self._share))
         return median(self._recent) if len(self._recent) == STEPS else None
 
     def _work(self, shards: Sequence[Shard]) -> int:

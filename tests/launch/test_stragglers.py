@@ -33,10 +33,10 @@ def noted(paces: list[float], cluster: Cluster = NODES, pp: int = 1) -> tuple[St
 
 
 def test_a_slow_rank_is_named_once_with_its_host_and_factor() -> None:
-    found, said = noted([1.0, 1.1, 1.0, 2.4, 1.2])
+    found, said = noted([1.0, 1.1, 2.0, 4.8, 1.2])
     hint = "at the next start, cluster.speeds=measured gives this host less to do"
     assert said == [f"warning: rank 3 on b takes 2.2 times as long as others; {hint}"]
-    assert found.speeds() == {"a": 100, "b": 25, "c": 90}, "in percent of the fastest: 1/1.1, 0.5/2.4, 1/1.2"
+    assert found.speeds() == {"a": 100, "b": 25, "c": 90}, "in percent of the fastest: 1/1.1, 1/4.8, 1/1.2"
 
 
 def test_of_two_ranks_the_slower_is_named() -> None:
@@ -55,6 +55,28 @@ def test_a_rank_is_compared_with_those_of_its_stage() -> None:
     assert [line.split(";")[0] for line in said] == ["warning: rank 3 on b takes 2.0 times as long as others"]
     assert found.speeds() == {"a": 100, "b": 50}
     assert noted([3.0, 1.0], Cluster((Node("a", 2),), device_memory=100), pp=2)[1] == [], "a rank a stage"
+
+
+def test_in_a_pipeline_a_host_that_is_as_slow_as_planned_slows_no_other_down() -> None:
+    """Plans give an HDP rank the speed of its slowest device, here d; the stage before it is as fast as ever."""
+    hosts = [Node("a", 1), Node("b", 1), Node("c", 1)]
+    found, said = noted([1.0, 1.0, 1.0, 2.0], Cluster((*hosts, Node("d", 1)), device_memory=100), pp=2)
+    assert [line.split(" on ")[0] for line in said] == ["warning: rank 3"]
+    assert found.speeds() == {"a": 100, "b": 100, "c": 100, "d": 50}
+    found, said = noted([1.0, 1.0, 1.0, 2.0], Cluster((*hosts, Node("d", 1, speed=50)), device_memory=100), pp=2)
+    assert said == [] and found.speeds() == {"a": 100, "b": 100, "c": 100, "d": 50}, "the same at each start"
+    two = Cluster((Node("a", 2), Node("b", 2, speed=50)), device_memory=100)
+    assert noted([1.0, 1.0, 1.0, 2.0], two, pp=2)[0].speeds() == {"a": 100, "b": 50}
+
+
+def test_devices_of_a_tp_group_wait_for_the_slowest() -> None:
+    said = list[str]()
+    hosts = (Node("a", 1), Node("b", 1, speed=50), Node("c", 1), Node("d", 1))
+    four = Cluster(hosts, device_memory=100)
+    found = Stragglers(four, Mesh(2, tp=2), said.append)
+    for rank, pace in enumerate([2.0, 2.0, 1.0, 1.0]):
+        found.note(rank, pace)
+    assert said == [], "rank 0 is as slow as planned, with rank 1"
 
 
 def test_nothing_is_said_before_all_ranks_have_told_their_pace(tmp_path: Path) -> None:
@@ -82,7 +104,7 @@ def test_the_next_start_plans_with_measured_speeds(tmp_path: Path) -> None:
     cluster = Cluster.of(measured.cluster)
     assert with_speeds(measured, cluster, said.append) == measured
     assert "there is no" in said.pop()
-    noted([1.0, 1.1, 1.0, 2.4, 1.2])[0].write(RunFolder(tmp_path))
+    noted([1.0, 1.1, 2.0, 4.8, 1.2])[0].write(RunFolder(tmp_path))
     frozen = with_speeds(measured, cluster, said.append)
     assert frozen.cluster.speeds == (100, 25, 90) and said == ["cluster.speeds=measured: b 25%, c 90%"]
     assert PlanSettings.of(frozen).cluster.speed.tolist() == [100, 100, 25, 25, 90]
@@ -93,16 +115,18 @@ def test_the_next_start_plans_with_measured_speeds(tmp_path: Path) -> None:
 
 
 def test_a_joined_launch_plans_with_measured_speeds_and_keeps_them(tmp_path: Path) -> None:
-    """Paces are in relation to what was planned, so the speeds that follow from them are, too."""
+    """A host that is as slow as planned keeps its speed, and is not called slow again."""
     said, folder = list[str](), RunFolder(tmp_path)
     joins = Joins(Joined("srun", "job", 0, 2, 0, 1, False, False), folder, {"GLOO_SOCKET_IFNAME": "lo"})
     shape = ["cluster.nodes=2", "cluster.ranks_per_node=1", "cluster.speeds=measured"]
     measured = load(["recipe=quickstart", f"run.out={tmp_path}", *shape])
-    for paces in ([1.0, 2.0], [1.0, 1.0]):  # at the second start, each rank is as fast as planned
+    for warnings in (1, 0):
         planned = with_speeds(measured, joins.cluster(measured.cluster), said.append)
         cluster = joins.cluster(planned.cluster)
         assert [node.host for node in cluster.nodes] == ["localhost", "node-1"]
-        noted(paces, cluster)[0].write(folder)
+        found, warned = noted([1.0, 2.0], cluster)
+        assert len(warned) == warnings
+        found.write(folder)
     assert said[1:] == ["cluster.speeds=measured: node-1 50%"]
     planned = with_speeds(measured, joins.cluster(measured.cluster), said.append)
     assert planned.cluster.speeds == (100, 50)

@@ -35,7 +35,7 @@ def times(plan: StepPlan, rank: int, alone: float, ring: float) -> StepTimes:
 @pytest.mark.parametrize("ring", [0.0, 9.0])
 def test_the_pace_is_that_of_work_without_rings(ring: float) -> None:
     """In a ring all members take as long as the slowest. One slow step, such as one that compiles, changes nothing."""
-    pace, step = Pace(SETTINGS, 0), plan()
+    pace, step = Pace(SETTINGS.costs), plan()
     found = [pace.of_steps(step, times(step, 0, 3.0, ring)) for _ in range(STEPS - 1)]
     assert found == [None] * (STEPS - 1)
     assert pace.of_steps(step, times(step, 0, 500.0, ring)) == pytest.approx(3.0)
@@ -49,7 +49,7 @@ def test_the_slices_of_a_sequence_take_as_long_as_it_is_long() -> None:
     shared = plan()
     step = replace(shared, lengths=np.array([30, 20, 40, 10]), before=np.array([0, 0, 20, 0]))
     assert [shard.earlier for micro in step.of_rank(0) for shard in micro.shards] == [(), (), (20,), ()]
-    pace, costs = Pace(SETTINGS, 0), SETTINGS.costs
+    pace, costs = Pace(SETTINGS.costs), SETTINGS.costs
     whole, alone = (int(costs.sequence(np.array([length])).sum()) for length in (60, 10))
     fixed = int(costs.sequence(np.array([0])).sum())  # of each slice
     took = (2 * costs.rates.micro + whole + fixed + alone) / 1e9
@@ -61,7 +61,7 @@ def test_the_slices_of_a_sequence_take_as_long_as_it_is_long() -> None:
 
 def test_the_passes_of_a_micro_batch_in_a_pipeline_count_as_one() -> None:
     """Otherwise stages whose backward passes follow later would be twice as fast as the last one."""
-    pace, step = Pace(SETTINGS, 0), plan()
+    pace, step = Pace(SETTINGS.costs), plan()
     (number, start, end), *others = times(step, 0, 3.0, 0.0).marks
     middle = (float(start) + float(end)) / 2
     spans = StepTimes(5.0, marks=[(number, start, middle), *others, (number, end, float(end) + float(end) - middle)])
@@ -69,5 +69,5 @@ def test_the_passes_of_a_micro_batch_in_a_pipeline_count_as_one() -> None:
 
 
 def test_a_rank_that_only_has_rings_has_no_pace() -> None:
-    pace, step = Pace(SETTINGS, 1), plan()
+    pace, step = Pace(SETTINGS.costs), plan()
     assert [pace.of_steps(step, times(step, 1, 3.0, 1.0)) for _ in range(STEPS)] == [None] * STEPS
