@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 
@@ -25,11 +24,28 @@ def allocated(run: Callable[[], object]) -> Allocated:
     """Count what `run` allocates on all of its threads. Its result counts as left."""
     with torch.profiler.profile(profile_memory=True) as profile:
         kept = run()
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
-    held = np.cumsum([0, *(size for _, size in changes)])
+    # The profiler keeps the sizes of blocks by address even after they were released outside of a profile. If `run`
+    # releases an older block at such an address, the profiler reports that size. So count only blocks allocated here.
+    held = peak = 0
+    size_of: dict[int, int] = {}  # by address
+    for event in sorted(_memory_events(profile), key=lambda event: event.start_time_ns):
+        size, address = event.extra_fields.alloc_size, event.extra_fields.ptr
+        held -= size_of.pop(address, 0)
+        if size > 0:
+            size_of[address] = size
+            held += size
+        peak = max(peak, held)
     del kept
-    return Allocated(int(held.max()), int(held[-1]))
+    return Allocated(peak, held)
+
+
+def _memory_events(profile: torch.profiler.profile) -> Iterator[Any]:
+    open_ = list(profile.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while open_:
+        event = open_.pop()
+        open_ += event.children
+        if event.name == "[memory]":
+            yield event
 
 
 def start_counting() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from engine.models.parallelize import parallelize
 from engine.models.recompute import MODES
 from engine.offload.arena import Arena
 from engine.offload.offload import Offload
+from tests.allocations import allocated
 from tests.attention.rings import unsplit
 from tests.covering import covered
 
@@ -92,15 +92,7 @@ def growth(of: Offloaded, ratio: float) -> tuple[int, int, int]:
     assert of.offload is not None
     gradients(of, ratio)  # the arena is there
     saved, moved = of.offload.saved_bytes, of.offload.moved_bytes
-    gc.disable()  # a collection could release tensors from before, which the profiler may count
-    try:
-        with torch.profiler.profile(profile_memory=True) as profile:
-            kept = loss(of, ratio)
-    finally:
-        gc.enable()
-    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-    bytes_ = sum(event.nbytes() for event in events if event.name() == "[memory]")
-    del kept
+    bytes_ = allocated(lambda: loss(of, ratio)).left
     return bytes_, of.offload.saved_bytes - saved, of.offload.moved_bytes - moved
 
 
