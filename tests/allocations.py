@@ -26,24 +26,25 @@ def allocated(run: Callable[[], object]) -> Allocated:
         kept = run()
     # The profiler keeps the sizes of blocks by address even after they were released outside of a profile. If `run`
     # releases an older block at such an address, the profiler reports that size. So count only blocks allocated here.
-    held = peak = 0
     size_of: dict[int, int] = {}  # by address
+    now = peak = 0
     for event in sorted(_memory_events(profile), key=lambda event: event.start_time_ns):
         size, address = event.extra_fields.alloc_size, event.extra_fields.ptr
-        held -= size_of.pop(address, 0)
+        now -= size_of.pop(address, 0)
         if size > 0:
             size_of[address] = size
-            held += size
-        peak = max(peak, held)
+            now += size
+        peak = max(peak, now)
     del kept
-    return Allocated(peak, held)
+    return Allocated(peak, now)
 
 
 def _memory_events(profile: torch.profiler.profile) -> Iterator[Any]:
-    open_ = list(profile.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
-    while open_:
-        event = open_.pop()
-        open_ += event.children
+    """Find all allocations and releases in the tree of events; only the tree has their addresses."""
+    waiting = list(profile.profiler.kineto_results.experimental_event_tree())  # type: ignore[union-attr]
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
         if event.name == "[memory]":
             yield event
 
