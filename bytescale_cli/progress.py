@@ -44,10 +44,12 @@ def progress(steps: int | None) -> Iterator[tuple[Callable[[str], None], OnStep]
 def describe(line: Mapping[str, Any]) -> str:
     """Format the metrics of a step as one line."""
     loss = "not finite" if line["loss"] is None else f"{line['loss']:.3f}"
-    text = (
-        f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s  "
-        f"plan balance {line['balance']:.2f}  largest ring {line['max_degree']}"
-    )
+    text = f"loss {loss}  {line['tokens_per_s']:,.0f} tokens/s"
+    if line.get("mfu") is not None:
+        text += f"  MFU {line['mfu']:.1%}"
+    text += f"  plan balance {line['balance']:.2f}  largest ring {line['max_degree']}"
+    if line.get("unsplit") is not None:
+        text += f"  unsplit {line['unsplit']:.0%}"
     if line.get("skipped"):
         text += "  skipped"
     if line.get("validation_loss") is not None:

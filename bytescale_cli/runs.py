@@ -29,7 +29,7 @@ def list_(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the runs in a folder, the one that changed last first.
+    """List the runs in a folder, the one that changed last first. Tokens/s: the median of its steps.
 
     A run that cannot be read, such as one of another version, is listed with the reason.
     """
@@ -45,10 +45,18 @@ def list_(
             place = f"{Path(error.filename).name}: " if error.filename is not None else ""
             unreadable.append({"run": str(run), "reason": f"{place}{error.strerror}"})
     rows = [
-        [one["state"], f"{one['step']:,}/{one['steps']:,}", output.number(one["loss"]), one["recipe"], one["run"]]
+        [
+            one["state"],
+            f"{one['step']:,}/{one['steps']:,}",
+            output.number(one["loss"]),
+            output.number(one["tokens_per_s"], decimals=0),
+            one["recipe"],
+            one["run"],
+        ]
         for one in found
     ]
-    text = output.table(["state", "steps", "loss", "recipe", "run"], rows) if rows else f"no runs in {folder}"
+    columns = ["state", "steps", "loss", "tokens/s", "recipe", "run"]
+    text = output.table(columns, rows) if rows else f"no runs in {folder}"
     text += "".join(f"\n{one['run']}: {one['reason']}" for one in unreadable)
     output.emit({"runs": found, "unreadable": unreadable}, output.fill(text), as_json=json)
 
@@ -57,7 +65,8 @@ def list_(
 def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
     """Show how far a run is, and why it failed.
 
-    Its figures are those of the last finished step. The newest checkpoint is not verified.
+    Its losses are those of the last finished step, its speeds medians of the steps, without the first after each start.
+    The newest checkpoint is not verified.
     """
     from engine.run.status import status
 
@@ -69,6 +78,8 @@ def status_(run: Run, json: Json = False, debug: Debug = False) -> None:
         "validation loss": output.number(found.validation_loss),
         "tokens": f"{found.tokens:,}",
         "tokens/s": output.number(found.tokens_per_s, decimals=0),
+        "MFU": "-" if found.mfu is None else f"{found.mfu:.1%}",
+        "unsplit tokens": "-" if found.unsplit is None else f"{found.unsplit:.1%}",
         "last step": "-"
         if found.changed is None
         else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.changed)),
@@ -114,27 +125,45 @@ def compare(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare runs: where their configs differ, and their last losses."""
+    """Compare runs: which is the fastest, their losses, and where their configs differ.
+
+    Speeds are medians of the steps, without the first after each start. Runs that have trained on the same tokens are
+    compared by the time of those steps.
+    """
     if len(runs) < 2:
         raise ConfigError("needs two run folders or more", key="RUN", hint="bytescale runs compare runs/a runs/b")
     check_named_once(runs)
+    from engine.report.headline import of_runs
+    from engine.run.folder import RunFolder
+    from engine.run.launches import read_launches
+    from engine.run.metrics import read_metrics
+    from engine.run.speed import faster
     from engine.run.status import config_of, differences, losses, status
 
-    found, changed = [status(run) for run in runs], differences([config_of(run) for run in runs])
+    found, configs = [status(run) for run in runs], [config_of(run) for run in runs]
+    changed = differences(configs)
+    folders = map(RunFolder, runs)
+    steps = [(read_metrics(one.metrics), [start.step for start in read_launches(one.launches)]) for one in folders]
+    speed = faster(steps, [config.planner.name for config in configs])
     step, then = losses(runs)
     names = [run.name for run in runs] if len({run.name for run in runs}) == len(runs) else list(map(str, runs))
     rows = [_row(name, one) for name, one in zip(names, found, strict=True)]
     common = f"loss at step {step}"
     if step is not None:
         rows = [row | {common: output.number(loss)} for row, loss in zip(rows, then, strict=True)]
-    text = output.sections(["run"], {"How far are they?": ["state", "steps", "tokens", "tokens/s"]}, rows)
+    text = f"{of_runs(steps, configs, names).text}\n\n"
+    text += output.sections(["run"], {"How far are they?": ["state", "steps", "tokens", "tokens/s", "MFU"]}, rows)
     text += "\n\n" + output.sections(["run"], {"What are their losses?": [common, "loss", "validation loss"]}, rows)
     from engine.report.words import value_text
 
     cells = [[key, *map(value_text, values)] for key, values in changed.items()]
     text += f"\n\n{output.title('Where do their configs differ?')}\n"
     text += output.table(["key", *names], cells) if cells else "nowhere but in run.out"
-    answer = {"runs": [asdict(one) for one in found], "differences": changed, "step": step, "losses": then}
+    answer: dict[str, Any] = {
+        "runs": [asdict(one) for one in found],
+        "faster": None if speed is None else asdict(speed),
+    }
+    answer |= {"differences": changed, "step": step, "losses": then}
     output.emit({"compare": answer}, output.fill(text), as_json=json)
 
 
@@ -146,6 +175,7 @@ def _row(name: str, one: Status) -> dict[str, str]:
         "steps": f"{one.step:,}/{one.steps:,}",
         "tokens": f"{one.tokens:,}",
         "tokens/s": output.number(one.tokens_per_s, decimals=0),
+        "MFU": "-" if one.mfu is None else f"{one.mfu:.1%}",
         "loss": output.number(one.loss),
         "validation loss": output.number(one.validation_loss),
     }

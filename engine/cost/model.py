@@ -20,7 +20,7 @@ from engine.cost import activations, calibration, flops
 from engine.cost.activations import Instant
 from engine.cost.calibration import Calibration
 from engine.cost.collectives import collectives, expert_collectives, tensor_collectives
-from engine.cost.datasheets import nominal
+from engine.cost.datasheets import nominal, sheet_peak
 from engine.cost.sizes import element_bytes, parameters, update_bytes
 from engine.cost.stages import stages, work_shares
 from engine.cost.states import states
@@ -273,6 +273,11 @@ def machine(config: Config) -> Calibration:
     """The measured rates of the config's cluster if it names a calibration, else those of the data sheet."""
     path = config.cluster.calibration
     return nominal(config.cluster.name) if path is None else calibration.read(Path(path), config.cluster.name)
+
+
+def known_peak(config: Config) -> float | None:
+    """Peak FLOP/s of a device, to which MFU is relative, or None: without a calibration that of a CPU is not known."""
+    return sheet_peak(config.cluster.name) if config.cluster.calibration is None else machine(config).peak_flops_per_s
 
 
 def rates_of(config: Config, rates: Calibration, cluster: Cluster) -> Rates:

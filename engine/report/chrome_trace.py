@@ -25,7 +25,7 @@ from engine.units import NS
 
 Event = dict[str, Any]
 MOST_RANKS = 1024  # of a plan; viewers get slow with more
-_COUNTERS = ("loss", "tokens_per_s", "grad_norm", "lr", "balance", "peak_memory")
+_COUNTERS = ("loss", "tokens_per_s", "grad_norm", "lr", "balance", "mfu", "unsplit", "peak_memory")
 _WAITS = {"plan_wait_s": "waits for the plan", "data_wait_s": "waits for data"}
 # Threads: one with a slice per step, and the ranks from 2 on. Thread 0 is the idle thread of the kernel in Perfetto.
 _STEPS, _FIRST_RANK = 1, 2

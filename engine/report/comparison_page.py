@@ -10,12 +10,15 @@ from functools import partial
 import numpy as np
 
 from engine.config.units import counted
+from engine.report import headline
 from engine.report.curves import STEPS, Curve, curves_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData
 from engine.report.run_page import along_figures, duration, ranks_of
-from engine.report.words import long_seconds, number, value_text
+from engine.report.words import long_seconds, metric_text, number, value_text
 from engine.run.status import differences
+
+_MEDIANS = {"tokens_per_s": "median tokens/s", "step_s": "median step", "mfu": "MFU", "unsplit": "unsplit tokens"}
 
 
 def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
@@ -34,6 +37,7 @@ def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
     return Page(
         title=", ".join(names),
         kind="a comparison of ByteScale runs",
+        headline=headline.of_runs([(run.lines, run.starts) for run in named], [run.config for run in named], names),
         head=[
             ("runs", str(len(named))),
             ("recipes", ", ".join(dict.fromkeys(run.config.recipe for run in named))),
@@ -71,18 +75,12 @@ def _numbers(runs: Sequence[RunData]) -> list[tuple[str, ...]]:
         kept = values[np.isfinite(values)]
         return number(float(kept[-1])) if len(kept) else "-"
 
-    def median(run: RunData, name: str) -> str:
-        values = run.column(name)
-        kept = values[np.isfinite(values)]
-        return number(float(np.median(kept))) if len(kept) else "-"
-
     rows = [
         ("steps", *(f"{len(run.lines):,} of {run.config.run.steps:,}" for run in runs)),
         ("tokens", *(f"{run.tokens[-1]:,.0f}" if run.lines else "0" for run in runs)),
         ("last training loss", *(last(run, "loss") for run in runs)),
         ("last validation loss", *(last(run, "validation_loss") for run in runs)),
-        ("median tokens/s", *(median(run, "tokens_per_s") for run in runs)),
-        ("median step (s)", *(median(run, "step_s") for run in runs)),
+        *((label, *(metric_text(run.speed, name) for run in runs)) for name, label in _MEDIANS.items()),
         ("time in steps", *(long_seconds(float(run.seconds[-1])) if run.lines else "-" for run in runs)),
         ("duration", *(duration(run) or "-" for run in runs)),
         ("starts", *(str(len(run.launches)) if run.launches else "-" for run in runs)),

@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.config.schema import Config
 from engine.config.units import counted
+from engine.report import headline
 from engine.report.charts import histogram_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.plan_page import PERCENTILES
@@ -56,6 +57,7 @@ def lengths_page(config: Config, data: Mapping[str, Any], planned: Sequence[Mapp
     return Page(
         title=config.recipe,
         kind="a ByteScale data profile",
+        headline=headline.of_lengths(data),
         head=head,
         figures=[picture],
         tables=tables,

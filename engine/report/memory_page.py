@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from engine.config.schema import Config
 from engine.fit.estimate import Estimate
 from engine.planner.settings import PlanSettings
+from engine.report import headline
 from engine.report.memory_bars import memory_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.words import Pair, hdp_ranks, memory_rows, memory_unit, short_tokens
@@ -30,7 +31,8 @@ def memory_page(
     if fitting:
         note = "Values to set for any command. The others stay as they are."
         tables.append(Table("What fits", fitting, note=note, text=True))
-    return Page(config.recipe, "a ByteScale memory estimate", head, [memory_figure(found)], tables, refused)
+    figures = [memory_figure(found)]
+    return Page(config.recipe, "a ByteScale memory estimate", headline.of_memory(found), head, figures, tables, refused)
 
 
 def memory_figure(found: Estimate) -> Figure:

@@ -8,6 +8,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, StrictUndefined
 
+from engine.report.headline import Headline
 from engine.report.svg import NARROW, WIDE, Size
 from engine.report.words import Pair
 
@@ -40,10 +41,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """The contents of a page. `kind` is the line under the title, such as `a ByteScale run`; `head` is shown first."""
+    """The contents of a page. `kind` is what it is, such as `a ByteScale run`; `head` is below the headline."""
 
     title: str
     kind: str
+    headline: Headline
     head: Sequence[Pair]
     figures: Sequence[Figure]
     tables: Sequence[Table] = ()

@@ -11,6 +11,7 @@ from engine.data.scan import Documents
 from engine.fit.estimate import estimate_plans
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
+from engine.report import headline
 from engine.report.boxes import simulated
 from engine.report.charts import cost_curve, cost_picture, histogram_picture
 from engine.report.memory_page import memory_figure
@@ -63,6 +64,7 @@ def plan_page(planned: Planned) -> Page:
     return Page(
         title=planned.config.recipe,
         kind="a ByteScale plan",
+        headline=headline.of_plan(plan, planned.facts[0], planned.config),
         head=machine(planned.config, plan, settings.costs.source),
         figures=[
             Figure.of("Timeline of a step", timeline_caption, lambda size: timeline_picture(found, size)),

@@ -21,6 +21,7 @@ from engine.report.boxes import Span, of_plan
 from engine.run.folder import RunFolder
 from engine.run.launches import LaunchRecord, read_launches
 from engine.run.metrics import read_metrics
+from engine.run.speed import Speed
 from engine.run.status import is_locked
 
 
@@ -59,6 +60,16 @@ class RunData:
         """The values of a metric over all steps, [steps]; NaN for steps without it."""
         values = (line.get(name) for line in self.lines)
         return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+    @property
+    def starts(self) -> list[int]:
+        """The first step of each start; empty without a record of them."""
+        return [one.step for one in self.launches]
+
+    @property
+    def speed(self) -> Speed | None:
+        """The medians of the steps; None if no step was completed."""
+        return Speed.of(self.lines, self.starts)
 
     @property
     def bigram_nats(self) -> float:

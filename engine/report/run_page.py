@@ -16,13 +16,14 @@ from engine.config.units import counted
 from engine.errors import ConfigError
 from engine.files import write_durably
 from engine.planner.plan.step_plan import StepPlan
+from engine.report import headline
 from engine.report.boxes import boxes, shown_in_run
 from engine.report.charts import loss_picture, throughput_picture
 from engine.report.curves import STEPS, Curve, curves_picture, time_axis, token_axis
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import MODES, Pair, hdp_ranks, long_seconds, value_text
+from engine.report.words import MODES, Pair, hdp_ranks, long_seconds, metric_text, value_text
 from engine.run.folder import RunFolder
 from engine.run.status import differences
 from engine.units import Floats
@@ -67,6 +68,7 @@ def run_page(run: RunData) -> Page:
     return Page(
         title=run.config.recipe,
         kind="a ByteScale run",
+        headline=headline.of_run(run.lines, run.speed),
         head=head(run),
         figures=[*figures, timeline, *others],
         tables=[one for one in tables if one],
@@ -159,9 +161,8 @@ def table(run: RunData) -> list[Pair]:
     """Totals and medians over all steps; empty if no step was completed."""
     if not run.lines:
         return []
-    degree, rate, seconds = run.column("max_degree"), run.column("tokens_per_s"), float(np.nansum(run.column("step_s")))
+    degree, speed, seconds = run.column("max_degree"), run.speed, float(np.nansum(run.column("step_s")))
     rings, largest = int((degree >= 2).sum()), int(np.nanmax(degree))
-    measured = rate[np.isfinite(rate)]
 
     def wait(name: str) -> str:
         waited = float(np.nansum(run.column(name)))
@@ -172,7 +173,10 @@ def table(run: RunData) -> list[Pair]:
         ("tokens", f"{int(np.nansum(run.column('tokens'))):,}"),
         ("steps with a ring of 2 or more ranks", f"{rings:,} ({rings / len(degree):.0%})"),
         ("largest ring", f"{largest:,} ranks" if largest > 1 else "none"),
-        ("median throughput", f"{float(np.median(measured)) if len(measured) else math.nan:,.0f} tokens/s"),
+        ("median tokens/s", metric_text(speed, "tokens_per_s")),
+        ("median step", metric_text(speed, "step_s")),
+        ("median MFU", metric_text(speed, "mfu")),
+        ("median share of tokens in unsplit sequences", metric_text(speed, "unsplit")),
         ("wait for plans", wait("plan_wait_s")),
         ("wait for data", wait("data_wait_s")),
     ]

@@ -8,6 +8,7 @@ from functools import partial
 from engine.config.schema import Config
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.report import headline
 from engine.report.boxes import simulated
 from engine.report.charts import Run, seconds_picture, speedup_picture
 from engine.report.chrome_trace import Process, simulated_steps
@@ -59,6 +60,7 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
     return Page(
         title=config.recipe,
         kind="a ByteScale simulation",
+        headline=headline.of_simulation(runs),
         head=head,
         figures=[
             Figure.of("Speed-up", speed, partial(speedup_picture, runs)),

@@ -10,6 +10,7 @@ from engine.config.schema import Config
 from engine.config.units import counted
 from engine.fit.estimate import Estimate
 from engine.planner.plan.step_plan import StepPlan
+from engine.run.speed import Speed
 
 Pair = tuple[str, str]  # a name and its value, as text
 Triple = tuple[str, str, str]
@@ -44,6 +45,14 @@ def long_seconds(seconds: float) -> str:
 def value_text(value: Any) -> str:
     """Format the value of a config; one that a config does not have is a dash."""
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def metric_text(speed: Speed | None, name: str) -> str:
+    """Format a median of a run; a dash if no step has that metric."""
+    value: float | None = getattr(speed, name, None)
+    if value is None:
+        return "-"
+    return {"tokens_per_s": f"{value:,.0f}", "step_s": short_seconds(value)}.get(name, f"{value:.1%}")
 
 
 def number(value: str | int | float) -> str:

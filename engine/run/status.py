@@ -19,11 +19,12 @@ from engine.run.checkpoints import newest_first
 from engine.run.folder import RunFolder
 from engine.run.launches import STOPPED, read_launches
 from engine.run.metrics import read_metrics
+from engine.run.speed import Speed
 
 
 @dataclass(frozen=True)
 class Status:
-    """The state of a run. Figures are those of its last finished step, None before the first."""
+    """The state of a run. Losses are those of its last finished step, speeds medians (speed.py); None before."""
 
     run: str
     state: str  # "running", "finished", "failed" or "stopped"
@@ -35,6 +36,9 @@ class Status:
     validation_loss: float | None  # of the last step that was validated
     tokens: int  # of all steps
     tokens_per_s: float | None
+    step_s: float | None
+    mfu: float | None
+    unsplit: float | None
     changed: float | None  # when the last step was finished, in seconds since 1970
     checkpoint: str | None  # the newest; not verified
     cause: str | None  # why the last start failed
@@ -49,6 +53,7 @@ def status(run: Path) -> Status:
     causes = {rank: cause.problem.message for rank, cause in _causes(folder)}
     starts = read_launches(folder.launches)
     outcome = starts[-1].outcome if starts else ""
+    speed = Speed.of(lines, [one.step for one in starts])
     if is_locked(folder.root / LOCK):
         state = "running"
     elif last["step"] >= config.run.steps or last.get("ended"):
@@ -66,7 +71,10 @@ def status(run: Path) -> Status:
         last.get("loss"),
         next((line["validation_loss"] for line in reversed(lines) if line.get("validation_loss") is not None), None),
         sum(line.get("tokens", 0) for line in lines),
-        last.get("tokens_per_s"),
+        speed.tokens_per_s if speed else None,
+        speed.step_s if speed else None,
+        speed.mfu if speed else None,
+        speed.unsplit if speed else None,
         folder.metrics.stat().st_mtime if lines else None,
         str(saved[0]) if saved else None,
         outcome or None if state == "failed" else None,

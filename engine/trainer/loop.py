@@ -21,6 +21,7 @@ from engine.config.sources import source_configs
 from engine.config.units import counted
 from engine.control import progress
 from engine.control.link import NODE_SOCKETS, inherited
+from engine.cost.model import known_peak
 from engine.cost.stages import work_shares
 from engine.data.corpus import validation_shares
 from engine.data.ledger import Ledger
@@ -34,6 +35,7 @@ from engine.models.build import end_step
 from engine.offload.peak import peak_bytes
 from engine.parallel.groups import Groups
 from engine.planner.neighbours import neighbours
+from engine.planner.plan.loads import unsplit_share
 from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.run import checkpoints, metrics
@@ -62,6 +64,8 @@ class Trainer:
         self.ledger = Ledger(folder.ledger, list(source_configs(config.data)))
         self.quarantine = Quarantine(folder.quarantine)
         self.settings = PlanSettings.of(config)
+        peak = known_peak(config)
+        self.peak = peak and peak * groups.mesh.ranks  # FLOP/s of all devices
         self.pace = Pace(self.settings.costs, work_shares(config)[groups.mesh.place(groups.rank).pp])
         self.model, self.engine, self.context = build(config, groups, self.settings, weights)
         self.context.comm.meet(neighbours(groups.hdp_rank, self.settings), groups.device)
@@ -183,6 +187,8 @@ class Trainer:
             "balance": planned.balance,
             "grad_norm": grad_norm if updated else None,
             "lr": rate,
+            "mfu": planned.flops / (self.peak * step_s) if self.peak else None,
+            "unsplit": unsplit_share(plan),
             "peak_memory": int(peak_memory) or None,
             "host_short": int(host_short) or None,
         }

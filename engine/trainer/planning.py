@@ -52,7 +52,7 @@ _AHEAD_STEPS = 4  # whose blocks are packed ahead, if tokens have TOKEN_BYTES by
 class Planned:
     """A planned step: its sequences, its plan, the simulated balance of the plan, and the cursor of the next step.
 
-    `step_s` is the simulated time of the step, in seconds on the planned hardware.
+    `step_s` is the simulated time of the step, in seconds on the planned hardware; `flops` are its model FLOPs.
     `unusable` are documents left out of blocks first opened for this step; after a resume some may be listed already.
     `ended` says why there is no step after this one, as `Steps.ended`.
     """
@@ -61,6 +61,7 @@ class Planned:
     plan: StepPlan
     balance: float
     step_s: float
+    flops: int
     after: Cursor
     unusable: list[Unusable]
     ended: str | None
@@ -182,7 +183,7 @@ class _FirstRank:
         self._connection.close()
 
 
-_Found = tuple[SequenceTable, bytes, float, float, Cursor, list[Unusable], str | None]
+_Found = tuple[SequenceTable, bytes, float, float, int, Cursor, list[Unusable], str | None]
 
 
 class _Planner:
@@ -226,7 +227,8 @@ class _Planner:
         makespan = simulate(plan, self.settings).makespan
         balance = useful(plan.sequence_lengths, self.settings) / makespan
         step_s = self.settings.costs.seconds(makespan + self.settings.costs.step)
-        return table, plan.to_bytes(), balance, step_s, after, unusable, ended
+        flops = self.settings.costs.flops(plan.sequence_lengths)
+        return table, plan.to_bytes(), balance, step_s, flops, after, unusable, ended
 
     def validation(self) -> dict[str, tuple[SequenceTable, bytes]]:
         """Plan the validation set of each source."""

@@ -11,6 +11,11 @@ LINE = {"step": 3, "loss": 2.5, "tokens_per_s": 12345.6, "balance": 0.9, "max_de
 
 def test_describe() -> None:
     assert describe(LINE) == "loss 2.500  12,346 tokens/s  plan balance 0.90  largest ring 2"
+    new = describe(LINE | {"mfu": 0.4123, "unsplit": 0.831})
+    assert new == "loss 2.500  12,346 tokens/s  MFU 41.2%  plan balance 0.90  largest ring 2  unsplit 83%"
+    assert describe(LINE | {"mfu": None, "unsplit": 1.0}).endswith(
+        "tokens/s  plan balance 0.90  largest ring 2  unsplit 100%"
+    )
     skipped = describe({**LINE, "loss": None, "skipped": 1})
     assert skipped == "loss not finite  12,346 tokens/s  plan balance 0.90  largest ring 2  skipped"
 

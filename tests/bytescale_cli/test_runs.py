@@ -10,6 +10,9 @@ import pytest
 from bytescale_cli.main import run
 from engine.config.load import load
 from engine.config.resolved import resolved_yaml
+from engine.report.comparison_page import comparison_page
+from engine.report.run import read_run
+from engine.report.run_page import run_page
 from engine.run import launches, metrics
 from engine.run.folder import RunFolder
 from tests.permissions import locked_out
@@ -44,10 +47,10 @@ def answer(capsys: Capture, *words: str) -> dict[str, object]:
 def test_list(runs: Path, capsys: Capture) -> None:
     assert run(["runs", "list", str(runs)]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["state", "steps", "loss", "recipe", "run"]
+    assert header.split() == ["state", "steps", "loss", "tokens/s", "recipe", "run"]
     assert sorted(row.split() for row in rows[:2]) == [
-        ["finished", "3/3", "0.333", "quickstart", str(runs / "a")],
-        ["stopped", "2/3", "1.000", "quickstart", str(runs / "b")],
+        ["finished", "3/3", "0.333", "17,408", "quickstart", str(runs / "a")],
+        ["stopped", "2/3", "1.000", "17,408", "quickstart", str(runs / "b")],
     ]
     assert rows[2] == f"{runs / 'c'}: is not a resolved config"
     found = answer(capsys, "list", str(runs))
@@ -71,11 +74,52 @@ def test_a_folder_without_runs(tmp_path: Path, capsys: Capture) -> None:
 
 def test_slow_runs_have_no_decimals_of_tokens_either(runs: Path, capsys: Capture) -> None:
     """`train` prints 923 for the same step."""
-    metrics.append(RunFolder(runs / "b").metrics, {"step": 3, "loss": 1.0, "tokens": 1000, "tokens_per_s": 923.206})
+    RunFolder(runs / "b").metrics.unlink()
+    metrics.append(RunFolder(runs / "b").metrics, {"step": 1, "loss": 1.0, "tokens": 1000, "tokens_per_s": 923.206})
     assert run(["runs", "status", str(runs / "b")]) == 0
     assert capsys.readouterr().out.splitlines()[6].split() == ["tokens/s", "923"]
     assert run(["runs", "compare", str(runs / "a"), str(runs / "b")]) == 0
-    assert " 923\n" in capsys.readouterr().out
+    assert " 923 " in capsys.readouterr().out
+
+
+def test_all_commands_and_pages_have_the_same_median_of_the_steps(runs: Path, capsys: Capture) -> None:
+    """Not the speed of the last step, and not that of steps that warm up, after a start."""
+    folder = RunFolder(runs / "b")
+    folder.metrics.unlink()
+    for step, rate in enumerate((10.0, 800.0, 900.0, 20.0, 1000.0, 3000.0), start=1):
+        line = {"step": step, "loss": 1.0, "tokens": 1000, "step_s": 1000 / rate, "mfu": rate / 1e4, "max_degree": 1}
+        metrics.append(folder.metrics, line | {"tokens_per_s": rate, "unsplit": 0.25})
+    for step in (1, 4):
+        launches.begin(folder.launches, step, 2, ["localhost"])
+    found = answer(capsys, "list", str(runs))["runs"]
+    assert isinstance(found, list) and [one["tokens_per_s"] for one in found if one["run"] == str(folder.root)] == [950]
+    status = answer(capsys, "status", str(folder.root))["status"]
+    assert isinstance(status, dict)
+    assert (status["tokens_per_s"], status["mfu"], status["unsplit"]) == (950, 0.095, 0.25)
+    compared = answer(capsys, "compare", str(runs / "a"), str(folder.root))["compare"]
+    assert isinstance(compared, dict) and compared["runs"][1]["tokens_per_s"] == 950
+    page, other = read_run(folder.root), read_run(runs / "a")
+    assert run_page(page).headline.figure == "950 tokens/s"
+    assert dict(run_page(page).tables[0].rows)["median tokens/s"] == "950"
+    rows = {row[0]: row[1:] for row in comparison_page([page, other], ["b", "a"]).tables[0].rows}
+    assert rows["median tokens/s"] == ("950", "17,408") and rows["MFU"] == ("9.5%", "-")
+
+
+def test_runs_of_the_same_steps_are_compared_by_their_time(runs: Path, capsys: Capture) -> None:
+    for name, planner, seconds in (("a", "static", 3.0), ("b", "adaptive", 1.5)):
+        folder = RunFolder(runs / name)
+        folder.resolved.write_text(resolved_yaml(load(["run.steps=3", f"planner={planner}"])), encoding="utf-8")
+        folder.metrics.unlink()
+        for step in (1, 2, 3):
+            line = {"step": step, "loss": 1.0, "tokens": 1000, "step_s": seconds, "tokens_per_s": 1000 / seconds}
+            metrics.append(folder.metrics, line)
+    both = [str(runs / "a"), str(runs / "b")]
+    assert run(["runs", "compare", *both]) == 0
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said.startswith("adaptive is 2.00 times as fast as static") and "6 s" in said and "3 s" in said
+    found = answer(capsys, "compare", *both)["compare"]
+    assert isinstance(found, dict)
+    assert found["faster"] == {"fast": 1, "slow": 0, "ratio": 2.0, "steps": [2, 3], "seconds": [3.0, 6.0]}
 
 
 def test_status(runs: Path, capsys: Capture) -> None:
@@ -126,9 +170,9 @@ def test_logs(runs: Path, capsys: Capture) -> None:
 def test_compare(runs: Path, capsys: Capture) -> None:
     assert run(["runs", "compare", str(runs / "a"), str(runs / "b")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines if line.startswith(("a ", "b "))] == [
-        ["a", "finished", "3/3", "3,000", "17,408"],
-        ["b", "stopped", "2/3", "2,000", "17,408"],
+    assert [line.split() for line in lines if line.startswith(("a  ", "b  "))] == [
+        ["a", "finished", "3/3", "3,000", "17,408", "-"],
+        ["b", "stopped", "2/3", "2,000", "17,408", "-"],
         ["a", "0.500", "0.333", "-"],
         ["b", "1.000", "1.000", "-"],
     ]

@@ -10,7 +10,7 @@ import pytest
 from engine.config.load import load
 from engine.cost.calibration import SCHEMA, read
 from engine.cost.datasheets import nominal
-from engine.cost.model import Costs
+from engine.cost.model import Costs, known_peak
 from engine.errors import ConfigError
 
 OURS = replace(nominal("local"), source="measured", linear_flops_per_s=1.25e10, overlap=0.3, step_s=0.0)
@@ -121,3 +121,5 @@ def test_costs_come_from_the_file_that_the_config_names(file: Path) -> None:
     costs = Costs.of(load([f"cluster.calibration={file}"]))
     assert costs.source == "a CPU core (measured)"
     assert costs.peak_flops_per_s == OURS.peak_flops_per_s
+    assert known_peak(load([f"cluster.calibration={file}"])) == OURS.peak_flops_per_s
+    assert known_peak(load(["cluster=local"])) is None and known_peak(load(["cluster=h100x8"])) == 989e12

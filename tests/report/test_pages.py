@@ -14,6 +14,7 @@ from engine.data.scan import Documents
 from engine.fit.estimate import estimate
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
+from engine.report.headline import Headline
 from engine.report.lengths_page import lengths_page
 from engine.report.memory_page import memory_page
 from engine.report.page import Figure, Page, Table
@@ -173,7 +174,14 @@ def test_a_memory_page_says_what_fits_and_why_a_config_does_not() -> None:
 
 
 def test_text_is_escaped() -> None:
-    page = Page("a<script>&b", "kind", [("x", "<b>")], [Figure("<i>", "<u>")], [Table("t", [("<td>", "1")])])
+    page = Page(
+        "a<script>&b",
+        "kind",
+        Headline("<em>", "<s>"),
+        [("x", "<b>")],
+        [Figure("<i>", "<u>")],
+        [Table("t", [("<td>", "1")])],
+    )
     html = page.html()
-    assert not {"<script>", "<b>", "<i>", "<u>"} & set(re.findall(r"<\w+>", html))
+    assert not {"<script>", "<em>", "<s>", "<b>", "<i>", "<u>"} & set(re.findall(r"<\w+>", html))
     assert "<title>a&lt;script&gt;&amp;b: kind</title>" in html

@@ -169,6 +169,19 @@ def test_a_step_is_in_the_ledger_before_it_has_metrics(
         assert order == ["ledger", "quarantine"] and (line["step"], line["left_out"]) == (1, 1)
 
 
+@pytest.mark.parametrize("peak", [None, 4e9])
+def test_metrics_have_the_mfu_where_the_peak_is_known_and_the_share_of_unsplit_tokens(
+    peak: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_without_a_model(tmp_path, monkeypatch)
+    trainer.ahead, trainer.peak = Ahead(2), peak
+    trainer.one_step(lambda: False)
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line["mfu"] == (None if peak is None else 6e9 / (4e9 * line["step_s"])) and line["unsplit"] == 1.0
+    first = ["step", "loss", "tokens", "tokens_per_s", "step_s", "plan_wait_s", "data_wait_s", "max_degree", "balance"]
+    assert list(line)[:13] == [*first, "grad_norm", "lr", "mfu", "unsplit"]
+
+
 @pytest.mark.parametrize("last", [1, 3, 4, 6])
 def test_a_run_without_more_documents_validates_and_saves_at_its_end(
     last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -314,7 +327,7 @@ class Ahead:
         plan, tokens = by_hand([30], [(0,)], [[[0]]]), torch.tensor([30])
         table, cursor = SimpleNamespace(length=tokens, loss_tokens=tokens), Cursor()
         ended = "why" if self.asked + 1 == self.steps else None
-        of_plan = {"plan": plan, "balance": 1.0, "step_s": 2.5}
+        of_plan = {"plan": plan, "balance": 1.0, "step_s": 2.5, "flops": 6e9}
         return SimpleNamespace(**of_plan, table=table, after=cursor, unusable=self.unusable, ended=ended)
 
 
@@ -338,5 +351,6 @@ def trainer_without_a_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     trainer.ledger = SimpleNamespace(record=lambda *rest: None)
     trainer.quarantine = SimpleNamespace(add=lambda step, found: 0)
     trainer.writer, trainer.saved, trainer.of_save, trainer.copies = BackgroundWriter(root, 0), 0, {}, True
+    trainer.peak = None
     trainer.fingerprints, trainer.tokenizer, trainer.cursor = {}, None, Cursor()
     return trainer

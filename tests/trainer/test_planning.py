@@ -100,6 +100,7 @@ def test_plans_are_those_that_planning_in_place_gives(folder: RunFolder, config:
             assert planned.balance == balance(expected, settings)
             simulated = outcome(expected, settings, simulate(expected, settings))
             assert planned.step_s == simulated["step_s"], "as `bytescale simulate` shows it"
+            assert planned.flops == settings.costs.flops(table.length)
             assert np.array_equal(planned.table.length, table.length) and planned.after == cursor
 
 

@@ -29,6 +29,11 @@ def carried_tokens(plan: StepPlan) -> Ints:
     return tokens if plan.sequences == plan.slices else _carried(tokens, plan.before, plan.ring_start)
 
 
+def unsplit_share(plan: StepPlan) -> float:
+    """Return the share of the tokens of the step that are in sequences on one rank."""
+    return float(plan.lengths[plan.degrees == 1].sum() / plan.lengths.sum())
+
+
 def micro_tokens(plan: StepPlan) -> Ints:
     """Return the tokens of each micro-batch, [M]."""
     return micro_loads(plan)[0]

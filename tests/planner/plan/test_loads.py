@@ -32,6 +32,13 @@ def test_splitting_a_sequence_changes_neither_its_pairs_nor_its_tokens(step: lis
     assert tokens.sum() == sum(step)
 
 
+def test_unsplit_sequences_are_those_on_one_rank() -> None:
+    plan = emit("by hand", "free", 3, 16, ints(12, 4, 8), [[(0, (0, 1, 2)), (1, (2,)), (2, (0,))]])
+    assert loads.unsplit_share(plan) == 0.5
+    whole = emit("by hand", "free", 1, 16, ints(7), [[(0, (0,))]])
+    assert loads.unsplit_share(whole) == 1.0
+
+
 def test_ring_buffers_are_as_large_as_the_largest_shard() -> None:
     """A ring of three over 7 tokens: the last member has 2 tokens, and receives 3."""
     plan = emit("by hand", "free", 3, 16, ints(7, 4), [[(0, (0, 1, 2)), (1, (2,))]])
