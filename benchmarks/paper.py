@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from engine.config.load import load
+from engine.config.yaml_reader import parse
 from engine.cost.calibration import Calibration
 from engine.cost.datasheets import nominal
 from engine.cost.model import Costs
@@ -29,7 +29,7 @@ from engine.simulator.facts import host_bytes
 from engine.simulator.timeline import simulate
 from engine.units import Ints
 
-ASSUMED: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "paper.yaml").read_text(encoding="utf-8"))
+ASSUMED: dict[str, Any] = parse((Path(__file__).parent / "paper.yaml").read_text(encoding="utf-8"), "paper.yaml")
 CONTEXTS = ("256K", "512K", "1M", "2M")
 PAPER = {  # published speed-ups over static, (naive, balanced) for each of CONTEXTS
     ("llama7b", "github"): ((1.28, 1.73), (1.51, 2.49), (2.25, 4.56), (3.96, 7.89)),

@@ -129,3 +129,16 @@ def test_no_test_imports_another() -> None:
     files = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
     used = {(file.name, name) for file in files for name in imports(file) if re.match(r"tests\..*\btest_", name)}
     assert used == set()
+
+
+def test_json_and_yaml_of_files_are_parsed_in_one_place() -> None:
+    """Others' files may be too deep, too large, or no files at all: `engine/readers.py` refuses them."""
+    parsers = {"json": ("load", "loads"), "yaml": ("load", "safe_load", "compose", "parse")}
+    found = {
+        name
+        for name, file in modules().items()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        if node.attr in parsers.get(node.value.id, ())
+    }
+    assert found == {"engine.readers", "engine.config.yaml_reader"}

@@ -15,6 +15,7 @@ from engine.config.checks import LEAST_MEMORY
 from engine.config.mesh_checks import MOST_RANKS
 from engine.config.units import parse_count
 from engine.errors import ConfigError, Problem
+from engine.readers import read_text
 
 _HOST = re.compile(r"(?:\w[\w.-]*@)?\w[\w.:-]*")  # a leading dash would reach ssh as an option
 _SLOTS = re.compile(r"slots=([0-9]+)")
@@ -40,9 +41,9 @@ class Node:
 def read(path: str) -> tuple[Node, ...]:
     """Read the nodes of a hostfile. Raises ConfigError if it is missing, unreadable, empty or malformed."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")  # some editors write a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        text = read_text(Path(path), error=ConfigError)
+    except (OSError, ConfigError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"it {error}"
         message = f"the hostfile {path} cannot be read: {reason}"
         raise ConfigError(message, key="cluster.hostfile", hint="choose a file with lines `HOST slots=N`") from error
     return parse(text, path)

@@ -9,7 +9,7 @@ from engine.config.compose import layers
 from engine.config.named import named_by
 from engine.config.overrides import check
 from engine.config.own import OwnRecipe, separate
-from engine.config.yaml_lines import yaml_lines
+from engine.config.yaml_reader import compose, lines_of
 from engine.errors import Problem
 
 COMMAND_LINE = "command line"
@@ -65,6 +65,6 @@ def _places(good: Sequence[str], own: Sequence[OwnRecipe]) -> dict[str, str]:
             add(str(recipe.path), {"recipe": 1} | dict(recipe.lines), section)
         else:
             text = (tree.folder() / f"{path}.yaml").read_text(encoding="utf-8")
-            add(f"recipes/{path}.yaml", yaml_lines(text), section)
+            add(f"recipes/{path}.yaml", lines_of(compose(text, path)), section)
     set_here = (text.removeprefix("++").partition("=")[0] for text in good)
     return found | {key: COMMAND_LINE for key in set_here if keys.leaf_of(key) in leaves and key not in tree.groups()}

@@ -16,11 +16,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from engine.config import keys, tree
+from engine import readers
+from engine.config import keys, tree, yaml_reader
 from engine.config.overrides import key_problem, option_problem
 from engine.config.spelling import did_you_mean
 from engine.config.validate import NOT_SET
-from engine.config.yaml_lines import yaml_lines, yaml_texts
 from engine.errors import ConfigError, Problem
 
 _COPY = "`bytescale recipes copy NAME FILE` writes a packaged recipe as a file of your own"
@@ -75,9 +75,10 @@ def read(path: Path) -> tuple[list[OwnRecipe], list[Problem]]:
         seen.add(real)
         try:
             text = read_text(path, place)
-            values, lines, texts = parse(text, path), yaml_lines(text), yaml_texts(text)
+            values, node = parse(text, path)
         except ConfigError as error:
             return [], [*problems, *error.problems]
+        lines, texts = yaml_reader.lines_of(node), yaml_reader.texts_of(node)
         if values.get("recipe") in tree.recipes() and not {"defaults", "model"} & values.keys():
             # Otherwise it would be the name only, and the quickstart's tiny model would be trained.
             hint = f"write `defaults:` and below it `- {values['recipe']}`"
@@ -118,37 +119,29 @@ def without_base(own: Sequence[OwnRecipe], problems: Sequence[Problem]) -> list[
 def read_text(path: Path, place: str) -> str:
     """Read a recipe's file. Raises ConfigError that names `place`: the line or the key that names the file."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return readers.read_text(path, yaml_reader.MOST_BYTES, ConfigError, "name a YAML file")
     except FileNotFoundError:
         hint = did_you_mean(path.stem, tree.recipes(), _COPY)
         raise ConfigError(f"no such file: {path}", key=place, hint=hint) from None
-    except PermissionError:
-        raise  # reported with the path and its permissions
-    except UnicodeDecodeError:
-        raise ConfigError("is not a text in UTF-8", key=str(path), hint="save the file as UTF-8") from None
-    except OSError as error:  # a folder, a name that is too long, links in a circle
-        message = f"{path} cannot be read: {error.strerror}"
-        raise ConfigError(message, key=place, hint="name a YAML file") from None
 
 
-def parse(text: str, path: Path) -> dict[str, Any]:
-    """Parse the YAML of a recipe as Hydra does. Raises ConfigError with `file:line` if it is not KEY: VALUE."""
+def parse(text: str, path: Path) -> tuple[dict[str, Any], yaml.Node | None]:
+    """Parse the YAML of a recipe as Hydra does; also return its root, for lines and texts.
+
+    Raises ConfigError with `file:line` if it is not KEY: VALUE.
+    """
+    node = yaml_reader.compose(text, str(path))
     try:
-        # OmegaConf reads 1e-4 as a number, as in packaged recipes; PyYAML alone reads it as text.
-        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError(f"is not valid YAML: {error.problem}", key=place, hint="write KEY: VALUE") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        with yaml_reader.refusing(node, str(path)):
+            # OmegaConf reads 1e-4 as a number, as in packaged recipes; PyYAML alone reads it as text.
+            values = yaml_reader.checked(OmegaConf.to_container(OmegaConf.create(text), resolve=False))
+    except OmegaConfBaseException as error:
         message = f"is not valid YAML: {str(error).splitlines()[0]}"
         raise ConfigError(message, key=str(path), hint="write KEY: VALUE") from error
-    except RecursionError:
-        raise ConfigError("an alias contains itself", key=str(path), hint="write its values out") from None
     # OmegaConf turns a file of one word into {word: None}
-    if not isinstance(values, dict) or (values and not isinstance(yaml.compose(text), yaml.MappingNode)):
+    if node is not None and not isinstance(node, yaml.MappingNode):
         raise ConfigError("is not a recipe", key=f"{path}:1", hint=f"write KEY: VALUE on each line; {_COPY}")
-    return {str(key): value for key, value in values.items()}
+    return {str(key): value for key, value in values.items()}, node
 
 
 def _known(

@@ -37,14 +37,14 @@ def own_copy(name: str, file: Path) -> str:
     Each key has its description above it. The name of the recipe is left out, so that it is the name of the file.
     """
     text = tree.text_of("recipe", name)
-    values = parse(text, Path(name))
+    values, _ = parse(text, Path(name))
     entries: list[Any] = []
     comments = [tree.about(text)]
     for entry in values.pop("defaults", []):
         if isinstance(entry, str):
             base = tree.text_of("recipe", entry)
             comments.append(tree.about(base))
-            below = parse(base, Path(entry))
+            below, _ = parse(base, Path(entry))
             entries += below.pop("defaults", [])
             values = _merged(below, values)
         else:

@@ -13,7 +13,9 @@ import yaml
 from engine.config.keys import is_path
 from engine.config.schema import Config
 from engine.config.validate import validate
+from engine.config.yaml_reader import MOST_BYTES, parse
 from engine.errors import ConfigError
+from engine.readers import read_text
 
 
 def resolved_yaml(config: Config) -> str:
@@ -24,15 +26,14 @@ def resolved_yaml(config: Config) -> str:
 def read_resolved(path: Path) -> Config:
     """Read what `resolved_yaml` wrote. Raises ConfigError if the file is not a valid config.
 
-    PermissionError passes: the file is not damaged.
+    PermissionError and errors of the storage pass: the file is not damaged.
     """
     hint = "restore this file, or start a new run with another run.out"
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except PermissionError:
-        raise
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = read_text(path, MOST_BYTES, ConfigError, hint)
+    except FileNotFoundError as error:
         raise ConfigError("cannot be read as a resolved config", key=str(path), hint=hint) from error
+    values = parse(text, str(path), ConfigError, hint)
     if not isinstance(values, Mapping):
         raise ConfigError("is not a resolved config", key=str(path), hint=hint)
     config, problems = validate(values)

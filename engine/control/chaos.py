@@ -20,6 +20,7 @@ from pathlib import Path
 
 from engine.control.progress import MOMENTS, OF_MICRO_BATCHES
 from engine.files import write_json
+from engine.readers import read_object
 
 OF_RANKS = ("kill-rank", "stop-rank", "slow-rank", "cut-link")
 FAULTS = (*OF_RANKS, "corrupt-checkpoint", "fill-disk")
@@ -72,7 +73,7 @@ class Chaos:
         """Trigger the faults, and return the factor by which this rank is slower."""
         slower = 1.0
         for path in sorted(self._own.glob("*.json")):
-            fault = Fault(**json.loads(path.read_bytes()))
+            fault = Fault(**read_object(path))
             if step < fault.step or fault.at not in (None, phase):
                 continue
             if fault.name == "slow-rank":

@@ -12,6 +12,8 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from engine.readers import parse_line
+
 # Environment variables with file descriptors that a rank inherits: of its link to its agent, and of the sockets between
 # the first rank of a node and each other one, one after the other.
 RANK_LINK, NODE_SOCKETS = "BYTESCALE_LINK", "BYTESCALE_NODE"
@@ -110,7 +112,7 @@ class Link:
         messages = []
         for line in lines:
             with suppress(ValueError):
-                message = json.loads(line)
+                message = parse_line(line)
                 if isinstance(message, dict):
                     messages.append(message)
         return messages

@@ -14,6 +14,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.files import write_durably
+from engine.readers import read_object
 
 # 1 had no `ring_s`, and counted an all-reduce as a reduce-scatter. In 2 the first round of a ring cost what others do.
 SCHEMA = 3
@@ -75,12 +76,12 @@ def read(path: Path, cluster: str) -> Calibration:
     Raises ConfigError if the file cannot be read, lacks terms, has a bad value, or was made for another cluster.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_object(path, error=ConfigError)
     except OSError as error:
         raise _refusal(path, f"it cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise _refusal(path, f"it is not JSON: {error}") from error
-    if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
+    except ConfigError as error:
+        raise _refusal(path, f"it {error}") from error
+    if found.pop("schema", None) != SCHEMA:
         raise _refusal(path, f"it is not a calibration file with schema version {SCHEMA}")
     found = _NEW | found
     names = [field.name for field in fields(Calibration)]

@@ -20,6 +20,7 @@ from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
 from engine.errors import DataError
 from engine.files import write_durably
+from engine.readers import open_regular, parse_line
 
 _CLASSES = {form.block.__name__: form.block for form in FORMATS.values()}
 
@@ -41,12 +42,12 @@ def read_blocks(path: Path) -> tuple[dict[str, list[Block]], str | None]:
     Raises DataError if another version of this program has listed them.
     """
     try:
-        with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+        with open_regular(path) as file:
+            first = parse_line(file.readline())
             tokenizer: str | None = first["tokenizer"]
             blocks: dict[str, list[Block]] = {name: [] for name in first["sources"]}
             for line in file:
-                name, kind, values = json.loads(line)
+                name, kind, values = parse_line(line)
                 blocks[name].append(_CLASSES[kind](**{key: _value(value) for key, value in values.items()}))
     except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError) as error:
         message, hint = "does not list the blocks of a run of this version", "resume the run, which writes it again"

@@ -32,6 +32,7 @@ from engine.data.steps import SequenceTable
 from engine.errors import DataError
 from engine.files import sync, write_durably
 from engine.planner.plan.step_plan import StepPlan
+from engine.readers import HUGE, read_bytes, read_json
 from engine.run.checkpoints import START_OVER
 
 ROW = np.dtype(
@@ -71,7 +72,7 @@ class Ledger:
     def sources(self) -> list[str]:
         """The names of all sources that the run ever had, by their number in the ledger."""
         try:
-            found: list[str] = json.loads((self.folder / "sources.json").read_bytes())
+            found: list[str] = read_json(self.folder / "sources.json")
         except FileNotFoundError:
             return []
         return found
@@ -148,7 +149,7 @@ class Ledger:
         """
         dtype = _KINDS[kind]
         try:
-            content = self._path(kind, number).read_bytes()
+            content = read_bytes(self._path(kind, number), HUGE)
         except FileNotFoundError:
             content = b""
         rows = np.frombuffer(content[: len(content) // dtype.itemsize * dtype.itemsize], dtype=dtype)

@@ -155,10 +155,13 @@ def _read_text(path: Path) -> Ints:
 
 
 def _read_array(path: Path) -> Ints:
-    with reading(path) as file:
+    with reading(path):
         try:
-            array = np.lib.format.read_array(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
+            # Mapped into memory: a header may promise more than the file has, and reading it would allocate that.
+            array = np.lib.format.open_memmap(path, mode="r")
+        except OSError:
+            raise
+        except Exception as error:  # its parsers of headers raise many kinds
             raise DataError("is not a numpy array", key=str(path), hint="write it with numpy.save") from error
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         message = f"contains {array.dtype} of shape {array.shape}, not a 1-D array of integers"

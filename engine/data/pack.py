@@ -20,7 +20,7 @@ from functools import cache, partial
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.data.workers import cores, in_processes
 from engine.errors import ConfigError, DataError, StorageError
+from engine.readers import HUGE, LARGE, read_bytes, read_object
 from engine.units import Ints
 
 SCHEMA = 4
@@ -331,9 +332,9 @@ class LeftOut(NamedTuple):
 def read_left_out(part: Path) -> LeftOut:
     """Read what the token file of a block does not contain. Raises DataError if the file is damaged."""
     try:
-        found = json.loads(facts_path(part).read_bytes())
+        found = read_object(facts_path(part), LARGE)
         return LeftOut(found["empty"], [Broken(*one) for one in found["broken"]], found["masked"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, DataError, ValueError, TypeError, KeyError) as error:
         hint = "remove this folder; what it contains is packed again"
         raise DataError("is damaged", key=str(facts_path(part)), hint=hint) from error
 
@@ -396,7 +397,7 @@ def _join(blocks: Sequence[Block], parts: list[Path], prefix: Path, tokenizer: T
             TokenFile.open(part).check_mask(left_out.masked)
             empty, broken = empty + len(left_out.empty), broken + len(left_out.broken)
             quarantine.add(0, [Unusable("data", number, *one) for one in left_out.broken])
-            hashes = hashes_path(part).read_bytes()
+            hashes = read_bytes(hashes_path(part), HUGE)
             first.append(first[-1] + len(hashes) // 8)
             contents.update(hashes)
             file.write(hashes)
@@ -431,13 +432,13 @@ def read_facts(prefix: Path) -> Facts | None:
     """
     path = facts_path(prefix)
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = read_object(path)
         if found.pop("schema") != SCHEMA:
             raise ValueError("another schema")
         return Facts(**found)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, DataError, ValueError, TypeError, KeyError) as error:
         message = "does not describe a token file of this version"
         hint = f"remove {prefix}.idx, and pack the documents again"
         raise DataError(message, key=str(path), hint=hint) from error

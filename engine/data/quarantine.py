@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from engine.readers import LARGE, parse_line, read_bytes
+
 MOST = 10_000  # documents that are listed
 
 
@@ -55,7 +57,7 @@ class Quarantine:
     def _read(self) -> set[tuple[str, int, int]]:
         """Read what is listed. What a crash has left of a last line, or anything else that is not one, is removed."""
         try:
-            content = self._path.read_bytes()
+            content = read_bytes(self._path, LARGE)
         except FileNotFoundError:
             return set()
         listed, size = set[tuple[str, int, int]](), 0
@@ -63,7 +65,7 @@ class Quarantine:
             if not line.endswith(b"\n"):
                 break
             try:
-                found = json.loads(line)
+                found = parse_line(line)
                 listed.add((found["source"], found["block"], found["document"]))
             except (ValueError, KeyError, TypeError):
                 break

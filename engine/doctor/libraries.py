@@ -19,6 +19,7 @@ from typing import Any
 from engine.config.devices import uses_gpus
 from engine.config.schema import Config
 from engine.control.link import Link
+from engine.readers import parse_line
 from engine.safe_path import safe_path
 from engine.selection import first_line
 
@@ -67,7 +68,7 @@ def ask(config: Config) -> Libraries:
     answers = dict[str, Any]()
     for line in output.splitlines():
         with suppress(ValueError):  # the last line of a process that was killed
-            answers |= json.loads(line)
+            answers |= parse_line(line)
     return Libraries(answers, ended)
 
 
@@ -120,7 +121,7 @@ _QUESTIONS = {"torch": _torch, "gpus": _gpus, "nccl": _nccl, "kernel": _kernel, 
 
 def main() -> None:
     """Answer all questions."""
-    request = Request(**json.loads(sys.argv[1]))
+    request = Request(**parse_line(sys.argv[1]))
     answers = Link(0, os.dup(1))
     os.dup2(2, 1)  # DeepSpeed prints when it is imported
     for name, look in _QUESTIONS.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from engine.doctor.rank import ELEMENTS, PARTS, result
 from engine.errors import BytescaleError
 from engine.launch.commands import node_commands
 from engine.launch.ranks import PreemptedError, run_ranks
+from engine.readers import read_object
 from engine.run.folder import RunFolder
 
 _LIMIT_S = 120.0  # importing torch from a network file system may take a minute; here it all takes 5 s
@@ -52,7 +52,7 @@ def two_ranks(place: Path) -> list[Check]:
 def _check(folder: RunFolder, part: str, backend: str, why: str) -> Check:
     """Read what became of a part. After the one that failed, all are skipped."""
     if result(folder, part).exists():
-        seconds = json.loads(result(folder, part).read_text(encoding="utf-8"))["seconds"]
+        seconds = read_object(result(folder, part))["seconds"]
         what = f"{_RANKS} ranks with {backend}, {4 * ELEMENTS / 2**20:.0f} MiB in {1e3 * seconds:.2g} ms"
         return ok(part, what, f"{backend}, {1e3 * seconds:.2g} ms")
     done = [one for one in PARTS if result(folder, one).exists()]

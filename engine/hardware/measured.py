@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.config.units import counted
+from engine.readers import read_object
 
 RESULT, NETWORK = "measured.json", "network.json"  # in the folder of the ranks
 _SHORTEST = 32  # tokens
@@ -150,7 +151,7 @@ class Measured:
 
 def read(path: Path) -> Measured:
     """Read a file written by `Measured.write`."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = read_object(path)
     timed = tuple(
         (Case(case["layers"], tuple(case["unsplit"]), tuple(case["ring"])), Timing(**timing))
         for case, timing in found["micro_batches"]
@@ -166,7 +167,7 @@ def read(path: Path) -> Measured:
 
 def read_network(path: Path) -> Network:
     """Read the file that rank 0 of two nodes wrote."""
-    return _network(json.loads(path.read_text(encoding="utf-8")))
+    return _network(read_object(path))
 
 
 def _network(found: dict[str, Any]) -> Network:

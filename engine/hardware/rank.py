@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import torch
 
@@ -18,6 +16,7 @@ from engine.hardware.prepare import longest, with_layers
 from engine.hardware.shape_build import builder, shape_build_s
 from engine.hardware.timing import Run, interleaved, timed
 from engine.parallel.groups import Groups, join_groups
+from engine.readers import LARGE, read_object
 from engine.report.boxes import Span
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_metrics
@@ -50,7 +49,7 @@ def measure(folder: RunFolder, seconds: float, control: Control) -> int:
     for step in range(_STEPS):
         trainer.one_step(lambda: False)
         if groups.rank == 0 and step >= _WARM:
-            trace = json.loads(folder.trace.read_text(encoding="utf-8"))
+            trace = read_object(folder.trace, LARGE)
             line = read_metrics(folder.metrics)[-1]
             # A trace is kept for the newest step with the largest ring, which need not be this one.
             if trace["step"] == line["step"]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from engine.errors import CheckpointError
+from engine.readers import LARGE, read_bytes
 from engine.run.checkpoints import MANIFEST, newest_first
 from engine.run.remote import Remote
 
@@ -85,13 +87,13 @@ class _Copier(threading.Thread):
         found = []
         for folder in newest_first(self._checkpoints):
             with suppress(FileNotFoundError):  # it is being removed
-                if self._copied.get(folder.name) != (folder / MANIFEST).read_bytes():
+                if self._copied.get(folder.name) != read_bytes(folder / MANIFEST, LARGE, CheckpointError):
                     found.append(folder)
         return found
 
     def _copy(self, folder: Path) -> None:
         try:
-            manifest = (folder / MANIFEST).read_bytes()
+            manifest = read_bytes(folder / MANIFEST, LARGE, CheckpointError)
             self._remote.upload(folder)
         except Exception:
             if folder.exists():

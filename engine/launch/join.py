@@ -40,6 +40,7 @@ from engine.launch.commands import NodeCommand
 from engine.launch.interface import own_address
 from engine.launch.joined import Joined
 from engine.launch.launchers import Loss, Starts, allow_many_files, how_to_resume
+from engine.readers import MIB, open_regular, parse_object
 from engine.run.folder import RunFolder
 
 _JOIN_S = 600.0  # for the other processes to come, and for the launcher to appear
@@ -346,14 +347,13 @@ def _serve(joined: Joined, folder: RunFolder) -> int:
 def _read(folder: RunFolder, joined: Joined) -> dict[str, Any]:
     """Return what the launcher has written. Raises PreflightError if it may be another user: agents do what it says."""
     path, user = folder.launch(joined.key), os.geteuid()
-    with path.open(encoding="utf-8") as file:
+    with open_regular(path, PreflightError, "remove it") as file:
         owner = os.fstat(file.fileno()).st_uid
         # Where root is not root for the file server, as in containers, its files belong to the owner of its folders.
         if owner != user and not (user == 0 and owner == folder.root.stat().st_uid):
             message = f"belongs to user {owner}, so user {user} takes no orders from it"
             raise PreflightError(message, key=str(path), hint="start all processes of a launch as the same user")
-        facts: dict[str, Any] = json.load(file)
-    return facts
+        return parse_object(file.read(MIB), str(path), PreflightError, "remove it")
 
 
 def _work(link: Link, secret: bytes, joined: Joined) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from engine.config.schema import Config
 from engine.errors import ConfigError
 from engine.files import write_json
 from engine.launch.say import Say
+from engine.readers import read_object
 from engine.run.folder import RunFolder
 
 _SLOW = 1.3  # times as long as other ranks
@@ -95,12 +95,12 @@ def with_speeds(config: Config, cluster: Cluster, say: Say) -> Config:
         return config
     path = RunFolder(Path(config.run.out)).speeds
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_object(path, error=ConfigError)
         speeds = tuple(max(1, min(100, int(found.get(node.host, node.speed)))) for node in cluster.nodes)
     except FileNotFoundError:
         say(f"cluster.speeds=measured: there is no {path} yet; planning with the speeds of the hostfile")
         return config
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ConfigError, ValueError, TypeError) as error:
         message, hint = f"{path} is damaged", "remove it, or set cluster.speeds=hostfile"
         raise ConfigError(message, key="cluster.speeds=measured", hint=hint) from error
     slower = [f"{node.host} {speed}%" for node, speed in zip(cluster.nodes, speeds, strict=True) if speed < 100]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from engine.config.schema import Config
 from engine.errors import StorageError
 from engine.files import LOCK
 from engine.planner.plan.step_plan import StepPlan
+from engine.readers import HUGE, LARGE, read_bytes, read_object
 from engine.report.boxes import Span, of_plan
 from engine.run.folder import RunFolder
 from engine.run.launches import LaunchRecord, read_launches
@@ -85,14 +85,14 @@ def read_run(folder: Path) -> RunData:
     """
     run = RunFolder(folder)
     with _named(run.summary):
-        summary = {**json.loads(run.summary.read_text(encoding="utf-8"))} if run.summary.exists() else {}
+        summary = read_object(run.summary) if run.summary.exists() else {}
     config, lines = read_resolved(run.resolved), tuple(read_metrics(run.metrics))
     trace = None
     if run.plan.exists() and run.trace.exists():
         with _named(run.plan):
-            plan = StepPlan.from_bytes(run.plan.read_bytes())
+            plan = StepPlan.from_bytes(read_bytes(run.plan, HUGE))
         with _named(run.trace):
-            measured = json.loads(run.trace.read_text(encoding="utf-8"))
+            measured = read_object(run.trace, LARGE)
             spans = tuple(Span(*span) for span in measured["spans"])
             # After a crash between the writes of the two files, they may be of different steps.
             if of_plan(plan, spans):

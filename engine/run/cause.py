@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ExitCode, Problem
+from engine.errors import DataError, ExitCode, Problem
+from engine.readers import read_object
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Cause:
     def read(cls, path: Path) -> Cause | None:
         """Read what a rank has written; None if there is nothing, or it is damaged."""
         try:
-            return cls.of_json(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, AttributeError):
+            return cls.of_json(read_object(path))
+        except (OSError, DataError, ValueError, TypeError):
             return None
 
     def to_json(self) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from engine.config.units import counted, format_bytes
 from engine.control import progress
 from engine.errors import CheckpointError, StorageError, storage_error
 from engine.files import draft_of, publish, remove_folder, sync, write_durably
+from engine.readers import LARGE, parse_line, read_bytes, read_object
 
 MANIFEST = "manifest.json"
 PREFIX = "step-"
@@ -139,7 +140,7 @@ def _wait_for(part: Path) -> dict[str, Any]:
     """Read what another rank has written, as soon as it is there. A rank that fails ends the run and this process."""
     while True:
         try:
-            return json.loads(part.read_bytes())  # type: ignore[no-any-return]
+            return read_object(part, LARGE, CheckpointError)
         except FileNotFoundError:
             time.sleep(_POLL_S)
 
@@ -262,7 +263,7 @@ def read_manifest(folder: Path) -> Manifest:
         hint = "`bytescale ckpt list RUN` shows the checkpoints of a run"
         raise CheckpointError("no such checkpoint", key=str(folder), hint=hint)
     with _reports_damage(folder):
-        content = (folder / MANIFEST).read_bytes()
+        content = read_bytes(folder / MANIFEST, LARGE, CheckpointError)
     return parse_manifest(content, folder)
 
 
@@ -272,7 +273,7 @@ def parse_manifest(content: bytes, folder: Path) -> Manifest:
         first, _, second = content.partition(b"\n")
         if second and second != _seal(first):
             raise _damage(folder, f"{MANIFEST} does not match its hash")
-        values = json.loads(first)
+        values = parse_line(first)
         if not second and "block" in values:
             raise _damage(folder, f"{MANIFEST} is cut short")
         block, files = values.get("block"), values["files"]

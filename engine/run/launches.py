@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from engine.readers import LARGE, parse_line, read_bytes
+
 STOPPED = "stopped on request"  # the outcome of a start that was asked to stop
 _PACKAGES = ("bytescale", "torch", "deepspeed", "flash-attn", "numpy")
 
@@ -69,9 +71,9 @@ def _append(path: Path, line: Mapping[str, object]) -> None:
 def read_launches(path: Path) -> list[LaunchRecord]:
     """Read all starts so far; empty without the file. Damaged lines and those of other versions are skipped."""
     found = list[LaunchRecord]()
-    for text in path.read_bytes().splitlines() if path.exists() else ():
+    for text in read_bytes(path, LARGE).splitlines() if path.exists() else ():
         try:
-            line = json.loads(text)
+            line = parse_line(text)
             if "began" in line:
                 found.append(LaunchRecord(**line))
             elif found and found[-1].ended is None:

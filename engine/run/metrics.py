@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.files import write_durably
+from engine.readers import HUGE, parse_line, read_bytes
 
 
 def read_metrics(path: Path, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
@@ -17,7 +18,7 @@ def read_metrics(path: Path, say: Callable[[str], None] = lambda line: None) -> 
     Lines that a crash damaged or cut short are reported to `say` and skipped.
     """
     found = []
-    *complete, rest = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    *complete, rest = read_bytes(path, HUGE).split(b"\n") if path.exists() else [b""]
     for number, text in enumerate([*complete, rest] if rest else complete, start=1):
         line = _parse(text)
         if line is None:
@@ -46,7 +47,7 @@ def read_from(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 def _parse(text: bytes) -> dict[str, Any] | None:
     """Parse a line; None if it does not describe a step, because after a power loss a line may contain anything."""
     try:
-        line = json.loads(text)
+        line = parse_line(text)
     except ValueError:
         return None
     return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None

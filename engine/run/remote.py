@@ -17,6 +17,7 @@ from typing import Any
 from engine.config.checks import URL_EXAMPLES, url_problem
 from engine.errors import BytescaleError, CheckpointError, ConfigError, PreflightError
 from engine.files import locked_draft, publish, sync, write_durably
+from engine.readers import LARGE, read_bytes
 from engine.run.checkpoints import (
     DAMAGED,
     MANIFEST,
@@ -85,7 +86,7 @@ class Remote:
 
     def upload(self, folder: Path) -> None:
         """Copy a local checkpoint, if the remote folder does not have it yet."""
-        content, name = (folder / MANIFEST).read_bytes(), folder.name
+        content, name = read_bytes(folder / MANIFEST, LARGE, CheckpointError), folder.name
         manifest = self._path(name, MANIFEST)
         if self._system.exists(manifest):
             if self._system.cat_file(manifest) == content:

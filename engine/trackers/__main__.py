@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 from engine.config.resolved import flat, read_resolved
 from engine.files import write_json
+from engine.readers import read_object
 from engine.run.folder import RunFolder
 from engine.run.metrics import read_from
 from engine.trackers.tracker import Tracked, Tracker, Value, metrics_of
@@ -35,7 +36,7 @@ def track(folder: RunFolder, name: str, ended: TextIO, report: Callable[[Mapping
     """
     state: dict[str, Any] = {"id": None, "step": 0}
     if (file := folder.tracker(name)).exists():
-        state |= json.loads(file.read_text(encoding="utf-8"))
+        state |= read_object(file)
     folder.trackers.mkdir(exist_ok=True)
     tracker = _open(folder, name, state["id"])
     state["id"] = tracker.id

@@ -7,7 +7,6 @@ when ranks fail. A process can be killed. Its queue is metrics.jsonl: nothing is
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 from engine.config.units import counted
 from engine.control.signals import shielded
+from engine.readers import parse_line
 from engine.run.folder import RunFolder
 from engine.safe_path import safe_path
 
@@ -69,7 +69,7 @@ class Follower:
                 self._unread += part
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
-            report = json.loads(line)
+            report = parse_line(line)
             self._error = report.get("error", self._error)
             self.step, self._since = report.get("step", self.step), time.monotonic()
 

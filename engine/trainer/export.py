@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from engine.config.schema import Config
 from engine.data.tokenizers.load import BYTES, recognise, tokenizer_file
 from engine.dtypes import DTYPES
 from engine.errors import CheckpointError, DataError
+from engine.readers import LARGE, read_bytes, read_object
 from engine.run import checkpoints
 from engine.run.checkpoints import TrainState
 from engine.run.compatibility import check_compatible
@@ -86,7 +86,7 @@ def open_checkpoint(source: Path, say: Callable[[str], None]) -> Saved:
         raise CheckpointError(f"its run has no {run.resolved.name}", key=str(folder), hint=hint)
     config = read_resolved(run.resolved)
     check_compatible(folder, state, config)
-    facts = json.loads(run.summary.read_text(encoding="utf-8")) if run.summary.exists() else {}
+    facts = read_object(run.summary) if run.summary.exists() else {}
     return Saved(folder, state, config, facts)
 
 
@@ -105,7 +105,7 @@ def _copy_tokenizer(tokenizer: str, others: list[str], draft: Path, say: Callabl
         # The run may be somebody else's, and its config name any file of this user.
         path = tokenizer_file(tokenizer)
         if path is not None and path.is_file():
-            recognise(path, path.read_bytes())
+            recognise(path, read_bytes(path, LARGE))
         copied = copy_tokenizer(tokenizer, draft)
     except DataError as error:
         (problem,) = error.problems

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -11,12 +10,17 @@ from engine.config.schema import Config
 from engine.data.corpus import Reader, corpora_of
 from engine.data.inputs import RankInputs, rank_inputs
 from engine.data.steps import SequenceTable
+from engine.errors import DataError
+from engine.readers import read_object
 from engine.run.folder import RunFolder
 
 
 def fingerprints_of(folder: RunFolder) -> Mapping[str, Any]:
     """Return the fingerprint of each source of a run, by name, which the launcher has computed."""
-    found: Mapping[str, Any] = json.loads(folder.summary.read_text(encoding="utf-8"))["fingerprints"]
+    hint = "resume the run, which writes it again"
+    found = read_object(folder.summary, hint=hint).get("fingerprints")
+    if not isinstance(found, dict):
+        raise DataError("has no fingerprints of documents", key=str(folder.summary), hint=hint)
     return found
 
 

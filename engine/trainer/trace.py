@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from engine.control.control import Control
+from engine.errors import DataError
 from engine.files import write_durably, write_json
 from engine.parallel.groups import Groups
 from engine.planner.plan.step_plan import StepPlan
+from engine.readers import HUGE, read_bytes
 from engine.report.boxes import Span, shown_in_run
 from engine.run.folder import RunFolder
 from engine.trainer.step import StepTimes
@@ -29,8 +31,8 @@ class Trace:
         shown = 0, False
         if self._groups.rank == 0:
             # None is written, or it is damaged or of another version: a later step replaces it.
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                shown = _shows(StepPlan.from_bytes(self._folder.plan.read_bytes()))
+            with suppress(OSError, DataError, ValueError, KeyError, TypeError):
+                shown = _shows(StepPlan.from_bytes(read_bytes(self._folder.plan, HUGE)))
         degree, has_unsplit = control.largest(*shown)
         self._shown = int(degree), bool(has_unsplit)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.config.schema import Model
 from engine.errors import DataError, Problem
+from engine.readers import read_object
 from engine.weights.architectures import ARCHITECTURES, Architecture, architecture_of
 
 CONFIG = "config.json"
@@ -54,17 +55,12 @@ def read_config(folder: Path, place: str | None = None) -> dict[str, Any]:
     if not folder.is_dir():
         raise DataError("is not a folder", key=place, hint="choose one with config.json and safetensors files")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path, hint=_COPY_AGAIN)
     except FileNotFoundError:
         hint = "choose a complete Hugging Face folder; a folder that is still being written has no config.json"
         raise DataError(f"has no {CONFIG}", key=place, hint=hint) from None
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint=_COPY_AGAIN) from error
-    except ValueError as error:
-        raise DataError("is not JSON", key=str(path), hint=_COPY_AGAIN) from error
-    if not isinstance(values, dict):
-        raise DataError("is not a JSON object", key=str(path), hint=_COPY_AGAIN)
-    return values
 
 
 def model_values(config: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -5,7 +5,6 @@ A folder is refused if a file that its index names is missing, cut short, or doe
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import DataError, Problem
+from engine.readers import LARGE, open_regular, parse_object, read_object
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COPY_AGAIN = "copy the complete folder again from its source"
 _SHOWN = 10  # problems
+_LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
 _LFS_POINTER = b"version https://git-lfs"
 
 
@@ -47,10 +48,14 @@ def read_headers(folder: Path) -> dict[str, Header]:
         hint = "save it with save_pretrained(..., safe_serialization=True)" if pickled else COPY_AGAIN
         raise DataError(f"has neither {SINGLE} nor {INDEX}", key=str(folder), hint=hint)
     try:
-        index: dict[str, str] = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        index: dict[str, str] = read_object(folder / INDEX, LARGE, hint=COPY_AGAIN)["weight_map"]
         # Names with a folder are invalid: all files must be next to the index.
         valid = bool(index) and all(isinstance(file, str) and Path(file).name == file for file in index.values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except DataError as error:
+        raise DataError(
+            f"is not an index of safetensors files: it {error}", key=error.problems[0].key, hint=COPY_AGAIN
+        ) from error
+    except (OSError, KeyError, AttributeError):
         valid = False
     if not valid:
         raise DataError("is not an index of safetensors files", key=str(folder / INDEX), hint=COPY_AGAIN)
@@ -87,6 +92,7 @@ def error_of(problems: list[Problem], what: str) -> DataError:
 def _headers_of(folder: Path, file: str) -> dict[str, Header]:
     path = folder / file
     try:
+        open_regular(path, hint=COPY_AGAIN).close()  # the library would wait for a named pipe
         with safe_open(path, framework="np"):  # checks the header and the length of the file
             begin, tensors = _read_header(path)
     except (SafetensorError, OSError) as error:
@@ -104,9 +110,9 @@ def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise ValueError("the header is longer than the file")
-        tensors: dict[str, Any] = json.loads(file.read(length))
+        if length > min(path.stat().st_size, _LONGEST_HEADER):
+            raise DataError("has a header that is longer than it can be", key=str(path), hint=COPY_AGAIN)
+        tensors = parse_object(file.read(length), str(path), hint=COPY_AGAIN)
     tensors.pop("__metadata__", None)
     return 8 + length, tensors
 
@@ -123,7 +129,7 @@ def _unreadable(path: Path) -> DataError:
         expected = begin + max(one["data_offsets"][1] for one in tensors.values())
     except OSError as error:
         return DataError(f"cannot be read: {error.strerror}", key=str(path), hint=hint)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+    except (DataError, ValueError, KeyError, TypeError, IndexError):
         return DataError("is cut short in its header, or is not a safetensors file", key=str(path), hint=hint)
     if size == expected:
         return DataError("has an inconsistent header", key=str(path), hint=hint)

@@ -20,6 +20,7 @@ from engine.data.tokenizers.load import BYTES, IN_FOLDER, open_tokenizer, tokeni
 from engine.data.tokenizers.tokenizer import Tokenizer
 from engine.errors import ConfigError, DataError
 from engine.files import sync
+from engine.readers import LARGE, read_bytes
 
 _BESIDE = (CONFIG, SPECIAL, TEMPLATE, "chat_template.json", "added_tokens.json")
 _OTHERS = (*IN_FOLDER, "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -86,8 +87,8 @@ def _encoded(source: schema.Data, found: list[Path], folder: Path) -> bool:
 def _compare(tokenizer: str, found: list[Path], folder: Path) -> None:
     """Raise ConfigError if a tokenizer is none of those that were `found` with the weights."""
     file = tokenizer_file(tokenizer)
-    content = file.read_bytes() if file is not None and file.is_file() else None
-    if any(path.read_bytes() == content for path in found):
+    content = read_bytes(file, LARGE) if file is not None and file.is_file() else None
+    if any(read_bytes(path, LARGE) == content for path in found):
         return
     ours = open_tokenizer(tokenizer)
     differences = [difference(ours, open_tokenizer(str(path))) for path in found]

@@ -225,7 +225,7 @@ def test_files_that_cannot_be_read(here: Path) -> None:
         assert "cannot be read: " in refused(f"recipe={name}")[0].message
     Path("latin.yaml").write_bytes(b"# \xfc\n")
     (latin,) = refused("recipe=latin.yaml")
-    assert (latin.key, latin.hint) == ("latin.yaml", "save the file as UTF-8")
+    assert (latin.key, latin.hint) == ("latin.yaml:1", "save the file as UTF-8")
     write("a: &x\n  b: *x\n")
     (endless,) = refused("recipe=mine.yaml")
     assert "contains itself" in endless.message

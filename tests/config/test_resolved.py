@@ -40,8 +40,8 @@ def test_diff_names_each_key_that_differs() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"\xff\xfe", "cannot be read"),
-        (b"a: [1", "cannot be read"),
+        (b"\xff\xfe", "is UTF-16"),
+        (b"a: [1", "is not valid YAML"),
         (b"", "is not a resolved config"),
         (b"- 1", "is not a resolved config"),
         (b"context: 3", "capacity: is not set"),
@@ -53,7 +53,7 @@ def test_a_damaged_text_is_refused(text: bytes, message: str, tmp_path: Path) ->
     with pytest.raises(ConfigError) as caught:
         read_resolved(path)
     (problem,) = caught.value.problems
-    assert problem.key == str(path)
+    assert str(problem.key).removesuffix(":1") == str(path)
     assert message in problem.message or "is not set" in problem.message
 
 

@@ -82,9 +82,10 @@ def test_a_calibration_of_another_cluster(file: Path) -> None:
         ("linear_flops_per_s", "fast", "must be a number, not 'fast'"),
         ("linear_flops_per_s", True, "must be a number, not True"),
         ("linear_flops_per_s", None, "must be a number, not None"),
-        ("node_bytes_per_s", float("inf"), "must be from 1e-12 to 1e+30, not inf"),
-        ("node_bytes_per_s", 10**400, "must be from 1e-12 to 1e+30, not 1000"),
-        ("latency_s", float("nan"), "must be from 0 to 1e+30, not nan"),
+        ("node_bytes_per_s", float("inf"), "is not a number"),
+        ("node_bytes_per_s", 10**400, "is not a number"),
+        ("node_bytes_per_s", 10**300, "must be from 1e-12 to 1e+30, not 1000"),
+        ("latency_s", float("nan"), "is not a number"),
         ("latency_s", -1e-6, "must be from 0 to 1e+30, not -1e-06"),
         ("copy_bytes_per_s", 1e-300, "must be from 1e-12 to 1e+30, not 1e-300"),
         ("overlap", 1.01, "must be from 0 to 1, not 1.01"),
@@ -114,7 +115,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_text(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
-    assert "it is not JSON" in refusal(file)
+    assert "it is UTF-16" in refusal(file)
 
 
 def test_costs_come_from_the_file_that_the_config_names(file: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_block_that_another_user_has_packed_and_kept_is_named(
     assert problem.key == str(part) and "use another data.cache" in str(problem.hint)
 
 
-@pytest.mark.parametrize("moment", range(5))
+@pytest.mark.parametrize("moment", range(6))
 def test_a_block_may_be_removed_while_it_is_opened(
     make_data: MakeData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
@@ -279,7 +279,7 @@ def test_a_block_may_be_removed_while_it_is_opened(
 
     monkeypatch.setattr(os, "open", trimming)
     opened = found.pack_and_open(0)
-    assert opens[:1] == [".idx"] and {*opens} == {".idx", ".bin", ".mask", ".hash"}
+    assert opens[:1] == [".idx"] and {*opens} == {".idx", ".bin", ".mask", ".hash", ".json"}
     counted = opened.counted(0, 0, 9)
     assert counted is not None and counted.tolist() == [False, False, True] and len(opened.hash()) == 2
 

@@ -9,14 +9,13 @@ without it a file that was cut off between two messages would read as a shorter 
 
 from __future__ import annotations
 
-import json
 import os
 import posixpath
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from engine.config import schema
 from engine.data.sources.columns import columns, damage, documents
@@ -24,6 +23,7 @@ from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import check_different, find_below, is_url, kind, library, reading
 from engine.data.sources.source import Block, Document, sample_blocks
 from engine.errors import DataError
+from engine.readers import SMALL, parse_object
 
 _BLOCK_BYTES = 1 << 20
 _MAGIC = b"ARROW1\0\0"
@@ -144,10 +144,7 @@ def _read_json(path: str) -> dict[str, Any]:
     if kind(path) != "file":
         return {}
     with reading(path) as file:
-        try:
-            return cast("dict[str, Any]", json.load(file))
-        except ValueError as error:
-            raise DataError("is not JSON", key=path, hint="write or download the data set again") from error
+        return parse_object(file.read(SMALL), path, hint="write or download the data set again")
 
 
 @contextmanager

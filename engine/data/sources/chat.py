@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from engine.data.sources.source import Document, Message
 from engine.errors import DataError
+from engine.readers import check_depth, parse_line
 
 MESSAGES = "messages"  # a field of this name has chats, also if they are strings of JSON
 TOOLS = "tools"  # the field beside a chat with the tools that the assistant may call
@@ -46,14 +46,19 @@ def chat_document(place: str, messages: object, tools: object, field: str) -> Do
 
 
 def _from_json(place: str, value: object, field: str) -> object:
-    """Parse a string as JSON; return any other value as it is."""
-    if not isinstance(value, str):
-        return value
+    """Parse a string as JSON; return any other value as it is. Raises DataError if it is too deep for templates."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = parse_line(value)
+        except ValueError as error:
+            hint = f"write the list itself, or as JSON; for texts, use another name than {field!r}"
+            raise DataError(f"{field!r} is a string, but not one of JSON", key=place, hint=hint) from error
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        hint = f"write the list itself, or as JSON; for texts, use another name than {field!r}"
-        raise DataError(f"{field!r} is a string, but not one of JSON", key=place, hint=hint) from error
+        check_depth(found)
+    except ValueError as error:
+        raise DataError(f"{field!r} {error}", key=place, hint="remove the document") from error
+    return found
 
 
 def _message(place: str, message: Message, name: str) -> Message:

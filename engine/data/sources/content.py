@@ -12,6 +12,7 @@ from typing import NamedTuple
 from engine.config.sources import PATTERNS
 from engine.data.sources.files import matches
 from engine.errors import DataError
+from engine.readers import parse_line
 
 HEAD = 1024  # bytes of a file that are looked at
 _ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
@@ -97,8 +98,8 @@ def _is_json_lines(text: bytes, path: str) -> bool:
     if not (text.startswith(b"{") and (alone or text[end : end + HEAD].lstrip().startswith(b"{"))):
         return False
     try:
-        return isinstance(json.loads(text[:end]), dict)
-    except (ValueError, RecursionError):
+        return isinstance(parse_line(text[:end]), dict)
+    except ValueError:
         return False
 
 

@@ -31,6 +31,7 @@ from engine.data.sources.source import (
     token_document,
 )
 from engine.errors import DataError
+from engine.readers import parse_line
 
 _BLOCK_BYTES = 1 << 20
 _SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
@@ -198,13 +199,13 @@ def _document(line: bytes, at: int, field: str, place: str) -> Document:
         return Document(place, b"")
     fix = "fix or remove the line"
     try:
-        record: object = json.loads(line.decode("utf-8"))
+        record: object = parse_line(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         message = f"is not UTF-8 at byte {error.start} of the line"
         raise DataError(message, key=place, hint="convert the file to UTF-8") from error
     except json.JSONDecodeError as error:
         raise DataError(f"is not JSON at column {error.colno}: {error.msg}", key=place, hint=fix) from error
-    except (ValueError, RecursionError) as error:  # numbers with thousands of digits, or deep nesting
+    except ValueError as error:  # numbers with thousands of digits, or deep nesting
         raise DataError("contains JSON that Python cannot parse", key=place, hint=fix) from error
 
     if not isinstance(record, dict):

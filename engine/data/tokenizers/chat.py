@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 
 from engine.data.tokenizers.tokenizer import Ids, as_text
 from engine.errors import DataError
+from engine.readers import read_object, read_text
 from engine.units import Ints
 
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"  # a folder, with tool_use.jinja and others
 CONFIG = "tokenizer_config.json"
 SPECIAL = "special_tokens_map.json"
+_REPAIR = "repair the file, or remove it"
 
 
 class ChatCodec(Protocol):
@@ -125,34 +127,21 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     files = {"default": folder / TEMPLATE} | {path.stem: path for path in (folder / MORE_TEMPLATES).glob("*.jinja")}
     for name, path in files.items():
         if path.is_file():
-            templates[name] = _read(path)
+            templates[name] = read_text(path, hint=_REPAIR)
     if not templates and (old := folder / "chat_template.json").is_file():
-        templates = read_templates(folder / "none", read_object(old))
+        templates = read_templates(folder / "none", read_settings(old))
     return templates
 
 
 def read_variables(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens that tokenizer_config.json, given as `config`, and special_tokens_map.json name."""
-    merged = read_object(folder / SPECIAL) | {key: value for key, value in config.items() if value is not None}
+    merged = read_settings(folder / SPECIAL) | {key: value for key, value in config.items() if value is not None}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in merged.items()}
     return {key: text for key, text in texts.items() if key.endswith("_token") and isinstance(text, str)}
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     """Read a JSON object; an empty one if there is no file. Raises DataError if it is not usable."""
     if not path.exists():
         return {}
-    try:
-        found = json.loads(_read(path))
-    except ValueError as error:
-        raise DataError(f"cannot be read: {error}", key=str(path), hint="repair the file, or remove it") from error
-    if not isinstance(found, dict):
-        raise DataError("is not a JSON object", key=str(path), hint="repair the file, or remove it")
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise DataError(f"cannot be read: {error}", key=str(path), hint="repair the file, or remove it") from error
+    return read_object(path, hint=_REPAIR)

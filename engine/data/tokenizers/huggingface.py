@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.data.tokenizers.chat import CONFIG, Chats, read_object, read_templates, read_variables
+from engine.data.tokenizers.chat import CONFIG, Chats, read_settings, read_templates, read_variables
 from engine.data.tokenizers.tokenizer import Ids, Loaded, as_text, needs
 from engine.errors import DataError
 from engine.units import Ints
@@ -103,7 +103,7 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     mask = marks.special_tokens_mask
     before, after = mask.index(0), mask[::-1].index(0)
     model.post_processor = None  # BOS is ours to add, and it leaves white space out of the offsets of tokens
-    config = read_object(path.with_name(CONFIG))
+    config = read_settings(path.with_name(CONFIG))
     bos = _named("bos_token", config, model, path) if config.get("bos_token") else marks.ids[0] if before else None
     eos = _named("eos_token", config, model, path) if config.get("eos_token") else marks.ids[-1] if after else None
     adds_bos = config.get("add_bos_token")

@@ -3,7 +3,6 @@ SentencePiece models are both called tokenizer.model)."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from engine.data.tokenizers import bytes as byte_level
 from engine.data.tokenizers import huggingface, sentencepiece, tiktoken
 from engine.data.tokenizers.tokenizer import Kind, Loaded, Tokenizer, make
 from engine.errors import DataError
+from engine.readers import LARGE, parse_object, read_bytes
 
 BYTES = "bytes"
 IN_FOLDER = ("tokenizer.json", "tekken.json", "tokenizer.model")  # in this order
@@ -34,7 +34,7 @@ def open_tokenizer(path_or_name: str, bos: bool | None = None, eos: bool | None 
     if path.is_dir():
         raise DataError(f"has none of {', '.join(IN_FOLDER)}", key=str(path), hint=_CHOICES)
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, LARGE, hint=_CHOICES)
     except FileNotFoundError as error:
         raise DataError("no such tokenizer", key=str(path), hint=_CHOICES) from error
     except OSError as error:
@@ -56,7 +56,7 @@ def tokenizer_file(path_or_name: str) -> Path | None:
 def recognise(path: Path, content: bytes) -> tuple[Kind, dict[str, Any]]:
     """Return the kind of the tokenizer in a file, and its JSON if it is one. Raises DataError if it is no tokenizer."""
     if content[:100].lstrip().startswith(b"{"):
-        data = _json(path, content)
+        data = parse_object(content, str(path), hint="copy the file again")
         if isinstance(data.get("model"), dict):
             return "huggingface", data
         if "config" in data and "vocab" in data:
@@ -75,11 +75,3 @@ def _load(path: Path, content: bytes) -> tuple[Kind, Loaded]:
     if kind == "tekken":
         return kind, tiktoken.load_tekken(path, data)
     return kind, tiktoken.load_llama3(path, content) if kind == "tiktoken" else sentencepiece.load(path, content)
-
-
-def _json(path: Path, content: bytes) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(content)
-    except ValueError as error:
-        raise DataError(f"is not valid JSON: {error}", key=str(path), hint="copy the file again") from error
-    return data

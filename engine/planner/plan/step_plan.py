@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from engine.planner.plan.rows import row_of_each
+from engine.readers import parse_line
 from engine.units import PPM, Bools, Ints
 
 
@@ -226,7 +227,7 @@ class StepPlan:
     def from_bytes(cls, buffer: bytes) -> StepPlan:
         """Read a plan from the bytes that `to_bytes` wrote."""
         end = buffer.index(b"\n")
-        values: dict[str, Any] = json.loads(buffer[:end])
+        values: dict[str, Any] = parse_line(buffer[:end])
         # The copy is aligned and writable, as @njit functions expect.
         body = np.frombuffer(buffer, dtype="<i8", offset=end + 1).copy()
         sizes = values.pop("sizes")

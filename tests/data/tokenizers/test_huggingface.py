@@ -98,7 +98,7 @@ def test_the_files_say_what_documents_start_and_end_with(
     ("config", "message"),
     [
         ('{"eos_token": "<eos>"}', "names '<eos>' as its eos_token"),
-        ("{", "cannot be read"),
+        ("{", "is not JSON"),
         ("[]", "not a JSON object"),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_folder_stands_for_the_tokenizer_in_it(real: Callable[[str], Path], tm
         (b"", "is no known tokenizer"),
         (b"version https://git-lfs.github.com/spec/v1\n", "is no known tokenizer"),
         (b'{"a": 1}', "is no known tokenizer"),
-        (b'{"model": {"type"', "is not valid JSON"),
+        (b'{"model": {"type"', "is not JSON"),
         (b'{"model": {"type": "BPE"}}', "is not a tokenizer.json that tokenizers can read"),
         (b'{"config": {}, "vocab": []}', "is not a complete tekken.json"),
         (b"\n\x05hello", "is not a SentencePiece model"),
@@ -56,7 +56,8 @@ def test_what_is_no_tokenizer_is_refused(content: bytes, message: str, tmp_path:
     file.write_bytes(content)
     with pytest.raises(DataError, match=message) as caught:
         open_tokenizer(str(file))
-    assert (caught.value.problems[0].key, bool(caught.value.problems[0].hint)) == (str(file), True)
+    (problem,) = caught.value.problems
+    assert (str(problem.key).removesuffix(":1"), bool(problem.hint)) == (str(file), True)
 
 
 def test_a_missing_file_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
