@@ -61,7 +61,7 @@ def pack(
         hint = "pack each source by itself, with data.path and without data.sources and data.mix"
         raise ConfigError("are several sources; a token file is one", key=config.data.place, hint=hint)
     prefix = Path(str(writable(f"{out}.bin", "--out", new_folder=True)).removesuffix(".bin"))
-    facts = write(config.data, prefix, workers, _progress())
+    facts = write(config.data, prefix, workers, _progress(), output.say)
     counts = f"{counted(facts.documents, 'document')}, {counted(facts.tokens, 'token')} of {facts.tokenizer}"
     text = f"{prefix}: {counts}, vocabulary {facts.vocabulary:,}"
     if facts.empty:
@@ -100,7 +100,7 @@ def lint(
 
     config = loaded(overrides, config_file)
     limits = Limits(config.context, config.batch_tokens, config.model.vocab)
-    found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress())
+    found = read(list(source_configs(config.data).values()), limits, examples, workers, _progress(), output.say)
     lengths = found.lengths_found()
     findings = [
         {

@@ -70,7 +70,7 @@ def profile_data(
     output.say_when_compiling()
     settings = PlanSettings.of(config)
     with _progress() as progress:
-        sources = document_lengths(config, sample, progress)
+        sources = document_lengths(config, sample, progress, output.say)
     weights = source_weights(config)
     found = mixed(sources, weights)
     largest = largest_capacity(settings, named_ratio(config))

@@ -192,7 +192,10 @@ class Data(Section):
     )
     format: _Format
     pattern: str = Field(description="glob that selects a folder's files to read as documents")
-    field: str = Field(description="field or column with the text, token ids, or messages of a chat")
+    field: str = Field(
+        description="field or column with the text, token ids, or messages of a chat; or `alpaca` or "
+        "`prompt_completion`, for these shapes of rows"
+    )
     encoding: _Encoding = Field(description="`bytes` also reads files that are not UTF-8")
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field(
         max_length=1024,

@@ -20,9 +20,12 @@ def encode(document: Document, tokenizer: Tokenizer) -> tuple[Ids, NDArray[np.bo
         raise document.problem
     try:
         if document.text is not None:
-            return tokenizer.document(document.text) if document.text else np.empty(0, dtype=np.int32), None
+            if not document.text:
+                return np.empty(0, dtype=np.int32), None
+            ids = tokenizer.document(document.text)
+            return ids, _after_prompt(ids, document.text[: document.prompt], tokenizer) if document.prompt else None
         if document.messages is not None:
-            return tokenizer.chat(document.messages, document.tools)
+            return tokenizer.chat(document.messages, document.tools, document.trained)
     except DataError as error:
         (problem,) = error.problems
         raise DataError(problem.message, key=document.place, hint=problem.hint) from error
@@ -31,3 +34,14 @@ def encode(document: Document, tokenizer: Tokenizer) -> tuple[Ids, NDArray[np.bo
         message = f"has token {document.ids.max()}, but {tokenizer.kind} has a vocabulary of {tokenizer.vocabulary:,}"
         raise DataError(message, key=document.place, hint="set data.tokenizer to the tokenizer that made the ids")
     return document.ids.astype(np.int32), document.mask
+
+
+def _after_prompt(ids: Ids, prompt: bytes, tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """Return which ids of a document count that begins with a prompt, [n]: a token across the border counts.
+
+    Tokens that the prompt alone has, too, are of the prompt.
+    """
+    alone = tokenizer.document(prompt)
+    count = min(len(ids), len(alone)) - (tokenizer.eos is not None)
+    same = ids[:count] == alone[:count]
+    return np.arange(len(ids)) >= (count if same.all() else int(same.argmin()))

@@ -55,13 +55,14 @@ def step_lengths(config: Config, steps: int, say: Say = lambda line: None) -> It
 
 
 def document_lengths(
-    config: Config, sample: int | None, progress: Progress = lambda done: None
+    config: Config, sample: int | None, progress: Progress = lambda done: None, say: Say = lambda line: None
 ) -> dict[str, Documents]:
     """Return document lengths for statistics: of each source of the config's data, of a file, or 1M drawn from a mix.
 
     The key is the name of the source; of a file or a mix, that of `lengths`. With `sample`, about that many documents
     are read from each source or drawn; a file of lengths refuses it with a ConfigError. `progress` is called with the
-    fraction of the scan that is done. Raises DataError for a source that cannot be used.
+    fraction of the scan that is done, `say` with lines about what is read. Raises DataError for a source that cannot be
+    used.
     """
     source = config.lengths
     if source.name == "data":
@@ -71,7 +72,7 @@ def document_lengths(
             def of_all(done: float, before: int = len(found)) -> None:
                 progress((before + done) / len(sources))
 
-            found[name] = scan(one, sample, config.run.seed, of_all)
+            found[name] = scan(one, sample, config.run.seed, of_all, say)
         return found
     if source.name == "file":
         if sample is not None:

@@ -19,16 +19,19 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.config import schema
 from engine.data.copies import find_copies, record, write_records
 from engine.data.encode import encode
 from engine.data.profile import histogram
 from engine.data.sources.arrow import arrow_files
+from engine.data.sources.chat import ROLES
 from engine.data.sources.files import find
 from engine.data.sources.folder import FolderBlock, folder_blocks
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.jsonl import JsonlBlock
+from engine.data.sources.rows import chosen_line
 from engine.data.sources.source import Block, Document, Message
 from engine.data.text_checks import RUN, longest_run_of_ids, suspicious
 from engine.data.token_file import TokenFile
@@ -41,7 +44,6 @@ from engine.units import Ints
 _RECORDS = 1 << 16  # documents whose records a process holds
 _BLOCK_BYTES = 16 << 20  # of a token file
 _VARIABLE = re.compile(r"\b((?:byte|column|character|has|contains|id|token) |messages\[:?)-?[\d,]+")
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # that templates of models know
 Progress = Callable[[int, int], None]  # gets the blocks that are done, and all blocks
 _open_tokenizer = cache(open_tokenizer)
 
@@ -62,7 +64,9 @@ CHECKS: Mapping[str, Check] = {
     "L05": Check(True, "tokens beyond model.vocab", "set model.vocab to the tokenizer's vocabulary"),
     "L06": Check(False, "empty documents", "nothing, unless they should have text: they are left out"),
     "L07": Check(False, "documents of at most one token, BOS and EOS aside", "remove them: there is nothing to learn"),
-    "L08": Check(False, "documents of which no token counts in the loss", "correct their loss_mask, or remove them"),
+    "L08": Check(
+        False, "documents of which no token counts in the loss", "correct their masks or flags, or remove them"
+    ),
     "L09": Check(False, "many replacement characters, U+FFFD", "convert the original texts again"),
     "L10": Check(False, "UTF-8 that was read in another encoding", "convert it back: text.encode('cp1252').decode()"),
     "L11": Check(False, "NUL characters", "remove them, or the documents if these are binary"),
@@ -170,14 +174,21 @@ def lint(
     keep: int = 5,
     workers: int | None = None,
     progress: Progress = lambda done, total: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Tally:
     """Read all documents of all sources with `workers` processes, None for one per core, and return what was found.
 
-    The result does not depend on the number of processes. `keep` examples of each finding are kept. Raises DataError if
-    a source has no files or is not what the config says, OSError if the temporary folder is full.
+    The result does not depend on the number of processes. `keep` examples of each finding are kept. `say` gets a line
+    about each source whose field is chosen by the shape of its documents. Raises DataError if a source has no files or
+    is not what the config says, OSError if the temporary folder is full.
     """
     tally = Tally(keep)
-    items = [(source, block) for source, data in enumerate(sources) for block in _blocks(data, tally)]
+    items = list[tuple[int, Block]]()
+    for source, data in enumerate(sources):
+        blocks = _blocks(data, tally)
+        items += [(source, block) for block in blocks]
+        if line := chosen_line(blocks, data.field):
+            say(line)
     places = _Places([block for _, block in items])
     with TemporaryDirectory(prefix="bytescale-lint-") as folder:
         work = partial(_check_block, sources, limits, keep, Path(folder))
@@ -287,13 +298,17 @@ def _check_block(
     tokenizer = None if data.format == "tokens" else _open_tokenizer(data.tokenizer, data.bos, data.eos)
     for index, (document, was_read) in enumerate(_documents(block)):
         tally.documents += was_read
-        ids, problem = (None, document.problem) if document.problem else _ids(document, tokenizer)
+        problem, ids = document.problem, np.empty(0, dtype=np.int64)
+        if problem is None:
+            try:
+                ids, mask = _ids(document, tokenizer)
+            except DataError as error:
+                problem = error
         if problem is not None:
             code = "L03" if isinstance(problem.__cause__, UnicodeError) else "L02"
             found = [(code if was_read else "L01", problem.problems[0].message)]
         else:
-            assert ids is not None
-            found = list(_faults(document, ids, tokenizer, limits))
+            found = list(_faults(document, ids, mask, tokenizer, limits))
             tally.tokens += len(ids)
             if len(ids) > 1:
                 tally.lengths[len(ids) - 1] += 1
@@ -310,20 +325,22 @@ def _check_block(
     return tally
 
 
-def _ids(document: Document, tokenizer: Tokenizer | None) -> tuple[Ints | None, DataError | None]:
-    """Return the ids of a document with BOS and EOS, [n], none for an empty text; or why it has none."""
-    if document.ids is not None:  # `encode` refuses those that the tokenizer does not have
-        return document.ids, None
+def _ids(document: Document, tokenizer: Tokenizer | None) -> tuple[Ints, NDArray[np.bool_] | None]:
+    """Return the ids of a document with BOS and EOS, [n], none for an empty text, and which count; None: all.
+
+    Raises DataError as `encode` does, but not for ids that the tokenizer does not have.
+    """
+    if document.ids is not None:
+        return document.ids, document.mask
     assert tokenizer is not None
-    try:
-        ids, _ = encode(document, tokenizer)
-        return ids.astype(np.int64, copy=False), None
-    except DataError as error:
-        return None, error
+    ids, mask = encode(document, tokenizer)
+    return ids.astype(np.int64, copy=False), mask
 
 
-def _faults(document: Document, ids: Ints, tokenizer: Tokenizer | None, limits: Limits) -> Iterator[tuple[str, str]]:
-    """Yield the code and the details of each fault of a document with `ids` [n]."""
+def _faults(
+    document: Document, ids: Ints, mask: NDArray[np.bool_] | None, tokenizer: Tokenizer | None, limits: Limits
+) -> Iterator[tuple[str, str]]:
+    """Yield the code and the details of each fault of a document with `ids` [n], of which those in `mask` count."""
     bos, eos = (None, None) if tokenizer is None else (tokenizer.bos, tokenizer.eos)
     start = int(bos is not None and ids[:1].tolist() == [bos])
     count = len(ids) - start - int(eos is not None and ids[start:][-1:].tolist() == [eos])
@@ -338,8 +355,8 @@ def _faults(document: Document, ids: Ints, tokenizer: Tokenizer | None, limits: 
         yield "L04", f"has token {least if least < 0 else most}{size}"
     elif most >= limits.vocabulary:
         yield "L05", f"has token {most}; model.vocab is {limits.vocabulary}"
-    if document.mask is not None and len(ids) > 1 and not document.mask[1:].any():  # the first id is no label
-        yield "L08", "has a loss_mask without a 1 after the first id"
+    if mask is not None and len(ids) > 1 and not mask[1:].any():  # the first id is no label
+        yield "L08", "has no token that counts after the first one"
     if document.messages is not None:
         yield from _faults_of_chat(document.messages)
     elif document.text is None:
@@ -360,7 +377,7 @@ def _faults_of_chat(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
     found = dict[str, str]()
     for number, message in enumerate(messages):
         role, content = message["role"], message.get("content", "")
-        if role not in _ROLES:
+        if role not in ROLES:
             found.setdefault("L18", f"messages[{number}] has the role {role!r}")
         # Empty system prompts and results of tools are usual.
         if role in ("user", "assistant") and not content.strip() and "tool_calls" not in message:

@@ -21,6 +21,7 @@ from engine.data.apart import check_cache
 from engine.data.bigrams import BigramCounts
 from engine.data.corpus import Corpus, TextCorpus, TokenCorpus, list_blocks, open_corpora
 from engine.data.pack import Tokens, pack_blocks
+from engine.data.sources.rows import chosen_line
 from engine.data.steps import Cursor, Steps
 from engine.data.tokenizers.load import BYTES, open_tokenizer
 from engine.errors import ConfigError, DataError
@@ -51,6 +52,7 @@ class Corpora:
         tokenizer has more tokens than the model, or if `data.cache` is among its documents.
         """
         check_cache(config.data)
+        self.data = config.data
         self.blocks = list_blocks(config.data)
         self.sources = open_corpora(config.data, self.blocks)
         _check_tokenizer(self.sources, config.data)
@@ -76,8 +78,12 @@ class Corpora:
     def pack_first(self, cursor: Cursor, say: Say) -> None:
         """Pack the blocks that the step at `cursor` and the validation set need first, with all cores; all if few.
 
-        `say` gets lines of progress. Raises DataError and StorageError as `pack_block` does.
+        `say` gets lines of progress, and one for each source whose field is chosen by the shape of its documents.
+        Raises DataError and StorageError as `pack_block` does.
         """
+        for name, one in source_configs(self.data).items():
+            if line := chosen_line(self.blocks.get(name, ()), one.field):
+                say(line)
         needed = {corpus.name: set(range(corpus.blocks) if self.are_few else ()) for corpus in self.sources}
         for name, block in () if self.are_few else (*self.steps.upcoming(cursor, 0), *self.steps.validating()):
             needed[name].add(block)

@@ -31,6 +31,7 @@ from engine.data.quarantine import Quarantine, Unusable
 from engine.data.sources.files import is_url, stamp
 from engine.data.sources.folder import STDLIB
 from engine.data.sources.formats import FORMATS
+from engine.data.sources.rows import chosen_line
 from engine.data.sources.source import Block
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
 from engine.data.tokenizers.load import open_tokenizer
@@ -41,6 +42,7 @@ from engine.readers import HUGE, LARGE, read_bytes, read_object
 from engine.units import Ints
 
 SCHEMA = 4
+_READING = 1  # to be raised when the same rows become other documents: blocks in caches are then packed again
 OTHERS = "it belongs to another user; use another data.cache, or change the permissions"  # a hint
 _HASH_BYTES = 16
 _POLL_S = 0.01  # while another process packs a block
@@ -135,17 +137,25 @@ def parts_path(prefix: Path) -> Path:
     return Path(f"{prefix}.parts")
 
 
-def pack(data: schema.Data, prefix: Path, workers: int | None = None, progress: Progress | None = None) -> Facts:
+def pack(
+    data: schema.Data,
+    prefix: Path,
+    workers: int | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Facts:
     """Write the documents of a source as PREFIX.bin, .idx, .hash, .blocks and .json, with `workers` processes.
 
-    None uses all cores. Parts that an interrupted call has written are used again. A token file at PREFIX is replaced
-    if it has the same documents, which may have grown; it stays as it is until the new one is complete. Raises
-    ConfigError if it has others, DataError for an invalid document or if none has text, StorageError if writing fails
-    or another process is packing the same file.
+    None uses all cores. `say` gets a line if the field is chosen by the shape of the documents. Parts that an
+    interrupted call has written are used again. A token file at PREFIX is replaced if it has the same documents, which
+    may have grown; it stays as it is until the new one is complete. Raises ConfigError if it has others, DataError for
+    an invalid document or if none has text, StorageError if writing fails or another process is packing the same file.
     """
     tokens = Tokens.of(data)
     _refuse_other(prefix, data, tokens.fingerprint)
     blocks = FORMATS[data.format].blocks(data)
+    if line := chosen_line(blocks, data.field):
+        say(line)
     parts = parts_path(prefix)
     try:
         parts.mkdir(parents=True, exist_ok=True)
@@ -303,7 +313,7 @@ def part_path(tokens: Tokens, folder: Path, block: Block) -> Path:
     """Return the prefix of the token file of a block in `folder`. It changes with its files' sizes and times."""
     stamps = [stamp(path) for path in block.files]
     # With another number, a document that was left out may be an error.
-    key = repr((SCHEMA, tokens.fingerprint, tokens.quarantine_after, block, stamps))
+    key = repr((SCHEMA, _READING, tokens.fingerprint, tokens.quarantine_after, block, stamps))
     name = blake2b(key.encode("utf-8", "surrogateescape"), digest_size=_HASH_BYTES).hexdigest()
     return folder / name[:2] / name
 

@@ -28,6 +28,22 @@ def test_texts_ids_and_chats(tmp_path: Path) -> None:
     assert mask is not None and tokenizer.decode(ids[mask]) == "b<|im_end|>"
 
 
+def test_a_prompt_does_not_count_but_a_token_across_its_end_does(tmp_path: Path) -> None:
+    for tokenizer in (open_tokenizer("bytes"), open_tokenizer(str(chat_folder(tmp_path, None)))):
+        text = b"import sys\nimport os"
+        for prompt in range(len(text)):
+            ids, mask = encode(Document("p", text, prompt=prompt), tokenizer)
+            assert ids.tolist() == tokenizer.document(text).tolist()
+            if prompt == 0:
+                assert mask is None
+                continue
+            assert mask is not None and mask[-1] and not mask[0]
+            before, after = tokenizer.decode(ids[~mask][1:]), tokenizer.decode(ids[mask][:-1])  # no BOS and EOS
+            assert before + after == text.decode() and text[prompt:].decode() in after
+            if tokenizer.kind == "bytes":
+                assert len(before) == prompt
+
+
 @pytest.mark.parametrize(
     ("document", "message"),
     [

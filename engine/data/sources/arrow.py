@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import schema
-from engine.data.sources.columns import columns, damage, documents
+from engine.data.sources.columns import column_of, columns, damage, documents
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import check_different, find_below, is_url, kind, library, reading
 from engine.data.sources.source import Block, Document, sample_blocks
@@ -57,11 +57,11 @@ class ArrowBlock(Block):
         ipc = library("pyarrow.ipc", self.path)
         with _opened(self.path) as source, damage(self.path):
             stream = ipc.open_stream(source)
-            columns(stream.schema, self.field, self.path)
+            names = columns(stream.schema, self.field, self.path)
             if self.offsets:
                 stream = self._batches(source, stream.schema)
             for number, batch in enumerate(stream, start=self.batch):
-                yield from documents(batch, self.field, self.encoding, f"{self.path}:batch {number}", 0)
+                yield from documents(batch, names, self.field, self.encoding, f"{self.path}:batch {number}", 0)
 
     def _batches(self, source: Any, table: Any) -> Iterator[Any]:
         """Read the pyarrow.RecordBatch at each offset of a stream with the schema `table`."""
@@ -89,7 +89,7 @@ def arrow_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
 
 def _split(data: schema.Data) -> list[ArrowBlock]:
     """Return the blocks of files."""
-    blocks = list[ArrowBlock]()
+    blocks, field = list[ArrowBlock](), ""
     for path in arrow_files(data):
         with reading(path) as file:
             check(file.read(HEAD), "arrow", path, data.path_text)
@@ -97,18 +97,20 @@ def _split(data: schema.Data) -> list[ArrowBlock]:
             file.seek(max(0, size - len(_MAGIC)))
             ends = file.read().endswith(_ENDS)
         with _opened(path) as source, damage(path):
-            columns(library("pyarrow.ipc", path).open_stream(source).schema, data.field, path)
+            table = library("pyarrow.ipc", path).open_stream(source).schema
+            field = field or column_of(table, data.field, path)
+            columns(table, field, path)
             offsets = [] if is_url(path) else _offsets(source, path)
         if not ends:
             message = "was cut off, or not closed: the marker at its end is missing"
             raise DataError(message, key=path, hint="write or download it again")
         if not offsets:
-            blocks.append(ArrowBlock(path, 0, (), size, data.field, data.encoding))
+            blocks.append(ArrowBlock(path, 0, (), size, field, data.encoding))
         first = 0
         for last, stop in enumerate(offsets[1:], start=1):
             if stop - offsets[first] >= _BLOCK_BYTES or last == len(offsets) - 1:
                 batches, size = tuple(offsets[first:last]), stop - offsets[first]
-                blocks.append(ArrowBlock(path, first, batches, size, data.field, data.encoding))
+                blocks.append(ArrowBlock(path, first, batches, size, field, data.encoding))
                 first = last
     return blocks
 

@@ -2,94 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
-from engine.data.sources.chat import MESSAGES, TOOLS, chat_document
+from engine.data.sources.chat import MESSAGES
 from engine.data.sources.files import library
-from engine.data.sources.source import (
-    MASK,
-    Document,
-    checked_text,
+from engine.data.sources.rows import (
+    SHAPES,
+    chosen_field,
+    fields_beside,
     mask_without_ids,
     no_such_field,
-    token_document,
+    row_document,
 )
+from engine.data.sources.source import Document, checked_text
+from engine.data.sources.token_ids import LOSS_MASK, MASKS
 from engine.errors import DataError
 
 
 def columns(table: Any, field: str, path: str) -> list[str]:
-    """Return the columns to read of a pyarrow.Schema: `field`, the mask beside token ids, and the tools beside a chat.
+    """Return the columns to read of a pyarrow.Schema: `field`, or those of a known shape, and those that belong to it.
 
     Raises DataError if there is no such column, or several, or if it contains neither texts nor token ids nor chats.
     """
-    usable = [one.name for one in table if one.name != MASK and _contents(one.type, one.name, path) is not None]
-    if field not in table.names:
-        raise no_such_field(path, field, usable, "column")
-    for name in (field, MASK, TOOLS):  # pyarrow finds none by a name that several have
-        if table.names.count(name) > 1:
-            message = f"has {table.names.count(name)} columns named {name!r}"
+    names, shape = table.names, SHAPES.get(field)
+    usable = [one.name for one in table if one.name not in MASKS and _contents(one.type, one.name, path) is not None]
+
+    def kind_of(name: str) -> Any:
+        if names.count(name) > 1:  # pyarrow finds none by a name that several have
+            message = f"has {names.count(name)} columns named {name!r}"
             raise DataError(message, key=path, hint="rename or remove all but one, and write it again")
-    kind = table.field(field).type
-    contents = _contents(kind, field, path)
-    if contents == "ids":
-        mask = table.field(MASK).type if MASK in table.names else None
-        if mask is not None and not (_is_list(mask, path) or library("pyarrow.types", path).is_null(mask)):
-            message = f"column {MASK!r} has the type {mask}, which is not a list of integers"
-            raise DataError(message, key=path, hint="write one value per id, 0 or 1")
-        return [field] if mask is None else [field, MASK]
-    if contents is None:
-        message = f"column {field!r} has the type {kind}, which is neither text nor token ids nor a list of messages"
-        hint = f"set data.field to one of {', '.join(map(repr, usable[:8]))}" if usable else "no other column is"
-        raise DataError(message, key=path, hint=hint)
-    if MASK in table.names:
-        raise mask_without_ids(path, field, contents)
-    return [field, TOOLS] if contents == "chat" and TOOLS in table.names else [field]
+        return table.field(name).type
+
+    if field not in names:
+        wanted = (field,) if shape is None or shape.read is None else shape.fields
+        if missing := [name for name in wanted if name not in names]:
+            raise no_such_field(path, missing[0], usable, "column")
+        assert shape is not None
+        found = [*wanted, *(name for name in shape.beside if name in names)]
+    else:
+        contents = _contents(kind_of(field), field, path)
+        if contents is None:
+            what = "neither text nor token ids nor a list of messages"
+            hint = f"set data.field to one of {', '.join(map(repr, usable[:8]))}" if usable else "no other column is"
+            raise DataError(f"column {field!r} has the type {kind_of(field)}, which is {what}", key=path, hint=hint)
+        if contents != "ids" and LOSS_MASK in names:
+            raise mask_without_ids(path, field, contents)
+        found = [field, *(name for name in fields_beside(field, contents) if name in names and name != field)]
+    for name in found:
+        kind = kind_of(name)
+        if (
+            name in MASKS
+            and name != field
+            and not (_is_list(kind, path) or library("pyarrow.types", path).is_null(kind))
+        ):
+            message = f"column {name!r} has the type {kind}, which is not a list of integers"
+            raise DataError(message, key=path, hint="write one value per id, or remove the column")
+    return found
 
 
-def documents(batch: Any, field: str, encoding: str, path: str, row: int) -> Iterator[Document]:
-    """Yield the documents of a pyarrow.RecordBatch, whose first row has the number `row` in messages."""
-    column, beside = batch.column(field), ""
-    read: Callable[[Any, Any | None, str, str], Document] = partial(_text, encoding)
-    contents = _contents(column.type, field, path)
-    if contents == "ids":
-        beside, read = MASK, _ids
-    elif contents == "chat":
-        beside, read = TOOLS, _chat
-    else:  # bytes, because a string would be decoded and encoded again
-        column = column.cast(library("pyarrow", path).large_binary())
-    more = batch.column(beside) if beside in batch.schema.names else [None] * batch.num_rows
-    for number, (value, extra) in enumerate(zip(column, more, strict=True), start=row):
+def column_of(table: Any, field: str, path: str) -> str:
+    """Return what `data.field` is for a file with a pyarrow.Schema; see `chosen_field`."""
+    return chosen_field({one.name: _is_list(one.type, path) for one in table}, field, path)
+
+
+def documents(batch: Any, names: Sequence[str], field: str, encoding: str, path: str, row: int) -> Iterator[Document]:
+    """Yield the documents of a pyarrow.RecordBatch, whose first row has the number `row` in messages.
+
+    `names` are the columns to read, as `columns` returns them.
+    """
+    arrays = [batch.column(name) for name in names]
+    text = [*names] == [field] and _contents(arrays[0].type, field, path) == "text"
+    if text:  # bytes, because a string would be decoded and encoded again
+        arrays = [arrays[0].cast(library("pyarrow", path).large_binary())]
+    for number, values in enumerate(zip(*arrays, strict=True), start=row):
         place = f"{path}:row {number}"
+        found = {name: value for name, value in zip(names, values, strict=True) if value.is_valid}
         try:
-            if not value.is_valid:
+            if field in names and field not in found:
                 hint = "remove the row, or write an empty text"
                 raise DataError(f"has no value in column {field!r}", key=place, hint=hint)
-            document = read(value, extra if extra is not None and extra.is_valid else None, field, place)
+            if text:
+                document = Document(place, checked_text(found[field].as_py(), encoding, place))
+            else:
+                document = row_document({name: _value(one, place) for name, one in found.items()}, field, place)
         except DataError as error:
             document = Document(place, None, problem=error)
         yield document
 
 
-def _ids(ids: Any, mask: Any | None, field: str, place: str) -> Document:
-    """Return the document of a list of token ids, a pyarrow.ListScalar. Raises DataError if it is not usable."""
-    # A null among the values makes an array of floats, which is refused.
-    counted = None if mask is None else mask.values.to_numpy(zero_copy_only=False)
-    return token_document(place, ids.values.to_numpy(zero_copy_only=False), counted, field)
-
-
-def _chat(chat: Any, tools: Any | None, field: str, place: str) -> Document:
-    """Return the document of a list of structs or a string of JSON, a pyarrow.Scalar. Raises DataError as
-    `chat_document` does."""
-    offered = None if tools is None else _without_nulls(tools.as_py())
-    return chat_document(place, _without_nulls(chat.as_py()), offered, field)
-
-
-def _text(encoding: str, text: Any, beside: Any | None, field: str, place: str) -> Document:
-    """Return the document of a text, a pyarrow.LargeBinaryScalar. Raises DataError if it is not usable."""
-    return Document(place, checked_text(text.as_py(), encoding, place))
+def _value(value: Any, place: str) -> Any:
+    """Return the value of a pyarrow.Scalar: a list of numbers as an array, others as values of JSON."""
+    types = library("pyarrow.types", place)
+    if _is_list(value.type, place) and (types.is_primitive(value.type.value_type)):
+        # A null among the values makes an array of floats, which is refused.
+        return value.values.to_numpy(zero_copy_only=False)
+    try:
+        return _without_nulls(value.as_py())
+    except UnicodeDecodeError as error:
+        raise DataError("is not UTF-8", key=place, hint="convert the text to UTF-8") from error
 
 
 @contextmanager

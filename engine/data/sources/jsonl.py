@@ -11,29 +11,22 @@ import sys
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from itertools import groupby, islice
 from typing import Any, BinaryIO, cast
 
 from engine.config import schema
-from engine.data.sources.chat import TOOLS, chat_document, is_chat
 from engine.data.sources.content import HEAD, check, recognise
 from engine.data.sources.files import find, library, reading
-from engine.data.sources.source import (
-    MASK,
-    Block,
-    Document,
-    mask_without_ids,
-    no_such_field,
-    sample_blocks,
-    token_document,
-)
+from engine.data.sources.rows import chosen_field, row_document
+from engine.data.sources.source import Block, Document, sample_blocks
 from engine.errors import DataError
 from engine.readers import parse_line
 
 _BLOCK_BYTES = 1 << 20
+_FIRST_BYTES = 64 << 20  # of a first line, to see which fields it has
 _SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
 _AT = ":byte "  # in places, between the path and where the line begins
 _CHUNK_BYTES = 64 << 10  # bytes to decompress at a time: at most 64 MiB, since zlib reaches a factor of 1,000
@@ -94,20 +87,32 @@ def jsonl_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[list
     for path, parts in groupby(cast("list[JsonlBlock]", chosen), lambda part: part.path):
         while together := list(islice(parts, _BLOCK_BYTES // _SAMPLED_BYTES)):
             ranges = tuple(one for part in together for one in part.ranges)
-            blocks.append(JsonlBlock(path, data.field, ranges, sum(part.size for part in together)))
+            blocks.append(JsonlBlock(path, together[0].field, ranges, sum(part.size for part in together)))
     return blocks, fraction
 
 
 def _split(data: schema.Data, step: int) -> list[JsonlBlock]:
     """Return blocks of `step` bytes, or of a compressed file."""
-    blocks = list[JsonlBlock]()
+    blocks, field, chosen = list[JsonlBlock](), data.field, False
     for path, size, compressed in _files(data):
+        if not chosen and (fields := _first_fields(path)):
+            field, chosen = chosen_field(fields, data.field, path), True
         if compressed:
-            blocks.append(JsonlBlock(path, data.field, ((0, sys.maxsize),), size))
+            blocks.append(JsonlBlock(path, field, ((0, sys.maxsize),), size))
             continue
         ranges = [(at, min(size, at + step)) for at in range(0, size, step)]
-        blocks += [JsonlBlock(path, data.field, ((start, stop),), stop - start) for start, stop in ranges]
+        blocks += [JsonlBlock(path, field, ((start, stop),), stop - start) for start, stop in ranges]
     return blocks
+
+
+def _first_fields(path: str) -> dict[str, bool]:
+    """Return the fields of the first object in a file, with whether each is a list; none if it has no valid one."""
+    with suppress(ValueError, DataError), _opened(path) as file:
+        while line := file.readline(_FIRST_BYTES):
+            if line.strip():
+                found = parse_line(line.removeprefix(BOM_UTF8))
+                return {name: isinstance(one, list) for name, one in found.items()} if isinstance(found, dict) else {}
+    return {}
 
 
 def _files(data: schema.Data) -> Iterator[tuple[str, int, bool]]:
@@ -210,26 +215,7 @@ def _document(line: bytes, at: int, field: str, place: str) -> Document:
 
     if not isinstance(record, dict):
         raise DataError("is not a JSON object", key=place, hint=f'write {{"{field}": "..."}} on each line')
-    if field not in record:
-        raise no_such_field(place, field, list(record), "field")
-    text, mask = record[field], record.get(MASK)
-    if is_chat(text, field):
-        if mask is not None:
-            raise mask_without_ids(place, field, "chat")
-        return chat_document(place, text, record.get(TOOLS), field)
-    if isinstance(text, list):
-        return token_document(place, text, mask, field)
-    if not isinstance(text, str):
-        message, hint = f"field {field!r} is not a string", "set data.field to a field with text, token ids, or chats"
-        raise DataError(message, key=place, hint=hint)
-    if mask is not None:
-        raise mask_without_ids(place, field)
-    try:
-        return Document(place, text.encode("utf-8"))
-    except UnicodeEncodeError as error:
-        surrogate = f"\\u{ord(text[error.start]):04x}"
-        message = f"contains an unpaired surrogate, {surrogate}, at character {error.start} of its text"
-        raise DataError(message, key=place, hint=fix) from error
+    return row_document(record, field, place)
 
 
 def line_places(path: str, places: Iterable[str]) -> dict[str, str]:

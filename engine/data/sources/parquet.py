@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from engine.config import schema
-from engine.data.sources.columns import columns, damage, documents
+from engine.data.sources.columns import column_of, columns, damage, documents
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import find, library, reading
 from engine.data.sources.source import Block, Document, sample_blocks
@@ -46,7 +46,7 @@ class ParquetBlock(Block):
             rows = max(1, group.num_rows * _BATCH_BYTES // max(_BATCH_BYTES, group.total_byte_size))
             names = columns(opened.schema_arrow, self.field, self.path)
             for batch in opened.iter_batches(rows, row_groups=[self.group], columns=names):
-                yield from documents(batch, self.field, self.encoding, self.path, row)
+                yield from documents(batch, names, self.field, self.encoding, self.path, row)
                 row += batch.num_rows
 
 
@@ -65,16 +65,17 @@ def parquet_sample(data: schema.Data, sample: int | None, seed: int) -> tuple[li
 
 def _split(data: schema.Data) -> list[ParquetBlock]:
     """Return the row groups of files."""
-    blocks = list[ParquetBlock]()
+    blocks, field = list[ParquetBlock](), ""
     for path in find(data):
         parquet = library("pyarrow.parquet", path)
         with reading(path) as file, damage(path):
             check(file.read(HEAD), "parquet", path, data.path_text)
             opened, row = parquet.ParquetFile(file), 0
-            columns(opened.schema_arrow, data.field, path)
+            field = field or column_of(opened.schema_arrow, data.field, path)
+            columns(opened.schema_arrow, field, path)
             for number in range(opened.num_row_groups):
                 group = opened.metadata.row_group(number)
                 size = cast(int, group.total_byte_size)
-                blocks.append(ParquetBlock(path, number, row, size, data.field, data.encoding))
+                blocks.append(ParquetBlock(path, number, row, size, field, data.encoding))
                 row += group.num_rows
     return blocks

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from engine.config.spelling import nearest
 from engine.errors import DataError
 from engine.units import Ints
 
-MASK = "loss_mask"  # the field beside token ids that says which of them count in the loss
 _MOST_BYTES = 1 << 30  # bytes that `profile-data` reads without --sample, in seconds
 _PILOT_BYTES = 16 << 20
 Message = dict[str, Any]  # of a chat: `role`, `content` (a string), and what else the template may use
@@ -32,6 +30,8 @@ class Document(NamedTuple):
     problem: DataError | None = None  # of this document alone; it names `place`
     messages: list[Message] | None = None  # validated; at least one is the assistant's
     tools: list[dict[str, Any]] | None = None  # that the assistant of `messages` may call, as JSON schemas
+    trained: list[bool] | None = None  # for each of `messages`; None: all that the assistant says counts in the loss
+    prompt: int = 0  # bytes at the beginning of `text` that do not count in the loss
 
 
 class Block(Protocol):
@@ -84,58 +84,6 @@ def checked_text(text: bytes, encoding: str, place: str) -> bytes:
             message, hint = f"is not UTF-8 at byte {error.start}", "data.encoding=bytes accepts any file"
             raise DataError(message, key=place, hint=hint) from error
     return text
-
-
-def token_document(place: str, ids: ArrayLike, mask: ArrayLike | None, field: str) -> Document:
-    """Make a document of token ids from `field`, and a mask of 0 and 1 or booleans.
-
-    Raises DataError if either is not usable.
-    """
-
-    def integers(values: ArrayLike, what: str) -> Ints:
-        try:
-            array = np.asarray(values)
-        except ValueError:  # lists of unequal lengths
-            array = np.empty((0, 0))
-        # numpy makes integers of a list of integers and booleans, and floats of one of small and large integers.
-        types = set(map(type, values)) if isinstance(values, list) else {type(one) for one in array[:1].tolist()}
-        if types == {int} and not np.can_cast(array.dtype, np.int64):
-            largest = int(max(cast("Iterable[int]", values)))
-            if largest > np.iinfo(np.int64).max:
-                message = f"{what!r} contains {largest}, which is too large for a token id"
-                raise DataError(message, key=place, hint="write ids below the size of the vocabulary")
-        booleans = bool in types and what != MASK
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "biu") or booleans:
-            message, hint = f"{what!r} is not a list of integers", "set data.field to a text, or to lists of token ids"
-            raise DataError(message, key=place, hint=hint)
-        return array.astype(np.int64)
-
-    found = integers(ids, field)
-    if found.size and found.min() < 0:
-        message = f"{field!r} contains {found.min()}, which is not a token id"
-        raise DataError(message, key=place, hint=f"exclude ids from the loss with a field {MASK} of 0 and 1")
-    if mask is None:
-        return Document(place, None, found)
-    counted = integers(mask, MASK)
-    if len(counted) != len(found):
-        message = f"{MASK!r} has {len(counted):,} values, but {field!r} has {len(found):,}"
-        raise DataError(message, key=place, hint="write one value per id")
-    if not np.isin(counted, (0, 1)).all():
-        raise DataError(f"{MASK!r} contains values other than 0 and 1", key=place, hint="write 1 for ids that count")
-    return Document(place, None, found, counted.astype(np.bool_))
-
-
-def mask_without_ids(place: str, field: str, what: str = "text") -> DataError:
-    """Create the DataError for a document with a mask whose `field` is a text, or another kind of `what`."""
-    hint = f"set data.field to the token ids, such as data.field=input_ids, or remove {MASK!r}"
-    return DataError(f"has {MASK!r}, which belongs to token ids, but {field!r} is a {what}", key=place, hint=hint)
-
-
-def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> DataError:
-    """Create the DataError for a `field` that a document does not have; `what` is the word for it."""
-    close, some = nearest(field, fields), ", ".join(map(repr, fields[:8]))
-    hint = f"did you mean data.field={close}?" if close is not None else f"set data.field to one of {some}"
-    return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "there are none")
 
 
 def sample_blocks(blocks: Sequence[Block], sample: int | None, seed: int) -> tuple[list[Block], float]:

@@ -43,6 +43,9 @@ class ChatCodec(Protocol):
     def special(self, ids: Ids) -> NDArray[np.bool_]:
         """Return which ids are those of special tokens, [n]."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens by name."""
+
     @property
     def special_names(self) -> Sequence[str]:
         """The texts of all special tokens."""
@@ -58,23 +61,30 @@ class Chats:
     variables: Mapping[str, str]
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, trained: Sequence[bool] | None
     ) -> tuple[Ids, NDArray[np.bool_]]:
         """Return the ids of a chat, int32 [n], and which count as labels, bool [n]; see `Tokenizer.chat`."""
         from engine.data.tokenizers.template import render  # jinja2, which texts do not need
 
-        for name, value in (*((f"messages[{number}]", one) for number, one in enumerate(messages)), ("tools", tools)):
-            for text in _strings(value):
-                if found := self._forbidden.search(text):
-                    message = f"{name} contains {found[0]!r}, which would become the special token"
-                    raise DataError(message, hint="remove it from the message, or leave the chat out")
+        named = [*((f"messages[{number}]", one) for number, one in enumerate(messages)), ("tools", tools)]
+        strings = [(name, text) for name, value in named for text in _strings(value)]
+        for name, text in strings:
+            if found := self._forbidden.search(text):
+                raise _would_be_special(name, found[0], found[0])
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
             names = ", ".join(self.templates)
             raise DataError(f"the tokenizer has no default chat template, only {names}", hint=f"copy one to {TEMPLATE}")
-        rendered = render(self.templates[name], self.variables, messages, tools)
+        rendered = render(self.templates[name], self.variables, messages, tools, trained)
         ids, characters = self.codec.encode_rendered(as_text(rendered.text))
         special, mask = self.codec.special(ids), np.zeros(len(ids), dtype=np.bool_)
+        # A normalizer may make a special token of another text, such as of one in capitals or of full width.
+        for at in np.flatnonzero(special).tolist():
+            text = rendered.text[slice(*characters[at].tolist())].strip()
+            if text and not self._forbidden.fullmatch(text):
+                for name, one in strings:
+                    if text in one:
+                        raise _would_be_special(name, text, self.codec.decode([int(ids[at])]))
         for start, stop in rendered.spans:
             first = int(np.searchsorted(characters[:, 1], start, side="right"))
             last = int(np.searchsorted(characters[:, 0], stop, side="left"))
@@ -87,6 +97,17 @@ class Chats:
             mask[first:last] = True
         return ids, mask
 
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The special token with which the template ends what the assistant says; None if there is none."""
+        try:
+            said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+            ids, mask = self.encode(said, None, None)
+        except DataError:
+            return None
+        answer = ids[mask]
+        return int(answer[-1]) if len(answer) and self.codec.special(answer)[-1] else None
+
     @property
     def content(self) -> bytes:
         """What decides the ids, besides the codec."""
@@ -98,6 +119,12 @@ class Chats:
 
         names = sorted({START, STOP, *self.codec.special_names}, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, names)))
+
+
+def _would_be_special(name: str, text: str, token: str) -> DataError:
+    as_token = "" if text == token else f" {token!r}"
+    message = f"{name} contains {text!r}, which would become the special token{as_token}"
+    return DataError(message, hint="remove it from the message, or leave the chat out")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -35,6 +35,9 @@ Spans = list[tuple[int, int]]  # first character, and the one after the last
 START, STOP = "\ufdd0", "\ufdd1"  # around what a `{% generation %}` block writes; no text has these noncharacters
 _DAY = date(2024, 7, 26)  # what Llama 3's templates write without a clock
 _REWRITTEN = "the chat template writes messages[:{}] differently when others follow"
+_OTHER_PROMPT = "the prompt for messages[{}] is not what the chat template writes before the answer"
+_PROMPT = "make both the same in the template, or mark what the assistant says there with {% generation %}"
+_SHOWN = 24  # characters of a text before and after a difference
 _SPLIT = "end the chat there, or mark what the assistant says with {% generation %} in the template"
 
 
@@ -65,12 +68,17 @@ class _Compiled(NamedTuple):
 
 
 def render(
-    source: str, variables: Mapping[str, str], messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+    source: str,
+    variables: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None,
+    trained: Sequence[bool] | None = None,
 ) -> Rendered:
     """Render a chat with a template. `variables` are the names of special tokens, such as `bos_token`.
 
-    Raises DataError, without the document's name, if the template cannot be applied, leaves out the tools or what the
-    assistant says, or gives no way to find that.
+    The spans are those of the messages that are `trained`; None: all that the assistant says. Raises DataError, without
+    the document's name, if the template cannot be applied, leaves out the tools or what the assistant says, or gives no
+    way to find that.
     """
     compiled = _compiled(source)
     if tools and "tools" not in compiled.names:
@@ -89,10 +97,10 @@ def render(
 
     whole = text_of(len(messages))
     rendered = _unmarked(whole) if compiled.marks else Rendered(whole, [], False)
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        content = str(message.get("content", ""))
+    said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    kept = said if trained is None else [number for number in said if trained[number]]
+    for number in kept:
+        content = str(messages[number].get("content", ""))
         if content.strip().rpartition("\n")[2].strip() not in rendered.text:
             missing = f"the chat template leaves out or changes the end of messages[{number}]"
             raise DataError(missing, hint="change this message, or leave the chat out")
@@ -100,18 +108,35 @@ def render(
             continue
         before, through = text_of(number, prompt=True), text_of(number + 1)
         if not whole.startswith(through):
-            raise DataError(_REWRITTEN.format(number + 1), hint=_SPLIT)
+            raise DataError(f"{_REWRITTEN.format(number + 1)}: {_difference(through, whole)}", hint=_SPLIT)
         if not through.startswith(before):
-            raise DataError(_REWRITTEN.format(number), hint=_SPLIT)
+            prompt = before.startswith(text_of(number)) and through.startswith(text_of(number))
+            what = _OTHER_PROMPT if prompt else _REWRITTEN
+            raise DataError(
+                f"{what.format(number)}: {_difference(before, through)}", hint=_PROMPT if prompt else _SPLIT
+            )
         start = len(before)
         if "add_generation_prompt" not in compiled.names:
             # Nothing says where a header ends, as in `<|assistant|>\nHello`. Mistral's templates have none.
             found = max(through.find(content, start), through.find(content.strip(), start))
             start = found if through[start:found].strip() else start
         rendered.spans.append((start, len(through)))
-    if not any(start < stop for start, stop in rendered.spans):
+    if compiled.marks and len(kept) < len(said):
+        if len(rendered.spans) != len(said):
+            message = f"the chat template marks {len(rendered.spans)} parts, but the assistant has {len(said)} messages"
+            raise DataError(message, hint="remove the flags of single messages, or correct {% generation %} there")
+        rendered = rendered._replace(spans=[rendered.spans[said.index(number)] for number in kept])
+    if kept and not any(start < stop for start, stop in rendered.spans):
         raise DataError("the chat template writes nothing that counts as said by the assistant", hint=_SPLIT)
     return rendered
+
+
+def _difference(one: str, other: str) -> str:
+    """Return two texts around the first character in which they differ, for messages."""
+    at = next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), None)
+    at = min(len(one), len(other)) if at is None else at
+    first, second = (repr(text[max(0, at - _SHOWN) : at + _SHOWN]) for text in (one, other))
+    return f"{first}, but {second}"
 
 
 def _unmarked(text: str) -> Rendered:

@@ -37,9 +37,13 @@ class ChatEncoder(Protocol):
     """A chat template and the tokenizer that it belongs to."""
 
     def encode(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, trained: Sequence[bool] | None
     ) -> tuple[Ids, NDArray[np.bool_]]:
         """Return the ids of a chat and its mask; see `Tokenizer.chat`."""
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The special token with which the template ends what the assistant says; None if there is none."""
 
     @property
     def content(self) -> bytes:
@@ -95,19 +99,28 @@ class Tokenizer:
         return document
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        trained: Sequence[bool] | None = None,
     ) -> tuple[Ids, NDArray[np.bool_]]:
         """Return the ids of a chat, int32 [n], and which of them count as labels, bool [n].
 
         The tokenizer's chat template makes one text of the messages, dicts with `role`, `content` and what else the
         template uses, and of the tools that the assistant may call. BOS and EOS are those of the template alone. Only
-        what the assistant says counts, including the token that ends its turn. Raises DataError, without the document's
-        name, if the tokenizer has no template, or the chat cannot be encoded with it; see `template.render`.
+        what the assistant says counts, including the token that ends its turn, and of that only the messages that are
+        `trained`. Raises DataError, without the document's name, if the tokenizer has no template, or the chat cannot
+        be encoded with it; see `template.render`.
         """
         if self.chats is None:
             hint = "set data.tokenizer to a Hugging Face folder with tokenizer.json and a chat template"
             raise DataError(f"is a chat, but the tokenizer ({self.kind}) has no chat template", hint=hint)
-        return self.chats.encode(messages, tools)
+        return self.chats.encode(messages, tools, trained)
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The special token with which the chat template ends what the assistant says; None if there is none."""
+        return None if self.chats is None else self.chats.end_of_turn
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Return ids as text to look at. Special tokens appear by name or not at all, invalid UTF-8 as U+FFFD."""

@@ -134,3 +134,47 @@ def test_a_string_in_another_field_is_a_text(tmp_path: Path, make_data: MakeData
     as_lines([{"text": text}], tmp_path / "a")
     (found,) = documents(make_data(tmp_path / "a", format="jsonl"))
     assert found.text == text.encode() and found.messages is None
+
+
+@pytest.mark.parametrize("flag", ["weight", "train", "trainable", "loss_mask"])
+@pytest.mark.parametrize(("off", "on"), [(0, 1), (False, True), (0.0, 1.0)])
+def test_flags_of_messages_say_which_are_trained_on(flag: str, off: object, on: object) -> None:
+    chat = [{**USER, flag: off}, {**ASSISTANT, flag: off}, USER, {**ASSISTANT, flag: on}, USER, ASSISTANT]
+    found = chat_document("a", chat, None, "messages")
+    assert found.messages == [USER, ASSISTANT] * 3 and found.trained == [False, False, False, True, False, True]
+    assert chat_document("a", [USER, ASSISTANT], None, "messages").trained is None
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({**ASSISTANT, "weight": 0.5}, "chat[1] has the weight 0.5"),
+        ({**ASSISTANT, "train": "yes"}, 'chat[1] has the train "yes"'),
+        ({**ASSISTANT, "loss_mask": [1]}, "chat[1] has the loss_mask [1]"),
+        ({**ASSISTANT, "weight": 1, "train": False}, "chat[1] has weight and train that differ"),
+        ({**USER, "trainable": True}, "chat[1], of the user, has the trainable 1"),
+    ],
+)
+def test_flags_that_cannot_be_followed_are_refused(message: dict[str, Any], says: str) -> None:
+    with pytest.raises(DataError) as caught:
+        chat_document("place", [USER, message, ASSISTANT], None, "chat")
+    (problem,) = caught.value.problems
+    assert problem.message.startswith(says) and problem.key == "place" and problem.hint
+
+
+@pytest.mark.parametrize("role", ["gpt", "model", "Assistant", "ASSISTANT", "bot", "chatgpt", "answerer"])
+def test_a_chat_without_an_assistant_says_which_role_to_write(role: str) -> None:
+    for asks in ("user", "human"):
+        with pytest.raises(DataError) as caught:
+            chat_document("a", [{"role": asks, "content": "hi"}, {"role": role, "content": "yo"}], None, "messages")
+        hint = str(caught.value.problems[0].hint)
+        assert f"write the role assistant for {role!r}" in hint and ("user for 'human'" in hint) == (asks == "human")
+    with pytest.raises(DataError) as caught:
+        chat_document("a", [USER], None, "messages")
+    assert str(caught.value.problems[0].hint).startswith("remove the document")
+
+
+def test_from_and_value_in_messages_are_named() -> None:
+    with pytest.raises(DataError) as caught:
+        chat_document("a", [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}], None, "messages")
+    assert all(word in str(caught.value.problems[0].hint) for word in ('"from"', '"role"', "conversations"))

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers, processors
 from tokenizers import Tokenizer as Library
-from tokenizers import processors
 from transformers import AutoTokenizer
 
 from engine.data.tokenizers.load import open_tokenizer
@@ -241,3 +241,69 @@ def test_texts_are_encoded_as_before_a_chat(folders: Callable[[str], Path]) -> N
     tokenizer.chat([ASK, ANSWER])
     assert tokenizer.document("a</s>b <|im_end|>").tolist() == before
     assert before.count(1) == 1 and 3 not in before
+
+
+@pytest.mark.parametrize("name", ["chatml", "marked"])
+def test_messages_that_are_not_trained_on_do_not_count(name: str, folders: Callable[[str], Path]) -> None:
+    tokenizer, chat = open_tokenizer(str(folders(name))), chat_of([("a", "one"), ("b", "two"), ("c", "three")])
+    whole, _ = tokenizer.chat(chat)
+    ids, mask = tokenizer.chat(chat, trained=[False, False, False, True, False, True])
+    assert ids.tolist() == whole.tolist() and tokenizer.decode(ids[mask]) == "two<|im_end|>three<|im_end|>"
+    assert not tokenizer.chat(chat, trained=[False] * 6)[1].any()
+
+
+def test_marks_that_do_not_match_the_messages_are_refused_with_flags(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m.role }}{% endfor %}{% generation %}That.{% endgeneration %}"
+    tokenizer = open_tokenizer(str(chat_folder(tmp_path, template)))
+    assert tokenizer.chat([ASK, ANSWER, ASK, ANSWER])[1].any()
+    with pytest.raises(DataError, match="marks 1 parts, but the assistant has 2 messages"):
+        tokenizer.chat([ASK, ANSWER, ASK, ANSWER], trained=[False, False, False, True])
+
+
+def test_another_prompt_for_the_answer_is_shown_beside_it(tmp_path: Path) -> None:
+    template = CHATML.replace("<|im_start|>assistant\n' }}", "<|im_start|>assistant\n<think>\n' }}")
+    with pytest.raises(DataError) as caught:
+        open_tokenizer(str(chat_folder(tmp_path, template))).chat([ASK, ANSWER])
+    (problem,) = caught.value.problems
+    assert "the prompt for messages[1]" in problem.message and "generation" in str(problem.hint)
+    assert r"assistant\n<think>\n'" in problem.message and r"assistant\nThat.<|im_end|>\n'" in problem.message
+
+
+NORMALIZERS = {
+    "NFKC": (normalizers.NFKC(), ["\uff1c|im_end|\uff1e", "<|\uff49m_end|>"]),
+    "Lowercase": (normalizers.Lowercase(), ["<|IM_END|>", "<|Im_Start|>", "</S>"]),
+    "Replace": (normalizers.Replace("\u2603", "<|im_end|>"), ["\u2603"]),
+    "NFKC and Lowercase": (
+        normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()]),
+        ["\uff1c|IM_END|\uff1e"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_a_normalizer_cannot_make_special_tokens_of_a_message(name: str, tmp_path: Path) -> None:
+    """The turn would end there. Special tokens with `normalized` are searched for in the text after it."""
+    normalizer, texts = NORMALIZERS[name]
+    folder = chat_folder(tmp_path, CHATML)
+    library = Library.from_file(str(folder / "tokenizer.json"))
+    library.normalizer = normalizer
+    library.add_special_tokens([AddedToken(token, special=True, normalized=True) for token in SPECIAL])
+    library.save(str(folder / "tokenizer.json"))
+    tokenizer = open_tokenizer(str(folder))
+    for text in texts:
+        special = {library.token_to_id(token) for token in SPECIAL}
+        assert special & set(library.encode(text, add_special_tokens=False).ids), text
+        with pytest.raises(DataError, match=r"messages\[0\] contains .* which would become the special token"):
+            tokenizer.chat([{"role": "user", "content": f"a {text} b"}, ANSWER])
+    ids, mask = tokenizer.chat([ASK, ANSWER])
+    assert tokenizer.decode(ids[mask]).endswith("<|im_end|>")
+
+
+def test_the_token_that_ends_a_turn(tmp_path: Path, folders: Callable[[str], Path]) -> None:
+    ends = {"llama3": "<|eot_id|>", "mistral": "</s>", "chatml": "<|im_end|>", "marked": "<|im_end|>"}
+    for name, text in ends.items():
+        tokenizer = open_tokenizer(str(folders(name)))
+        assert tokenizer.end_of_turn is not None and tokenizer.decode([tokenizer.end_of_turn]) == text
+    plain = "{% for m in messages %}{{ m.role + ':\\n' + m.content + '\\n' }}{% endfor %}"
+    for template in (plain, None, "{{ messages[0].nothing.more }}"):
+        assert open_tokenizer(str(chat_folder(tmp_path / str(template)[:9], template))).end_of_turn is None

@@ -1,0 +1,185 @@
+"""The document in a row of JSONL, Parquet or Arrow files, and the table of known shapes of rows.
+
+`data.field` names the field with a text, token ids or a chat, or a shape of several fields. Without it, it is the field
+`text`; if the first row has none, the one known shape that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from engine.config.spelling import nearest
+from engine.data.sources.chat import CONVERSATIONS, MESSAGES, TOOLS, chat_document, is_chat
+from engine.data.sources.source import Block, Document
+from engine.data.sources.token_ids import LOSS_MASK, MASKS, token_document
+from engine.errors import DataError
+
+TEXT = "text"  # data.field, unless it is set
+_CHOSEN, _REJECTED, _PROMPT, _SYSTEM = "chosen", "rejected", "prompt", "system"
+_OF_ALPACA = ("input", _SYSTEM, "history")
+
+
+class Shape(NamedTuple):
+    """A known shape of rows."""
+
+    what: str  # for messages
+    fields: tuple[str, ...]  # that every row has
+    beside: tuple[str, ...] = ()  # of a shape of several fields: others that it may have
+    read: Callable[[Mapping[str, Any], str], Document] | None = None  # of the same: row and place -> document
+    lists: bool = False  # whether the field must be a list: a string is a text
+
+
+def alpaca(row: Mapping[str, Any], place: str) -> Document:
+    """Make a chat of a row of Alpaca: `instruction` and `input` are the user's, `output` the assistant's.
+
+    `history` has earlier pairs of both. Raises DataError if they are no texts.
+    """
+    history = row.get("history") or []
+    pairs = isinstance(history, list) and all(isinstance(one, list) and len(one) == 2 for one in history)
+    texts = [text_of(row, name, place) for name in ("system", "instruction", "input", "output")]
+    if not pairs or not all(isinstance(one, str) for pair in history for one in pair):
+        raise DataError("'history' is not a list of pairs of texts", key=place, hint='write [["...", "..."]]')
+    system, instruction, more, output = texts
+    asked = "\n".join(filter(None, (instruction, more)))
+    turns = [turn for question, answer in history for turn in (("user", question), ("assistant", answer))]
+    chat = [{"role": role, "content": text} for role, text in (*turns, ("user", asked), ("assistant", output))]
+    return chat_document(place, chat, None, "alpaca", system=system)
+
+
+def answered(row: Mapping[str, Any], prompt: str, answer: str, place: str) -> Document:
+    """Make a document of the fields `prompt` and `answer` of a row, of which the answer alone counts in the loss.
+
+    Texts are joined; a list of messages makes a chat. Raises DataError if they are neither.
+    """
+    if not any(isinstance(row.get(name), list) for name in (prompt, answer)):
+        before, text = (text_of(row, name, place) for name in (prompt, answer))
+        whole = text if text.startswith(before) and answer == _CHOSEN else before + text
+        return Document(place, _utf8(whole, place), prompt=len(_utf8(before, place)))
+
+    def messages(name: str, role: str) -> object:
+        return [{"role": role, "content": row[name]}] if isinstance(row.get(name), str) else row.get(name)
+
+    asked, said = messages(prompt, "user"), messages(answer, "assistant")
+    return chat_document(place, asked, row.get(TOOLS), prompt, answer=(answer, said))
+
+
+def text_of(row: Mapping[str, Any], name: str, place: str) -> str:
+    """Return the text in a field of a row; "" if there is none. Raises DataError if it is something else."""
+    text = row.get(name)
+    if text is not None and not isinstance(text, str):
+        raise DataError(f"field {name!r} is not a string", key=place, hint="write a text")
+    return text or ""
+
+
+def _utf8(text: str, place: str) -> bytes:
+    """Encode a text. Raises DataError if it contains an unpaired surrogate."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        surrogate = f"\\u{ord(text[error.start]):04x}"
+        message = f"contains an unpaired surrogate, {surrogate}, at character {error.start} of its text"
+        raise DataError(message, key=place, hint="fix or remove the line") from error
+
+
+# By the value of data.field.
+SHAPES: Mapping[str, Shape] = {
+    MESSAGES: Shape("chats", (MESSAGES,)),
+    CONVERSATIONS: Shape("chats of ShareGPT", (CONVERSATIONS,), lists=True),
+    "alpaca": Shape("instructions of Alpaca and their outputs", ("instruction", "output"), _OF_ALPACA, alpaca),
+    "prompt_completion": Shape(
+        "prompts and their completions",
+        (_PROMPT, "completion"),
+        (TOOLS,),
+        lambda row, place: answered(row, _PROMPT, "completion", place),
+    ),
+    "input_ids": Shape("token ids", ("input_ids",), lists=True),
+}
+
+
+def chosen_field(fields: Mapping[str, bool], field: str, place: str) -> str:
+    """Return what `data.field` is for files whose first row has these fields, with whether each is a list.
+
+    It is `field`, unless this is `text`, which the row does not have, and the row has one known shape. Raises DataError
+    if it has several.
+    """
+    if field != TEXT or TEXT in fields:
+        return field
+    found = [
+        name
+        for name, shape in SHAPES.items()
+        if all(one in fields for one in shape.fields) and (fields[shape.fields[0]] or not shape.lists)
+    ]
+    if len(found) > 1:
+        message = f"has no field {TEXT!r}, but {' and '.join(SHAPES[one].what for one in found)}"
+        raise DataError(message, key=place, hint=f"set data.field={' or data.field='.join(found)}")
+    return found[0] if found else field
+
+
+def chosen_line(blocks: Sequence[Block], field: str) -> str | None:
+    """Return a line about the documents of blocks if they are not in `field`, as the config says; else None."""
+    found = getattr(blocks[0], "field", field) if blocks else field
+    if found == field:
+        return None
+    return (
+        f"{blocks[0].files[0]} has no field {field!r}: documents are {SHAPES[found].what}, as data.field={found} says"
+    )
+
+
+def fields_beside(field: str, contents: Literal["text", "ids", "chat"]) -> tuple[str, ...]:
+    """Return the names of fields that belong to a text, token ids or a chat in `field`, if they are there."""
+    if contents == "ids":
+        return MASKS
+    prompt = (_PROMPT,) if field == _CHOSEN else ()
+    return prompt if contents == "text" else (TOOLS, *prompt, *((_SYSTEM,) if field == CONVERSATIONS else ()))
+
+
+def row_document(row: Mapping[str, Any], field: str, place: str) -> Document:
+    """Make the document of a row: a text, token ids (a list or an array) or a chat in `field`, or a known shape.
+
+    Raises DataError if it is not usable.
+    """
+    if field not in row:
+        shape = SHAPES.get(field)
+        if shape is None or shape.read is None:
+            raise no_such_field(place, field, list(row), "field")
+        for name in shape.fields:
+            if name not in row:
+                raise no_such_field(place, name, list(row), "field")
+        return shape.read(row, place)
+    value, prompt = row[field], row.get(_PROMPT) if field == _CHOSEN else None
+    if is_chat(value, field):
+        if row.get(LOSS_MASK) is not None:
+            raise mask_without_ids(place, field, "chat")
+        if prompt is not None and isinstance(value, list) and value[0].get("role") == "assistant":
+            return answered(row, _PROMPT, field, place)
+        shared = field == CONVERSATIONS and any("from" in one for one in value if isinstance(one, dict))
+        system = text_of(row, _SYSTEM, place) if shared else ""
+        return chat_document(place, value, row.get(TOOLS), field, system=system)
+    if isinstance(value, (list, np.ndarray)):
+        return token_document(place, row, field)
+    if not isinstance(value, str):
+        message, hint = f"field {field!r} is not a string", "set data.field to a field with text, token ids, or chats"
+        raise DataError(message, key=place, hint=hint)
+    if row.get(LOSS_MASK) is not None:
+        raise mask_without_ids(place, field)
+    if isinstance(prompt, str):
+        return answered(row, _PROMPT, field, place)
+    return Document(place, _utf8(value, place))
+
+
+def mask_without_ids(place: str, field: str, what: str = "text") -> DataError:
+    """Create the DataError for a document with a mask whose `field` is a text, or another kind of `what`."""
+    hint = f"set data.field to the token ids, such as data.field=input_ids, or remove {LOSS_MASK!r}"
+    return DataError(f"has {LOSS_MASK!r}, which belongs to token ids, but {field!r} is a {what}", key=place, hint=hint)
+
+
+def no_such_field(place: str, field: str, fields: Sequence[str], what: str) -> DataError:
+    """Create the DataError for a `field` that a document does not have; `what` is the word for it."""
+    close, some = nearest(field, fields), ", ".join(map(repr, fields[:8]))
+    hint = f"did you mean data.field={close}?" if close is not None else f"set data.field to one of {some}"
+    if field == TEXT and {_CHOSEN, _REJECTED} <= {*fields}:
+        hint = f"set data.field={_CHOSEN} to train on the chosen answers"
+    return DataError(f"has no {what} {field!r}", key=place, hint=hint if fields else "there are none")
