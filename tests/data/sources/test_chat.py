@@ -7,18 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 
 from engine.config import schema
 from engine.data.sources.chat import chat_document
 from engine.errors import DataError
 from tests.data.sources.read import documents
+from tests.data.sources.rows import ASSISTANT, USER, as_arrow, as_lines, as_parquet, as_parquet_strings, as_strings
 
 MakeData = Callable[..., schema.Data]
-USER: dict[str, Any] = {"role": "user", "content": "What is 2 + 2?"}
-ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "4"}
 CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "sum", "arguments": {"a": 2, "b": 2}}}]}
 TOOL = {"type": "function", "function": {"name": "sum"}}
 CHATS: list[dict[str, Any]] = [
@@ -26,35 +23,6 @@ CHATS: list[dict[str, Any]] = [
     {"messages": [USER, CALL, {"role": "tool", "content": "4"}, ASSISTANT], "tools": [TOOL]},
     {"messages": [{"role": "system", "content": "Be brief."}, USER, ASSISTANT]},
 ]
-
-
-def as_lines(rows: list[dict[str, Any]], path: Path) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def as_strings(rows: list[dict[str, Any]], path: Path) -> None:
-    as_lines([{key: json.dumps(value) for key, value in row.items()} for row in rows], path)
-
-
-def as_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    pyarrow.parquet.write_table(pa.Table.from_pylist(rows, schema=of_all(rows)), path, row_group_size=1)
-
-
-def as_parquet_strings(rows: list[dict[str, Any]], path: Path) -> None:
-    columns = {key: [json.dumps(row[key]) if key in row else None for row in rows] for key in ("messages", "tools")}
-    pyarrow.parquet.write_table(pa.table(columns), path)
-
-
-def as_arrow(rows: list[dict[str, Any]], path: Path) -> None:
-    table = pa.Table.from_pylist(rows, schema=of_all(rows))
-    with pa.ipc.new_stream(path, table.schema) as writer:
-        writer.write_table(table)
-
-
-def of_all(rows: list[dict[str, Any]]) -> pa.Schema:
-    """The columns of all rows: as in real files, each message then has the keys of all messages."""
-    names = sorted({key for row in rows for key in row})
-    return pa.schema([pa.field(name, pa.array([row.get(name) for row in rows]).type) for name in names])
 
 
 WRITERS = {

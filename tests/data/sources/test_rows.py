@@ -13,13 +13,10 @@ from engine.data.sources.formats import FORMATS
 from engine.data.sources.rows import chosen_line
 from engine.errors import DataError
 from tests.data.sources.read import documents
-from tests.data.sources.test_chat import ASSISTANT, USER, as_arrow, as_lines, as_parquet
+from tests.data.sources.rows import ASSISTANT, FORMS, USER, as_lines
 
 MakeData = Callable[..., schema.Data]
 ROW = dict[str, Any]
-FORMS = pytest.mark.parametrize(
-    ("form", "write"), [("jsonl", as_lines), ("parquet", as_parquet), ("arrow", as_arrow)], ids=str
-)
 CHAT = [USER, ASSISTANT]
 SHAREGPT = [{"from": "human", "value": USER["content"]}, {"from": "gpt", "value": "4"}]
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -11,8 +11,7 @@ import pytest
 from engine.config import schema
 from engine.errors import DataError
 from tests.data.sources.read import documents
-from tests.data.sources.test_chat import as_lines
-from tests.data.sources.test_rows import FORMS
+from tests.data.sources.rows import FORMS, as_lines
 
 MakeData = Callable[..., schema.Data]
 IDS = [5, 6, 7, 8]
