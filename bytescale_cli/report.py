@@ -25,8 +25,8 @@ def report(
 ) -> None:
     """Write an HTML page of a run, or one that compares runs.
 
-    The page of a run has its metrics, one measured step, and what was run where. A comparison has the losses by step,
-    tokens and time, and where the configs differ.
+    The page of a run has its metrics, one measured step, and what was run where. A comparison says which run
+    is how many times as fast, and has the losses and where the configs differ.
     """
     check_named_once(runs)
     timeline = trace_path(trace)

@@ -20,7 +20,7 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.planner.settings import PlanSettings
 from engine.planner.time.durations import crossing
 from engine.report.boxes import degree_groups, group_name
-from engine.report.svg import FIRST, INK, PAPER, QUIET, RINGS, SECOND, WIDE, AltText, Size, draw
+from engine.report.svg import FIRST, INK, PAPER, QUIET, RINGS, SECOND, WIDE, AltText, Mark, Size, draw
 from engine.report.words import short_seconds, short_tokens
 from engine.units import NS, Floats, Ints
 
@@ -32,13 +32,14 @@ _MANY_STEPS = 500  # from this many steps on, lines are thin
 _FEWEST_DOUBLINGS = 6  # least range of a histogram; otherwise a single bucket would fill its whole width
 _TICK_LETTERS = 5.5  # width of a tick label such as 512K with the space next to it, in letters
 _CURVE_POINTS = 120
+_STRIPS = {"wide": 160, "narrow": 80}  # points whose values are shown on hover
 _MOST_RINGS = 400  # dots of the cost curve; more would make the page slow
 
 
 def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
     """Draw a bar per simulated run: its speed-up over `static` at the same sweep point."""
 
-    def paint(axes: Axes, rows: Sequence[int]) -> None:
+    def paint(axes: Axes, rows: Sequence[int]) -> list[Mark]:
         ratios = [run["speedup"] for run in runs]
         axes.barh(rows, ratios, height=0.7, color=[QUIET if run["planner"] == "static" else FIRST for run in runs])
         axes.vlines(
@@ -46,6 +47,16 @@ def speedup_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
         )
         write_ends(axes, rows, ratios, [f"{ratio:.2f}" for ratio in ratios], size)
         axes.set_xlabel("speed-up over static")
+        return [
+            Mark(
+                0,
+                axes.get_xlim()[1],
+                row - 0.5,
+                row + 0.5,
+                f"{run['planner']}: {run['speedup']:.3g} times as fast as static",
+            )
+            for row, run in zip(rows, runs, strict=True)
+        ]
 
     best = max(runs, key=lambda run: float(run["speedup"]))
     summary = f"The best is {best['planner']}, {best['speedup']:.2f} times as fast as static."
@@ -61,16 +72,20 @@ def seconds_picture(runs: Sequence[Run], size: Size = WIDE) -> str:
         ("idle", QUIET, ""),
     )
 
-    def paint(axes: Axes, rows: Sequence[int]) -> None:
-        left = [0.0] * len(runs)
+    def paint(axes: Axes, rows: Sequence[int]) -> list[Mark]:
+        left, marks = [0.0] * len(runs), list[Mark]()
         for label, colour, hatch in looks:
             widths = [parts(run)[label] for run in runs]
             axes.barh(
                 rows, widths, left=left, height=0.7, label=label, color=colour, hatch=hatch, edgecolor=INK, linewidth=0
             )
+            for run, row, start, width in zip(runs, rows, left, widths, strict=True):
+                text = f"{run['planner']} {label} for {short_seconds(width)} of {short_seconds(run['step_s'])}"
+                marks.append(Mark(start, start + width, row - 0.35, row + 0.35, text))
             left = [start + width for start, width in zip(left, widths, strict=True)]
         write_ends(axes, rows, left, [short_seconds(run["step_s"]) for run in runs], size)
         axes.set_xlabel("seconds per step, mean over ranks")
+        return marks
 
     summary = "; ".join(f"{run['planner']} {short_seconds(run['step_s'])}" for run in runs)
     return _bars(AltText("seconds", "Where the time of a step goes", f"{summary}."), runs, size, paint)
@@ -83,7 +98,7 @@ def parts(run: Run) -> dict[str, float]:
     return known | {"gradients and update": max(0.0, run["step_s"] - sum(known.values()))}
 
 
-def _bars(alt: AltText, runs: Sequence[Run], size: Size, paint: Callable[[Axes, Sequence[int]], None]) -> str:
+def _bars(alt: AltText, runs: Sequence[Run], size: Size, paint: Callable[[Axes, Sequence[int]], list[Mark]]) -> str:
     """Draw one row per run, with a header above the runs of each sweep point. `paint` gets the row of each run."""
     letters = int((size.width - 110) / (_LETTER * size.font))
     headers, rows, row = {}, [], 0
@@ -95,14 +110,15 @@ def _bars(alt: AltText, runs: Sequence[Run], size: Size, paint: Callable[[Axes, 
             rows.append(row)
             row += 1
 
-    def painted(axes: Axes) -> None:
-        paint(axes, rows)
+    def painted(axes: Axes) -> list[Mark]:
+        marks = paint(axes, rows)
         for at, text in headers.items():
             axes.text(0.01, at, text, transform=axes.get_yaxis_transform(), va="center", weight="bold")
         axes.set_yticks(rows, [run["planner"] for run in runs])
         axes.set_ylim(row - 0.4, -0.6)
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
+        return marks
 
     return draw(alt, size, ROW * row + 80, painted)
 
@@ -128,7 +144,7 @@ def histogram_picture(
     last = max([edge[-1], *np.log2(list(marks.values()))])
     first = max(-1.1, min(edge[0] - 1.1, last - _FEWEST_DOUBLINGS))
 
-    def paint(axes: Axes) -> None:
+    def paint(axes: Axes) -> list[Mark]:
         for kind, left, colour, label in (
             ("samples", 0.92, FIRST, f"% of {name}"),
             ("tokens", 0.50, SECOND, "% of tokens"),
@@ -144,6 +160,13 @@ def histogram_picture(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda power, _: short_tokens(2.0**power)))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.grid(visible=False, axis="x")
+        samples, tokens = (sum(bucket[kind] for bucket in buckets) for kind in ("samples", "tokens"))
+        found = []
+        for at, bucket, before in zip(edge, buckets, [0, *(bucket["upto"] for bucket in buckets)], strict=False):
+            text = f"{before + 1:,} to {bucket['upto']:,} tokens: {bucket['samples']:,} {name} "
+            text += f"({bucket['samples'] / samples:.1%}), {bucket['tokens'] / tokens:.1%} of the tokens"
+            found.append(Mark(at - 1, at, 0, axes.get_ylim()[1], text))
+        return found
 
     summary = ", ".join(f"{mark} {length:,}" for mark, length in marks.items())
     alt = AltText("lengths", f"Lengths by share of {name} and of tokens", f"Lengths in tokens: {summary}.")
@@ -159,7 +182,7 @@ def loss_picture(steps: Floats, loss: Floats, validation: Floats, bigram_nats: f
     loss, validation = _finite(loss), _finite(validation)
     validated = np.isfinite(validation)
 
-    def paint(axes: Axes) -> None:
+    def paint(axes: Axes) -> list[Mark]:
         # Few steps: dots, because a line would hardly show. Many: a thin line, because a thick one would blur.
         curve = {"marker": "o", "markersize": 4} if len(steps) < 10 else {"linewidth": 1.8}
         axes.plot(
@@ -173,6 +196,7 @@ def loss_picture(steps: Floats, loss: Floats, validation: Floats, bigram_nats: f
             axes.axhline(bigram_nats, color=INK, linestyle="--", linewidth=1.2, label=name)
         axes.set_ylabel("loss (nats per token)")
         _step_axis(axes, steps)
+        return strips(axes, size, steps, "step {:,.0f}", {"training": loss, "validation": validation}, "{:.3f}")
 
     summary = f"Training loss: {_first_and_last(loss)}. Validation loss: {_first_and_last(validation)}."
     if np.isfinite(bigram_nats):
@@ -185,7 +209,7 @@ def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -
     rate = _finite(tokens_per_s)
     kept = np.isfinite(rate)
 
-    def paint(axes: Axes) -> None:
+    def paint(axes: Axes) -> list[Mark]:
         few = len(steps) < _MANY_STEPS
         look: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.5} if few else {"linewidth": 0.8}
         axes.plot(steps, rate, color=FIRST, alpha=0.6, label="one step", **look)
@@ -193,9 +217,31 @@ def throughput_picture(steps: Floats, tokens_per_s: Floats, size: Size = WIDE) -
         axes.set(ylabel="throughput (tokens/s)", ylim=(0, 1.08 * rate[kept].max(initial=1.0)))
         _step_axis(axes, steps)
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        return strips(axes, size, steps, "step {:,.0f}", {"tokens/s": rate}, "{:,.0f}")
 
     summary = f"Median: {np.median(rate[kept]):,.0f} tokens per second." if kept.any() else "No step was measured."
     return draw(AltText("throughput", "Tokens per second in each step", summary), size, _curve_height(size), paint)
+
+
+def strips(
+    axes: Axes, size: Size, x: Floats, place: str, curves: Mapping[str, Floats], value: str, unit: float = 1.0
+) -> list[Mark]:
+    """Cut the width of a chart into strips around its points, or some of them, with the values of curves there.
+
+    `x` [N] are the places of the points, formatted with `place`; on the axis they are divided by `unit`. `curves` are
+    values [N], formatted with `value`; those that are not finite are left out.
+    """
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), _STRIPS[size.name])).round().astype(np.int64))
+    low, high = axes.get_ylim()
+    at = x[chosen] / unit
+    edges = [axes.get_xlim()[0], *((at[1:] + at[:-1]) / 2), axes.get_xlim()[1]]
+    marks = []
+    for number, point in enumerate(chosen.tolist()):
+        values = [f"{name} {value.format(of[point])}" for name, of in curves.items() if np.isfinite(of[point])]
+        if values:
+            text = f"{place.format(x[point])}: {', '.join(values)}"
+            marks.append(Mark(edges[number], edges[number + 1], low, high, text))
+    return marks
 
 
 def running_median(values: Floats) -> Floats:
@@ -262,7 +308,7 @@ def cost_curve(plan: StepPlan, settings: PlanSettings, step_s: float) -> CostCur
 def cost_picture(found: CostCurve, size: Size = WIDE) -> str:
     """Draw the time of a sequence against its length, on logarithmic axes, with a dot for each ring of the plan."""
 
-    def paint(axes: Axes) -> None:
+    def paint(axes: Axes) -> list[Mark]:
         axes.plot(found.lengths, found.unsplit_s, color=INK, linewidth=1.8, label="unsplit, on one rank")
         for group, (colour, _) in zip(degree_groups(found.ring_degree), RINGS, strict=False):
             ours = (found.ring_degree >= group.start) & (found.ring_degree < group.stop)
@@ -282,6 +328,15 @@ def cost_picture(found: CostCurve, size: Size = WIDE) -> str:
         axes.yaxis.set_major_formatter(FuncFormatter(lambda seconds, _: short_seconds(seconds)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_minor_locator(NullLocator())
+        unsplit = zip(found.lengths[:-1], found.lengths[1:], found.unsplit_s[1:], strict=True)
+        marks = [
+            Mark(left, right, low, high, f"{right:,} tokens unsplit: {short_seconds(time)}")
+            for left, right, time in unsplit
+        ]
+        for length, degree, time in zip(found.ring_length, found.ring_degree, found.ring_s, strict=True):
+            text = f"{length:,} tokens on a ring of {degree:,}: {short_seconds(time)}"
+            marks.append(Mark(length / 1.06, length * 1.06, time / 1.12, time * 1.12, text))
+        return marks
 
     longest = f"An unsplit sequence of {found.lengths[-1]:,} tokens takes {short_seconds(found.unsplit_s[-1])}"
     alt = AltText("cost", "Time against length", f"{longest}; the step takes {short_seconds(found.step_s)}.")

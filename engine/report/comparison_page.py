@@ -1,4 +1,4 @@
-"""The page that compares runs: their losses by step, tokens and time, their throughput, and where configs differ."""
+"""The page that compares runs: which is the fastest, their losses and throughput, and where configs differ."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 from engine.config.units import counted
 from engine.report import headline
-from engine.report.curves import STEPS, Curve, curves_picture
+from engine.report.curves import STEPS, Curve, curves_picture, token_axis
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData
-from engine.report.run_page import along_figures, duration, ranks_of
+from engine.report.run_page import duration, ranks_of
 from engine.report.words import long_seconds, metric_text, number, value_text
 from engine.run.status import differences
 
@@ -27,7 +27,7 @@ def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
     drawn = [run for run in named if run.lines]
     figures = [Figure("Loss", "No run has completed a step, so there is nothing to draw.")]
     if drawn:
-        figures = [_by_step(drawn), *along_figures(drawn), _throughput(drawn)]
+        figures = [_losses(drawn), _throughput(drawn)]
     changed = differences([run.config for run in named])
     configs = Table("Where their configs differ", [], note="Nowhere but in run.out.")
     if changed:
@@ -49,11 +49,14 @@ def comparison_page(runs: Sequence[RunData], names: Sequence[str]) -> Page:
     )
 
 
-def _by_step(runs: Sequence[RunData]) -> Figure:
-    curves = [Curve(run.name, run.column("step"), run.column("loss")).smooth() for run in runs]
-    caption = "Training loss of each run, the running median of about a tenth of the steps."
-    picture = partial(curves_picture, "loss-by-step", "Loss by step", curves, STEPS, "loss (nats per token)")
-    return Figure.of("Loss by step", caption, picture)
+def _losses(runs: Sequence[RunData]) -> Figure:
+    along = token_axis(max(float(run.tokens[-1]) for run in runs))
+    curves = [Curve(run.name, run.tokens, run.column("loss")).smooth() for run in runs]
+    caption = (
+        "Training loss of each run over the tokens that it was trained on: the running median of about a tenth of the "
+        "steps, since noise hides how runs differ. Where curves coincide, the later ones are the thinner ones."
+    )
+    return Figure.of("Loss", caption, partial(curves_picture, "loss", "Loss", curves, along, "loss (nats per token)"))
 
 
 def _throughput(runs: Sequence[RunData]) -> Figure:

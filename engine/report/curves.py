@@ -1,4 +1,4 @@
-"""Curves of one or more runs over steps, tokens or time: numbers in, SVG text out."""
+"""Curves of one or more runs over steps or tokens: numbers in, SVG text out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from engine.report.charts import running_median
-from engine.report.svg import FIRST, WIDE, AltText, Size, draw
+from engine.report.charts import running_median, strips
+from engine.report.svg import FIRST, SECOND, WIDE, AltText, Mark, Size, draw
 from engine.units import Floats
 
 _MANY = 500  # from this many points on, a noisy curve is thin
+_WIDER, _MOST_WIDER = 2.4, 3  # points by which a curve is wider than the next one, as often as this
 _FEW = 10  # below, its points are marked: a line would hardly show
-# The first is darker on light pages; the others, by Okabe and Ito, are visible on both.
-_COLOURS = (FIRST, "#e69f00", "#009e73", "#cc79a7")
+# The first two are darker on light pages; the others are visible on both.
+COLOURS = (FIRST, SECOND, "#009e73", "#b8609a")
 _STYLES = ("-", "--", ":", "-.")  # with the colours, these tell 16 runs apart
 
 
@@ -37,11 +38,12 @@ class Curve:
 
 
 class Along(NamedTuple):
-    """What an x axis shows: its key, its label, and the unit of that label."""
+    """What an x axis shows: its key, its label, the unit of that label, and the format of a place on it."""
 
     key: str
     label: str
     unit: float = 1.0
+    place: str = "step {:,.0f}"
 
 
 STEPS = Along("step", "step")
@@ -51,13 +53,7 @@ def token_axis(most: float) -> Along:
     """An axis of tokens, up to `most`."""
     units = ((2.0**40, "T = 2^40"), (2.0**30, "G = 2^30"), (2.0**20, "M = 2^20"), (2.0**10, "K = 2^10"))
     unit, name = next(((unit, f"tokens ({name})") for unit, name in units if most >= 3 * unit), (1.0, "tokens"))
-    return Along("tokens", name, unit)
-
-
-def time_axis(longest: float) -> Along:
-    """An axis of seconds, up to `longest`, in the unit in which people would say it."""
-    unit, name = next(((u, n) for u, n in ((3600.0, "hours"), (60.0, "minutes")) if longest >= 3 * u), (1.0, "seconds"))
-    return Along("time", f"{name} of training", unit)
+    return Along("tokens", name, unit, "{:,.0f} tokens")
 
 
 def curves_picture(
@@ -71,17 +67,21 @@ def curves_picture(
     log: bool = False,
     from_zero: bool = False,
 ) -> str:
-    """Draw curves over one axis. A single one has no legend. `key` must be unique in the page."""
+    """Draw curves over one axis. A single one has no legend. `key` must be unique in the page.
 
-    def paint(axes: Axes) -> None:
+    Later curves are thinner than earlier ones, so that curves with the same values stay visible.
+    """
+
+    def paint(axes: Axes) -> list[Mark]:
         for number, curve in enumerate(curves):
-            look: dict[str, Any] = {"linewidth": 0.9 if len(curve.x) >= _MANY and not curve.is_smooth else 1.8}
+            width = 0.9 if len(curve.x) >= _MANY and not curve.is_smooth else 1.8
+            look: dict[str, Any] = {"linewidth": width + _WIDER * min(_MOST_WIDER, len(curves) - 1 - number)}
             if len(curve.x) < _FEW:
                 look |= {"marker": "o", "markersize": 4}
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             if len(curves) > 1:
                 look["label"] = curve.name
-            style = _STYLES[number // len(_COLOURS) % len(_STYLES)]
+            style = _STYLES[number // len(COLOURS) % len(_STYLES)]
             y = np.where(np.isfinite(curve.y), curve.y, np.nan)
             axes.plot(curve.x / along.unit, y, color=colour, linestyle=style, **look)
         places = np.concatenate([curve.x for curve in curves]) / along.unit
@@ -97,10 +97,23 @@ def curves_picture(
         if from_zero:
             highest = max(curve.y[np.isfinite(curve.y)].max(initial=0.0) for curve in curves)
             axes.set_ylim(0, 1.08 * highest or 1.0)
+        longest = max(curves, key=lambda curve: len(curve.x)).x
+        values = {curve.name: _at(curve, longest) for curve in curves}
+        return strips(axes, size, longest, along.place, values, "{:.4g}", along.unit)
 
     summary = "; ".join(f"{curve.name}: {_ends(curve.y)}" for curve in curves)
     height = 0.36 * size.width if size is WIDE else 0.72 * size.width
     return draw(AltText(key, title, f"{summary}."), size, height, paint)
+
+
+def _at(curve: Curve, x: Floats) -> Floats:
+    """The values of a curve at places [N], those of its nearest points; NaN beyond its end."""
+    if len(curve.x) == 0:
+        return np.full(len(x), np.nan)
+    right = np.searchsorted(curve.x, x).clip(0, len(curve.x) - 1)
+    left = (right - 1).clip(0)
+    nearest = np.where(np.abs(curve.x[left] - x) < np.abs(curve.x[right] - x), left, right)
+    return np.where(x <= curve.x[-1], curve.y[nearest], np.nan)
 
 
 def _ends(values: Floats) -> str:

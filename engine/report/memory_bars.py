@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from engine.fit.estimate import Estimate
 from engine.report.charts import ROW, write_ends
-from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, AltText, Size, draw
+from engine.report.svg import FIRST, INK, QUIET, SECOND, WIDE, AltText, Mark, Size, draw
 from engine.report.words import memory_parts, memory_unit
 
 
@@ -19,7 +19,7 @@ def memory_picture(found: Estimate, size: Size = WIDE) -> str:
     ends = list(accumulate(sizes))
     rows, total = range(len(parts)), found.device_total / unit
 
-    def paint(axes: Axes) -> None:
+    def paint(axes: Axes) -> list[Mark]:
         colors = (len(parts) - 2) * [FIRST] + 2 * [QUIET]  # the last two are allowances
         axes.barh(rows, sizes, left=[0, *ends[:-1]], height=0.7, color=colors)
         write_ends(axes, rows, ends, [f"{part:,.1f}" for part in sizes], size)
@@ -30,6 +30,16 @@ def memory_picture(found: Estimate, size: Size = WIDE) -> str:
         axes.tick_params(axis="y", length=0)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel(f"{name} per device")
+        return [
+            Mark(
+                0,
+                axes.get_xlim()[1],
+                row - 0.5,
+                row + 0.5,
+                f"{part}: {used / unit:,.2f} {name}, {used / found.device_total:.1%}",
+            )
+            for row, (part, used) in enumerate(parts.items())
+        ]
 
     verdict = "it fits." if found.fits else "it does not fit."
     caption = f"{found.peak / unit:,.1f} of {total:,.1f} {name}: {verdict}"

@@ -15,17 +15,25 @@ from engine.report.words import Pair
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture as SVG text, for a wide page and for a narrow one. If both are empty, the caption says why."""
+    """A picture as SVG text, for a wide page and for a narrow one. If both are empty, the caption says why.
+
+    Two pictures that are `half` as wide as the page are beside each other. They have one size, in `wide`.
+    """
 
     title: str
     caption: str
     wide: str = ""
     narrow: str = ""
+    half: bool = False
 
     @classmethod
-    def of(cls, title: str, caption: str, picture: Callable[[Size], str]) -> Figure:
-        """Draw a picture in both sizes: `picture` gets a size and returns an `<svg>` element."""
-        return cls(title, caption, picture(WIDE), picture(NARROW))
+    def of(cls, title: str, caption: str, picture: Callable[[Size], str], *, half: bool = False) -> Figure:
+        """Draw a picture in its sizes: `picture` gets a size and returns an `<svg>` element."""
+        return (
+            cls(title, caption, picture(NARROW), "", half)
+            if half
+            else cls(title, caption, picture(WIDE), picture(NARROW))
+        )
 
 
 @dataclass(frozen=True)

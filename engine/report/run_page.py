@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,14 +19,13 @@ from engine.planner.plan.step_plan import StepPlan
 from engine.report import headline
 from engine.report.boxes import boxes, shown_in_run
 from engine.report.charts import loss_picture, throughput_picture
-from engine.report.curves import STEPS, Curve, curves_picture, time_axis, token_axis
+from engine.report.curves import STEPS, Curve, curves_picture
 from engine.report.page import Figure, Page, Table
 from engine.report.run import RunData, read_run
 from engine.report.timeline import some_ranks, timeline_picture
 from engine.report.words import MODES, Pair, hdp_ranks, long_seconds, metric_text, value_text
 from engine.run.folder import RunFolder
 from engine.run.status import differences
-from engine.units import Floats
 
 _HOSTS = 8  # names that are shown
 
@@ -42,10 +41,10 @@ def run_page(run: RunData) -> Page:
                 "previous token."
             )
         losses = Figure.of("Loss", caption, lambda size: loss_picture(steps, loss, validation, run.bigram_nats, size))
-        figures = [losses, *along_figures([run])]
+        figures = [losses]
         rate = run.column("tokens_per_s")
         caption = "Tokens per second in each step, all ranks together. The time includes waiting, but not validation."
-        throughput = Figure.of("Throughput", caption, lambda size: throughput_picture(steps, rate, size))
+        throughput = Figure.of("Throughput", caption, lambda size: throughput_picture(steps, rate, size), half=True)
         others = [throughput, *_others(run)]
     else:
         figures = [Figure("Loss", "No step was completed, so there is no loss to show.")]
@@ -81,36 +80,6 @@ def _passes_apart(plan: StepPlan) -> str:
     return " In a pipeline the two passes are boxes of their own, on each stage." if plan.stages > 1 else ""
 
 
-def along_figures(runs: Sequence[RunData]) -> list[Figure]:
-    """Draw the training losses of one or more runs over their tokens and over their time.
-
-    They are smoothed by running medians, since noise hides how runs differ.
-    """
-    tokens, seconds = (max(float(last(run)[-1]) for run in runs) for last in (_tokens, _seconds))
-    smoothed = "Training loss, the running median of about a tenth of the steps,"
-    found = []
-    for along, at, of in (
-        (token_axis(tokens), _tokens, "the tokens that were trained on"),
-        (time_axis(seconds), _seconds, "the time in steps: without validation, checkpoints and starts"),
-    ):
-        names = [run.name for run in runs] if len(runs) > 1 else ["training loss"]
-        losses = [Curve(name, at(run), run.column("loss")) for name, run in zip(names, runs, strict=True)]
-        curves = [curve.smooth() for curve in losses]
-        picture = partial(
-            curves_picture, f"loss-by-{along.key}", f"Loss by {along.key}", curves, along, "loss (nats per token)"
-        )
-        found.append(Figure.of(f"Loss by {along.key}", f"{smoothed} over {of}.", picture))
-    return found
-
-
-def _tokens(run: RunData) -> Floats:
-    return run.tokens
-
-
-def _seconds(run: RunData) -> Floats:
-    return run.seconds
-
-
 def _others(run: RunData) -> list[Figure]:
     """Draw the learning rate, the gradient norm and the memory of a run, as far as it has them."""
     steps, found = run.column("step"), []
@@ -124,15 +93,10 @@ def _others(run: RunData) -> list[Figure]:
         if len(kept):
             curve = [Curve(title, steps, values)]
             spread = name == "grad_norm" and kept.min() > 0 and kept.max() > 30 * kept.min()
-            found.append(
-                Figure.of(
-                    title,
-                    caption,
-                    partial(
-                        curves_picture, name, title, curve, STEPS, label, log=spread, from_zero=name == "peak_memory"
-                    ),
-                )
+            picture = partial(
+                curves_picture, name, title, curve, STEPS, label, log=spread, from_zero=name == "peak_memory"
             )
+            found.append(Figure.of(title, caption, picture, half=True))
     return found
 
 

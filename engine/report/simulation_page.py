@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from engine.config.schema import Config
 from engine.planner.make import plan_step
 from engine.planner.settings import PlanSettings
 from engine.report import headline
-from engine.report.boxes import simulated
+from engine.report.boxes import degree_groups, simulated
 from engine.report.charts import Run, seconds_picture, speedup_picture
 from engine.report.chrome_trace import Process, simulated_steps
 from engine.report.page import Figure, Page, Table
 from engine.report.timeline import some_ranks, timeline_picture
-from engine.report.words import MODES, NAMES, cell, hdp_ranks, short_tokens, source
+from engine.report.words import MODES, NAMES, cell, hdp_ranks, short_seconds, short_tokens, source, without_address
 from engine.units import Ints
 
 _ROWS = 24  # ranks in each of several timelines
@@ -37,7 +39,7 @@ def simulation_page(config: Config, runs: Sequence[Run], lengths: Ints) -> Page:
         ("model", config.model.name),
         ("cluster", config.cluster.name),
         ("mode", MODES[settings.mode]),
-        ("hardware rates", settings.costs.source),
+        ("hardware rates", without_address(settings.costs.source)),
         ("steps", f"means over {steps:,} steps" if steps > 1 else "one step"),
     ]
     swept = ["sweep"] if "sweep" in runs[0] else []
@@ -80,15 +82,21 @@ def simulated_planners(config: Config, runs: Sequence[Run], lengths: Ints) -> li
 
 
 def _timelines(settings: PlanSettings, runs: Sequence[Run], lengths: Ints) -> list[Figure]:
-    """Draw the timeline of the first step for each planner, all on the same time scale."""
+    """Draw the timeline of the first step for each planner, in the same colours, each on its own time scale.
+
+    On one scale, the boxes of the fastest would be too small to see.
+    """
     names = list(dict.fromkeys(str(run["planner"]) for run in runs))
     found = {name: simulated(plan_step(lengths, settings.by(name)), settings.by(name), _ROWS) for name in names}
-    until = max(each.end_s for each in found.values())
+    groups = degree_groups(np.concatenate([each.degree for each in found.values()]))
     point = f" of {runs[0]['sweep']}" if "sweep" in runs[0] else ""
 
     figures = []
     for name, each in found.items():
-        text = f"The first step{point}, planned by {name}; all timelines share one scale. Hatched: waits for transfers."
-        picture = partial(timeline_picture, each, key=f"timeline-{name}", until_s=until)
+        text = (
+            f"The first step{point}, planned by {name}: {short_seconds(each.end_s)} until the last rank finishes. Each "
+            "timeline has its own scale. Hatched: waits for transfers."
+        )
+        picture = partial(timeline_picture, each, key=f"timeline-{name}", groups=groups)
         figures.append(Figure.of(f"Timeline: {name}", text + some_ranks(each), picture))
     return figures

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -25,8 +26,18 @@ class Size:
     font: int
 
 
-WIDE = Size("wide", 960, 13)
-NARROW = Size("narrow", 400, 12)
+WIDE = Size("wide", 880, 13)
+NARROW = Size("narrow", 360, 12)
+
+
+class Mark(NamedTuple):
+    """A rectangle of a chart, in the units of its axes, and the text that a browser shows over it."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -44,18 +55,19 @@ FIRST, SECOND = "#0d0e0f", "#101112"  # colours of curves
 _CSS = {
     INK: "currentColor",
     GRID: "var(--grid, #d9dde3)",
-    QUIET: "var(--quiet, #c3c9d2)",
+    QUIET: "var(--quiet, #8c94a0)",
     PAPER: "var(--paper, #ffffff)",
     FIRST: "var(--first, #0072b2)",
     SECOND: "var(--second, #d55e00)",
 }
-# Colours of ring sizes, by Okabe and Ito: visible on white and on black. The second is the text colour on the first.
+# Colours of ring sizes: those of Okabe and Ito, three of them darker, so that each has a contrast of 3 with light and
+# with dark pages. The second is the text colour on the first.
 RINGS = (
     ("#0072b2", "white"),
-    ("#e69f00", "black"),
+    ("#c98500", "black"),
     ("#009e73", "black"),
-    ("#cc79a7", "black"),
-    ("#56b4e9", "black"),
+    ("#c2689a", "black"),
+    ("#3a94cc", "black"),
     ("#d55e00", "black"),
 )
 _LINE = 1.6  # height of a row of a legend, relative to the font size
@@ -86,16 +98,17 @@ _STYLE: dict[str, Any] = {
 }
 
 
-def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], None]) -> str:
+def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], Sequence[Mark]]) -> str:
     """Draw a chart and return it as an `<svg>` element that scales to the width of its parent.
 
-    `paint` draws on matplotlib axes. The picture is `height` pixels high, plus any further rows of its legend. The same
-    input gives the same text, whatever the user's matplotlib settings are.
+    `paint` draws on matplotlib axes, and returns texts that a browser shows over places of the chart. The picture is
+    `height` pixels high, plus any further rows of its legend. The same input gives the same text, whatever the user's
+    matplotlib settings are.
     """
     with style.context(["default", _STYLE | {"font.size": size.font}]):
         figure = Figure(figsize=(size.width / 72, height / 72), dpi=72)  # one point is one pixel
         axes = figure.add_subplot()
-        paint(axes)
+        marks = paint(axes)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
             entry = size.font * (0.56 * max(map(len, labels)) + 4.5)  # width of the letters and of the symbol
@@ -106,12 +119,14 @@ def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], None])
         buffer = io.StringIO()
         # Not savefig, which draws everything twice where a layout is constrained; the layout is the same.
         FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)
+        titles = _titles(axes, marks)
 
     # matplotlib writes a whole file. The page needs the element only, with unique ids and with colours from CSS.
     svg, name = buffer.getvalue(), f"{alt.key}-{size.name}"
     match = re.search(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", svg)
     assert match is not None, "matplotlib always writes a view box"
     view_box, body = match[1], svg[match.end() :]
+    body = body[: body.rindex("</svg>")]
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(url\(|href=")#', rf"\1#{name}-", body)
     for stand_in, css in _CSS.items():
@@ -120,5 +135,19 @@ def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], None])
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {view_box} '
         f'role="img" aria-labelledby="{name}-title {name}-description">\n'
         f'<title id="{name}-title">{escape(alt.title)}</title>\n'
-        f'<desc id="{name}-description">{escape(alt.description)}</desc>{body}'
+        f'<desc id="{name}-description">{escape(alt.description)}</desc>{body}{titles}</svg>\n'
     )
+
+
+def _titles(axes: Axes, marks: Sequence[Mark]) -> str:
+    """Return invisible rectangles over the marks, which are inside the axes, with their texts as titles."""
+    corners = np.array([[(one.left, one.low), (one.right, one.high)] for one in marks], dtype=np.float64)
+    low, high = axes.bbox.min, axes.bbox.max
+    places = axes.transData.transform(corners.reshape(-1, 2)).reshape(-1, 2, 2).clip(low, high)
+    height = axes.figure.bbox.height
+    found = []
+    for ends, one in zip(places, marks, strict=True):
+        (left, bottom), (right, top) = ends.min(axis=0), ends.max(axis=0)
+        place = f'x="{left:.1f}" y="{height - top:.1f}" width="{right - left:.1f}" height="{top - bottom:.1f}"'
+        found.append(f"<rect {place}><title>{escape(one.text)}</title></rect>")
+    return f'<g fill="none" pointer-events="all">{"".join(found)}</g>' if found else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +13,32 @@ from matplotlib.path import Path
 
 from engine.config.units import counted
 from engine.report.boxes import Boxes, degree_groups, group_name
-from engine.report.svg import INK, PAPER, QUIET, RINGS, WIDE, AltText, Size, draw
-from engine.report.words import short_tokens
+from engine.report.svg import INK, PAPER, QUIET, RINGS, WIDE, AltText, Mark, Size, draw
+from engine.report.words import short_seconds, short_tokens
 from engine.units import Bools, Floats
 
+_TITLES = {"wide": 600, "narrow": 200}  # boxes whose values are shown on hover
 _LABEL_ROW = 14.0  # pixels; labels in lower rows would be illegible
 
 
-def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", until_s: float | None = None) -> str:
+def timeline_picture(
+    found: Boxes,
+    size: Size = WIDE,
+    *,
+    key: str = "timeline",
+    until_s: float | None = None,
+    groups: Sequence[range] = (),
+) -> str:
     """Draw the boxes of a step and return an `<svg>` element.
 
-    `key` must be unique in the page. The time axis ends at `until_s`, by default at the end of the step.
+    `key` must be unique in the page. The time axis ends at `until_s`, by default at the end of the step. `groups` are
+    ranges of ring degrees, each with a colour, by default those of the step (`degree_groups`).
     """
     rows = len(found.ranks) * found.stages
     row = min(44.0, max(11.0, 480 / rows))  # pixels: high for few ranks, but never too low for the rank's number
     edge = {"edgecolor": PAPER, "linewidth": 1.0}
     kinds = [_Kind("unsplit sequences", found.degree == 1, edge | {"facecolor": QUIET}, INK)]
-    for group, (colour, ink) in zip(degree_groups(found.degree), RINGS, strict=False):
+    for group, (colour, ink) in zip(groups or degree_groups(found.degree), RINGS, strict=False):
         ours = (found.degree >= group.start) & (found.degree < group.stop)
         kinds.append(_Kind(group_name(group), ours, edge | {"facecolor": colour}, ink))
     # Hatching makes idle boxes recognisable without colours.
@@ -37,7 +47,7 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
     kinds = [kind for kind in kinds if kind.chosen.any()]
     until = found.end_s if until_s is None else until_s
 
-    def paint(axes: Axes) -> None:
+    def paint(axes: Axes) -> list[Mark]:
         axes.set(xlim=(0, until), ylim=(rows - 0.5, -0.5), ylabel="rank")  # the first row is at the top
         axes.set_xlabel("seconds from the start of the step")
         of_stage = [f"stage {stage}, rank " if found.stages > 1 else "" for stage in range(found.stages)]
@@ -52,10 +62,26 @@ def timeline_picture(found: Boxes, size: Size = WIDE, *, key: str = "timeline", 
         if waiting.chosen.any():
             _fill(axes, found, waiting, busy_until, found.stop_s)
         _write_labels(axes, found, kinds, until, row, size)
+        return _marks(found, _TITLES[size.name])
 
     shown = "" if len(found.ranks) == found.all_ranks else f", of which {len(found.ranks)} are shown"
     summary = f"{counted(found.all_ranks, 'rank')}{shown}; largest ring {max(1, int(found.degree.max(initial=1))):,}."
     return draw(AltText(key, "Timeline of a step", summary), size, row * rows + 90, paint)
+
+
+def _marks(found: Boxes, most: int) -> list[Mark]:
+    """The values of the boxes that take longest, at most `most`."""
+    marks, rows = [], len(found.ranks)
+    for at in np.sort(np.argsort(found.start_s - found.stop_s, kind="stable")[:most]).tolist():
+        stage, row, degree = int(found.row[at]) // rows, int(found.row[at]), int(found.degree[at])
+        where = f"stage {stage}, " if found.stages > 1 else ""
+        what = {0: "idle", 1: "unsplit sequences"}.get(degree, f"ring of {degree}")
+        text = f"{where}rank {found.ranks[row % rows]}: {what}, {found.tokens[at]:,} tokens, "
+        text += f"{short_seconds(found.stop_s[at] - found.start_s[at])} from {short_seconds(found.start_s[at])}"
+        if found.exposed_s[at] > 0:
+            text += f", waits for transfers for {short_seconds(found.exposed_s[at])}"
+        marks.append(Mark(found.start_s[at], found.stop_s[at], row - 0.5, row + 0.5, text))
+    return marks
 
 
 def some_ranks(found: Boxes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -160,6 +161,11 @@ def memory_rows(found: Estimate) -> list[Triple]:
     ]
 
 
+def without_address(source: str) -> str:
+    """The source of rates without the address of a data sheet, which is long."""
+    return re.sub(r" https?://[^ )]+", "", source)
+
+
 def source(config: Config) -> str:
     """The override that sets the source of lengths, such as `lengths=github`."""
     lengths = config.lengths
@@ -183,7 +189,7 @@ def machine(config: Config, plan: StepPlan, rates: str) -> list[Pair]:
         ("planner", plan.planner),
         ("ranks", f"{hdp_ranks(plan.ranks, parallel.tp, parallel.pp)}, cluster={config.cluster.name}"),
         ("mode", MODES[plan.mode]),
-        ("hardware rates", rates),
+        ("hardware rates", without_address(rates)),
         ("lengths", source(config)),
         ("context", f"{short_tokens(config.context)} tokens"),
         ("capacity of a rank", f"{short_tokens(plan.capacity)} tokens"),

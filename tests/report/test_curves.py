@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from engine.report.curves import STEPS, Along, Curve, curves_picture, time_axis, token_axis
+from engine.report.curves import STEPS, Along, Curve, curves_picture, token_axis
 from engine.report.svg import NARROW, WIDE, Size
 from tests.report.samples import texts
 
@@ -39,14 +39,7 @@ def test_a_smooth_curve_has_no_gaps() -> None:
     ],
 )
 def test_tokens_have_a_unit(most: float, label: str, unit: float) -> None:
-    assert token_axis(most) == Along("tokens", label, unit)
-
-
-@pytest.mark.parametrize(
-    ("longest", "label"), [(100, "seconds"), (200, "minutes"), (10_799, "minutes"), (1e6, "hours")]
-)
-def test_time_has_the_unit_in_which_people_say_it(longest: float, label: str) -> None:
-    assert time_axis(longest).label == f"{label} of training"
+    assert token_axis(most) == Along("tokens", label, unit, "{:,.0f} tokens")
 
 
 def test_ticks_are_in_the_unit_of_the_axis() -> None:
@@ -82,5 +75,31 @@ def test_any_values(values: list[float]) -> None:
 
 def test_values_from_zero() -> None:
     curve = Curve("a", np.arange(1.0, 21.0), np.linspace(40, 41, 20))
-    assert "0" in texts(curves_picture("k", "T", [curve], time_axis(50), "GiB", from_zero=True))
+    assert "0" in texts(curves_picture("k", "T", [curve], token_axis(50), "GiB", from_zero=True))
     assert "0" not in texts(curves_picture("k", "T", [curve], Along("k", "x"), "GiB"))[8:]
+
+
+def test_curves_that_coincide_are_all_visible() -> None:
+    """A plan changes no loss: the curves of runs with other planners lie on each other."""
+    same = [Curve(name, np.arange(1.0, 21.0), np.full(20, 2.0)) for name in ("first", "second", "third")]
+    svg = curves_picture("k", "Title", same, STEPS, "loss")
+    widths = [
+        float(re.findall(r"stroke-width: ([0-9.]+)", e.attrib["style"])[0])
+        for e in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}path")
+        if "clip-path" in e.attrib and "fill: none" in e.get("style", "") and "grid" not in e.attrib["style"]
+    ]
+    assert len(widths) == 3 and widths[0] >= widths[1] + 2 >= widths[2] + 4
+
+
+def titles(svg: str) -> list[str]:
+    return re.findall(r"<rect[^>]*><title>([^<]*)</title>", svg)
+
+
+def test_each_place_of_a_chart_says_its_values() -> None:
+    """Of runs of other lengths, each where it has values."""
+    curves = [Curve("a", np.arange(1.0, 5.0), np.arange(4.0)), Curve("b", np.arange(1.0, 3.0), np.array([np.nan, 7.5]))]
+    svg = curves_picture("k", "Title", curves, STEPS, "loss")
+    assert titles(svg) == ["step 1: a 0", "step 2: a 1, b 7.5", "step 3: a 2", "step 4: a 3"]
+    many = [Curve("a", np.arange(1.0, 5001.0), np.ones(5000))]
+    found = titles(curves_picture("k", "Title", many, token_axis(5000), "loss"))
+    assert (found[0], found[-1], len(found)) == ("1 tokens: a 1", "5,000 tokens: a 1", 160)

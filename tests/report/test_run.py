@@ -15,7 +15,6 @@ from tests.report.elements import Elements
 from tests.report.runs import metrics, plan, spans, write_run
 
 NAMESPACE = re.compile(r'xmlns(:xlink)?="http://www\.w3\.org/[^"]*"')
-LOSSES = ["Loss at each step", "Loss by tokens", "Loss by time"]
 OTHERS = ["Tokens per second in each step", "Learning rate", "Gradient norm"]
 LOADING = ("src", "srcset", "href", "data", "action", "poster", "background")
 
@@ -36,9 +35,9 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_page_contains_its_pictures(full_page: str) -> None:
-    assert titles(full_page) == [*LOSSES, "Timeline of a step", *OTHERS]
-    assert full_page.count("<svg ") == 14  # each for a wide page and for a narrow one
-    assert full_page.count("<figcaption>") == 7
+    assert titles(full_page) == ["Loss at each step", "Timeline of a step", *OTHERS]
+    assert full_page.count("<svg ") == 7  # the first two in two sizes, the others half as wide as the page
+    assert full_page.count("<figcaption>") == 5
 
 
 def test_the_page_loads_nothing(full_page: str) -> None:
@@ -88,7 +87,7 @@ def test_without_a_trace_the_page_says_so(tmp_path: Path, missing: str) -> None:
     (folder / missing).unlink()
     text = page(folder)
     assert "stopped before a complete step was measured" in text
-    assert titles(text) == [*LOSSES, *OTHERS]
+    assert titles(text) == ["Loss at each step", *OTHERS]
 
 
 def test_a_trace_of_another_plan_is_not_drawn(tmp_path: Path) -> None:
@@ -122,7 +121,7 @@ def test_a_run_that_stopped_before_its_first_step_has_a_page(tmp_path: Path) -> 
 def test_any_number_of_ranks(tmp_path: Path, ranks: int, mode: str) -> None:
     made = plan(ranks, sequences=200, mode=mode)
     text = page(write_run(tmp_path, lines=metrics(12), traced=made))
-    assert len(titles(text)) == 7
+    assert len(titles(text)) == 5
     assert f"<dd>{ranks}</dd>" in text
 
 

@@ -164,4 +164,15 @@ def test_metrics_that_a_run_does_not_have_are_not_drawn(tmp_path: Path) -> None:
     assert titles[-4:] == ["Throughput", "Learning rate", "Gradient norm", "Memory"]
     bare = [{"step": 1, "loss": 2.0, "tokens": 9, "max_degree": 1}]
     titles = [one.title for one in run_page.run_page(read_run(write_run(tmp_path, lines=bare, traced=None))).figures]
-    assert titles == ["Loss", "Loss by tokens", "Loss by time", "Timeline of a step", "Throughput"]
+    assert titles == ["Loss", "Timeline of a step", "Throughput"]
+
+
+def test_the_headline_is_the_median_throughput_and_the_last_loss(tmp_path: Path) -> None:
+    lines = [line | {"tokens_per_s": 1000.0 * line["step"]} for line in metrics(4)]
+    found = run_page.run_page(read_run(write_run(tmp_path, lines=lines, traced=None))).headline
+    assert found.figure == "3,000 tokens/s"
+    assert found.text == f"median of steps 2 to 4; loss {lines[-1]['loss']:.3f} after step 4."
+    lines = [line | {"mfu": 0.413, "unsplit": 0.8, "loss": None} for line in lines]
+    found = run_page.run_page(read_run(write_run(tmp_path, lines=lines, traced=None))).headline
+    assert "MFU 41.3%; 80% of the tokens in unsplit sequences; loss not finite" in found.text
+    assert run_page.run_page(read_run(write_run(tmp_path, lines=[], traced=None))).headline.figure == "No step"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
+from importlib.resources import files
 from itertools import combinations
 
 import matplotlib
 import pytest
 
-from engine.report.svg import NARROW, WIDE, Size
+from engine.report.curves import COLOURS
+from engine.report.svg import FIRST, NARROW, QUIET, RINGS, SECOND, WIDE, Size
 from tests.report.samples import PICTURES, places
 
 
@@ -61,3 +64,34 @@ def test_no_text_covers_another_or_leaves_the_picture(name: str, size: Size) -> 
     for a, b in combinations(found, 2):
         apart = a.right <= b.left or b.right <= a.left or a.bottom <= b.top or b.bottom <= a.top
         assert apart, f"{a} and {b}"
+
+
+def luminance(colour: str) -> float:
+    """As WCAG 2 defines it."""
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(a: str, b: str) -> float:
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_can_be_seen_in_light_and_dark(scheme: str) -> None:
+    """At least 3 for shapes, and 4.5 for text, also on the boxes of a timeline."""
+    style = files("engine.report").joinpath("page.html").read_text(encoding="utf-8")
+    of_page = dict(re.findall(r"--(\w+): (#\w{6})", style.split("prefers-color-scheme: dark")[scheme == "dark"]))
+    of_pictures = {FIRST: of_page["first"], SECOND: of_page["second"], QUIET: of_page["quiet"]}
+    paper = of_page["paper"]
+    shapes = [*COLOURS, QUIET, *(colour for colour, _ in RINGS)]
+    assert {
+        one: contrast(of_pictures.get(one, one), paper)
+        for one in shapes
+        if contrast(of_pictures.get(one, one), paper) < 3
+    } == {}
+    on_boxes = {"white": "#ffffff", "black": "#000000"}
+    for box, ink in [*((box, on_boxes[ink]) for box, ink in RINGS), (of_page["quiet"], of_page["ink"])]:
+        assert contrast(box, ink) >= 4.5, box
+    assert min(contrast(of_page[name], paper) for name in ("ink", "soft", "warn")) >= 4.5
