@@ -71,7 +71,7 @@ class Packed:
 
     def inputs(self) -> Ints:
         """Return how many inputs each document has, int64 [D]. Those without an input have fewer than two tokens."""
-        found: Ints = np.maximum(np.diff(self.tokens.bounds(self.first, self.last)) - 1, 0)
+        found: Ints = np.maximum(self.tokens.lengths(self.first, self.last) - 1, 0)
         return found
 
     def hash(self, first: int = 0, last: int | None = None) -> NDArray[np.uint64]:
@@ -210,8 +210,7 @@ class TokenCorpus:
     def size(self, block: int) -> int:
         if self._table is not None:
             return int(self._table.read("<i8", 1, 16 * block + 8)[0])
-        begin, end = (int(self.tokens.bounds(document, document)[0]) for document in self._bounds(block))
-        return (end - begin) * self.tokens.dtype.itemsize
+        return int(self.tokens.lengths(*self._bounds(block)).sum()) * self.tokens.dtype.itemsize
 
     def open(self, block: int) -> Packed:
         return Packed(self.tokens, self._hashes, *self._bounds(block))

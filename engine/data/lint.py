@@ -158,8 +158,7 @@ class TokenBlock(Block):
 
     @property
     def size(self) -> int:
-        bounds = TokenFile.open(self.prefix).bounds(self.first, self.last)
-        return int(bounds[-1] - bounds[0])
+        return int(TokenFile.open(self.prefix).lengths(self.first, self.last).sum())
 
     def documents(self) -> Iterator[Document]:
         """Read each document. Raises DataError if the token file is damaged."""

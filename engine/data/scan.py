@@ -63,7 +63,7 @@ def scan(
     """
     if data.format == "tokens":
         tokens = TokenFile.open(Path(data.paths[0]))
-        stored = np.diff(tokens.bounds(0, len(tokens))) - 1
+        stored = tokens.lengths(0, len(tokens)) - 1
         return Documents(stored[stored > 0], int((stored < 1).sum()))
     blocks, fraction = FORMATS[data.format].sample(data, sample, seed)
     if line := chosen_line(blocks, data.field):

@@ -40,6 +40,7 @@ _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # 6 and 7 are float64, float32
 _LEAST_INT32 = 65500  # vocabularies of this size have int32 tokens, smaller ones uint16, as in Megatron's tools
 _MOST_TOKENS = 2**31 - 1  # of a sequence, whose length is an int32
+_ENTRIES = 1 << 20  # of an index that are checked at a time
 _CHUNK = 8 << 20  # tokens whose mask is written at a time; a multiple of 8
 _HINT = "write the files again, for example with `bytescale data pack`"
 
@@ -67,13 +68,15 @@ class Numbers:
     def read(self, dtype: DTypeLike, count: int, at: int) -> NDArray[Any]:
         """Read `count` numbers from byte `at` on; fewer if the file ends before."""
         dtype = np.dtype(dtype)
-        found = os.pread(self._handle, count * dtype.itemsize, at)
+        size, found = count * dtype.itemsize, b""
+        while size > len(found) and (part := os.pread(self._handle, size - len(found), at + len(found))):
+            found += part  # Linux reads at most 2 GiB at a time
         return np.frombuffer(found[: len(found) // dtype.itemsize * dtype.itemsize], dtype=dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """The documents of a token file. Only what is asked for is read, so opening takes the same time for any file."""
+    """The documents of a token file. Opening it reads the whole index, about 20 bytes a document, and checks it."""
 
     prefix: Path
     documents: int
@@ -87,21 +90,112 @@ class TokenFile:
     def __len__(self) -> int:
         return self.documents
 
-    def bounds(self, first: int, last: int) -> Ints:
-        """Return at which token documents first .. last - 1 begin, and where the last one ends: [last - first + 1]."""
-        boundaries = self.index.read("<i8", last - first + 1, _HEADER.size + 12 * self.sequences + 8 * first)
+    def _check_index(self) -> None:
+        """Raise DataError unless documents have all sequences in order, and these all tokens, each once.
+
+        The sequences may lie in any order: Megatron reads `length` tokens at `offset`. With a wrong number in the
+        middle, it reads tokens of other documents or outside the file. Only an index whose sequences are not in the
+        order of the file is sorted, which takes 40 bytes of memory a sequence.
+        """
+        size, before, end, ordered = self.dtype.itemsize, 0, 0, True
+
+        # Chunks, because an index may have billions of documents.
+        for at in range(0, self.documents + 1, _ENTRIES):
+            found = self._boundaries(at, min(at + _ENTRIES, self.documents + 1) - 1)
+            if at == 0 and found[0] != 0:
+                raise self._damaged(f"document 0 begins at sequence {found[0]}, not 0")
+            if (steps := np.diff(found, prepend=before) < 0).any():
+                number = at + int(steps.argmax())
+                raise self._damaged(
+                    f"document {number} begins at sequence {found[number - at]}, before document {number - 1}"
+                )
+            before = int(found[-1])
+        if before != self.sequences:
+            raise self._damaged(f"documents have {before:,} sequences, but there are {self.sequences:,}")
+        for at in range(0, self.sequences, _ENTRIES):
+            lengths, offsets = self._sequences(at, min(at + _ENTRIES, self.sequences))
+            for wrong, what in (
+                (lengths < 0, "has a negative length"),
+                (offsets < 0, "has a negative offset"),
+                (offsets % size != 0, f"begins between two tokens of {size} bytes"),
+            ):
+                if wrong.any():
+                    raise self._damaged(f"sequence {at + int(wrong.argmax())} {what}")
+            starts = end + np.cumsum(lengths * size) - lengths * size
+            ordered, end = ordered and bool((offsets == starts).all()), end + int(lengths.sum()) * size
+        if ordered and self.content.size != end:
+            has = f"has {self.content.size:,} bytes, but {self.index.path.name} says {end:,}"
+            message = f"{has}: it was cut off or belongs to another index"
+            raise DataError(message, key=str(self.content.path), hint=_HINT)
+        if not ordered:
+            self._check_order()
+
+    def _check_order(self) -> None:
+        """Raise DataError unless each token of PREFIX.bin is in one sequence. None has a negative length or offset."""
+        lengths, offsets = self._sequences(0, self.sequences)
+        lengths *= self.dtype.itemsize
+        past, content = offsets > self.content.size - lengths, self.content.path.name
+        if past.any():
+            end = f"the {self.content.size:,} bytes of {content}"
+            raise self._damaged(f"sequence {int(past.argmax())} ends after {end}")
+        order = np.flatnonzero(lengths)
+        order = order[np.argsort(offsets[order], kind="stable")]
+        first, second = order[:-1], order[1:]
+        overlap = offsets[first] + lengths[first] > offsets[second]
+        if overlap.any():
+            pairs = np.sort(np.stack([first[overlap], second[overlap]]), axis=0)
+            one, other = pairs[:, pairs[1].argmin()].tolist()
+            raise self._damaged(f"sequences {one} and {other} overlap in {content}")
+        unused = self.content.size - int(lengths.sum())
+        if unused:
+            raise self._damaged(f"{unused:,} of {self.content.size:,} bytes of {content} are in no sequence")
+
+    def _damaged(self, message: str) -> DataError:
+        return DataError(f"is damaged: {message}", key=str(self.index.path), hint=_HINT)
+
+    def _sequences(self, first: int, last: int) -> tuple[Ints, Ints]:
+        """Return the lengths in tokens and the offsets in bytes of sequences first .. last - 1: int64 arrays."""
+        lengths = self.index.read("<i4", last - first, _HEADER.size + 4 * first).astype(np.int64)
+        return lengths, self.index.read("<i8", last - first, _HEADER.size + 4 * self.sequences + 8 * first)
+
+    def lengths(self, first: int, last: int) -> Ints:
+        """Return how many tokens documents first .. last - 1 have: int64 [last - first]."""
+        boundaries = self._boundaries(first, last)
         low, high = int(boundaries[0]), int(boundaries[-1])
-        at = _HEADER.size + 4 * self.sequences + 8 * low
-        offsets: Ints = self.index.read("<i8", min(high + 1, self.sequences) - low, at)
-        places = np.append(offsets // self.dtype.itemsize, self.tokens)  # the last one, if `high` is S
-        found: Ints = places[boundaries - low]
+        before = np.concatenate([[0], np.cumsum(self._sequences(low, high)[0])])  # tokens before each sequence
+        found: Ints = np.diff(before[boundaries - low])
+        return found
+
+    def _boundaries(self, first: int, last: int) -> Ints:
+        """Return the first sequence of documents first .. last - 1, and that of the next: [last - first + 1]."""
+        found: Ints = self.index.read("<i8", last - first + 1, _HEADER.size + 12 * self.sequences + 8 * first)
+        return found
+
+    def _pieces(self, document: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return where tokens start .. stop - 1 of a document are in PREFIX.bin: ranges of tokens, not empty.
+
+        There is a range for each group of sequences that lie one behind the other.
+        """
+        low, high = self._boundaries(document, document + 1).tolist()
+        lengths, offsets = self._sequences(low, high)
+        ends = np.cumsum(lengths)
+        shifts = offsets // self.dtype.itemsize - (ends - lengths)  # from the place in the document to that in the file
+        found, begin = list[tuple[int, int]](), 0
+        for number in np.flatnonzero(
+            np.diff(shifts, append=np.iinfo(np.int64).min)
+        ).tolist():  # the last sequence of each group
+            shift, end = int(shifts[number]), int(ends[number])
+            if max(begin, start) < min(end, stop):
+                found.append((max(begin, start) + shift, min(end, stop) + shift))
+            begin = end
         return found
 
     def read(self, document: int, start: int, stop: int) -> Ints:
         """Return tokens start .. stop - 1 of a document: int64, fewer if the document is shorter."""
-        begin, end = self.bounds(document, document + 1).tolist()
-        first, last = min(begin + start, end), min(begin + stop, end)
-        return self.content.read(self.dtype, last - first, first * self.dtype.itemsize).astype(np.int64)
+        size = self.dtype.itemsize
+        pieces = self._pieces(document, start, stop)
+        parts = [self.content.read(self.dtype, last - first, first * size) for first, last in pieces]
+        return np.concatenate([np.empty(0, dtype=self.dtype), *parts]).astype(np.int64)
 
     def counted(self, document: int, start: int, stop: int) -> NDArray[np.bool_] | None:
         """Return which of tokens start .. stop - 1 of a document count as labels, fewer if the document is shorter.
@@ -110,9 +204,16 @@ class TokenFile:
         """
         if self.mask is None:
             return None
-        begin, end = self.bounds(document, document + 1).tolist()
-        first, last = min(begin + start, end), min(begin + stop, end)
-        return read_bits(self.mask, first, last)
+        parts = [read_bits(self.mask, first, last) for first, last in self._pieces(document, start, stop)]
+        return np.concatenate([np.empty(0, dtype=np.bool_), *parts])
+
+    def extremes(self, most_bytes: int) -> tuple[int, int]:
+        """Return the least and the largest token. In a file above `most_bytes`, of that many bytes spread over it."""
+        size = self.dtype.itemsize
+        chunks = -(-self.tokens // _CHUNK)
+        step = max(1, -(-self.tokens * size // most_bytes))
+        found = [self.content.read(self.dtype, _CHUNK, at * _CHUNK * size) for at in range(0, chunks, step)]
+        return min((int(one.min()) for one in found), default=0), max((int(one.max()) for one in found), default=0)
 
     def check_mask(self, expected: bool) -> None:
         """Raise DataError if there is a mask but none is expected, or none although one is."""
@@ -128,7 +229,7 @@ class TokenFile:
 
         Raises DataError if a file is missing, damaged, or does not fit the others.
         """
-        paths = index, content = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
+        paths = index, _ = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         for path in paths:
             if kind(path) != "file":
                 missing = "a token file consists of PREFIX.bin and PREFIX.idx; set data.path to PREFIX"
@@ -148,17 +249,7 @@ class TokenFile:
         dtype = np.dtype(_DTYPES[code]).newbyteorder("<")
         mask = Numbers(mask_path(prefix)) if kind(mask_path(prefix)) == "file" else None
         opened = cls(prefix, boundaries - 1, sequences, tokens.size // dtype.itemsize, dtype, numbers, tokens, mask)
-        at = _HEADER.size + 12 * sequences
-        if numbers.read("<i8", 1, at)[0] or numbers.read("<i8", 1, at + 8 * (boundaries - 1))[0] != sequences:
-            raise DataError("says that documents have sequences that are not there", key=str(index), hint=_HINT)
-        expected = 0
-        if sequences:
-            length = int(numbers.read("<i4", 1, _HEADER.size + 4 * (sequences - 1))[0])
-            expected = int(numbers.read("<i8", 1, at - 8)[0]) + length * dtype.itemsize
-        if tokens.size != expected:
-            has = f"has {tokens.size:,} bytes, but {index.name} says {expected:,}"
-            message = f"{has}: it was cut off or belongs to another index"
-            raise DataError(message, key=str(content), hint=_HINT)
+        opened._check_index()
         if mask is not None and mask.size != -(-opened.tokens // 8):
             message = f"has {mask.size:,} bytes for {opened.tokens:,} tokens: it was cut off or belongs to another file"
             raise DataError(message, key=str(mask.path), hint=_HINT)
@@ -284,7 +375,7 @@ def concatenate(parts: Sequence[Path], prefix: Path, dtype: type[np.integer]) ->
     with new_file(draft) as file:
         for part in parts:
             opened = TokenFile.open(part)
-            lengths.append(np.diff(opened.bounds(0, len(opened))).astype(np.int32))
+            lengths.append(opened.lengths(0, len(opened)).astype(np.int32))
             with Path(f"{part}.bin").open("rb") as source:
                 while copied := os.sendfile(file.fileno(), source.fileno(), None, 1 << 30):
                     assert copied > 0

@@ -57,7 +57,7 @@ class Remote:
         except ValueError as error:  # a protocol that does not exist
             raise ConfigError(f"cannot be opened: {error}", key=f"{key}={url}", hint=URL_EXAMPLES) from error
         except ImportError as error:
-            hint = 'install what it names; fsspec itself comes with pip install "bytescale[data]"'
+            hint = "install what it names, for example: pip install fsspec"
             raise PreflightError(f"cannot be opened: {error}", key=f"{key}={url}", hint=hint) from error
         folder, _, name = root.rpartition("/")
         self._one = name if step_of(Path(name)) >= 0 else None  # the checkpoint, if the URL is that of one

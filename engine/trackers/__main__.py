@@ -84,7 +84,7 @@ def main() -> int:
     except Exception as error:  # whatever a library raises
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        hint = f"; `pip install 'bytescale[{name}]'` installs it" if isinstance(error, ImportError) else ""
+        hint = f"; `pip install {name}` installs it" if isinstance(error, ImportError) else ""
         report({"error": f"{reason}{hint}"})
         return 1
     return 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ def all_of(file: TokenFile) -> list[list[int]]:
 def test_files_of_megatron_are_read(tmp_path: Path, dtype: type) -> None:
     file = TokenFile.open(megatron(tmp_path / "a", [[[1, 2], [3]], [], [[4]], [[5], [6, 7], [8, 9]]], dtype))
     assert all_of(file) == DOCUMENTS
-    assert file.bounds(0, 4).tolist() == [0, 3, 3, 4, 9] and file.bounds(1, 3).tolist() == [3, 3, 4]
+    assert file.lengths(0, 4).tolist() == [3, 0, 1, 5] and file.lengths(1, 3).tolist() == [0, 1]
     assert file.read(3, 1, 3).tolist() == [6, 7] and file.read(3, 4, 9).tolist() == [9]
     assert file.read(0, 5, 9).tolist() == []
 
@@ -114,7 +116,7 @@ def test_an_error_leaves_no_file(tmp_path: Path) -> None:
         (".idx", lambda content: b"x" + content[1:], "not an index of a token file"),
         (".idx", lambda content: content[:17] + b"\x07" + content[18:], "version 1 and dtype 7; supported are"),
         (".idx", lambda content: content[:9] + b"\x02" + content[10:], "version 2 and dtype 8"),
-        (".idx", lambda content: content[:-8] + bytes(8), "sequences that are not there"),
+        (".idx", lambda content: content[:-8] + bytes(8), "a.idx: is damaged: document 4 begins at sequence 0"),
         (".idx", None, "a.idx: no such file"),
         (".bin", None, "a.bin: no such file"),
         (".mask", lambda content: content[:-1], "a.mask: has 1 bytes for 9 tokens: it was cut off"),
@@ -132,6 +134,76 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path, ending: str, change: 
         TokenFile.open(tmp_path / "a")
     (problem,) = caught.value.problems
     assert message in f"{problem.key}: {problem.message}" and problem.hint
+
+
+# Of 8 sequences in 6 documents: their lengths, and the first sequence of each document
+LENGTHS, FIRSTS = [30, 40, 50, 60, 70, 80, 30, 20], [0, 1, 2, 4, 4, 7, 8]
+
+
+def indexed(prefix: Path, lengths: object = LENGTHS, offsets: object = None, firsts: object = FIRSTS) -> list[int]:
+    """Write an index over 380 tokens, which are returned; sequences lie one behind the other unless `offsets` say."""
+    starts = 4 * (np.cumsum(LENGTHS) - LENGTHS) if offsets is None else np.array(offsets)
+    header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 4, len(LENGTHS), len(FIRSTS))
+    arrays = [np.array(lengths, "<i4"), starts.astype("<i8"), np.array(firsts, "<i8")]
+    Path(f"{prefix}.idx").write_bytes(header + b"".join(array.tobytes() for array in arrays))
+    np.arange(380, dtype="<i4").tofile(f"{prefix}.bin")
+    return list(range(380))
+
+
+@given(order=st.permutations(range(8)), start=st.integers(0, 200), stop=st.integers(0, 200))
+def test_sequences_in_any_order_are_read_as_megatron_does(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], start: int, stop: int
+) -> None:
+    """Megatron takes `length` tokens at `offset` for each sequence of a document."""
+    prefix, offsets, at = tmp_path_factory.mktemp("order") / "a", [0] * 8, 0
+    for number in order:
+        offsets[number], at = at, at + 4 * LENGTHS[number]
+    tokens = indexed(prefix, offsets=offsets)
+    mask_path(prefix).write_bytes(np.packbits([token % 3 == 0 for token in tokens], bitorder="little").tobytes())
+    file = TokenFile.open(prefix)
+    assert file.lengths(0, 6).tolist() == [30, 40, 110, 0, 180, 20]
+    for document, (first, last) in enumerate(itertools.pairwise(FIRSTS)):
+        starts = [offsets[number] // 4 for number in range(first, last)]
+        expected = [t for a, n in zip(starts, LENGTHS[first:last], strict=True) for t in tokens[a : a + n]][start:stop]
+        assert file.read(document, start, stop).tolist() == expected
+        counted = file.counted(document, start, stop)
+        assert counted is not None and counted.tolist() == [token % 3 == 0 for token in expected]
+
+
+@pytest.mark.parametrize(
+    ("array", "number", "value", "message"),
+    [
+        ("lengths", 3, -60, "sequence 3 has a negative length"),
+        ("lengths", 3, 70, "sequences 3 and 4 overlap in a.bin"),
+        ("lengths", 3, 50, "40 of 1,520 bytes of a.bin are in no sequence"),
+        ("lengths", 3, 2**31 - 1, "sequence 3 ends after the 1,520 bytes of a.bin"),
+        ("lengths", 0, 0, "120 of 1,520 bytes of a.bin are in no sequence"),
+        ("offsets", 3, -480, "sequence 3 has a negative offset"),
+        ("offsets", 3, 482, "sequence 3 begins between two tokens of 4 bytes"),
+        ("offsets", 3, 240, "sequences 1 and 3 overlap in a.bin"),
+        ("offsets", 3, 1 << 62, "sequence 3 ends after the 1,520 bytes of a.bin"),
+        ("offsets", 7, 1444, "sequence 7 ends after the 1,520 bytes of a.bin"),
+        ("offsets", 0, 4, "sequences 0 and 1 overlap in a.bin"),
+        ("firsts", 0, 1, "document 0 begins at sequence 1, not 0"),
+        ("firsts", 2, 6, "document 3 begins at sequence 4, before document 2"),
+        ("firsts", 2, -1, "document 2 begins at sequence -1, before document 1"),
+        ("firsts", 3, 1 << 62, "document 4 begins at sequence 4, before document 3"),
+        ("firsts", 6, 9, "documents have 9 sequences, but there are 8"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("entries", [1, 3, 1 << 20])
+def test_damage_inside_an_index_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: int, array: str, number: int, value: int, message: str
+) -> None:
+    """Undetected, it hangs, is taken for a bug, or trains on tokens of other documents."""
+    monkeypatch.setattr(module, "_ENTRIES", entries)
+    good = {"lengths": LENGTHS, "offsets": (4 * (np.cumsum(LENGTHS) - LENGTHS)).tolist(), "firsts": FIRSTS}
+    good[array] = [value if at == number else old for at, old in enumerate(good[array])]
+    indexed(tmp_path / "a", **good)
+    with pytest.raises(DataError) as caught:
+        TokenFile.open(tmp_path / "a")
+    (problem,) = caught.value.problems
+    assert problem.message == f"is damaged: {message}" and problem.key == f"{tmp_path}/a.idx" and problem.hint
 
 
 def test_the_dtype_is_that_of_megatron() -> None:

@@ -117,7 +117,7 @@ def test_without_a_finished_step_nothing_is_started(tmp_path: Path, fake: Fake) 
     [
         (
             {"imported": "raise ImportError('no such module')"},
-            "ImportError: no such module; `pip install 'bytescale[wa",
+            "ImportError: no such module; `pip install wa",
         ),
         ({"init": "raise PermissionError('API key')"}, "PermissionError: API key"),
         ({"log": "raise OSError(28, 'No space left on device')"}, "No space left on device"),

@@ -54,13 +54,12 @@ class ArrowBlock(Block):
 
     def documents(self) -> Iterator[Document]:
         """Read each record batch. Raises DataError for a file that is damaged."""
-        ipc = library("pyarrow.ipc", self.path)
         with _opened(self.path) as source, damage(self.path):
-            stream = ipc.open_stream(source)
-            names = columns(stream.schema, self.field, self.path)
+            table, batches = _read(source, self.path)
+            names = columns(table, self.field, self.path)
             if self.offsets:
-                stream = self._batches(source, stream.schema)
-            for number, batch in enumerate(stream, start=self.batch):
+                batches = self._batches(source, table)
+            for number, batch in enumerate(batches, start=self.batch):
                 yield from documents(batch, names, self.field, self.encoding, f"{self.path}:batch {number}", 0)
 
     def _batches(self, source: Any, table: Any) -> Iterator[Any]:
@@ -97,7 +96,7 @@ def _split(data: schema.Data) -> list[ArrowBlock]:
             file.seek(max(0, size - len(_MAGIC)))
             ends = file.read().endswith(_ENDS)
         with _opened(path) as source, damage(path):
-            table = library("pyarrow.ipc", path).open_stream(source).schema
+            table, _ = _read(source, path)
             field = field or column_of(table, data.field, path)
             columns(table, field, path)
             offsets = [] if is_url(path) else _offsets(source, path)
@@ -159,6 +158,24 @@ def _opened(path: str) -> Iterator[Any]:
     ):
         source.seek(len(_MAGIC) if source.read(len(_MAGIC)) == _MAGIC else 0)
         yield source
+
+
+def _read(source: Any, path: str) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and an iterator of the record batches, of what `_opened` yields.
+
+    Files in Arrow's file format are read as the stream that they contain. Those of Polars have their schema only in the
+    footer.
+    """
+    ipc, begin = library("pyarrow.ipc", path), source.tell()
+    try:
+        stream = ipc.open_stream(source)
+        return stream.schema, iter(stream)
+    except (library("pyarrow", path).ArrowInvalid, OSError):
+        if begin == 0:
+            raise
+        file = ipc.open_file(source)
+        source.seek(0, os.SEEK_END)  # where `_offsets` finds no record batch, so that the file is one block
+        return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
 
 
 def _offsets(source: Any, path: str) -> list[int]:

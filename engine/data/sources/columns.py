@@ -51,12 +51,9 @@ def columns(table: Any, field: str, path: str) -> list[str]:
             raise mask_without_ids(path, field, contents)
         found = [field, *(name for name in fields_beside(field, contents) if name in names and name != field)]
     for name in found:
-        kind = kind_of(name)
-        if (
-            name in MASKS
-            and name != field
-            and not (_is_list(kind, path) or library("pyarrow.types", path).is_null(kind))
-        ):
+        kind = _plain(kind_of(name), path)
+        is_list = _is_list(kind, path) or library("pyarrow.types", path).is_null(kind)
+        if name in MASKS and name != field and not is_list:
             message = f"column {name!r} has the type {kind}, which is not a list of integers"
             raise DataError(message, key=path, hint="write one value per id, or remove the column")
     return found
@@ -64,7 +61,7 @@ def columns(table: Any, field: str, path: str) -> list[str]:
 
 def column_of(table: Any, field: str, path: str) -> str:
     """Return what `data.field` is for a file with a pyarrow.Schema; see `chosen_field`."""
-    return chosen_field({one.name: _is_list(one.type, path) for one in table}, field, path)
+    return chosen_field({one.name: _is_list(_plain(one.type, path), path) for one in table}, field, path)
 
 
 def documents(batch: Any, names: Sequence[str], field: str, encoding: str, path: str, row: int) -> Iterator[Document]:
@@ -72,7 +69,7 @@ def documents(batch: Any, names: Sequence[str], field: str, encoding: str, path:
 
     `names` are the columns to read, as `columns` returns them.
     """
-    arrays = [batch.column(name) for name in names]
+    arrays = [_values(batch.column(name), path) for name in names]
     text = [*names] == [field] and _contents(arrays[0].type, field, path) == "text"
     if text:  # bytes, because a string would be decoded and encoded again
         arrays = [arrays[0].cast(library("pyarrow", path).large_binary())]
@@ -95,9 +92,9 @@ def documents(batch: Any, names: Sequence[str], field: str, encoding: str, path:
 def _value(value: Any, place: str) -> Any:
     """Return the value of a pyarrow.Scalar: a list of numbers as an array, others as values of JSON."""
     types = library("pyarrow.types", place)
-    if _is_list(value.type, place) and (types.is_primitive(value.type.value_type)):
+    if _is_list(value.type, place) and types.is_primitive(_plain(value.type.value_type, place)):
         # A null among the values makes an array of floats, which is refused.
-        return value.values.to_numpy(zero_copy_only=False)
+        return _values(value.values, place).to_numpy(zero_copy_only=False)
     try:
         return _without_nulls(value.as_py())
     except UnicodeDecodeError as error:
@@ -125,7 +122,43 @@ def damage(path: str) -> Iterator[None]:
 def _is_list(kind: Any, path: str) -> bool:
     """Return whether a type of pyarrow is one of lists."""
     types = library("pyarrow.types", path)
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(test(kind) for test in tests)
+
+
+def _plain(kind: Any, path: str) -> Any:
+    """Return the type of the values of a type of pyarrow that stores others: a dictionary, runs, an extension."""
+    types, pyarrow = library("pyarrow.types", path), library("pyarrow", path)
+    while True:
+        if isinstance(kind, pyarrow.BaseExtensionType):  # such as JSON, which is text
+            kind = kind.storage_type
+        elif types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+            kind = kind.value_type
+        else:
+            return kind
+
+
+def _values(column: Any, path: str) -> Any:
+    """Return the values of a pyarrow.Array as one of the type `_plain`."""
+    types, pyarrow = library("pyarrow.types", path), library("pyarrow", path)
+
+    def without_views(values: Any) -> Any:
+        """Return texts in one buffer: pyarrow cannot decode a dictionary of views, or runs of them."""
+        if types.is_string_view(values.type):
+            return values.cast(pyarrow.large_string())
+        return values.cast(pyarrow.large_binary()) if types.is_binary_view(values.type) else values
+
+    while True:
+        if isinstance(column.type, pyarrow.BaseExtensionType):
+            column = column.storage
+        elif types.is_dictionary(column.type):
+            dictionary = without_views(column.dictionary)
+            column = pyarrow.DictionaryArray.from_arrays(column.indices, dictionary).dictionary_decode()
+        elif types.is_run_end_encoded(column.type):
+            runs = pyarrow.RunEndEncodedArray.from_arrays(column.run_ends, without_views(column.values))
+            column = library("pyarrow.compute", path).run_end_decode(runs)
+        else:
+            return column
 
 
 def _contents(kind: Any, field: str, path: str) -> Literal["text", "ids", "chat"] | None:
@@ -133,14 +166,14 @@ def _contents(kind: Any, field: str, path: str) -> Literal["text", "ids", "chat"
 
     Lists of integers are token ids. Chats are lists of structs, or strings in the column `messages`.
     """
-    types = library("pyarrow.types", path)
+    types, kind = library("pyarrow.types", path), _plain(kind, path)
     if _is_list(kind, path):
-        return "ids" if types.is_integer(kind.value_type) else "chat" if types.is_struct(kind.value_type) else None
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    if types.is_string(kind) or types.is_large_string(kind):
+        inner = _plain(kind.value_type, path)
+        return "ids" if types.is_integer(inner) else "chat" if types.is_struct(inner) else None
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return "chat" if field == MESSAGES else "text"
-    return "text" if types.is_binary(kind) or types.is_large_binary(kind) else None
+    binary = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
+    return "text" if any(test(kind) for test in binary) else None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -39,9 +39,16 @@ _JSON_RECORDS = Content(
     "write an object per line, jq -c '.[]' OLD > NEW.jsonl, and data=jsonl; data.pattern='**/*.json' takes it as text",
 )
 _BINARY = Content("contains NUL bytes, so it is not text", "exclude it with data.pattern, or convert it to UTF-8")
+_TWICE = Content("is compressed twice", "decompress it once")
+_ZSTD, _BZIP2 = (Content(f"is compressed with {name}", _UNPACK, name) for name in ("zstd", "bzip2"))
 _MAGIC = {
     b"\x1f\x8b": Content("is compressed with gzip", _UNPACK, "gzip"),
-    b"\x28\xb5\x2f\xfd": Content("is compressed with zstd", _UNPACK, "zstd"),
+    b"\x28\xb5\x2f\xfd": _ZSTD,
+    **{b"%c\x2a\x4d\x18" % number: _ZSTD for number in range(0x50, 0x60)},  # pzstd begins with a frame without text
+    b"\xfd7zXZ\0": Content("is compressed with xz", _UNPACK, "xz"),
+    # After BZh and the size of blocks is that of a block, or of the end of a file without any.
+    **{b"BZh%d%b" % (size, begin): _BZIP2 for size in range(1, 10) for begin in (b"1AY&SY", b"\x17rE8P\x90")},
+    b"\x04\x22\x4d\x18": Content("is compressed with lz4", "decompress it: lz4 -d"),
     b"PAR1": Content("is a Parquet file", "write data=parquet data.path={path}", "parquet"),
     b"ARROW1\0\0": Content("is an Arrow file", "write data=arrow data.path={path}", "arrow"),
     b"\xff\xff\xff\xff": Content("is an Arrow file", "write data=arrow data.path={path}", "arrow"),  # IPC stream
@@ -62,13 +69,15 @@ def recognise(head: bytes) -> Content | None:
 def check(head: bytes, wanted: str, path: str, root: str, arrays: bool = False) -> None:
     """Raise DataError if a file that begins with `head` is not of the format `wanted`. `root` is data.path.
 
-    For the format `folder`, `head` is the whole file, because the first of its lines may be long. `arrays`: a JSON
-    array of objects is a text, too.
+    `head` is of what the file contains after decompression, if the format may be compressed. For `folder` it is the
+    whole of it, because the first of its lines may be long. `arrays`: a JSON array of objects is a text, too.
     """
     found = recognise(head)
     if found is not None and found.format == wanted:
         return
-    if found is None and wanted == "folder" and _is_json_lines(head, path):
+    if found is not None and found.hint == _UNPACK and wanted in ("folder", "jsonl"):  # which are decompressed
+        found = _TWICE
+    elif found is None and wanted == "folder" and _is_json_lines(head, path):
         found = _JSON_LINES
     elif found is None and wanted == "folder" and not arrays and _is_json_array(head):
         found = _JSON_RECORDS

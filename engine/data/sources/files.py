@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Literal, cast
 from engine.config import schema
 from engine.errors import DataError
 
-_HINT = "choose a path that this user can read"
+READABLE = "choose a path that this user can read"
 
 
 def kind(path: Path | str) -> Literal["folder", "file", "missing"]:
@@ -38,7 +38,7 @@ def kind(path: Path | str) -> Literal["folder", "file", "missing"]:
 
 
 @contextmanager
-def reading(path: Path | str, hint: str = _HINT) -> Iterator[BinaryIO]:
+def reading(path: Path | str, hint: str = READABLE) -> Iterator[BinaryIO]:
     """Open a regular file in binary mode, as a context. Raises DataError if opening it, or reading it later, fails."""
     try:
         if is_url(path):
@@ -177,7 +177,7 @@ def stamp(path: str) -> str:
         raise unreadable(path, error) from error
 
 
-def file_size(path: str, hint: str = _HINT) -> int:
+def file_size(path: str, hint: str = READABLE) -> int:
     """Return the bytes of a local file. Raises DataError if it cannot be looked up."""
     try:
         return Path(path).stat().st_size
@@ -189,7 +189,7 @@ def is_url(path: Path | str) -> bool:
     return "://" in str(path)
 
 
-def unreadable(path: Path | str, error: OSError, hint: str = _HINT) -> DataError:
+def unreadable(path: Path | str, error: OSError, hint: str = READABLE) -> DataError:
     """Create the DataError for a file or folder that cannot be read, with the reason of the OSError."""
     reason = error.strerror or str(error) or type(error).__name__
     return DataError(f"cannot be read: {reason}", key=str(path), hint=hint)
@@ -200,8 +200,9 @@ def library(name: str, path: Path | str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        message = f"cannot be read without the library {name.partition('.')[0]}"
-        raise DataError(message, key=str(path), hint='install it: pip install "bytescale[data]"') from error
+        package = name.partition(".")[0]
+        message = f"cannot be read without the library {package}"
+        raise DataError(message, key=str(path), hint=f"install it: pip install {package}") from error
 
 
 def _file_system(url: Path | str) -> tuple[Any, str]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.config import schema
+from engine.data.sources.compressed import MOST_BYTES, unpacked
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import below, check_different, file_size, kind, no_match, reading, split_glob
+from engine.data.sources.files import below, check_different, file_size, kind, no_match, split_glob
 from engine.data.sources.source import Block, Document, checked_text, choose
 from engine.errors import DataError
 
@@ -46,7 +47,7 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
             inside = f"data.path={shlex.quote(folder)} data.pattern={shlex.quote(names_below)}"
             raise DataError("no such folder", key=path, hint=f"set {inside}" if names_below else _FOLDER)
         if found == "file":
-            with reading(root) as file:
+            with unpacked(root) as file:
                 check(file.read(HEAD), "folder", path, path)
             inside = f"data.path={shlex.quote(str(root.parent))} data.pattern={shlex.quote(root.name)}"
             hint = f"set {inside} for a text; data=jsonl reads one document per line"
@@ -59,12 +60,12 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
 
 
 def _read(path: str, root: str, encoding: str, arrays: bool) -> Document:
-    """Read a file. It cannot be used if it is binary, JSON lines, an array of JSON objects unless `arrays`, or not
-    UTF-8 with the encoding `utf-8`.
+    """Read a file, which may be compressed.
 
-    Raises DataError if it cannot be read.
+    It cannot be used if it is binary, JSON lines, an array of JSON objects unless `arrays`, or not UTF-8 with the
+    encoding `utf-8`. Raises DataError if it cannot be read.
     """
-    with reading(path, _HINT) as file:
+    with unpacked(path, _HINT, MOST_BYTES) as file:
         text = file.read()
     try:
         check(text, "folder", path, root, arrays)

@@ -1,6 +1,6 @@
 """Documents from JSONL files: each line is a JSON object with one document in a field: a text, token ids, or a chat.
 
-Files may be compressed with gzip or zstd. A compressed file is one block, because it cannot be entered in the middle.
+Files may be compressed (compressed.py). A compressed file is one block, because it cannot be entered in the middle.
 """
 
 from __future__ import annotations
@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader, RawIOBase
 from itertools import groupby, islice
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from engine.config import schema
-from engine.data.sources.content import HEAD, check, recognise
-from engine.data.sources.files import find, library, reading
+from engine.data.sources.compressed import MOST_BYTES, compression, unpacked
+from engine.data.sources.content import HEAD, check
+from engine.data.sources.files import find, reading
 from engine.data.sources.rows import chosen_field, row_document
 from engine.data.sources.source import Block, Document, sample_blocks
 from engine.errors import DataError
@@ -29,7 +28,6 @@ _BLOCK_BYTES = 1 << 20
 _FIRST_BYTES = 64 << 20  # of a first line, to see which fields it has
 _SAMPLED_BYTES = 64 << 10  # a sample consists of random parts of this size, each with the lines that begin in it
 _AT = ":byte "  # in places, between the path and where the line begins
-_CHUNK_BYTES = 64 << 10  # bytes to decompress at a time: at most 64 MiB, since zlib reaches a factor of 1,000
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,11 @@ class JsonlBlock(Block):
 
     def documents(self) -> Iterator[Document]:
         """Read each line; a blank one has an empty text. Raises DataError for a file that was cut off or damaged."""
-        with _opened(self.path) as file:
+        with unpacked(self.path) as file:
             for at, line in (found for start, stop in self.ranges for found in lines(file, start, stop)):
                 place = f"{self.path}{_AT}{at}"
+                if len(line) == MOST_BYTES:
+                    raise DataError("is a line of more than 1 GiB", key=place, hint="write a document per line")
                 try:
                     document = _document(line, at, self.field, place)
                 except DataError as error:
@@ -107,7 +107,7 @@ def _split(data: schema.Data, step: int) -> list[JsonlBlock]:
 
 def _first_fields(path: str) -> dict[str, bool]:
     """Return the fields of the first object in a file, with whether each is a list; none if it has no valid one."""
-    with suppress(ValueError, DataError), _opened(path) as file:
+    with suppress(ValueError, DataError), unpacked(path) as file:
         while line := file.readline(_FIRST_BYTES):
             if line.strip():
                 found = parse_line(line.removeprefix(BOM_UTF8))
@@ -119,80 +119,22 @@ def _files(data: schema.Data) -> Iterator[tuple[str, int, bool]]:
     """Yield path, size and whether it is compressed of each file. Raises DataError for one that cannot be JSONL."""
     for path in find(data):
         with reading(path) as file:
-            compressed = _format(file.read(HEAD)) is not None
+            compressed = compression(file.read(HEAD)) is not None
             size = file.seek(0, os.SEEK_END)
-        with _opened(path) as file:
+        with unpacked(path) as file:
             check(file.read(HEAD), "jsonl", path, data.path_text)
         yield path, size, compressed
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    """Open a file to read what it contains after decompression."""
-    with reading(path) as file:
-        packed = _format(file.read(HEAD))
-        file.seek(0)
-        yield file if packed is None else cast(BinaryIO, BufferedReader(_Unpacked(path, file, packed), 1 << 20))
-
-
-def _format(head: bytes) -> str | None:
-    """Return with what a file that begins with `head` is compressed, None if it is not."""
-    found = recognise(head)
-    return found.format if found is not None and found.format in ("gzip", "zstd") else None
-
-
-class _Unpacked(RawIOBase):
-    """What a file contains that is compressed with gzip or zstd, in one part or several.
-
-    Both libraries have readers of their own, but zstandard's takes a file that was cut off for a shorter one.
-    """
-
-    def __init__(self, path: str, file: BinaryIO, packed: str) -> None:
-        self._path, self._left = path, memoryview(b"")
-        self._chunks = self._unpack(file, library("zstandard", path) if packed == "zstd" else None)
-
-    def _unpack(self, file: BinaryIO, zstd: Any | None) -> Iterator[bytes]:
-        failures = (zlib.error,) if zstd is None else (zstd.ZstdError,)
-        part: Any = None
-        try:
-            while packed := file.read(_CHUNK_BYTES):
-                while packed:
-                    if part is None or part.eof:
-                        if part and not packed.strip(b"\0"):
-                            break  # padding after the last part
-                        part = zlib.decompressobj(31) if zstd is None else zstd.ZstdDecompressor().decompressobj()
-                    yield part.decompress(packed)
-                    packed = part.unused_data
-        except failures as error:
-            message, hint = f"cannot be decompressed: {error}", "compress or download it again"
-            raise DataError(message, key=self._path, hint=hint) from error
-        if part is None or not part.eof:
-            raise DataError("was cut off", key=self._path, hint="compress or download it again")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._left:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._left = memoryview(chunk)
-        size = min(len(buffer), len(self._left))
-        buffer[:size] = self._left[:size]
-        self._left = self._left[size:]
-        return size
-
-
 def lines(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the offset and the bytes of each line that begins at an offset in start .. stop - 1."""
+    """Yield the offset and the bytes, at most 1 GiB, of each line that begins at an offset in start .. stop - 1."""
     at = start
     if start > 0:
         # Begin one byte earlier, so that a line that begins exactly at `start` is not skipped as the rest of another.
         file.seek(start - 1)
         at += len(file.readline(stop - start + 1)) - 1
         file.seek(at)
-    while at < stop and (line := file.readline()):
+    while at < stop and (line := file.readline(MOST_BYTES)):
         yield at, line
         at += len(line)
 
@@ -221,7 +163,7 @@ def _document(line: bytes, at: int, field: str, place: str) -> Document:
 def line_places(path: str, places: Iterable[str]) -> dict[str, str]:
     """Return `path:NUMBER` of the line at each place `path:byte OFFSET`, in one pass over the file."""
     found, at, number = dict[str, str](), 0, 1
-    with _opened(path) as file:
+    with unpacked(path) as file:
         for place in sorted(places, key=_offset):
             while at < _offset(place) and (chunk := file.read(min(_offset(place) - at, _BLOCK_BYTES))):
                 number += chunk.count(b"\n")
@@ -238,6 +180,6 @@ def _offset(place: str) -> int:
 
 def byte_place(path: str, number: int) -> str | None:
     """Return the place `path:byte OFFSET` of the line with a number from 1; None if there is no such line."""
-    with _opened(path) as file:
+    with unpacked(path) as file:
         at = sum(map(len, islice(file, number - 1)))
         return f"{path}{_AT}{at}" if file.read(1) else None

@@ -169,4 +169,4 @@ def needs(package: str, path: Path) -> Iterator[None]:
         yield
     except ImportError as error:
         message = f"cannot be read without the package {package} ({error})"
-        raise DataError(message, key=str(path), hint='pip install "bytescale[data]"') from error
+        raise DataError(message, key=str(path), hint=f"pip install {package}") from error

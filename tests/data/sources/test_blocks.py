@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ import zstandard
 from engine.config import schema
 from engine.data import scan as scanning
 from engine.data.scan import scan
-from engine.data.sources import arrow, jsonl, parquet, source
+from engine.data.sources import arrow, compressed, jsonl, parquet, source
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Document, usable
 from engine.errors import DataError
@@ -77,6 +80,12 @@ def two_frames(rows: Sequence[Any]) -> bytes:
     return pack(text[:99]) + pack(text[99:])
 
 
+def long_zstd(rows: Sequence[Any]) -> bytes:
+    parameters = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    return packer.compress(lines(rows)) + packer.flush()
+
+
 FILES: dict[str, tuple[str, Write]] = {
     "jsonl": ("jsonl", lines),
     "bom": ("jsonl", lambda rows: b"\xef\xbb\xbf" + lines(rows)),
@@ -87,6 +96,15 @@ FILES: dict[str, tuple[str, Write]] = {
     ),
     "zstd": ("jsonl", lambda rows: zstandard.ZstdCompressor().compress(lines(rows))),
     "zstd in frames": ("jsonl", two_frames),
+    "zstd of several threads": ("jsonl", lambda rows: b"\x50\x2a\x4d\x18\4\0\0\0skip" + two_frames(rows)),  # pzstd
+    "zstd with --long=31": ("jsonl", long_zstd),
+    "xz": ("jsonl", lambda rows: lzma.compress(lines(rows))),
+    "xz in parts": (
+        "jsonl",
+        lambda rows: lzma.compress(lines(rows)[:50]) + lzma.compress(lines(rows)[50:]) + b"\0" * 8,
+    ),
+    "bzip2": ("jsonl", lambda rows: bz2.compress(lines(rows))),
+    "bzip2 in parts": ("jsonl", lambda rows: bz2.compress(lines(rows)[:50], 1) + bz2.compress(lines(rows)[50:])),
     "parquet": ("parquet", write_parquet),
     "parquet, one group": ("parquet", lambda rows: write_parquet(rows, row_group_size=1000, compression="zstd")),
     "arrow stream": ("arrow", write_arrow),
@@ -122,14 +140,15 @@ def test_blocks_of_any_size_give_all_documents_in_order(
 ) -> None:
     for module, constant in ((jsonl, "_BLOCK_BYTES"), (arrow, "_BLOCK_BYTES"), (parquet, "_BATCH_BYTES")):
         monkeypatch.setattr(module, constant, size)
-    monkeypatch.setattr(jsonl, "_CHUNK_BYTES", size)
+    monkeypatch.setattr(compressed, "_CHUNK_BYTES", dict.fromkeys(compressed.COMPRESSED, size))
+    monkeypatch.setattr(compressed, "_RESULT_BYTES", size)
     form, write = FILES[name]
     for number, part in enumerate((TEXTS[:3], TEXTS[3:150], TEXTS[150:])):
         (tmp_path / f"{number}.x").write_bytes(write(part))
     for path in (tmp_path, tmp_path / "*.x", f"{tmp_path}/[0-9].x"):
         assert texts(make_data(path, format=form)) == TEXTS
     assert texts(make_data(tmp_path / "1.x", format=form)) == TEXTS[3:150]
-    if size == 64 and "one group" not in name and "zip" not in name and "zstd" not in name:
+    if size == 64 and "one group" not in name and not {"zip", "zstd", "xz"} & {*re.findall("zip|zstd|xz", name)}:
         assert len(FORMATS[form].blocks(make_data(tmp_path, format=form))) > 20
 
 
@@ -410,6 +429,19 @@ def test_arrow_with_dictionaries_is_one_block(tmp_path: Path, make_data: MakeDat
     assert texts(make_data(file, format="arrow")) == TEXTS
 
 
+def test_arrow_with_its_schema_in_the_footer_alone(tmp_path: Path, make_data: MakeData) -> None:
+    """Polars writes no message with the schema before the record batches."""
+    content = write_arrow(TEXTS, pa.ipc.new_file)
+    stream = pa.BufferReader(content)
+    stream.seek(8)
+    pa.ipc.read_message(stream)
+    (tmp_path / "a.arrow").write_bytes(
+        content[:8] + content[16 : stream.tell()] + b"\4\0\0\0" * 2 + content[stream.tell() :]
+    )
+    assert texts(make_data(tmp_path / "a.arrow", format="arrow")) == TEXTS
+    assert len(FORMATS["arrow"].blocks(make_data(tmp_path / "a.arrow", format="arrow"))) == 1
+
+
 def test_an_unknown_column_is_refused_before_anything_is_read(tmp_path: Path, make_data: MakeData) -> None:
     for form, content in (("parquet", write_parquet(TEXTS)), ("arrow", write_arrow(TEXTS))):
         (tmp_path / form).write_bytes(content)
@@ -439,7 +471,7 @@ def test_a_missing_library_is_named(
         monkeypatch.setitem(__import__("sys").modules, module, None)
     message, place, hint = refusal(make_data(tmp_path / "a", format=form))
     assert message == f"cannot be read without the library {needed}"
-    assert (place, hint) == (f"{tmp_path}/a", 'install it: pip install "bytescale[data]"')
+    assert (place, hint) == (f"{tmp_path}/a", f"install it: pip install {needed}")
 
 
 def test_a_url_of_an_unknown_protocol_is_refused(make_data: MakeData) -> None:

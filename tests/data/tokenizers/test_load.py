@@ -84,4 +84,4 @@ def test_a_missing_library_is_named_with_its_command(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"without the package {package}") as caught:
         open_tokenizer(str(file))
-    assert caught.value.problems[0].hint == 'pip install "bytescale[data]"'
+    assert caught.value.problems[0].hint == f"pip install {package}"
