@@ -257,6 +257,8 @@ def every_source_has_documents_of_its_own(config: Config) -> Problem | None:
         if ((source and source.format) or data.format) == "tokens" and not isinstance(path, str) and path:
             message = f"a token file is one PREFIX, not {len(path)}"
             return Problem(message, key, "name them as sources, each with a weight: data.sources.NAME.path=PREFIX")
+        if ((source and source.format) or data.format) == "tokens" and isinstance(path, str) and "://" in path:
+            return Problem("is a URL, and token files are local", key, "copy PREFIX.bin and PREFIX.idx into a folder")
     return None
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from engine.config import schema
 from engine.config.sources import source_configs
 from engine.data.pack import ENDINGS, cache_folder
-from engine.data.sources.files import is_url, matches, split_glob
+from engine.data.sources.files import matches, split_glob
 from engine.data.sources.folder import STDLIB
+from engine.data.sources.urls import is_url
 from engine.errors import ConfigError
 
 

@@ -39,9 +39,9 @@ from engine.data.pack import (
     read_facts,
     read_left_out,
 )
-from engine.data.sources.files import is_url
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.source import Block
+from engine.data.sources.urls import is_url
 from engine.data.token_file import Numbers, TokenFile
 from engine.errors import DataError, StorageError
 from engine.run.folder import RunFolder

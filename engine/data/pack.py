@@ -28,11 +28,12 @@ from engine import files
 from engine.config import schema
 from engine.data.encode import encode
 from engine.data.quarantine import Quarantine, Unusable
-from engine.data.sources.files import is_url, stamp
+from engine.data.sources.files import stamp
 from engine.data.sources.folder import STDLIB
 from engine.data.sources.formats import FORMATS
 from engine.data.sources.rows import chosen_line
 from engine.data.sources.source import Block
+from engine.data.sources.urls import is_url
 from engine.data.token_file import TokenFile, TokenWriter, concatenate, token_dtype
 from engine.data.tokenizers.load import open_tokenizer
 from engine.data.tokenizers.tokenizer import Tokenizer

@@ -20,8 +20,10 @@ from typing import Any
 from engine.config import schema
 from engine.data.sources.columns import column_of, columns, damage, documents
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import check_different, find_below, is_url, kind, library, reading
+from engine.data.sources.files import check_different, find_below, kind, reading
+from engine.data.sources.library import library
 from engine.data.sources.source import Block, Document, sample_blocks
+from engine.data.sources.urls import is_url
 from engine.errors import DataError
 from engine.readers import SMALL, parse_object
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 from engine.data.sources.chat import MESSAGES
-from engine.data.sources.files import library
+from engine.data.sources.library import library
 from engine.data.sources.rows import (
     SHAPES,
     chosen_field,

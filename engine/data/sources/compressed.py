@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, cast
 
 from engine.cluster.available_memory import available_bytes
 from engine.data.sources.content import HEAD, recognise
-from engine.data.sources.files import READABLE, library, reading
+from engine.data.sources.files import READABLE, reading
+from engine.data.sources.library import library
 from engine.errors import DataError
 
 COMPRESSED = ("gzip", "zstd", "xz", "bzip2")

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, cast
+from typing import BinaryIO, Literal
 
 from engine.config import schema
+from engine.data.sources.urls import is_url, kind_of_url, names_below_url, opened_url, stamp_of_url
 from engine.errors import DataError
 
 READABLE = "choose a path that this user can read"
@@ -28,8 +28,7 @@ def kind(path: Path | str) -> Literal["folder", "file", "missing"]:
     """Return what a path refers to. Raises DataError if that cannot be determined, for example without permission."""
     try:
         if is_url(path):
-            system, inside = _file_system(path)
-            return "folder" if system.isdir(inside) else "file" if system.isfile(inside) else "missing"
+            return kind_of_url(str(path))
         return "folder" if stat.S_ISDIR(Path(path).stat().st_mode) else "file"
     except (FileNotFoundError, NotADirectoryError):
         return "missing"
@@ -40,12 +39,11 @@ def kind(path: Path | str) -> Literal["folder", "file", "missing"]:
 @contextmanager
 def reading(path: Path | str, hint: str = READABLE) -> Iterator[BinaryIO]:
     """Open a regular file in binary mode, as a context. Raises DataError if opening it, or reading it later, fails."""
+    if is_url(path):
+        with opened_url(str(path)) as file:
+            yield file
+        return
     try:
-        if is_url(path):
-            system, inside = _file_system(path)
-            with system.open(inside, "rb") as file:
-                yield file
-            return
         # Opening a named pipe would block until something writes to it.
         if not stat.S_ISREG(Path(path).stat().st_mode):
             raise DataError("is not a regular file", key=str(path), hint=hint)
@@ -121,12 +119,7 @@ def below(root: Path | str, pattern: str, skipped: AbstractSet[str] = frozenset(
     and folders with a name in `skipped` are left out. Raises DataError for a folder that cannot be read.
     """
     if is_url(root):
-        system, inside = _file_system(root)
-        try:
-            names = [path.removeprefix(inside).lstrip("/") for path in system.find(inside)]
-        except OSError as error:
-            raise unreadable(root, error) from error
-        yield from (name for name in names if matches(name, pattern))
+        yield from (name for name in names_below_url(str(root)) if matches(name, pattern))
         return
 
     def refuse(error: OSError) -> None:
@@ -167,10 +160,9 @@ def _leads(folder: Path, pattern: str) -> bool:
 
 def stamp(path: str) -> str:
     """Return what identifies the present content of a file without reading it, such as its size and time."""
+    if is_url(path):
+        return stamp_of_url(path)
     try:
-        if is_url(path):
-            system, inside = _file_system(path)
-            return str(system.ukey(inside))
         found = Path(path).stat()
         return f"{found.st_size} {found.st_mtime_ns}"
     except OSError as error:
@@ -185,30 +177,7 @@ def file_size(path: str, hint: str = READABLE) -> int:
         raise unreadable(path, error, hint) from error
 
 
-def is_url(path: Path | str) -> bool:
-    return "://" in str(path)
-
-
 def unreadable(path: Path | str, error: OSError, hint: str = READABLE) -> DataError:
     """Create the DataError for a file or folder that cannot be read, with the reason of the OSError."""
     reason = error.strerror or str(error) or type(error).__name__
     return DataError(f"cannot be read: {reason}", key=str(path), hint=hint)
-
-
-def library(name: str, path: Path | str) -> Any:
-    """Import a library of the extra `data`. Raises DataError if it is not installed, which `path` needs."""
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        message = f"cannot be read without the library {package}"
-        raise DataError(message, key=str(path), hint=f"install it: pip install {package}") from error
-
-
-def _file_system(url: Path | str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path inside it."""
-    try:
-        return cast("tuple[Any, str]", library("fsspec.core", url).url_to_fs(str(url)))
-    except (ImportError, ValueError) as error:  # the library of a protocol is missing, or there is no such protocol
-        hint = "install what it names, or copy the files into a local folder"
-        raise DataError(f"cannot be opened: {error}", key=str(url), hint=hint) from error

@@ -13,6 +13,7 @@ from engine.data.sources.compressed import MOST_BYTES, unpacked
 from engine.data.sources.content import HEAD, check
 from engine.data.sources.files import below, check_different, file_size, kind, no_match, split_glob
 from engine.data.sources.source import Block, Document, checked_text, choose
+from engine.data.sources.urls import is_url
 from engine.errors import DataError
 
 STDLIB = "stdlib"
@@ -40,6 +41,8 @@ def _names(path: str, pattern: str) -> tuple[Path, list[str]]:
     if path == STDLIB:
         root, skipped = Path(sysconfig.get_paths()["stdlib"]), _NOT_STDLIB
     else:
+        if is_url(path):
+            raise DataError("is a URL, and texts are read from local folders", key=path, hint="copy the files into one")
         root = Path(path)
         found = kind(root)
         if found == "missing":

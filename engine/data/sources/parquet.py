@@ -12,7 +12,8 @@ from typing import cast
 from engine.config import schema
 from engine.data.sources.columns import column_of, columns, damage, documents
 from engine.data.sources.content import HEAD, check
-from engine.data.sources.files import find, library, reading
+from engine.data.sources.files import find, reading
+from engine.data.sources.library import library
 from engine.data.sources.source import Block, Document, sample_blocks
 
 _BATCH_BYTES = 64 << 20  # bytes to decode at a time, about
