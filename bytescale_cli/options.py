@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from engine.config.schema import Config
     from engine.config.toys import Part
 
+_PAGES = (".html", ".htm")
 _MAX_STEPS = 10_000  # planning more would take hours
 
 Overrides = Annotated[
@@ -35,6 +36,15 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 Plot = Annotated[
     str | None, typer.Option("--plot", metavar="FILE", help="Write an HTML page with charts, for example page.html.")
+]
+
+PlotOfPlan = Annotated[
+    str | None,
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Write an HTML page with charts, for example page.html, or only a picture of the first step, plan.svg.",
+    ),
 ]
 
 Trace = Annotated[
@@ -52,16 +62,17 @@ def trace_path(trace: str | None) -> Path | None:
     return writable(trace, "--trace")
 
 
-def plot_path(plot: str | None, flag: str = "--plot") -> Path | None:
+def plot_path(plot: str | None, flag: str = "--plot", kinds: Sequence[str] = _PAGES) -> Path | None:
     """Return the path of the page that `flag` names without symbolic links, or None if no page was requested.
 
-    Raises ConfigError if the name does not end in .html or .htm, or if the file cannot be written. Commands call this
+    Raises ConfigError if the name does not end in one of `kinds`, or if the file cannot be written. Commands call this
     before they start their work.
     """
     if plot is None:
         return None
-    if Path(plot).suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{plot} is not an HTML file name", key=flag, hint=f"for example {flag} page.html")
+    if Path(plot).suffix.lower() not in kinds:
+        or_svg = " or SVG" if ".svg" in kinds else ""
+        raise ConfigError(f"{plot} is not an HTML{or_svg} file name", key=flag, hint=f"for example {flag} page.html")
     return writable(plot, flag)
 
 

@@ -13,7 +13,7 @@ from bytescale_cli.options import (
     Debug,
     Json,
     Overrides,
-    Plot,
+    PlotOfPlan,
     Trace,
     check_steps,
     loaded,
@@ -45,14 +45,14 @@ def plan(
     overrides: Overrides = None,
     config_file: ConfigFile = None,
     steps: Annotated[int, typer.Option(parser=whole_number, metavar="N", help="Number of steps to plan.")] = 1,
-    plot: Plot = None,
+    plot: PlotOfPlan = None,
     trace: Trace = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Plan steps without a GPU. Shows rings, micro-batches and balance."""
     check_steps(steps, "--steps")
-    path, timeline = plot_path(plot), trace_path(trace)
+    path, timeline = plot_path(plot, kinds=(".html", ".htm", ".svg")), trace_path(trace)
     import numpy as np
 
     from engine.config.units import counted
@@ -76,7 +76,11 @@ def plan(
         measured = {"planning_s": seconds, "verified": True}  # plan_step verifies
         facts_of_step = {**facts(plans[-1], settings), **measured}
         found.append(facts_of_step | {"without_offload": _without_offload(plans[-1], settings)})
-    if path is not None:
+    if path is not None and path.suffix.lower() == ".svg":
+        from engine.report.plan_picture import plan_picture
+
+        output.write_page(path, plan_picture(plans[0], settings))
+    elif path is not None:
         from engine.report.plan_page import Planned, plan_page
 
         output.write_page(path, plan_page(Planned(config, settings, plans, found)).html())

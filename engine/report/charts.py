@@ -32,7 +32,6 @@ _MANY_STEPS = 500  # from this many steps on, lines are thin
 _FEWEST_DOUBLINGS = 6  # least range of a histogram; otherwise a single bucket would fill its whole width
 _TICK_LETTERS = 5.5  # width of a tick label such as 512K with the space next to it, in letters
 _CURVE_POINTS = 120
-_STRIPS = {"wide": 160, "narrow": 80}  # points whose values are shown on hover
 _MOST_RINGS = 400  # dots of the cost curve; more would make the page slow
 
 
@@ -231,7 +230,7 @@ def strips(
     `x` [N] are the places of the points, formatted with `place`; on the axis they are divided by `unit`. `curves` are
     values [N], formatted with `value`; those that are not finite are left out.
     """
-    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), _STRIPS[size.name])).round().astype(np.int64))
+    chosen = np.unique(np.linspace(0, len(x) - 1, min(len(x), size.values // 4)).round().astype(np.int64))
     low, high = axes.get_ylim()
     at = x[chosen] / unit
     edges = [axes.get_xlim()[0], *((at[1:] + at[:-1]) / 2), axes.get_xlim()[1]]

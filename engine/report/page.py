@@ -9,7 +9,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from engine.report.headline import Headline
-from engine.report.svg import NARROW, WIDE, Size
+from engine.report.svg import NARROW, WIDE, Size, palette
 from engine.report.words import Pair
 
 
@@ -63,4 +63,4 @@ class Page:
         """Render the page as self-contained HTML, without scripts and without links to other files or the network."""
         template = files("engine.report").joinpath("page.html").read_text(encoding="utf-8")
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string(template).render(vars(self))
+        return environment.from_string(template).render(vars(self) | {"palette": palette()})

@@ -19,15 +19,19 @@ from matplotlib.figure import Figure
 
 @dataclass(frozen=True)
 class Size:
-    """Width and font size in CSS pixels. Pictures are drawn in two sizes: shrunk text would be hard to read."""
+    """Width and font size in CSS pixels. Pictures are drawn in two sizes: shrunk text would be hard to read.
+
+    Of a picture with many places whose values a pointer shows, `values` are shown.
+    """
 
     name: str
     width: int
     font: int
+    values: int
 
 
-WIDE = Size("wide", 880, 13)
-NARROW = Size("narrow", 360, 12)
+WIDE = Size("wide", 880, 13, 600)
+NARROW = Size("narrow", 360, 12, 200)
 
 
 class Mark(NamedTuple):
@@ -49,16 +53,37 @@ class AltText:
     description: str
 
 
-# The page sets these colours, for light and dark mode. matplotlib cannot use CSS variables: it draws placeholders.
+# Colours of pages and pictures, by the name of their CSS variable.
+LIGHT = {
+    "ink": "#1b2027",
+    "soft": "#545d69",
+    "paper": "#ffffff",
+    "grid": "#e2e5ea",
+    "quiet": "#8c94a0",
+    "warn": "#a33b00",
+    "first": "#0072b2",
+    "second": "#d55e00",
+}
+DARK = {
+    "ink": "#e8ebef",
+    "soft": "#a4adb9",
+    "paper": "#14171c",
+    "grid": "#2c323b",
+    "quiet": "#5f6a78",
+    "warn": "#ff9d66",
+    "first": "#56b4e9",
+    "second": "#ff8c42",
+}
+# matplotlib cannot use CSS variables: it draws placeholders.
 INK, GRID, QUIET, PAPER = "#010203", "#040506", "#070809", "#0a0b0c"
 FIRST, SECOND = "#0d0e0f", "#101112"  # colours of curves
 _CSS = {
     INK: "currentColor",
-    GRID: "var(--grid, #d9dde3)",
-    QUIET: "var(--quiet, #8c94a0)",
-    PAPER: "var(--paper, #ffffff)",
-    FIRST: "var(--first, #0072b2)",
-    SECOND: "var(--second, #d55e00)",
+    GRID: "var(--grid)",
+    QUIET: "var(--quiet)",
+    PAPER: "var(--paper)",
+    FIRST: "var(--first)",
+    SECOND: "var(--second)",
 }
 # Colours of ring sizes: those of Okabe and Ito, three of them darker, so that each has a contrast of 3 with light and
 # with dark pages. The second is the text colour on the first.
@@ -75,6 +100,7 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # the date 
 
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # keep text as text: searchable, selectable, readable by screen readers
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],  # matplotlib's list is longer, and in each text
     "svg.hashsalt": "bytescale",  # without it, ids are random
     "figure.constrained_layout.use": True,
     "figure.facecolor": "none",
@@ -96,6 +122,12 @@ _STYLE: dict[str, Any] = {
     "legend.borderpad": 0.0,
     "lines.linewidth": 1.8,
 }
+
+
+def palette() -> str:
+    """Return the CSS that sets the colours, also for readers who prefer dark ones. Print is light."""
+    light, dark = (" ".join(f"--{name}: {colour};" for name, colour in each.items()) for each in (LIGHT, DARK))
+    return f":root {{ {light} }} @media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 
 def draw(alt: AltText, size: Size, height: float, paint: Callable[[Axes], Sequence[Mark]]) -> str:

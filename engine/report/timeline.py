@@ -17,7 +17,6 @@ from engine.report.svg import INK, PAPER, QUIET, RINGS, WIDE, AltText, Mark, Siz
 from engine.report.words import short_seconds, short_tokens
 from engine.units import Bools, Floats
 
-_TITLES = {"wide": 600, "narrow": 200}  # boxes whose values are shown on hover
 _LABEL_ROW = 14.0  # pixels; labels in lower rows would be illegible
 
 
@@ -28,14 +27,16 @@ def timeline_picture(
     key: str = "timeline",
     until_s: float | None = None,
     groups: Sequence[range] = (),
+    height: float = 480.0,
 ) -> str:
     """Draw the boxes of a step and return an `<svg>` element.
 
     `key` must be unique in the page. The time axis ends at `until_s`, by default at the end of the step. `groups` are
-    ranges of ring degrees, each with a colour, by default those of the step (`degree_groups`).
+    ranges of ring degrees, each with a colour, by default those of the step (`degree_groups`). The rows are
+    `height` pixels high together, if each can then have the size of its number.
     """
     rows = len(found.ranks) * found.stages
-    row = min(44.0, max(11.0, 480 / rows))  # pixels: high for few ranks, but never too low for the rank's number
+    row = min(44.0, max(11.0, height / rows))  # pixels: high for few ranks, but never too low for the rank's number
     edge = {"edgecolor": PAPER, "linewidth": 1.0}
     kinds = [_Kind("unsplit sequences", found.degree == 1, edge | {"facecolor": QUIET}, INK)]
     for group, (colour, ink) in zip(groups or degree_groups(found.degree), RINGS, strict=False):
@@ -62,7 +63,7 @@ def timeline_picture(
         if waiting.chosen.any():
             _fill(axes, found, waiting, busy_until, found.stop_s)
         _write_labels(axes, found, kinds, until, row, size)
-        return _marks(found, _TITLES[size.name])
+        return _marks(found, size.values)
 
     shown = "" if len(found.ranks) == found.all_ranks else f", of which {len(found.ranks)} are shown"
     summary = f"{counted(found.all_ranks, 'rank')}{shown}; largest ring {max(1, int(found.degree.max(initial=1))):,}."

@@ -80,6 +80,15 @@ def test_what_is_no_place_for_a_page_is_refused(name: str, cause: str, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.html"]
 
 
+def test_a_picture_is_for_commands_that_draw_one(tmp_path: Path) -> None:
+    kinds = (".html", ".svg")
+    assert plot_path(str(tmp_path / "a.svg"), kinds=kinds) == tmp_path / "a.svg"
+    with pytest.raises(ConfigError, match="is not an HTML file name"):
+        plot_path(str(tmp_path / "a.svg"))
+    with pytest.raises(ConfigError, match="is not an HTML or SVG file name"):
+        plot_path(str(tmp_path / "a.png"), kinds=kinds)
+
+
 def test_a_device_is_never_replaced() -> None:
     with pytest.raises(ConfigError, match="a folder or a device"):
         writable(os.devnull, "--out")

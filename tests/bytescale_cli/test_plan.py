@@ -13,7 +13,9 @@ import pytest
 from bytescale_cli.main import run
 from bytescale_cli.plan import _offload
 from engine.config.load import load
+from engine.report.words import short_seconds
 from tests.report.events import checked
+from tests.report.samples import texts
 
 PROMISED = {
     "ranks", "sequences", "tokens", "micro_batches", "max_degree", "max_peers", "planner", "planning_s", "makespan_s",
@@ -145,6 +147,27 @@ def test_plot_writes_a_page_and_leaves_stdout_to_json(tmp_path: Path, capsys: py
     assert json.loads(captured.out)["plan"]["ranks"] == 4
     assert captured.err == f"charts: {path}\n{TOYS}"
     assert "Timeline of a step" in path.read_text(encoding="utf-8")
+
+
+def test_an_svg_has_the_step_and_that_of_a_fixed_mesh(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.svg"
+    assert run(["plan", *SMALL, "--plot", str(path), "--json"]) == 0
+    made, found = json.loads(capsys.readouterr().out)["plan"], texts(path.read_text(encoding="utf-8"))
+    assert found[0].startswith("A simulated step on 4 ranks: adaptive is ") and found[0].endswith(
+        "as fast as a fixed mesh"
+    )
+    assert [one.split(":")[0] for one in found if one.startswith(("static: ", "adaptive: "))] == ["static", "adaptive"]
+    assert any(one.startswith("adaptive: ") and one.endswith(short_seconds(made["makespan_s"])) for one in found)
+    assert run(["plan", *SMALL, "planner=static", "--plot", str(path)]) == 0
+    assert texts(path.read_text(encoding="utf-8"))[0] == "A simulated step on 4 ranks"
+
+
+def test_the_picture_of_the_docs_is_small_and_made_by_the_command_that_they_name() -> None:
+    path = Path(__file__).parents[2] / "docs" / "plan.svg"
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 60_000 and texts(text)[0].startswith("A simulated step on 16 ranks: adaptive is ")
+    assert "prefers-color-scheme: dark" in text
+    assert "--plot docs/plan.svg\n" in path.with_name("planner.md").read_text(encoding="utf-8")
 
 
 def test_a_trace_has_all_planned_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

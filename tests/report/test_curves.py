@@ -102,4 +102,4 @@ def test_each_place_of_a_chart_says_its_values() -> None:
     assert titles(svg) == ["step 1: a 0", "step 2: a 1, b 7.5", "step 3: a 2", "step 4: a 3"]
     many = [Curve("a", np.arange(1.0, 5001.0), np.ones(5000))]
     found = titles(curves_picture("k", "Title", many, token_axis(5000), "loss"))
-    assert (found[0], found[-1], len(found)) == ("1 tokens: a 1", "5,000 tokens: a 1", 160)
+    assert (found[0], found[-1], len(found)) == ("1 tokens: a 1", "5,000 tokens: a 1", 150)
