@@ -71,7 +71,7 @@ def parse(text: str, place: str, error: Refusal = ConfigError, hint: str = _WRIT
     """Return the values of a text. Raises `error` as `compose`."""
     node = compose(text, place, error, hint)
     with refusing(node, place, error, hint):
-        return checked(yaml.load(text, Loader=_Loader))
+        return checked(_Loader(text).get_single_data())
 
 
 def checked(values: Any) -> Any:

@@ -5,6 +5,7 @@ Letters: N documents, S sequences of a step. Lengths are numbers of inputs (toke
 
 from __future__ import annotations
 
+import math
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -27,6 +28,7 @@ from engine.units import Ints
 Say = Callable[[str], None]
 _DRAWN = 1 << 20  # documents to draw from a mix
 _SHOWN = 10  # invalid lines that an error lists
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 _MOST = 2**32  # tokens; larger numbers are refused as mistakes
 
 
@@ -156,10 +158,15 @@ def _read_text(path: Path) -> Ints:
 
 
 def _read_array(path: Path) -> Ints:
-    with reading(path):
+    with reading(path) as file:
         try:
-            # Mapped into memory: a header may promise more than the file has, and reading it would allocate that.
-            array = np.lib.format.open_memmap(path, mode="r")
+            # A header may promise more numbers than there are, and reading would allocate all of them.
+            read_header = _HEADERS[np.lib.format.read_magic(file)]
+            shape, _, dtype = read_header(file)
+            if math.prod(shape) * dtype.itemsize > path.stat().st_size:
+                raise ValueError("the file is cut short")
+            file.seek(0)
+            array = np.lib.format.read_array(file, allow_pickle=False)
         except OSError:
             raise
         except Exception as error:  # its parsers of headers raise many kinds

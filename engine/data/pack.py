@@ -73,7 +73,7 @@ class Tokens:
 
     def open(self) -> Tokenizer:
         """Open the tokenizer. Raises DataError as `open_tokenizer` does, and if it is another one than is known."""
-        found = _open_tokenizer(self.tokenizer, self.bos, self.eos)
+        found = _open_tokenizer(self.tokenizer, self.bos, self.eos, tried=self.known is not None)
         if self.known not in (None, found.fingerprint):
             hint = "restore it, or run the same command again, which says what has changed"
             raise DataError("is no longer the tokenizer that the run was started with", key=self.tokenizer, hint=hint)

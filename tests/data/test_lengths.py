@@ -217,3 +217,14 @@ def test_a_step_of_a_mix_is_the_step_of_plan() -> None:
     np.testing.assert_array_equal(
         example_step(config, document_lengths(config, 10)["github"]), next(step_lengths(config, 1))
     )
+
+
+@pytest.mark.parametrize("shape", ["(10**12,)", "(1000000000000,)", f"({10**30},)", "(-1,)", "((((", "True"])
+def test_a_header_of_numbers_that_are_not_there(shape: str, tmp_path: Path) -> None:
+    """Reading it would allocate all of them."""
+    text = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    path = tmp_path / "lengths.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8))
+    with pytest.raises(DataError) as caught:
+        read_lengths(path)
+    assert caught.value.problems[0].key == str(path)

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.data.confined import SECONDS, call
 from engine.data.tokenizers.tokenizer import Ids, as_text
 from engine.errors import DataError
 from engine.readers import read_object, read_text
@@ -29,6 +30,7 @@ from engine.units import Ints
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"  # a folder, with tool_use.jinja and others
 CONFIG = "tokenizer_config.json"
+_RENDER_S = 2e-6  # of a character: ten times as long as usual
 SPECIAL = "special_tokens_map.json"
 _REPAIR = "repair the file, or remove it"
 
@@ -64,7 +66,7 @@ class Chats:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, trained: Sequence[bool] | None
     ) -> tuple[Ids, NDArray[np.bool_]]:
         """Return the ids of a chat, int32 [n], and which count as labels, bool [n]; see `Tokenizer.chat`."""
-        from engine.data.tokenizers.template import render  # jinja2, which texts do not need
+        from engine.data.tokenizers.template import Rendered, render  # jinja2, which texts do not need
 
         named = [*((f"messages[{number}]", one) for number, one in enumerate(messages)), ("tools", tools)]
         strings = [(name, text) for name, value in named for text in _strings(value)]
@@ -75,7 +77,16 @@ class Chats:
         if name not in self.templates:
             names = ", ".join(self.templates)
             raise DataError(f"the tokenizer has no default chat template, only {names}", hint=f"copy one to {TEMPLATE}")
-        rendered = render(self.templates[name], self.variables, messages, tools, trained)
+        template, size = self.templates[name], sum(len(text) for _, text in strings)
+        # A chat is rendered about twice for each message.
+        text, spans, marked = call(
+            render,
+            *(template, self.variables, messages, tools, trained),
+            what="the chat template",
+            hint="correct it in chat_template.jinja or tokenizer_config.json, or leave the chat out",
+            seconds=SECONDS + _RENDER_S * size * len(messages),
+        )
+        rendered = Rendered(text, spans, marked)
         ids, characters = self.codec.encode_rendered(as_text(rendered.text))
         special, mask = self.codec.special(ids), np.zeros(len(ids), dtype=np.bool_)
         # A normalizer may make a special token of another text, such as of one in capitals or of full width.

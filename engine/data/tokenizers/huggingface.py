@@ -13,7 +13,9 @@ a token, and up to twice the time.
 from __future__ import annotations
 
 import os
+from base64 import b64decode
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.data.tokenizers.chat import CONFIG, Chats, read_settings, read_templates, read_variables
-from engine.data.tokenizers.tokenizer import Ids, Loaded, as_text, needs
+from engine.data.tokenizers.tokenizer import MOST_TOKENS, Ids, Loaded, as_text
 from engine.errors import DataError
+from engine.readers import AGAIN
 from engine.units import Ints
 
 if TYPE_CHECKING:
     import tokenizers
+
+_MOST_GROWTH = 16
+_SHORT = 64  # bytes that stand for a character or in front of a text; NFKC makes 18 characters of one
 
 
 class HuggingFaceCodec:
@@ -82,8 +88,12 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     Sets TOKENIZERS_PARALLELISM=false unless it is set: the library would start a thread per core for single texts too.
     """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with needs("tokenizers", path):
-        import tokenizers
+    import tokenizers
+
+    for part in ("normalizer", "decoder"):
+        if _growth(data.get(part)) > _MOST_GROWTH:
+            message = f"has a {part} that makes a text more than {_MOST_GROWTH} times as long"
+            raise DataError(message, key=str(path), hint="remove its long replacements")
     try:
         model = tokenizers.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises nothing narrower
@@ -111,7 +121,10 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     special = {token for token, added in model.get_added_tokens_decoder().items() if added.special}
     special.discard(_unknown(data["model"], model))  # ordinary text may contain what is unknown
     special |= {token for token in (bos, eos) if token is not None}
-    vocabulary = max(model.get_vocab(with_added_tokens=True).values()) + 1
+    vocabulary = max(model.get_vocab(with_added_tokens=True).values(), default=0) + 1
+    if vocabulary > MOST_TOKENS:
+        message = f"has the id {vocabulary - 1:,}; a vocabulary has at most {MOST_TOKENS:,} tokens"
+        raise DataError(message, key=str(path), hint=AGAIN)
     codec = HuggingFaceCodec(model, special, vocabulary)
     templates = read_templates(path.parent, config)
     ends = {"bos_token": bos, "eos_token": eos}
@@ -120,10 +133,36 @@ def load(path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     return Loaded(codec, vocabulary, bos, eos, bool(before) if adds_bos is None else bool(adds_bos), chats)
 
 
+def _growth(part: Any) -> float:
+    """Return how many times as long a normalizer or decoder may make a text.
+
+    A chain of ten replacements by ten characters would make 10^10 characters of one.
+    """
+    if not isinstance(part, dict):
+        return 1
+    found, kind = 1.0, part.get("type")
+    for name in ("normalizers", "decoders"):
+        for inner in part.get(name) or () if kind == "Sequence" else ():
+            found *= _growth(inner)
+    if kind == "Replace":
+        pattern, content = part.get("pattern"), str(part.get("content", ""))
+        text = pattern.get("String") if isinstance(pattern, dict) else None  # else a regular expression
+        found = len(content) / len(text) if text else len(content) + 1
+    elif kind == "Prepend":
+        found = len(str(part.get("prepend", ""))) / _SHORT
+    elif kind == "Precompiled":
+        with suppress(ValueError, TypeError):  # the library refuses what is not base64
+            table = b64decode(part["precompiled_charsmap"])
+            # The size of a trie, the trie, and the texts that characters become, with a zero after each.
+            texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
+            found = max(map(len, texts)) / _SHORT
+    return max(1.0, found)
+
+
 def _named(key: str, config: dict[str, Any], model: tokenizers.Tokenizer, path: Path) -> int:
     """Return the id of a token that the config names by its text, or as an object with its text."""
-    name = config[key]["content"] if isinstance(config[key], dict) else config[key]
-    token = model.token_to_id(name)
+    name = config[key].get("content") if isinstance(config[key], dict) else config[key]
+    token = model.token_to_id(name) if isinstance(name, str) else None
     if token is None:
         place = str(path.with_name(CONFIG))
         raise DataError(

@@ -4,12 +4,15 @@ SentencePiece models are both called tokenizer.model)."""
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from engine.data.confined import call
 from engine.data.tokenizers import bytes as byte_level
 from engine.data.tokenizers import huggingface, sentencepiece, tiktoken
-from engine.data.tokenizers.tokenizer import Kind, Loaded, Tokenizer, make
+from engine.data.tokenizers.tokenizer import Kind, Loaded, Tokenizer, make, needs
 from engine.errors import DataError
 from engine.readers import LARGE, parse_object, read_bytes
 
@@ -19,11 +22,21 @@ _CHOICES = (
     "give bytes, a tokenizer.json or a Hugging Face folder that has one, a SentencePiece .model, "
     "Llama 3's tokenizer.model, or Mistral's tekken.json"
 )
+_PACKAGES: dict[Kind, str] = {
+    **{"huggingface": "tokenizers", "sentencepiece": "sentencepiece"},
+    **{"tiktoken": "tiktoken", "tekken": "tiktoken"},
+}
+_PROBE = "".join(map(chr, range(32, 127))) + "a" * 1000 + "! " + "\u00e9\u4e2d\U0001f600" * 100 + "\n \t" * 300
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
-def open_tokenizer(path_or_name: str, bos: bool | None = None, eos: bool | None = None) -> Tokenizer:
+def open_tokenizer(
+    path_or_name: str, bos: bool | None = None, eos: bool | None = None, *, tried: bool = False
+) -> Tokenizer:
     """Open "bytes", or the tokenizer in a file or folder.
+
+    It is first tried in a process of limited memory and time, unless a process of the same run has done so (`tried`):
+    a library may end the process in which it reads a bad file.
 
     `bos` and `eos`: whether documents start with BOS and end with EOS, see `make`. Raises DataError if the file is
     missing or no known tokenizer, its library is not installed, or a token that must be added does not exist.
@@ -39,7 +52,12 @@ def open_tokenizer(path_or_name: str, bos: bool | None = None, eos: bool | None 
         raise DataError("no such tokenizer", key=str(path), hint=_CHOICES) from error
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", key=str(path), hint="make it readable") from error
-    kind, loaded = _load(path, content)
+    kind, data = recognise(path, content)
+    with needs(_PACKAGES[kind], path):
+        import_module(_PACKAGES[kind])
+    if not tried:
+        call(_try, str(path), what="as a tokenizer,", hint=_CHOICES, key=str(path))
+    loaded = _load(kind, path, content, data)
     return make(kind, loaded, content, str(path), bos, eos)
 
 
@@ -68,10 +86,19 @@ def recognise(path: Path, content: bytes) -> tuple[Kind, dict[str, Any]]:
     raise DataError("is no known tokenizer", key=str(path), hint=_CHOICES)
 
 
-def _load(path: Path, content: bytes) -> tuple[Kind, Loaded]:
+def _try(name: str) -> None:
+    """Load a tokenizer, and encode some text."""
+    path = Path(name)
+    content = read_bytes(path, LARGE, hint=_CHOICES)
     kind, data = recognise(path, content)
+    loaded = _load(kind, path, content, data)
+    with suppress(DataError):  # it may take a part of the text for a special token
+        loaded.codec.encode(_PROBE)
+
+
+def _load(kind: Kind, path: Path, content: bytes, data: dict[str, Any]) -> Loaded:
     if kind == "huggingface":
-        return kind, huggingface.load(path, content, data)
+        return huggingface.load(path, content, data)
     if kind == "tekken":
-        return kind, tiktoken.load_tekken(path, data)
-    return kind, tiktoken.load_llama3(path, content) if kind == "tiktoken" else sentencepiece.load(path, content)
+        return tiktoken.load_tekken(path, data)
+    return tiktoken.load_llama3(path, content) if kind == "tiktoken" else sentencepiece.load(path, content)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.data.tokenizers.tokenizer import Ids, Loaded, as_text, needs
+from engine.data.tokenizers.tokenizer import Ids, Loaded, as_text
 from engine.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ class SentencePieceCodec:
 
 def load(path: Path, content: bytes) -> Loaded:
     """Open a SentencePiece model. BOS and EOS are its own; BOS is added if it has one. Raises DataError."""
-    with needs("sentencepiece", path):
-        import sentencepiece
+    import sentencepiece
+
     try:
         model = sentencepiece.SentencePieceProcessor(model_proto=content)
     except RuntimeError as error:

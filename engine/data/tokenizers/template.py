@@ -10,7 +10,8 @@ of the assistant (with the prompt for its answer), and through it, are compared 
                                                                   ---------------    counts, without the last line break
 ```
 
-Templates are code of others, which runs in Jinja's sandbox with the helpers that transformers gives them (source:
+Templates are code of others, which runs in Jinja's sandbox, in a process of limited memory and time (`render` is called
+through engine/data/confined.py), with the helpers that transformers gives them (source:
 transformers/utils/chat_template_utils.py). One differs, see `_today`.
 """
 
@@ -33,6 +34,8 @@ from engine.errors import DataError
 
 Spans = list[tuple[int, int]]  # first character, and the one after the last
 START, STOP = "\ufdd0", "\ufdd1"  # around what a `{% generation %}` block writes; no text has these noncharacters
+_LONGEST, _GROWTH = 1 << 20, 16  # characters that a template may write, and for each one of the chat and its own
+_SAID = 500  # characters of a message
 _DAY = date(2024, 7, 26)  # what Llama 3's templates write without a clock
 _REWRITTEN = "the chat template writes messages[:{}] differently when others follow"
 _OTHER_PROMPT = "the prompt for messages[{}] is not what the chat template writes before the answer"
@@ -81,19 +84,25 @@ def render(
     way to find that.
     """
     compiled = _compiled(source)
+    most = _LONGEST + _GROWTH * (len(source) + len(json.dumps([messages, tools], default=str)))
     if tools and "tools" not in compiled.names:
         raise DataError("has tools, which the chat template does not use", hint="remove them, or change the template")
 
     def text_of(first: int, prompt: bool = False) -> str:
         """Render the first messages, and with `prompt` what stands before the next one of the assistant."""
         try:
-            return compiled.template.render(
+            text = compiled.template.render(
                 {**variables, "messages": list(messages[:first]), "tools": tools, "add_generation_prompt": prompt}
             )
-        # What the template's own code may raise; TemplateError includes that of `raise_exception`.
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            message = f"the chat template cannot be applied to messages[:{first}]: {error}"
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever the template's own code raises
+            message = f"the chat template cannot be applied to messages[:{first}]: {error}"[:_SAID]
             raise DataError(message, hint="change these messages, or leave the chat out") from error
+        if len(text) > most:
+            message = f"the chat template writes more than {most:,} characters for messages[:{first}]"
+            raise DataError(message, hint="correct the template, or leave the chat out")
+        return text
 
     whole = text_of(len(messages))
     rendered = _unmarked(whole) if compiled.marks else Rendered(whole, [], False)
@@ -165,8 +174,10 @@ def _compiled(source: str) -> _Compiled:
         tree = environment.parse(source)
         marks = any(node.data == START for node in tree.find_all(nodes.TemplateData))
         return _Compiled(environment.from_string(source), marks, meta.find_undeclared_variables(tree))
-    except jinja2.TemplateError as error:
-        message = f"the tokenizer's chat template is not valid: {error}"
+    except MemoryError:
+        raise
+    except Exception as error:  # besides errors of Jinja, those of Python's compiler
+        message = f"the tokenizer's chat template is not valid: {error}"[:_SAID]
         raise DataError(message, hint="correct it in chat_template.jinja or tokenizer_config.json") from error
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.data.tokenizers.tokenizer import Ids, Loaded, as_text, needs
+from engine.data.tokenizers.tokenizer import MOST_TOKENS, Ids, Loaded, as_text
 from engine.errors import DataError
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ def white_pieces(text: str, longest: int) -> Iterator[tuple[int, int]]:
 
 def load_llama3(path: Path, content: bytes) -> Loaded:
     """Open Llama 3's tokenizer.model: lines of a token in base64, a space, its rank. Refuses other tiktoken files."""
-    with needs("tiktoken", path):
-        import tiktoken
+    import tiktoken
+
     if sha256(content).hexdigest() != LLAMA3_SHA256:
         hint = "give the model's tokenizer.json, which has both"
         raise DataError("is a tiktoken file without a known pattern and special tokens", key=str(path), hint=hint)
@@ -118,17 +118,19 @@ def load_tekken(path: Path, data: dict[str, Any]) -> Loaded:
 
     BOS and EOS are "<s>" and "</s>"; files up to v7 do not list them, and have them as ids 1 and 2. Raises DataError.
     """
-    with needs("tiktoken", path):
-        import tiktoken
+    import tiktoken
+
     try:
         config, entries = data["config"], data.get("special_tokens")
         pattern, size, shift = config["pattern"], config["default_vocab_size"], config["default_num_special_tokens"]
+        if not (isinstance(pattern, str) and 0 <= shift <= size <= MOST_TOKENS):
+            raise ValueError(f"of {size} tokens, {shift} are special")
         special = {f"<SPECIAL_{number}>": number for number in range(shift)}
         ids = {entry["token_str"]: entry["rank"] for entry in entries or ()} or {"<unk>": 0, "<s>": 1, "</s>": 2}
         taken = set(ids.values())
         special = ids | {name: number for name, number in special.items() if number not in taken}
         ranks = {b64decode(entry["token_bytes"]): entry["rank"] + shift for entry in data["vocab"][: size - shift]}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         hint = "copy the file again: it may be cut off"
         raise DataError(f"is not a complete tekken.json ({error!r})", key=str(path), hint=hint) from error
     if not pattern.endswith(_TAIL):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from engine.errors import DataError
 
 Ids = NDArray[np.int32]
+MOST_TOKENS = 1 << 24  # of a vocabulary; the largest known has 262,144
 Kind = Literal["bytes", "huggingface", "sentencepiece", "tiktoken", "tekken"]
 
 
